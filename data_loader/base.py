@@ -1,0 +1,52 @@
+"""The protocols of data: what a dataset is, and what a dataset factory answers."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from utils import UserError
+
+
+class Dataset(Protocol):
+    """Anything with a length and items; an item is one example, a tuple (x, y) or any nest of arrays."""
+
+    def __len__(self): ...
+
+    def __getitem__(self, index): ...
+
+
+class Arrays:
+    """A dataset held whole in NumPy arrays, so that it can live on the device."""
+
+    def __init__(self, x, y, source="arrays"):
+        if len(x) != len(y):
+            raise UserError(f"{source}: x has {len(x)} examples, y has {len(y)}")
+        self.arrays = (x, y)
+        self.source = source  # where it came from, for the run's records
+
+    def __len__(self):
+        return len(self.arrays[0])
+
+    def __getitem__(self, index):
+        return tuple(a[index] for a in self.arrays)
+
+
+class Data(NamedTuple):
+    """What a dataset factory answers at once, from headers or constants; the pixels come with load()."""
+
+    example: Any  # one raw example of zeros: shapes and types only
+    sizes: dict[str, int]  # {"train": 60000, "test": 10000}, and "val" where the data brings its own
+    load: Callable  # () -> {"train": Dataset, "test": Dataset}, the same keys as sizes
+    num_classes: int | None = None
+    vocab_size: int | None = None
+
+
+def check_labels(source, labels, num_classes):
+    """Refuse labels outside 0..num_classes-1, naming the first."""
+    labels = np.asarray(labels)
+    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if bad.size:
+        raise UserError(
+            f"{source}: label {labels[bad[0]]} of example {bad[0]} is outside the {num_classes} classes 0..{num_classes - 1}"
+        )

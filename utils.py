@@ -1,0 +1,70 @@
+"""Small things used everywhere: user-facing errors, tree paths, sizes, atomic writes."""
+
+import os
+import re
+from pathlib import Path
+
+
+class UserError(Exception):
+    """A mistake that the user can mend; shown as one message without a traceback, exit code 2."""
+
+
+class MachineError(Exception):
+    """A fault of the machine (disk, network, permissions); one message, no traceback, exit code 1."""
+
+
+def path_name(path):
+    """The name of a leaf: the keys on the way to it, joined by '/', as in `blocks/0/norm/scale`."""
+    return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+
+
+def named_leaves(tree):
+    """All leaves of a tree as {name: leaf}, in the tree's order."""
+    from jax.tree_util import tree_flatten_with_path
+
+    return {path_name(path): leaf for path, leaf in tree_flatten_with_path(tree)[0]}
+
+
+def map_named(fn, tree, *rest):
+    """Like jax.tree.map, but fn receives (name, leaf, ...)."""
+    from jax.tree_util import tree_map_with_path
+
+    return tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
+
+
+def match_rules(rules, names, default=None):
+    """{name: value of the first (regex, value) rule that matches the whole name}; a rule that matches no name is an error."""
+    names = list(names)
+    found = {name: next((i for i, (regex, _) in enumerate(rules) if re.fullmatch(regex, name)), None) for name in names}
+    for regex, _ in rules:
+        if not any(re.fullmatch(regex, name) for name in names):
+            raise UserError(f"the rule {regex!r} matches no name; there are: {', '.join(names)}")
+    return {name: default if i is None else rules[i][1] for name, i in found.items()}
+
+
+def format_bytes(n):
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+
+
+def atomic_write(path, data):
+    """Write bytes so that `path` is either as it was or whole: temporary file, fsync, rename, fsync of the folder."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MachineError(f"{path}: cannot be written: {error.strerror or error}") from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
