@@ -9,8 +9,8 @@ class UserError(Exception):
     """A mistake that the user can mend; shown as one message without a traceback, exit code 2."""
 
 
-class MachineError(Exception):
-    """A fault of the machine (disk, network, permissions); one message, no traceback, exit code 1."""
+class RunError(Exception):
+    """The run cannot go on, through no mistake in the config (disk, network, divergence); one message, exit code 1."""
 
 
 def path_name(path):
@@ -62,9 +62,11 @@ def atomic_write(path, data):
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise MachineError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+MachineError = RunError

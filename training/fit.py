@@ -1,0 +1,106 @@
+"""`fit` composes the parts of a run and trains them; it is all that a notebook needs."""
+
+import logging
+from dataclasses import fields
+from functools import partial
+
+import numpy as np
+
+from data_loader.base import Arrays
+from data_loader.loader import split
+from training.loop import Loop, Run
+from training.loss import cross_entropy
+from training.metric_log import MetricLog, show_on_console
+from training.metrics import accuracy
+from training.objective import supervised, with_precision
+from training.optimizers import scheduled
+from training.options import LoaderOptions, TrainingOptions
+from training.runner import Runner
+from training.update import gradient_update
+from utils import UserError
+
+logger = logging.getLogger("main")
+
+
+def fit(
+    model,
+    train,
+    test=None,
+    val=None,
+    *,
+    optimizer,
+    loss=cross_entropy,
+    metrics=(accuracy,),
+    schedule=None,
+    preprocess=(),
+    augment=(),
+    objective=supervised,
+    update=gradient_update,
+    callbacks=(),
+    seed=0,
+    restore=None,
+    log_every=50,
+    metrics_file=None,
+    **options,
+) -> Run:
+    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
+
+    `objective` and `update` are factories as in training/objective.py and training/update.py; `restore` maps the first (params, state)
+    to others; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, precision, replicas, ...
+    """
+    loader, training = split_options(options)
+    objective = compose(objective, model, loss, metrics, preprocess, augment, training.precision)
+    optimizer = optimizer if schedule is None else scheduled(optimizer, schedule)
+    make_update = partial(update, objective, optimizer, accumulate=training.accumulate, ema=training.ema)
+    check_divides(loader.batch_size, training.accumulate)
+    sets = datasets(train, val, test, loader)
+    show_on_console()
+    runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
+    loop = Loop(runner, objective, callbacks, training, MetricLog(metrics_file), log_every)
+    return loop.run_all()
+
+
+def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):
+    """The objective over the model in its precision, with metrics under their names."""
+    named = metrics if isinstance(metrics, dict) else {part_name(fn): fn for fn in metrics}
+    return objective(with_precision(model, precision), loss, named, preprocess, augment)
+
+
+def part_name(fn):
+    """The name of a function, also under functools.partial."""
+    return getattr(fn, "func", fn).__name__
+
+
+def split_options(options):
+    """(LoaderOptions, TrainingOptions) from one dict of their fields."""
+    classes = (LoaderOptions, TrainingOptions)
+    names = [{f.name for f in fields(cls)} for cls in classes]
+    if unknown := options.keys() - names[0] - names[1]:
+        raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(names[0] | names[1]))}")
+    return tuple(cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True))
+
+
+def check_divides(batch_size, accumulate):
+    """A batch is cut into equal microbatches."""
+    if batch_size % accumulate:
+        raise UserError(f"training.accumulate: a batch of {batch_size} examples does not divide into {accumulate} microbatches")
+
+
+def datasets(train, val, test, loader):
+    """The sets of a run by name, with a validation set cut off the training set where `val_size` says so."""
+    sets = {"train": as_dataset(train), "val": as_dataset(val), "test": as_dataset(test)}
+    if loader.val_size:
+        if val is not None:
+            raise UserError("loader.val_size: the data brings its own validation set; leave val_size at 0")
+        sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
+    for name, dataset in sets.items():
+        if hasattr(dataset, "__len__") and len(dataset) == 0:
+            raise UserError(f"data: the {name} set is empty")
+    return {name: dataset for name, dataset in sets.items() if dataset is not None}
+
+
+def as_dataset(data):
+    """A pair of arrays as a dataset; anything else as it is."""
+    if isinstance(data, tuple) and len(data) == 2:
+        return Arrays(*map(np.asarray, data))
+    return data

@@ -1,0 +1,103 @@
+"""From sums to named values: `<set>_<metric>`, said on the console and written to metrics.jsonl, a JSON object a line."""
+
+import json
+import logging
+import sys
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+
+from utils import RunError
+
+logger = logging.getLogger("main")
+
+
+def values(prefix, sums, finish):
+    """{"train_loss": ...} from the sums of each replica; with several, the mean, and each as `train_loss/0`."""
+    replicas = [{f"{prefix}_{k}": v for k, v in finished(s, finish).items()} for s in sums]
+    named = {name: float(np.mean([r[name] for r in replicas])) for name in replicas[0]}
+    if len(replicas) > 1:
+        named |= {f"{name}/{r}": value for name in replicas[0] for r, value in enumerate(x[name] for x in replicas)}
+    return named
+
+
+def finished(sums, finish):
+    """The reported loss and metrics of one replica, as floats."""
+    means = jax.tree.map(lambda total: total / max(int(sums["examples"]), 1), {"loss": sums["loss"], **sums["metrics"]})
+    reported = {"loss": means.pop("loss"), **finish(means)}
+    flat = {}
+    for name, value in reported.items():
+        flat |= {f"{name}_{k}": float(v) for k, v in value.items()} if isinstance(value, dict) else {name: float(value)}
+    return flat
+
+
+def difference(now, before):
+    """What came to the sums since an earlier reading of the same epoch."""
+    if before is None:
+        return now
+    return [jax.tree.map(np.subtract, a, b) for a, b in zip(now, before, strict=True)]
+
+
+class MetricLog:
+    """Where the values of a run go; without a file, to the console alone."""
+
+    def __init__(self, path=None):
+        self.path, self.history = path, []
+
+    def progress(self, epoch, position, steps, step, named):
+        """A line within an epoch."""
+        share = f"{position}/{steps} ({100 * position // steps}%)" if steps else f"{position}"
+        logger.info("Epoch %d [%s] -- Loss: %.4f", epoch, share, named["train_loss"])
+        self.write({"epoch": epoch, "step": step, **named})
+
+    def epoch(self, epoch, step, named, seconds, examples):
+        """The lines that close an epoch."""
+        for name, value in named.items():
+            if "/" in name:
+                continue
+            prefix, metric = name.split("_", 1)
+            label = "avg Loss:" if metric == "loss" else f"{metric} @"
+            each = [f"{v:.4f}" for k, v in named.items() if k.startswith(f"{name}/")]
+            logger.info("Epoch %d [%s] %s %.4f%s", epoch, prefix, label, value, f" ({' '.join(each)})" if each else "")
+        logger.info("---- Epoch %d took %.2f seconds to complete! ----", epoch, seconds)
+        row = {"epoch": epoch, "step": step, **named, "seconds": seconds, "examples_per_second": examples / seconds}
+        self.history.append(row)
+        self.write(row | {"end_of_epoch": True})
+
+    def write(self, row):
+        """Append one row to metrics.jsonl."""
+        if self.path is None:
+            return
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def progress_bar(epoch, steps):
+    """A tqdm bar over the steps of an epoch where the output is a terminal; log lines then print above it."""
+    if not sys.stderr.isatty():
+        yield Silent()
+        return
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    with logging_redirect_tqdm([logger]), tqdm(total=steps, desc=f"Epoch {epoch}", unit="step", leave=False) as bar:
+        yield bar
+
+
+class Silent:
+    """A bar that nobody sees."""
+
+    def update(self, _taken):
+        pass
+
+
+def show_on_console():
+    """Let log lines reach standard output where nobody has set logging up, as in a notebook."""
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler(sys.stdout))
+        logger.setLevel(logging.INFO)

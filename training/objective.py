@@ -1,0 +1,106 @@
+"""Objectives: what a model is trained for. Any function of this form, named in the config, will do:
+
+objective(params, state, batch, key, train) -> (loss of each example, state, {metric: value of each example})
+
+A factory here receives the config's model, loss, metrics, preprocess and augment. `objective.finish`, where present, maps
+the means of the metrics to what is reported.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from training.base import Objective
+
+
+def supervised(model, loss, metrics, preprocess, augment) -> Objective:
+    """The model's output against the target of a batch (x, target)."""
+
+    def objective(params, state, batch, key, train):
+        x, target = batch
+        augment_key, model_key = jax.random.split(key)
+        x = inputs(preprocess, augment if train else (), augment_key, x)
+        output, state = model.apply(params, state, x, train=train, key=model_key)
+        return jax.vmap(loss)(output, target), state, measure(metrics, output, target)
+
+    objective.finish = finish_means(metrics)
+    return objective
+
+
+def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
+    """Supervised, trained on mixtures of two examples and the same mixture of their losses; evaluated as it is."""
+    if alpha <= 0:
+        raise ValueError(f"alpha: must be above 0, got {alpha}")
+    plain = supervised(model, loss, metrics, preprocess, augment)
+
+    def objective(params, state, batch, key, train):
+        if not train:
+            return plain(params, state, batch, key, train)
+        x, target = batch
+        augment_key, model_key, mix_key = jax.random.split(key, 3)
+        x = inputs(preprocess, augment, augment_key, x)
+        share = jax.random.beta(mix_key, alpha, alpha)
+        x = jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x)  # each with its mirror in the batch
+        output, state = model.apply(params, state, x, train=True, key=model_key)
+        mirrored = jax.tree.map(lambda a: a[::-1], target)
+        losses = share * jax.vmap(loss)(output, target) + (1 - share) * jax.vmap(loss)(output, mirrored)
+        return losses, state, measure(metrics, output, target)
+
+    objective.finish = plain.finish
+    return objective
+
+
+def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> Objective:
+    """An autoencoder: the clean input is the target of the noisy one, labels are ignored."""
+    if noise < 0:
+        raise ValueError(f"noise: must be at least 0, got {noise}")
+
+    def objective(params, state, batch, key, train):
+        augment_key, noise_key, model_key = jax.random.split(key, 3)
+        clean = inputs(preprocess, augment if train else (), augment_key, batch[0])
+        noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
+        output, state = model.apply(params, state, noisy, train=train, key=model_key)
+        output = output.reshape(clean.shape)
+        return jax.vmap(loss)(output, clean), state, measure(metrics, output, clean)
+
+    objective.finish = finish_means(metrics)
+    return objective
+
+
+def inputs(preprocess, augment, key, x):
+    """A batch of raw inputs, preprocessed and augmented example by example."""
+    for fn in preprocess:
+        x = jax.vmap(fn)(x)
+    batch_size = len(jax.tree.leaves(x)[0])
+    for i, fn in enumerate(augment):
+        x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
+    return x
+
+
+def measure(metrics, output, target):
+    """Every metric of every example; metrics are {name: function of one example}."""
+    return {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
+
+
+def finish_means(metrics):
+    """The function from the means of the metrics to the reported values."""
+
+    def finish(means):
+        return {name: getattr(metrics[name], "finish", lambda mean: mean)(mean) for name, mean in means.items()}
+
+    return finish
+
+
+def with_precision(model, precision):
+    """The model computing in `precision`: parameters and inputs are cast once, the output comes back in float32."""
+    if precision == "float32":
+        return model
+    dtype = jnp.dtype(precision)
+
+    def cast(tree, dtype):
+        return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+
+    def apply(params, state, x, *, train=False, key=None):
+        out, state = model.apply(cast(params, dtype), state, cast(x, dtype), train=train, key=key)
+        return cast(out, jnp.float32), state
+
+    return model._replace(apply=apply)

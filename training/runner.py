@@ -1,0 +1,103 @@
+"""The engine of a run: the states of its replicas, and the compiled steps that train and evaluate them."""
+
+import jax
+import jax.numpy as jnp
+
+from training.base import TrainState
+from training.feed import Lanes, make_feed
+from training.programs import compiled_start, loops_are_slow
+from training.sharding import make_mesh
+from training.update import add_sums, zero_sums
+
+
+class Runner:
+    """Trains and evaluates the replicas of a run; their states stay on the devices.
+
+    `sets` are {"train": dataset, "test": dataset, ...}; `make_update(unroll=...)` answers the Update; `restore` may replace the
+    first (params, state). Replicas are one vmapped program on accelerators; on the CPU one program called for each is faster (a
+    ResNet step: 181 ms against 814).
+    """
+
+    def __init__(self, model, objective, make_update, sets, options, *, seed=0, replicas=1, restore=None, stacked=None):
+        stacked = jax.default_backend() != "cpu" if stacked is None else stacked
+        self.lanes = Lanes(range(seed, seed + replicas), make_mesh(options.batch_size), stacked and replicas > 1)
+        self.feeds = {k: make_feed(v, options, self.lanes, shuffle=k == "train" and options.shuffle) for k, v in sets.items()}
+        trees = self.first_trees(model)
+        trees = [restore(*tree) for tree in trees] if restore else trees
+        batch = self.feeds["train"].batch()
+        looped = not loops_are_slow(objective, *trees[0], batch)
+        update = make_update(unroll=not looped)
+        self.feeds["train"].prepare(lambda _, ts, batch, valid: update.step(ts, batch, valid), lambda ts: ts.sums, looped)
+        for name in sets.keys() - {"train"}:
+            self.feeds[name].prepare(evaluation(objective), lambda sums: sums, looped)
+        self.zeros = compiled_start(lambda: zero_sums(objective, *trees[0], batch), self.lanes.mesh)
+        self.states = self.first_states(trees, update)
+
+    def first_trees(self, model):
+        """(params, state) of each replica, drawn from its seed."""
+        keys = [jax.random.fold_in(jax.random.key(seed), 2**32 - 1) for seed in self.lanes.seeds]  # no run takes that step
+        init = compiled_start(model.init, self.lanes.mesh, keys[0])
+        return [init(key) for key in keys]
+
+    def first_states(self, trees, update):
+        """The TrainState of each lane."""
+
+        def first(params, state, seed):
+            opt, ema = update.init(params)
+            ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, {}, jnp.float32(1))
+            return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer
+
+        arguments = [(*tree, jnp.uint32(seed)) for tree, seed in zip(trees, self.lanes.seeds, strict=True)]
+        start = compiled_start(first, self.lanes.mesh, *arguments[0])
+        return self.lanes.stack([start(*a) for a in arguments])
+
+    def empty_sums(self):
+        """Zeroed accumulators for each lane."""
+        return self.lanes.stack([self.zeros() for _ in self.lanes.seeds])
+
+    def begin(self, epoch):
+        """Start an epoch of training."""
+        self.feeds["train"].begin(epoch)
+        self.states = [ts._replace(sums=sums) for ts, sums in zip(self.states, self.empty_sums(), strict=True)]
+
+    def train(self, count):
+        """Up to `count` steps: how many were taken, and what the epoch has summed up so far, still on the device."""
+        self.states, reports, taken = self.feeds["train"].run([()] * len(self.states), self.states, count)
+        return taken, reports
+
+    def evaluate(self, name):
+        """What a whole dataset sums up to, still on the device."""
+        feed, carries = self.feeds[name], self.empty_sums()
+        feed.begin(epoch=1)
+        weights = [(ts.params if ts.ema is None else ts.ema, ts.state) for ts in self.states]
+        taken = 1
+        while taken:
+            carries, reports, taken = feed.run(weights, carries, 2**30)
+        return carries
+
+    def read(self, reports):
+        """Sums as NumPy arrays, one tree for each replica; waits for them."""
+        return self.lanes.unstack(jax.device_get(reports))
+
+    def scale_rate(self, factor):
+        """Multiply every later update by this."""
+        self.states = [ts._replace(lr_scale=jnp.full_like(ts.lr_scale, factor)) for ts in self.states]
+
+    def replica_states(self):
+        """The TrainState of each replica."""
+        return self.lanes.unstack(self.states)
+
+    def close(self):
+        """End the threads that read ahead."""
+        for feed in self.feeds.values():
+            feed.close()
+
+
+def evaluation(objective):
+    """The step of an evaluation: constants are (params, state), the carry is the sums; randomness, if any, is constant."""
+
+    def step(weights, sums, batch, valid):
+        losses, _, metrics = objective(*weights, batch, jax.random.key(0), False)
+        return add_sums(sums, losses, metrics, jnp.arange(len(losses)) < valid)
+
+    return step

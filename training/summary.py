@@ -1,0 +1,59 @@
+"""What a run will be, from shapes alone: whether the model fits the data, and a table of its parameters."""
+
+import traceback
+
+import jax
+import jax.numpy as jnp
+
+from utils import UserError, format_bytes, named_leaves
+
+
+def trace_shapes(model, objective, example, batch_size):
+    """(params, state) as shapes, once a batch of such examples went through model, loss and metrics; computes nothing."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
+    params, state = attempt("model: the parameters cannot be made", model.init, key)
+    shown = ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(batch))
+    step = lambda params, state, batch, key: objective(params, state, batch, key, True)  # noqa: E731
+    what = f"model, loss or metrics do not fit the data, whose batches are ({shown})"
+    losses, _, metrics = attempt(what, step, params, state, batch, key)
+    if losses.shape != (batch_size,):
+        raise UserError(f"loss: must be one number for each example, got shape {losses.shape[1:]} for each")
+    check_reported(objective, metrics)
+    return params, state
+
+
+def attempt(what, fn, *arguments):
+    """The shapes of fn(*arguments); a failure tells what failed, where in the project's or the user's code, and why."""
+    try:
+        return jax.eval_shape(fn, *arguments)
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+        where = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+        raise UserError(f"{what}: {where}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def check_reported(objective, metrics):
+    """Every metric must end as one number, or as a dict of them."""
+    finish = getattr(objective, "finish", lambda means: means)
+    means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
+    reported = attempt("metrics: the means cannot be finished", finish, means)
+    for name, leaf in named_leaves(reported).items():
+        if leaf.shape != ():
+            raise UserError(f"metrics: {name} ends with shape {leaf.shape}; return a number, or give the function a `finish`")
+
+
+def count(params):
+    """The number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def table(params):
+    """One line for each parameter leaf: path, shape, count and share of all."""
+    total, leaves = count(params), named_leaves(params)
+    width = max(map(len, leaves), default=4)
+    lines = [f"{'path':<{width}}  {'shape':<18} {'count':>10}  share"]
+    for name, leaf in leaves.items():
+        lines.append(f"{name:<{width}}  {str(list(leaf.shape)):<18} {leaf.size:>10,}  {leaf.size / total:>5.1%}")
+    size = format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values()))
+    return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size}"])

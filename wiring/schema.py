@@ -1,0 +1,88 @@
+"""config.schema.json: what an editor needs to complete and check a config, generated from the signatures.
+
+`python -m wiring.schema` writes it anew.
+"""
+
+import inspect
+import json
+from pathlib import Path
+
+from wiring import parts, values
+from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL
+
+SINGLE = ("model", "data", "loss", "objective", "update", "schedule")
+LISTS = ("preprocess", "augment", "metrics", "callbacks")
+DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotted name is imported"}
+
+
+def make_schema():
+    """The schema of a whole config."""
+    properties = {"$schema": {"type": "string"}, "title": {"type": "string"}, "seed": {"type": "integer", "minimum": 0}}
+    properties |= {name: section(options) for name, options in SECTIONS.items()}
+    properties |= {kind: reference(kind) for kind in SINGLE}
+    properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
+    properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
+    properties["optimizer"] = {"anyOf": [reference("optimizer"), {"type": "array", "items": reference("optimizer"), "minItems": 1}]}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Rawtree config",
+        "type": "object",
+        "properties": {key: properties[key] for key in TOP_LEVEL},
+        "required": [key for key, default in TOP_LEVEL.items() if default is REQUIRED],
+        "additionalProperties": False,
+        "$defs": {kind: part(kind) for kind in parts.KINDS},
+    }
+
+
+def reference(kind):
+    return {"$ref": f"#/$defs/{kind}"}
+
+
+def section(options):
+    """The schema of a section that names no part."""
+    function = parts.imported(f"training.options.{options}")
+    return call(parts.arguments(function), inspect.getdoc(function))
+
+
+def part(kind):
+    """The schema of a node that names a part: a name, or {"name", "args"} with the arguments of that name."""
+    found, _ = parts.find(kind)
+    given = parts.KINDS[kind].given
+    name = {"anyOf": [{"enum": list(found)}, DOTTED]}
+    cases = [
+        {
+            "if": {"properties": {"name": {"const": part_name}}},
+            "then": {"properties": {"args": call(parts.arguments(function, given), inspect.getdoc(function))}},
+        }
+        for part_name, function in found.items()
+    ]
+    spelled = {"type": "object", "properties": {"name": name, "args": {"type": "object"}}, "required": ["name"], "allOf": cases}
+    return {"anyOf": [name, spelled | {"additionalProperties": False}]}
+
+
+def call(accepted, doc):
+    """The schema of the arguments of a function."""
+    required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
+    return {
+        "type": "object",
+        "description": (doc or "").split("\n")[0],
+        "properties": {name: argument(p) for name, p in accepted.items()},
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def argument(parameter):
+    """The schema of one argument, with its default."""
+    found = values.schema(parameter.annotation, parts.kind_of)
+    plain = isinstance(parameter.default, str | int | float | bool | tuple)
+    return found | {"default": parameter.default} if plain else found
+
+
+def text():
+    """The file's content."""
+    return json.dumps(make_schema(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    Path("config.schema.json").write_text(text())
