@@ -69,4 +69,3 @@ def atomic_write(path, data):
     finally:
         os.close(folder)
 
-MachineError = RunError

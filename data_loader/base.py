@@ -1,7 +1,7 @@
 """The protocols of data: what a dataset is, and what a dataset factory answers."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NewType, Protocol
 
 import numpy as np
 
@@ -14,6 +14,9 @@ class Dataset(Protocol):
     def __len__(self): ...
 
     def __getitem__(self, index): ...
+
+
+Batch = NewType("Batch", object)  # def fn(examples) -> Batch, the return annotation of a collate_fn
 
 
 class Arrays:
@@ -45,8 +48,7 @@ class Data(NamedTuple):
 def check_labels(source, labels, num_classes):
     """Refuse labels outside 0..num_classes-1, naming the first."""
     labels = np.asarray(labels)
-    bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    bad = np.argwhere((labels < 0) | (labels >= num_classes))
     if bad.size:
-        raise UserError(
-            f"{source}: label {labels[bad[0]]} of example {bad[0]} is outside the {num_classes} classes 0..{num_classes - 1}"
-        )
+        example, label = bad[0][0], labels[tuple(bad[0])]
+        raise UserError(f"{source}: label {label} of example {example} is outside the {num_classes} classes 0..{num_classes - 1}")

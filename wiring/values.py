@@ -101,6 +101,6 @@ def schema(annotation, kind_of):
             return {"type": "array"}
         if inner[-1] is Ellipsis:
             return {"type": "array", "items": schema(inner[0], kind_of)}
-        return {"type": "array", "prefixItems": [schema(i, kind_of) for i in inner], "minItems": len(inner), "maxItems": len(inner)}
+        return {"type": "array", "items": [schema(i, kind_of) for i in inner], "minItems": len(inner), "maxItems": len(inner)}
     plain = SCHEMA_TYPES.get(origin or annotation)
     return {"type": plain} if plain else {}

@@ -1,0 +1,41 @@
+# make train: set up a private .venv and train the sample.  make test: the same for the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: train check test lint format schema clean
+
+train: $(VENV)/train.done
+	$(BIN)/python train.py -c config.json
+
+check: $(VENV)/train.done
+	$(BIN)/python train.py -c config.json --check
+
+test: $(VENV)/test.done
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/test.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/test.done
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schema: $(VENV)/train.done
+	$(BIN)/python -m wiring.schema
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Rawtree needs Python 3.11 to 3.13, found %d.%d; name another with make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/train.done: requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/test.done: tests/requirements.txt requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

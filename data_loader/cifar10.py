@@ -1,0 +1,83 @@
+"""CIFAR-10, the small colour photographs of Krizhevsky, in their binary form."""
+
+import gzip
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from data_loader.base import Arrays, Data, check_labels
+from data_loader.download import Unreachable, damaged, fetch
+from utils import RunError
+
+MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+ARCHIVE = "cifar-10-binary.tar.gz"
+DIGEST = "c32a1d4ab5d03f1284b67883e8d87530"  # md5 of the archive
+FOLDER = "cifar-10-batches-bin"  # inside the archive
+FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+PER_FILE = 10_000
+RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
+
+
+def cifar10(dir: str = "data") -> Data:
+    """CIFAR-10 from `dir` (the archive, or its unpacked folder), else downloaded."""
+
+    def load():
+        content = _content(Path(dir))
+        return {key: _decode(Path(dir), files, content) for key, files in FILES.items()}
+
+    example = (np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int32))
+    return Data(example, {key: PER_FILE * len(files) for key, files in FILES.items()}, load, num_classes=10)
+
+
+def _content(dir):
+    """{file: bytes} from the unpacked folder or the archive, which is downloaded if neither is there."""
+    for folder in (dir, dir / FOLDER):
+        if (folder / FILES["test"][0]).is_file():
+            return {file: _read(folder / file) for files in FILES.values() for file in files}
+    archive = dir / ARCHIVE
+    if not archive.is_file():
+        _download(archive)
+    return _unpack(archive)
+
+
+def _download(archive):
+    try:
+        fetch([f"{mirror}{ARCHIVE}" for mirror in MIRRORS], archive, DIGEST)
+    except Unreachable as error:
+        raise Unreachable(
+            f"cifar10: neither {ARCHIVE} nor {FOLDER} is in {archive.parent}, and {error}\n"
+            f"Put one of them into {archive.parent}, or run once where there is a network"
+        ) from None
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise damaged(path, "is missing") from error
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _unpack(archive):
+    """{file: bytes} of an archive's members, read without extracting anything to disk."""
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            return {file: tar.extractfile(f"{FOLDER}/{file}").read() for files in FILES.values() for file in files}
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, KeyError) as error:
+        raise damaged(archive, f"is not the whole archive ({error})") from error
+    except OSError as error:
+        raise RunError(f"{archive}: cannot be read: {error.strerror}") from error
+
+
+def _decode(dir, files, content):
+    """The images and labels of some files, in their order."""
+    for file in files:
+        if len(content[file]) != PER_FILE * RECORD:
+            raise damaged(dir / file, f"has {len(content[file])} bytes, expected {PER_FILE * RECORD}")
+    records = np.frombuffer(b"".join(content[file] for file in files), np.uint8).reshape(-1, RECORD)
+    check_labels("cifar10", records[:, 0], 10)
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Arrays(np.ascontiguousarray(images), records[:, 0].astype(np.int32), "cifar10")

@@ -1,0 +1,92 @@
+"""Images in one folder per class, read from disk when they are asked for."""
+
+import importlib.util
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from data_loader.base import Data
+from utils import UserError
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}  # Pillow's name, channels
+
+
+def folder(dir: str, image_size: list[int], color: Literal["rgb", "gray"] = "rgb") -> Data:
+    """Images of `dir`/train/<class>/ (and val, test), or of `dir`/<class>/ alone, resized to [height, width]."""
+    if len(image_size) != 2 or min(image_size) < 1:
+        raise ValueError(f"image_size: {image_size} is not [height, width], both at least 1")
+    if importlib.util.find_spec("PIL") is None:
+        raise UserError("folder: reading images needs Pillow; install it with: pip install pillow")
+    roots = _roots(Path(dir))
+    classes = _classes(roots["train"])
+    datasets = {key: Images(_files(path, classes), classes, image_size, color) for key, path in roots.items()}
+    example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
+    return Data(example, {key: len(d) for key, d in datasets.items()}, lambda: datasets, num_classes=len(classes))
+
+
+class Images:
+    """(image, label) of files on disk."""
+
+    def __init__(self, files, classes, image_size, color):
+        self.files = files  # [(path, label)]
+        self.classes = classes
+        self.image_size = image_size
+        self.color = color
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        path, label = self.files[index]
+        return _pixels(path, self.image_size, self.color), np.int32(label)
+
+
+def _pixels(path, image_size, color):
+    """The image of a file, upright and resized: uint8 (height, width, channels)."""
+    from PIL import Image, ImageOps
+
+    (height, width), (mode, channels) = image_size, MODES[color]
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert(mode)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: not a readable image ({error}); mend or delete it") from error
+    resized = upright.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized, np.uint8).reshape(height, width, channels)
+
+
+def _roots(root):
+    """{set: its folder of class folders}: train, val and test where there is a train, else all of it is for training."""
+    names = _classes(root)
+    if "train" not in names:
+        return {"train": root}
+    unknown = sorted(set(names) - {"train", "val", "test"})
+    if unknown:
+        raise UserError(f"{root}: has the folder {unknown[0]!r} beside train; allowed: train, val, test")
+    return {name: root / name for name in names}
+
+
+def _classes(root):
+    """The names of the class folders, sorted: a class's label is its place."""
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; it should hold one folder of images per class")
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not classes:
+        raise UserError(f"{root}: no folders in it; it should hold one folder of images per class")
+    return classes
+
+
+def _files(root, classes):
+    """[(path, label)] of the images under root; a class unknown to training, or an empty one, is an error."""
+    unknown = sorted(set(_classes(root)) - set(classes))
+    if unknown:
+        raise UserError(f"{root}: has the class {unknown[0]!r}, training has only {', '.join(classes)}")
+    files = []
+    for label, name in enumerate(classes):
+        images = sorted(path for path in (root / name).glob("*") if path.suffix.lower() in ENDINGS)
+        if not images and (root / name).is_dir():  # a class may be absent from the test set
+            raise UserError(f"{root / name}: no images in it; known endings: {', '.join(sorted(ENDINGS))}")
+        files += [(path, label) for path in images]
+    return files

@@ -1,0 +1,156 @@
+"""From a dataset to batches: the order of an epoch, stacking, prefetching, and batches that a user brings."""
+
+import hashlib
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from data_loader.base import Arrays, Batch
+from utils import UserError
+
+SPLIT = 2**64 - 1  # the random stream of the split; epochs count from 0 and never reach it
+
+
+def epoch_order(n, batch_size, *, seed, epoch, shuffle):
+    """(indices (steps, batch_size), genuine ones per row (steps,)): a short last row goes on with the epoch's first examples."""
+    if n == 0:
+        raise UserError("the dataset is empty: it has no example to train or evaluate on")
+    if batch_size < 1:
+        raise ValueError(f"batch_size: {batch_size} is too small; at least 1")
+    order = random_stream(seed, epoch).permutation(n) if shuffle else np.arange(n)
+    steps = -(-n // batch_size)
+    valid = np.full(steps, batch_size, np.int32)
+    valid[-1] = n - (steps - 1) * batch_size
+    return np.resize(order.astype(np.int32), (steps, batch_size)), valid
+
+
+def random_stream(seed, stream):
+    """A generator that is a pure function of (seed, stream)."""
+    return np.random.Generator(np.random.Philox(key=(stream << 64) | seed % 2**64))
+
+
+class Subset:
+    """Some examples of a dataset, read when asked for."""
+
+    def __init__(self, dataset, indices):
+        self.dataset = dataset
+        self.indices = indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return self.dataset[int(self.indices[index])]
+
+
+def held_out(n, val_size):
+    """How many of n examples a val_size takes: a count (int) or a fraction (float); 0 takes none."""
+    count = round(n * val_size) if isinstance(val_size, float) else val_size
+    if val_size and not 0 < count < n:
+        raise UserError(f"val_size: {val_size} takes {count} of {n} examples; allowed: 1 to {n - 1}, or a fraction in (0, 1)")
+    return count
+
+
+def split(dataset, val_size, seed):
+    """(train, val): two disjoint parts of a dataset, chosen by the seed, each in the dataset's order."""
+    n = len(dataset)
+    count = held_out(n, val_size)
+    order = random_stream(seed, SPLIT).permutation(n)
+    return _subset(dataset, np.sort(order[count:])), _subset(dataset, np.sort(order[:count]))
+
+
+def _subset(dataset, indices):
+    return Arrays(*dataset[indices], dataset.source) if isinstance(dataset, Arrays) else Subset(dataset, indices)
+
+
+def collate(examples) -> Batch:
+    """One batch of a list of examples: every leaf stacked along a new first axis."""
+    try:
+        return map_nest(lambda *leaves: np.stack(leaves), *examples)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"the examples of a batch do not stack: {error}; a collate_fn of your own can pad them") from error
+
+
+def batches(dataset, order, collate_fn=collate, start=0):
+    """The batches of the rows of `order`, from row `start` on."""
+    whole = isinstance(dataset, Arrays) and collate_fn is collate
+    for row in order[start:]:
+        yield dataset[row] if whole else collate_fn([dataset[int(i)] for i in row])
+
+
+def prefetch(iterable, depth=2):
+    """The same items, the next `depth` of them made ahead of time in a thread."""
+    iterator, end = iter(iterable), object()
+    pool = ThreadPoolExecutor(1, "prefetch")
+    try:
+        ahead = deque(pool.submit(next, iterator, end) for _ in range(depth))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(pool.submit(next, iterator, end))
+            yield item
+    finally:  # also when the consumer leaves early
+        pool.shutdown(cancel_futures=True)
+
+
+def padded(iterable):
+    """(batch, genuine examples) of batches made elsewhere; a short one repeats its own rows, so that nothing recompiles."""
+    first = None
+    for i, batch in enumerate(iterable):
+        batch = map_nest(np.asarray, batch)
+        size, form = _form(f"batch {i}", batch)
+        first = first or (size, form)
+        if form != first[1]:
+            raise UserError(f"batch {i}: found {_show(form)}; batch 0 had {_show(first[1])}; all must agree")
+        if not 0 < size <= first[0]:
+            raise UserError(f"batch {i}: found {size} examples; allowed: 1 to {first[0]}, the size of batch 0")
+        if size < first[0]:
+            rows = np.arange(first[0]) % size
+            batch = map_nest(lambda leaf, rows=rows: leaf[rows], batch)
+        yield batch, size
+    if first is None:
+        raise UserError("the iterable gave no batch: it is empty, or an iterator used up in an earlier epoch")
+
+
+def _form(name, batch):
+    """(leading size, {leaf: (shape without it, dtype)}) of a batch."""
+    leaves = dict(named_nest(batch))
+    sizes = {leaf: a.shape[0] if a.ndim else None for leaf, a in leaves.items()}
+    if len(set(sizes.values())) != 1 or None in sizes.values():
+        raise UserError(f"{name}: every array needs the same first axis; found {sizes}")
+    return next(iter(sizes.values())), {leaf: (a.shape[1:], a.dtype) for leaf, a in leaves.items()}
+
+
+def _show(form):
+    return ", ".join(f"{leaf} {dtype}{list(shape)}" for leaf, (shape, dtype) in form.items())
+
+
+def fingerprint(dataset):
+    """A short hash of a dataset: all of its arrays, or else its length and its first and last example."""
+    content = dataset.arrays if isinstance(dataset, Arrays) else (dataset[0], dataset[len(dataset) - 1])
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    for name, leaf in named_nest(content):
+        leaf = np.asarray(leaf, order="C")
+        digest.update(f"{name} {leaf.shape} {leaf.dtype.str}".encode())
+        digest.update(leaf)
+    return digest.hexdigest()[:16]
+
+
+def map_nest(fn, nest, *rest):
+    """jax.tree.map for dicts, tuples and lists, without jax."""
+    if isinstance(nest, dict):
+        if any(r.keys() != nest.keys() for r in rest):
+            raise ValueError(f"the keys {sorted(nest)} are not the same in all")
+        return {key: map_nest(fn, nest[key], *(r[key] for r in rest)) for key in nest}
+    if isinstance(nest, tuple | list):
+        parts = [map_nest(fn, *parts) for parts in zip(nest, *rest, strict=True)]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    return fn(nest, *rest)
+
+
+def named_nest(nest, name=""):
+    """Every leaf of a nest with its name, as in `0/image`."""
+    if not isinstance(nest, dict | tuple | list):
+        yield name, nest
+        return
+    for key, part in nest.items() if isinstance(nest, dict) else enumerate(nest):
+        yield from named_nest(part, f"{name}/{key}" if name else str(key))

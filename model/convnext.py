@@ -1,0 +1,82 @@
+"""A small ConvNeXt: large depthwise kernels between 1x1 convolutions (Liu et al., 2022)."""
+
+from itertools import pairwise
+
+import jax
+
+from model.base import Model
+from model.checks import check_at_least_one, check_image, check_widths
+from model.layers.activations import gelu
+from model.layers.conv import conv2d, conv2d_init
+from model.layers.linear import linear, linear_init
+from model.layers.norm import layer_norm, layer_norm_init
+from model.layers.pool import global_avg_pool
+
+
+def convnext(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    dims: tuple[int, ...] = (8, 16, 32),
+    kernel: int = 7,
+    expansion: int = 2,
+    head_dim: int = 64,
+    residual: bool = False,
+) -> Model:
+    """One block for each width in `dims`; the stem divides height and width by 4, each further width by 2."""
+    check_image(input_shape)
+    check_widths("dims", dims)
+    check_at_least_one(num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim)
+    smallest = 4 * 2 ** (len(dims) - 1)
+    if min(input_shape[:2]) < smallest:
+        raise ValueError(
+            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
+            f"needs height and width of at least {smallest}, or fewer widths"
+        )
+
+    def init(key):
+        stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
+        blocks, downs = jax.random.split(blocks, len(dims)), jax.random.split(downs, len(dims) - 1)
+        params = {
+            "stem": {"conv": conv2d_init(stem, input_shape[-1], dims[0], 4, bias=False), "norm": layer_norm_init(dims[0])},
+            "blocks": [block_init(k, dim, kernel, expansion) for k, dim in zip(blocks, dims, strict=True)],
+            "downsample": [
+                {"norm": layer_norm_init(a), "conv": conv2d_init(k, a, b, 2, bias=False)}
+                for k, (a, b) in zip(downs, pairwise(dims), strict=True)
+            ],
+            "head": {
+                "norm": layer_norm_init(dims[-1]),
+                "hidden": linear_init(hidden, dims[-1], head_dim),
+                "classes": linear_init(classes, head_dim, num_classes),
+            },
+        }
+        return params, {}
+
+    def apply(params, state, x, *, train=False, key=None):
+        stem, head = params["stem"], params["head"]
+        x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=4, padding="VALID"))
+        for i, block in enumerate(params["blocks"]):
+            if i > 0:
+                down = params["downsample"][i - 1]
+                x = conv2d(down["conv"], layer_norm(down["norm"], x), stride=2, padding="VALID")
+            y = block_apply(block, x)
+            x = x + y if residual else y
+        x = layer_norm(head["norm"], global_avg_pool(x))
+        return linear(head["classes"], linear(head["hidden"], x)), state
+
+    return Model(init, apply)
+
+
+def block_init(key, dim, kernel, expansion):
+    k1, k2, k3 = jax.random.split(key, 3)
+    return {
+        "dwconv": conv2d_init(k1, dim, dim, kernel, groups=dim, bias=False),
+        "norm": layer_norm_init(dim),
+        "expand": conv2d_init(k2, dim, expansion * dim, 1, bias=False),
+        "project": conv2d_init(k3, expansion * dim, dim, 1, bias=False),
+    }
+
+
+def block_apply(params, x):
+    """(B, H, W, C) -> (B, H, W, C): the depthwise kernel mixes space, the 1x1 convolutions mix channels."""
+    x = layer_norm(params["norm"], conv2d(params["dwconv"], x))
+    return conv2d(params["project"], gelu(conv2d(params["expand"], x)))

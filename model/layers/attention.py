@@ -1,0 +1,48 @@
+"""Multi-head attention, of a sequence to itself or to a context."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from model.layers.activations import softmax
+from model.layers.initializers import lecun_normal
+from model.layers.linear import linear, linear_init
+
+
+def attention_init(key, dim, *, context_dim=None, bias=True, init=lecun_normal):
+    source = dim if context_dim is None else context_dim
+    k1, k2, k3, k4 = jax.random.split(key, 4)
+    return {
+        "query": linear_init(k1, dim, dim, bias=bias, init=init),
+        # no bias: it would add one number to a whole row of scores, which softmax ignores
+        "key": linear_init(k2, source, dim, bias=False, init=init),
+        "value": linear_init(k3, source, dim, bias=bias, init=init),
+        "out": linear_init(k4, dim, dim, bias=bias, init=init),
+    }
+
+
+def attention(params, x, context=None, *, heads, causal=False, mask=None):
+    """Each position of x takes a mean of the context's values, weighted by softmax(query . key).
+
+    The context is x itself unless given. `mask` is True where a query may attend, and broadcasts to (B, heads, T, S).
+    """
+    context = x if context is None else context
+    q = split_heads(linear(params["query"], x), heads)  # (B, T, H, D / H)
+    k = split_heads(linear(params["key"], context), heads)  # (B, S, H, D / H)
+    v = split_heads(linear(params["value"], context), heads)  # (B, S, H, D / H)
+    wide = jnp.promote_types(x.dtype, jnp.float32)  # a bfloat16 softmax loses the tail
+    scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=wide) / math.sqrt(q.shape[-1])
+    if causal:
+        past = jnp.tril(jnp.ones(scores.shape[-2:], bool))  # (T, S)
+        mask = past if mask is None else past & mask
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(wide).min)  # not -inf: a row that may attend to nothing would be nan
+    y = jnp.einsum("bhts,bshd->bthd", softmax(scores).astype(x.dtype), v)
+    return linear(params["out"], y.reshape(x.shape))
+
+
+def split_heads(x, heads):
+    if x.shape[-1] % heads:
+        raise ValueError(f"heads: {heads} must divide the width {x.shape[-1]}")
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)

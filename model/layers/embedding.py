@@ -1,0 +1,16 @@
+"""A learned vector for each integer."""
+
+import jax.numpy as jnp
+
+from model.layers.initializers import truncated_normal
+
+small_normal = truncated_normal(0.02)
+
+
+def embedding_init(key, count, dim, *, init=small_normal):
+    return {"weight": init(key, (count, dim))}
+
+
+def embedding(params, ids):
+    """(...) integers -> (..., dim)."""
+    return jnp.take(params["weight"], ids, axis=0, mode="fill")  # fill: an id past the end gives nan, not the last vector

@@ -1,0 +1,76 @@
+"""Initial weights: `init(key, shape) -> array` in the default float type (float64 under jax_enable_x64)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def fans(shape):
+    """How many numbers one output reads and one input feeds; all axes but the last two are the receptive field."""
+    receptive = math.prod(shape[:-2])
+    return receptive * shape[-2], receptive * shape[-1]
+
+
+def normal_with_variance(key, shape, variance):
+    # 0.8796: the standard deviation that a standard normal keeps when it is cut at -2 and 2
+    return jax.random.truncated_normal(key, -2, 2, shape) * (math.sqrt(variance) / 0.87962566103423978)
+
+
+def uniform_with_variance(key, shape, variance):
+    return jax.random.uniform(key, shape, minval=-1) * math.sqrt(3 * variance)
+
+
+def lecun_normal(key, shape):
+    """Variance 1 / fan_in: a linear layer keeps the variance of its input."""
+    return normal_with_variance(key, shape, 1 / fans(shape)[0])
+
+
+def lecun_uniform(key, shape):
+    """As lecun_normal, uniform."""
+    return uniform_with_variance(key, shape, 1 / fans(shape)[0])
+
+
+def he_normal(key, shape):
+    """Variance 2 / fan_in: makes up for a relu, which drops half of the signal."""
+    return normal_with_variance(key, shape, 2 / fans(shape)[0])
+
+
+def he_uniform(key, shape):
+    """As he_normal, uniform."""
+    return uniform_with_variance(key, shape, 2 / fans(shape)[0])
+
+
+def glorot_normal(key, shape):
+    """Variance 2 / (fan_in + fan_out): a compromise between the forward signal and the gradient."""
+    return normal_with_variance(key, shape, 2 / sum(fans(shape)))
+
+
+def glorot_uniform(key, shape):
+    """As glorot_normal, uniform."""
+    return uniform_with_variance(key, shape, 2 / sum(fans(shape)))
+
+
+def truncated_normal(stddev):
+    """An initializer: a normal of this standard deviation, cut at two of them."""
+
+    def init(key, shape):
+        return jax.random.truncated_normal(key, -2, 2, shape) * stddev
+
+    return init
+
+
+def orthogonal(key, shape):
+    """Columns (or rows, where they are fewer) of length one at right angles; all axes but the last count as rows."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    q, r = jnp.linalg.qr(jax.random.normal(key, (max(rows, columns), min(rows, columns))))
+    q = q * jnp.sign(jnp.diag(r))  # makes the factorization unique, hence q uniform over all orthogonal matrices
+    return (q if rows >= columns else q.T).reshape(shape)
+
+
+def zeros(key, shape):
+    return jnp.zeros(shape)
+
+
+def ones(key, shape):
+    return jnp.ones(shape)

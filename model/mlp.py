@@ -1,0 +1,53 @@
+"""A multilayer perceptron over the flattened input."""
+
+import inspect
+import math
+from itertools import pairwise
+
+import jax
+
+from model.base import Model
+from model.checks import check_at_least_one, check_rate, check_widths
+from model.layers import activations
+from model.layers.dropout import dropout as drop
+from model.layers.dropout import split_key
+from model.layers.linear import linear, linear_init
+
+
+def mlp(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    dims: tuple[int, ...] = (128, 128),
+    activation: str = "relu",
+    dropout: float = 0.0,
+) -> Model:
+    """Hidden layers of the widths `dims`, each followed by the activation and dropout, then one linear layer."""
+    check_widths("input_shape", input_shape)
+    check_widths("dims", dims)
+    check_at_least_one(num_classes=num_classes)
+    check_rate(dropout=dropout)
+    act = activation_named(activation)
+
+    def init(key):
+        *hidden, head = jax.random.split(key, len(dims) + 1)
+        shapes = pairwise((math.prod(input_shape), *dims))
+        params = {
+            "hidden": [linear_init(k, a, b) for k, (a, b) in zip(hidden, shapes, strict=True)],
+            "head": linear_init(head, dims[-1], num_classes),
+        }
+        return params, {}
+
+    def apply(params, state, x, *, train=False, key=None):
+        x = x.reshape(x.shape[0], -1)
+        for layer, k in zip(params["hidden"], split_key(key, len(dims)), strict=True):
+            x = drop(k, act(linear(layer, x)), dropout, train=train)
+        return linear(params["head"], x), state
+
+    return Model(init, apply)
+
+
+def activation_named(name):
+    known = {n: f for n, f in vars(activations).items() if inspect.isfunction(f) and not n.startswith("_")}
+    if name not in known:
+        raise ValueError(f"activation: no activation {name!r}; there are: {', '.join(known)}")
+    return known[name]

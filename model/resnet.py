@@ -1,0 +1,78 @@
+"""The residual network for small images (He et al., 2015, section 4.2): 3x3 convolutions, batch norm, no max pool."""
+
+from itertools import pairwise
+
+import jax
+
+from model.base import Model
+from model.checks import check_at_least_one, check_image, check_widths
+from model.layers.activations import relu
+from model.layers.conv import conv2d, conv2d_init
+from model.layers.initializers import he_normal
+from model.layers.linear import linear, linear_init
+from model.layers.norm import batch_norm, batch_norm_init
+from model.layers.pool import global_avg_pool
+
+
+def resnet(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    widths: tuple[int, ...] = (16, 32, 64),
+    depth: int = 3,
+) -> Model:
+    """`depth` blocks of two convolutions for each width; each width after the first halves height and width."""
+    check_image(input_shape)
+    check_widths("widths", widths)
+    check_at_least_one(num_classes=num_classes, depth=depth)
+    plan = []  # (in, out, stride) of each block
+    for stage, (a, b) in enumerate(pairwise((widths[0], *widths))):
+        plan += [(a, b, 2 if stage > 0 else 1)] + [(b, b, 1)] * (depth - 1)
+
+    def init(key):
+        stem_key, head_key, *block_keys = jax.random.split(key, len(plan) + 2)
+        stem, stem_state = unit_init(stem_key, input_shape[-1], widths[0], 3)
+        blocks = [block_init(k, *shape) for k, shape in zip(block_keys, plan, strict=True)]
+        params = {
+            "stem": stem,
+            "blocks": [block[0] for block in blocks],
+            "head": linear_init(head_key, widths[-1], num_classes),
+        }
+        return params, {"stem": stem_state, "blocks": [block[1] for block in blocks]}
+
+    def apply(params, state, x, *, train=False, key=None):
+        x, stem_state = unit_apply(params["stem"], state["stem"], x, train=train)
+        x, block_states = relu(x), []
+        for block, old, (_, _, stride) in zip(params["blocks"], state["blocks"], plan, strict=True):
+            x, new = block_apply(block, old, x, stride=stride, train=train)
+            block_states.append(new)
+        return linear(params["head"], global_avg_pool(x)), {"stem": stem_state, "blocks": block_states}
+
+    return Model(init, apply)
+
+
+def block_init(key, in_dim, out_dim, stride):
+    k1, k2, k3 = jax.random.split(key, 3)
+    units = {"first": unit_init(k1, in_dim, out_dim, 3), "second": unit_init(k2, out_dim, out_dim, 3)}
+    if stride != 1 or in_dim != out_dim:
+        units["shortcut"] = unit_init(k3, in_dim, out_dim, 1)
+    return {name: unit[0] for name, unit in units.items()}, {name: unit[1] for name, unit in units.items()}
+
+
+def block_apply(params, state, x, *, stride, train):
+    """relu(x + two convolutions of x); where the shape changes, x comes through a 1x1 convolution."""
+    y, first = unit_apply(params["first"], state["first"], x, stride=stride, train=train)
+    y, second = unit_apply(params["second"], state["second"], relu(y), train=train)
+    new = {"first": first, "second": second}
+    if "shortcut" in params:
+        x, new["shortcut"] = unit_apply(params["shortcut"], state["shortcut"], x, stride=stride, train=train)
+    return relu(x + y), new
+
+
+def unit_init(key, in_dim, out_dim, kernel):
+    norm, state = batch_norm_init(out_dim)
+    return {"conv": conv2d_init(key, in_dim, out_dim, kernel, bias=False, init=he_normal), "norm": norm}, state
+
+
+def unit_apply(params, state, x, *, train, stride=1):
+    """A convolution and its batch norm, which makes a bias useless."""
+    return batch_norm(params["norm"], state, conv2d(params["conv"], x, stride=stride), train=train)

@@ -1,0 +1,82 @@
+"""A vision transformer over patches, with mean pooling (Dosovitskiy et al., 2020; Beyer et al., 2022)."""
+
+import jax
+
+from model.base import Model
+from model.checks import check_at_least_one, check_image, check_rate
+from model.layers.activations import gelu
+from model.layers.attention import attention, attention_init
+from model.layers.conv import conv2d, conv2d_init
+from model.layers.dropout import drop_path as skip
+from model.layers.dropout import dropout as drop
+from model.layers.dropout import split_key
+from model.layers.embedding import embedding_init
+from model.layers.linear import linear, linear_init
+from model.layers.norm import layer_norm, layer_norm_init
+
+
+def vit(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    patch: int = 4,
+    dim: int = 64,
+    depth: int = 4,
+    heads: int = 4,
+    expansion: int = 4,
+    dropout: float = 0.0,
+    drop_path: float = 0.0,
+) -> Model:
+    """`depth` pre-norm blocks over patches of patch x patch; `drop_path` is reached in the last block, growing from 0."""
+    check_image(input_shape)
+    check_at_least_one(num_classes=num_classes, patch=patch, dim=dim, depth=depth, heads=heads, expansion=expansion)
+    check_rate(dropout=dropout, drop_path=drop_path)
+    height, width, channels = input_shape
+    if height % patch or width % patch:
+        raise ValueError(f"patch: {patch} must divide the height and width of input_shape {tuple(input_shape)}")
+    if dim % heads:
+        raise ValueError(f"heads: {heads} must divide dim ({dim})")
+    tokens = (height // patch) * (width // patch)
+    path_rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+
+    def init(key):
+        k1, k2, k3, *block_keys = jax.random.split(key, depth + 3)
+        params = {
+            "patches": conv2d_init(k1, channels, dim, patch),
+            "positions": embedding_init(k2, tokens, dim),
+            "blocks": [block_init(k, dim, expansion) for k in block_keys],
+            "norm": layer_norm_init(dim),
+            "head": linear_init(k3, dim, num_classes),
+        }
+        return params, {}
+
+    def apply(params, state, x, *, train=False, key=None):
+        first, *keys = split_key(key, depth + 1)
+        x = conv2d(params["patches"], x, stride=patch, padding="VALID")
+        x = x.reshape(x.shape[0], tokens, dim) + params["positions"]["weight"]  # (B, T, D)
+        x = drop(first, x, dropout, train=train)
+        for block, path_rate, k in zip(params["blocks"], path_rates, keys, strict=True):
+            x = block_apply(block, x, k, heads=heads, dropout=dropout, drop_path=path_rate, train=train)
+        x = layer_norm(params["norm"], x).mean(1)  # (B, D)
+        return linear(params["head"], x), state
+
+    return Model(init, apply)
+
+
+def block_init(key, dim, expansion):
+    k1, k2, k3 = jax.random.split(key, 3)
+    return {
+        "norm1": layer_norm_init(dim),
+        "attention": attention_init(k1, dim),
+        "norm2": layer_norm_init(dim),
+        "expand": linear_init(k2, dim, expansion * dim),
+        "project": linear_init(k3, expansion * dim, dim),
+    }
+
+
+def block_apply(params, x, key, *, heads, dropout, drop_path, train):
+    """Attention mixes the tokens, then a perceptron mixes each token's features; both are added to x."""
+    k1, k2, k3, k4 = split_key(key, 4)
+    y = attention(params["attention"], layer_norm(params["norm1"], x), heads=heads)
+    x = x + skip(k2, drop(k1, y, dropout, train=train), drop_path, train=train)
+    y = linear(params["project"], gelu(linear(params["expand"], layer_norm(params["norm2"], x))))
+    return x + skip(k4, drop(k3, y, dropout, train=train), drop_path, train=train)

@@ -1,0 +1,104 @@
+"""What the tests of data share: a server on the loopback, small IDX files, a log that is seen, a cache of its own."""
+
+import gzip
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+
+class Mirror:
+    """A web server; `pages` maps a path to bytes or to a function of the request handler, `asked` lists what was asked for."""
+
+    def __init__(self):
+        self.pages, self.asked = {}, []
+        self.stop = threading.Event()  # ends the pages that hang
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                mirror.asked.append(self.path)
+                page = mirror.pages.get(self.path)
+                if page is None:
+                    self.send_error(404)
+                elif callable(page):
+                    page(self)
+                else:
+                    mirror.send(self, page)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+
+    def send(self, handler, data, length=None):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(data) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+
+@pytest.fixture
+def mirror():
+    mirror = Mirror()
+    thread = threading.Thread(target=mirror.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield mirror
+    mirror.stop.set()
+    mirror.server.shutdown()
+    mirror.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The user's cache folder, replaced by an empty one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "rawtree"
+
+
+@pytest.fixture
+def warnings_seen(monkeypatch):
+    """The texts that reach the logger `main` as warnings, whatever else is configured."""
+    texts = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            texts.append(record.getMessage())
+
+    logger, handler = logging.getLogger("main"), Keep(logging.WARNING)
+    logger.addHandler(handler)
+    yield texts
+    logger.removeHandler(handler)
+
+
+def idx_bytes(array):
+    """An IDX file written by hand: two zeros, 8 for uint8, the rank, each length as big-endian int32, the bytes."""
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def idx_files():
+    """{file: unpacked bytes} and the arrays in them: 30 training and 20 test images."""
+    random = np.random.default_rng(0)
+    arrays = {
+        "train-images-idx3-ubyte": random.integers(0, 256, (30, 28, 28)),
+        "train-labels-idx1-ubyte": np.arange(30) % 10,
+        "t10k-images-idx3-ubyte": random.integers(0, 256, (20, 28, 28)),
+        "t10k-labels-idx1-ubyte": np.arange(20) % 10,
+    }
+    return {file: idx_bytes(array) for file, array in arrays.items()}, arrays
+
+
+@pytest.fixture
+def idx_folder(tmp_path, idx_files):
+    """A folder with the four files, two of them compressed."""
+    folder = tmp_path / "idx"
+    folder.mkdir()
+    for i, (file, data) in enumerate(idx_files[0].items()):
+        (folder / (file + ".gz" * (i % 2))).write_bytes(gzip.compress(data) if i % 2 else data)
+    return folder

@@ -1,0 +1,167 @@
+"""Batches: stacked, gathered, prefetched in a thread, and padded when they come from elsewhere."""
+
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from data_loader.base import Arrays
+from data_loader.loader import batches, collate, padded, prefetch
+from utils import UserError
+
+
+class Listed:
+    """A generic dataset of given examples."""
+
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        return self.examples[index]
+
+
+def test_collate_stacks_any_nest():
+    examples = [({"a": np.full((2, 3), i), "b": [i, float(i)]}, np.int32(i)) for i in range(4)]
+    batch, label = collate(examples)
+    assert batch["a"].shape == (4, 2, 3) and batch["a"][:, 1, 2].tolist() == [0, 1, 2, 3]
+    assert batch["b"][0].tolist() == [0, 1, 2, 3] and batch["b"][1].dtype == np.float64
+    assert label.dtype == np.int32 and label.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [[np.zeros(3), np.zeros(4)], [{"a": 1}, {"a": 1, "b": 2}], [(1, 2), (1, 2, 3)], [{"a": 1}, (1,)]],
+    ids=["shapes", "keys", "lengths", "kinds"],
+)
+def test_examples_that_do_not_stack_are_a_clear_error(examples):
+    with pytest.raises(UserError, match=r"do not stack.*collate_fn"):
+        collate(examples)
+
+
+def test_streamed_and_gathered_batches_are_the_same():
+    x, y = np.random.default_rng(0).normal(size=(7, 2)), np.arange(7)
+    order = np.array([[6, 0, 3], [1, 1, 5], [2, 4, 6]])
+    gathered = list(batches(Arrays(x, y), order))
+    streamed = list(batches(Listed([(x[i], y[i]) for i in range(7)]), order))
+    for row, (gx, gy), (sx, sy) in zip(order, gathered, streamed, strict=True):
+        assert (gx == x[row]).all() and (gy == row).all()
+        assert (sx == gx).all() and (sy == gy).all()
+
+
+def test_batches_start_where_a_resumed_run_left_off():
+    data = Arrays(np.arange(6), np.arange(6))
+    order = np.arange(6).reshape(3, 2)
+    assert [y.tolist() for _, y in batches(data, order, start=1)] == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("dataset", [Arrays(np.arange(4), np.arange(4)), Listed([(i, i) for i in range(4)])])
+def test_a_collate_fn_of_the_users_gets_the_examples(dataset):
+    def total(examples):
+        return sum(int(x) for x, _ in examples)
+
+    assert list(batches(dataset, np.array([[0, 1], [2, 3]]), total)) == [1, 5]
+
+
+def prefetch_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+
+
+def test_prefetch_gives_the_same_items_and_leaves_no_thread():
+    assert list(prefetch(iter(range(20)), depth=3)) == list(range(20))
+    assert list(prefetch([])) == []
+    assert prefetch_threads() == []
+
+
+def test_prefetch_works_ahead_but_only_so_far():
+    made = []
+    items = prefetch((made.append(i) or i for i in range(100)), depth=3)
+    assert next(items) == 0
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert made == [0, 1, 2, 3]
+    items.close()
+
+
+def test_an_error_in_the_thread_reaches_the_caller_with_its_traceback():
+    def reads_a_broken_file():
+        yield 1
+        raise KeyError("the culprit")
+
+    items = prefetch(reads_a_broken_file())
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="the culprit") as caught:
+        next(items)
+    assert "reads_a_broken_file" in [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert prefetch_threads() == []
+
+
+def test_leaving_prefetch_early_ends_its_thread_and_closes_the_source():
+    closed = threading.Event()
+
+    def endless():
+        try:
+            while True:
+                yield 0
+        finally:
+            closed.set()
+
+    for _ in prefetch(endless()):
+        break
+    assert closed.wait(5)
+    assert prefetch_threads() == []
+
+
+def test_padded_fills_a_short_batch_with_its_own_rows():
+    stream = [
+        {"x": np.arange(4), "y": np.ones((4, 2))},
+        {"x": np.array([7, 8, 9]), "y": np.zeros((3, 2))},
+        {"x": np.array([5]), "y": np.array([[1.0, 2.0]])},
+    ]
+    got = list(padded(stream))
+    assert [valid for _, valid in got] == [4, 3, 1]
+    assert [batch["x"].tolist() for batch, _ in got] == [[0, 1, 2, 3], [7, 8, 9, 7], [5, 5, 5, 5]]
+    assert got[2][0]["y"].tolist() == [[1, 2]] * 4
+
+
+def test_padded_turns_foreign_tensors_into_arrays():
+    class Tensor:
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(3, dtype=np.float32)
+
+    ((x, _), valid) = next(padded([[Tensor(), np.arange(3)]]))
+    assert isinstance(x, np.ndarray) and x.tolist() == [0, 1, 2] and valid == 3
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ((np.zeros((5, 2), np.float32), np.zeros(5, int)), "batch 1: found 5 examples; allowed: 1 to 4"),
+        ((np.zeros((0, 2), np.float32), np.zeros(0, int)), "batch 1: found 0 examples"),
+        ((np.zeros((3, 2), np.float32), np.zeros(4, int)), "batch 1: every array needs the same first axis"),
+        ((np.zeros((4, 2), np.float32), np.int64(3)), "batch 1: every array needs the same first axis"),
+        ((np.zeros((4, 2), np.float64), np.zeros(4, int)), "batch 1: found 0 float64"),
+        ((np.zeros((4, 3), np.float32), np.zeros(4, int)), "batch 1: found 0 float32"),
+        ((np.zeros((4, 2), np.float32),), "batch 0 had 0 float32"),
+        ({"x": np.zeros((4, 2), np.float32)}, "batch 1: found x float32"),
+    ],
+    ids=["larger", "empty", "leaves disagree", "no axis", "dtype", "shape", "fewer leaves", "structure"],
+)
+def test_padded_refuses_what_would_recompile_or_mislead(second, said):
+    stream = padded([(np.zeros((4, 2), np.float32), np.zeros(4, int)), second])
+    next(stream)
+    with pytest.raises(UserError, match=said):
+        next(stream)
+
+
+def test_padded_says_when_nothing_comes():
+    used_up = iter([np.zeros(3)])
+    list(padded(used_up))
+    with pytest.raises(UserError, match="used up"):
+        list(padded(used_up))

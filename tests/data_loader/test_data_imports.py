@@ -1,0 +1,44 @@
+"""The layer's promises: no jax, nothing slow at import, and factories that are found by their annotation."""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import data_loader
+from data_loader.base import Arrays, Data, check_labels
+from utils import UserError
+
+MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_loader.__path__)]
+
+
+def test_importing_every_module_imports_neither_jax_nor_what_only_functions_need():
+    code = f"import sys, {', '.join(MODULES)}; print([m for m in ('jax', 'tqdm', 'PIL', 'torch') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_the_parts_are_the_functions_that_say_they_return_data():
+    parts = set()
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for function in vars(module).values():
+            if inspect.isfunction(function) and function.__module__ == name and function.__annotations__.get("return") is Data:
+                parts.add(function.__name__)
+                arguments = inspect.signature(function).parameters.values()
+                assert all(a.annotation is not a.empty for a in arguments), name
+    assert parts == {"mnist", "fashion_mnist", "cifar10", "digits", "arrays", "folder"}
+
+
+def test_arrays_of_different_lengths_are_refused():
+    with pytest.raises(UserError, match="here: x has 3 examples, y has 2"):
+        Arrays([1, 2, 3], [1, 2], "here")
+
+
+def test_check_labels_names_the_first_bad_one():
+    check_labels("here", [0, 9], 10)
+    with pytest.raises(UserError, match=r"here: label -2 of example 1 .* 10 classes 0\.\.9"):
+        check_labels("here", [[3, 3], [0, -2]], 10)

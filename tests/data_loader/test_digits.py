@@ -1,0 +1,94 @@
+"""The drawn digits: reproducible, balanced, legible, and not too easy; cached without trusting the cache."""
+
+import numpy as np
+import pytest
+
+from data_loader.digits import digits
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    from data_loader.digits import draw
+
+    x, y = draw(0, 6000)
+    return x[:5000], y[:5000], x[5000:], y[5000:]
+
+
+def test_form_and_balance():
+    data = digits(train_size=1000, test_size=500)
+    assert data.sizes == {"train": 1000, "test": 500} and data.num_classes == 10
+    for key, dataset in data.load().items():
+        x, y = dataset.arrays
+        assert x.shape == (data.sizes[key], 28, 28, 1) and x.dtype == np.uint8 and y.dtype == np.int32
+        assert (x[0].shape, x.dtype) == (data.example[0].shape, data.example[0].dtype)
+        assert (np.bincount(y) == data.sizes[key] / 10).all()
+        assert x.min() == 0 and x.max() == 255
+
+
+def test_the_seed_decides_every_pixel(monkeypatch):
+    def images(seed, cache):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        return digits(seed, 300, 20).load()["train"].arrays[0]
+
+    one, again, other = images(1, "/dev/null/a"), images(1, "/dev/null/b"), images(2, "/dev/null/a")
+    assert (one == again).all()
+    assert len({image.tobytes() for image in (*one, *other)}) == 600  # no image twice, none shared by two seeds
+
+
+def test_labels_come_in_no_order(drawn):
+    y = drawn[1]
+    assert 0.05 < (np.diff(y) == 0).mean() < 0.15 and 0.05 < (np.diff(y) == 1).mean() < 0.15
+
+
+def test_legible_by_a_linear_classifier_yet_not_trivially_so(drawn):
+    x, y, test_x, test_y = drawn
+
+    def features(images):
+        return np.concatenate([images.reshape(len(images), -1) / 255, np.ones((len(images), 1))], 1)
+
+    a = features(x)
+    weights = np.linalg.solve(a.T @ a + 10 * np.eye(a.shape[1]), a.T @ np.eye(10)[y])
+    right = (features(test_x) @ weights).argmax(1) == test_y
+    assert 0.6 < right.mean() < 0.93
+    assert all(right[test_y == digit].mean() > 0.35 for digit in range(10))  # not one digit is a scribble
+
+
+def test_the_strokes_stay_on_the_canvas(drawn):
+    x = drawn[0][..., 0].astype(float)
+    border = np.concatenate([x[:, :2].ravel(), x[:, -2:].ravel(), x[:, :, :2].ravel(), x[:, :, -2:].ravel()]).mean()
+    assert border < 0.25 * x[:, 6:22, 8:20].mean()
+
+
+def test_the_second_load_comes_from_the_cache(cache, monkeypatch):
+    first = digits(3, 40, 10).load()
+    (file,) = cache.iterdir()
+    monkeypatch.setattr("data_loader.digits.draw", lambda *_: pytest.fail("drawn again"))
+    second = digits(3, 40, 10).load()
+    assert all((a == b).all() for a, b in zip(first["test"].arrays, second["test"].arrays, strict=True))
+    assert list(cache.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b"?" * 50, lambda b: b[:2000] + b"????" + b[2004:]],
+    ids=["empty", "cut", "nonsense", "flipped"],
+)
+def test_a_damaged_cache_is_drawn_anew(cache, damage):
+    first = digits(3, 40, 10).load()["train"].arrays[0]
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert (digits(3, 40, 10).load()["train"].arrays[0] == first).all()
+    assert len(file.read_bytes()) == len(whole)
+
+
+def test_a_cache_that_cannot_be_written_is_said_once_and_does_not_stop(cache, warnings_seen):
+    cache.parent.write_text("a file where the folder should be")
+    assert len(digits(0, 20, 10).load()["train"]) == 20
+    assert len(warnings_seen) == 1 and str(cache) in warnings_seen[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("train_size", 0), ("test_size", -5)])
+def test_arguments_out_of_range(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: {value}"):
+        digits(**{name: value})

@@ -1,0 +1,52 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.layers import activations
+from tests.model.compare import DTYPES, assert_same, normal
+
+REFERENCES = {
+    "relu": jax.nn.relu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "elu": jax.nn.elu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "hard_sigmoid": jax.nn.hard_sigmoid,
+    "hard_swish": jax.nn.hard_swish,
+    "tanh": jnp.tanh,
+    "softplus": jax.nn.softplus,
+    "mish": jax.nn.mish,
+    "softmax": jax.nn.softmax,
+    "log_softmax": jax.nn.log_softmax,
+}
+ALL = pytest.mark.parametrize("name", REFERENCES)
+
+
+@ALL
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_jax(name, dtype):
+    x = 3 * normal(0, 40, 30)
+    x[0, 0] = 0  # where relu, elu and softplus meet their corners
+    assert_same(getattr(activations, name), REFERENCES[name], x, dtype=dtype)
+
+
+@ALL
+@pytest.mark.parametrize("large", [1e2, 1e4])
+def test_stays_exact_at_extremes(name, large):
+    x = jnp.array([-large, 0.0, large])
+
+    def value_and_gradient(fn):
+        return fn(x), jax.jacobian(fn)(x)
+
+    ours, theirs = value_and_gradient(getattr(activations, name)), value_and_gradient(REFERENCES[name])
+    for a, b in zip(ours, theirs, strict=True):
+        assert jnp.isfinite(a).all()
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-30)
+
+
+@ALL
+def test_a_nan_stays_one(name):
+    assert jnp.isnan(getattr(activations, name)(jnp.array([jnp.nan, 1.0]))[0])

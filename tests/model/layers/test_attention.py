@@ -1,0 +1,65 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from model.layers.attention import attention, attention_init
+from tests.model.compare import DTYPES, assert_same, normal, random_params
+
+B, T, S, DIM, CONTEXT, HEADS = 2, 5, 4, 6, 3, 2
+
+
+def flax_names(params):
+    """Our attention's parameters as Flax's, which splits the heads in the weights and gives the key a bias."""
+    heads, no_bias = (HEADS, DIM // HEADS), jnp.zeros(DIM, params["key"]["weight"].dtype)
+    named = {
+        name: {"kernel": p["weight"].reshape(-1, *heads), "bias": p.get("bias", no_bias).reshape(heads)}
+        for name, p in params.items()
+    }
+    return named | {"out": {"kernel": params["out"]["weight"].reshape(*heads, DIM), "bias": params["out"]["bias"]}}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("cross", [True, False])
+def test_equals_flax(cross, masked, dtype):
+    params = jax.tree.map(lambda p: p / 2, random_params(attention_init, DIM, context_dim=CONTEXT if cross else None))
+    inputs = (normal(1, B, T, DIM), normal(2, B, S, CONTEXT)) if cross else (normal(1, B, T, DIM),)
+    mask = jnp.asarray(normal(3, B, 1, T, S if cross else T) > -0.5).at[..., 0].set(True) if masked else None
+    module = linen.MultiHeadAttention(HEADS, dtype=dtype, force_fp32_for_softmax=True)
+
+    def reference(params, *inputs):
+        return module.apply({"params": flax_names(params)}, *inputs, mask=mask)
+
+    assert_same(
+        lambda params, *inputs: attention(params, *inputs, heads=HEADS, mask=mask), reference, params, *inputs, dtype=dtype
+    )
+
+
+def reads(**options):
+    """Whether output t depends on input s: (T, T)."""
+    params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
+    jacobian = jax.jit(jax.jacobian(lambda x: attention(params, x, heads=HEADS, **options)[0].sum(-1)))(x)
+    return np.abs(jacobian[:, 0]).sum(-1) > 0
+
+
+def test_causal_attention_reads_only_the_past():
+    np.testing.assert_array_equal(reads(causal=True), np.tril(np.ones((T, T), bool)))
+
+
+def test_a_mask_narrows_causal_attention():
+    visible = np.arange(T) != 1
+    want = np.tril(np.ones((T, T), bool)) & (visible | np.eye(T, dtype=bool))  # position 1 still reads itself: its query
+    np.testing.assert_array_equal(reads(causal=True, mask=visible), want)
+
+
+def test_a_row_that_may_attend_to_nothing_is_finite():
+    params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
+    y, grad = jax.value_and_grad(lambda x: attention(params, x, heads=HEADS, mask=np.zeros((T, T), bool)).sum())(x)
+    assert jnp.isfinite(y) and jnp.isfinite(grad).all()
+
+
+def test_heads_that_do_not_divide_are_named():
+    with pytest.raises(ValueError, match="heads: 4 must divide the width 6"):
+        attention(random_params(attention_init, DIM), normal(1, 1, T, DIM), heads=4)

@@ -1,0 +1,63 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from model.layers import norm
+from tests.model.compare import DTYPES, assert_same, normal, random_params
+
+DIM = 6
+CASES = {
+    "layer": (norm.layer_norm_init, norm.layer_norm, linen.LayerNorm()),
+    "rms": (norm.rms_norm_init, norm.rms_norm, linen.RMSNorm()),
+    "group": (norm.group_norm_init, lambda params, x: norm.group_norm(params, x, groups=3), linen.GroupNorm(3)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_flax(name, dtype):
+    init, ours, module = CASES[name]
+    params = random_params(lambda key: init(DIM))
+    x = normal(1, 4, 3, 5, DIM) + 2
+    assert_same(ours, lambda params, x: module.apply({"params": params}, x), params, x, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norm_equals_flax(train, dtype):
+    params, state = random_params(lambda key: norm.batch_norm_init(DIM))
+    state = {"mean": state["mean"], "var": np.square(state["var"]) + 0.1}
+    module = linen.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)
+
+    def reference(params, x):
+        return module.apply({"params": params, "batch_stats": state}, x, mutable=["batch_stats"])
+
+    def ours(params, x):
+        return norm.batch_norm(params, state, x, train=train)
+
+    x = normal(1, 4, 3, 5, DIM) + 2
+    assert_same(lambda *a: ours(*a)[0], lambda *a: reference(*a)[0], params, x, dtype=dtype)
+    new, want = ours(params, x.astype(dtype))[1], reference(params, x.astype(dtype))[1]["batch_stats"]
+    for key in ("mean", "var"):
+        assert new[key].dtype == jnp.float32
+        np.testing.assert_allclose(new[key], want[key], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["layer", "group"])  # rms norm keeps the mean
+def test_a_large_mean_does_not_swallow_the_variance(name):
+    init, ours, _ = CASES[name]
+    x = normal(1, 4, 3, 5, DIM)
+    np.testing.assert_allclose(ours(init(DIM), x + 1000), ours(init(DIM), x), atol=2e-3)
+
+
+def test_groups_that_do_not_divide_are_named():
+    with pytest.raises(ValueError, match="groups: 4 must divide the 6 channels"):
+        norm.group_norm(norm.group_norm_init(6), jnp.ones((1, 2, 2, 6)), groups=4)
+
+
+def test_gradient_does_not_flow_into_the_running_statistics():
+    params, state = norm.batch_norm_init(DIM)
+    new_mean = jax.grad(lambda x: norm.batch_norm(params, state, x, train=True)[1]["mean"].sum())
+    np.testing.assert_array_equal(new_mean(jnp.ones((4, DIM))), 0)

@@ -1,0 +1,129 @@
+"""What holds for every model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from model.convnext import convnext
+from model.mlp import mlp
+from model.resnet import resnet
+from model.vit import vit
+from tests.model.compare import normal
+from utils import named_leaves
+
+MODELS = {
+    "convnext": convnext((8, 8, 1), 10, dims=(8, 16), kernel=3, head_dim=16),
+    "convnext_residual": convnext((9, 12, 3), 10, dims=(8, 16), kernel=3, head_dim=16, residual=True),
+    "mlp": mlp((6, 5), 10, dims=(64, 32)),
+    "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
+    "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
+}
+SHAPES = {"convnext": (8, 8, 1), "convnext_residual": (9, 12, 3), "mlp": (6, 5), "resnet": (6, 7, 2), "vit": (8, 4, 2)}
+ALL = pytest.mark.parametrize("name", MODELS)
+
+
+def prepare(name, examples=32):
+    params, state = jax.jit(MODELS[name].init)(jax.random.key(0))
+    return MODELS[name].apply, params, state, normal(1, examples, *SHAPES[name]), np.arange(examples) % 10
+
+
+@ALL
+def test_learns_random_examples_by_heart(name):
+    apply, params, state, x, y = prepare(name)
+    optimizer = optax.adam(1e-2)
+
+    def loss_and_state(params, state):
+        out, state = apply(params, state, x, train=True)
+        return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), state
+
+    @jax.jit
+    def step(params, state, opt):
+        (loss, state), grads = jax.value_and_grad(loss_and_state, has_aux=True)(params, state)
+        updates, opt = optimizer.update(grads, opt)
+        return optax.apply_updates(params, updates), state, opt, loss, grads
+
+    opt = optimizer.init(params)
+    for i in range(150):
+        params, state, opt, loss, grads = step(params, state, opt)
+        if i == 0:
+            silent = [leaf for leaf, grad in named_leaves(grads).items() if not (abs(grad) > 1e-7).any()]
+            assert not silent
+    assert loss < 0.1
+
+
+@ALL
+def test_bfloat16_stays_close(name):
+    apply, params, state, x, _ = prepare(name)
+    low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    out, _ = jax.jit(apply)(params, state, x)
+    low_out, low_state = jax.jit(apply)(low, state, x.astype(jnp.bfloat16))
+    assert low_out.dtype == jnp.bfloat16 and out.shape == (32, 10)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(low_state))
+    np.testing.assert_allclose(low_out.astype(np.float32), out, atol=0.05 * np.abs(out).max())
+
+
+@ALL
+def test_an_example_is_judged_alone_in_evaluation(name):
+    apply, params, state, x, _ = prepare(name, examples=4)
+    together, new_state = apply(params, state, x)
+    np.testing.assert_allclose(apply(params, state, x[2:3])[0], together[2:3], rtol=1e-4, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, new_state, state)
+
+
+@pytest.mark.parametrize("name", ["convnext", "mlp", "vit"])
+def test_without_noise_training_computes_as_evaluation_does(name):
+    apply, params, state, x, _ = prepare(name, examples=4)
+    np.testing.assert_array_equal(apply(params, state, x, train=True)[0], apply(params, state, x)[0])
+
+
+@pytest.mark.parametrize(
+    "noisy, shape",
+    [
+        (mlp((6,), 3, dims=(16,), dropout=0.5), (6,)),
+        (vit((4, 4, 1), 3, patch=2, dim=8, depth=1, heads=2, dropout=0.5), (4, 4, 1)),
+        (vit((4, 4, 1), 3, patch=2, dim=8, depth=2, heads=2, drop_path=0.5), (4, 4, 1)),
+    ],
+    ids=["mlp", "vit_dropout", "vit_drop_path"],
+)
+def test_noise_follows_the_key_in_training_only(noisy, shape):
+    params, state = noisy.init(jax.random.key(0))
+    x = normal(1, 8, *shape)
+
+    def out(seed, train):
+        return np.asarray(noisy.apply(params, state, x, train=train, key=jax.random.key(seed))[0])
+
+    np.testing.assert_array_equal(out(0, True), out(0, True))
+    assert (out(0, True) != out(1, True)).any()
+    np.testing.assert_array_equal(out(0, False), noisy.apply(params, state, x)[0])
+    with pytest.raises(ValueError, match="key: dropout"):
+        noisy.apply(params, state, x, train=True)
+
+
+@pytest.mark.parametrize(
+    "factory, arguments, message",
+    [
+        (convnext, {"dims": ()}, r"dims: needs at least one width, got \(\)"),
+        (convnext, {"dims": (8, 0)}, r"dims: widths must be at least 1, got \(8, 0\)"),
+        (convnext, {"kernel": 0}, "kernel: must be at least 1, got 0"),
+        (convnext, {"input_shape": (28, 28)}, r"input_shape: needs \(height, width, channels\), got \(28, 28\)"),
+        (convnext, {"input_shape": (3, 3, 1)}, r"input_shape: \(3, 3, 1\) is too small for 3 widths .* at least 16"),
+        (mlp, {"dims": ()}, "dims: needs at least one width"),
+        (mlp, {"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
+        (
+            mlp,
+            {"activation": "rellu"},
+            "activation: no activation 'rellu'; there are: relu, leaky_relu, .*, softmax, log_softmax$",
+        ),
+        (mlp, {"num_classes": 0}, "num_classes: must be at least 1, got 0"),
+        (resnet, {"widths": (-1,)}, r"widths: widths must be at least 1, got \(-1,\)"),
+        (resnet, {"depth": 0}, "depth: must be at least 1, got 0"),
+        (vit, {"heads": 3}, r"heads: 3 must divide dim \(64\)"),
+        (vit, {"patch": 5}, r"patch: 5 must divide the height and width of input_shape \(28, 28, 1\)"),
+        (vit, {"drop_path": -0.1}, "drop_path: must be at least 0 and below 1, got -0.1"),
+    ],
+)
+def test_a_bad_argument_is_named(factory, arguments, message):
+    with pytest.raises(ValueError, match="^" + message):
+        factory(**{"input_shape": (28, 28, 1), "num_classes": 10} | arguments)

@@ -1,0 +1,78 @@
+"""Augmentations by their properties."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from training.augment import random_crop, random_erase, random_flip
+
+IMAGE = jnp.arange(1, 1 + 10 * 12 * 3, dtype=jnp.float32).reshape(10, 12, 3)
+KEYS = jax.random.split(jax.random.key(0), 400)
+
+
+def views(fn, image=IMAGE, **args):
+    """The image under every key, through one compiled and vmapped program."""
+    return np.asarray(jax.jit(jax.vmap(partial(fn, **args), in_axes=(0, None)))(KEYS, image))
+
+
+@pytest.mark.parametrize("fn", [random_crop, random_flip, random_erase])
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
+def test_shape_and_type_stay_and_a_key_decides(fn, dtype):
+    image = IMAGE.astype(dtype)
+    out = fn(KEYS[0], image)
+    assert out.shape == image.shape and out.dtype == image.dtype
+    np.testing.assert_array_equal(out, fn(KEYS[0], image))
+    assert len({view.tobytes() for view in views(fn, image)}) > 1
+
+
+def test_a_crop_is_a_window_of_the_padded_image_and_every_window_occurs():
+    padded = np.pad(IMAGE, ((2, 2), (2, 2), (0, 0)))
+    windows = {padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)}
+    assert {view.tobytes() for view in views(random_crop, padding=2)} == windows
+
+
+def test_a_flip_mirrors_left_to_right_half_the_time():
+    flipped = (views(random_flip) == np.asarray(IMAGE)[:, ::-1]).all((1, 2, 3))
+    assert (views(random_flip)[~flipped] == np.asarray(IMAGE)).all()
+    assert 140 < flipped.sum() < 260  # six standard deviations
+    twice = random_flip(KEYS[1], random_flip(KEYS[0], IMAGE, probability=1.0), probability=1.0)
+    np.testing.assert_array_equal(twice, IMAGE)
+    assert (views(random_flip, probability=0.0) == np.asarray(IMAGE)).all()
+
+
+def test_an_erasure_is_one_rectangle_of_the_wanted_size():
+    erased = views(random_erase, probability=1.0, area=(0.1, 0.3), aspect=(0.5, 2.0)) == 0
+    assert (erased.any(-1) == erased.all(-1)).all()  # all channels alike
+    rows, columns = erased.any((2, 3)), erased.any((1, 3))
+    np.testing.assert_array_equal(erased[..., 0], rows[:, :, None] & columns[:, None, :])
+    for line in (rows, columns):
+        assert (np.abs(np.diff(np.pad(line, ((0, 0), (1, 1))).astype(int))).sum(1) == 2).all()  # one stretch
+        assert line.all(0).sum() == 0 and line.any(0).all()  # reaches every edge, and always stays inside
+    heights, widths = rows.sum(1), columns.sum(1)
+    assert (heights * widths >= 0.1 * 120 * 0.7).all() and (heights * widths <= 0.3 * 120 * 1.3).all()  # rounded to pixels
+    assert heights.min() <= 4 and heights.max() >= 7 and (heights / widths).min() < 1 < (heights / widths).max()
+
+
+def test_erasing_happens_with_its_probability():
+    touched = (views(random_erase, probability=0.25) != np.asarray(IMAGE)).any((1, 2, 3))
+    assert 48 < touched.sum() < 152  # six standard deviations
+    assert not (views(random_erase, probability=0.0) == 0).any()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda x: random_crop(KEYS[0], x, padding=0), "^padding: .* got 0"),
+        (lambda x: random_flip(KEYS[0], x, probability=1.5), "^probability: .* got 1.5"),
+        (lambda x: random_erase(KEYS[0], x, probability=-1.0), "^probability: .* got -1.0"),
+        (lambda x: random_erase(KEYS[0], x, area=(0.5, 0.2)), "^area: "),
+        (lambda x: random_erase(KEYS[0], x, aspect=(0.0, 2.0)), "^aspect: "),
+        (lambda x: random_flip(KEYS[0], x[0]), r"got the shape \(12, 3\)"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(IMAGE)

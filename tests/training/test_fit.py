@@ -1,0 +1,301 @@
+"""`fit` as a whole: exactness, determinism, one compilation, streaming, replicas, stopping."""
+
+import os
+import signal
+from collections import Counter
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from data_loader.base import Arrays
+from model.mlp import mlp
+from model.resnet import resnet
+from training.fit import fit
+from training.loop import Diverged
+from training.loss import cross_entropy
+from training.metrics import accuracy
+from training.objective import supervised
+from training.optimizers import adam, sgd
+from training.options import LoaderOptions
+from training.runner import Runner
+from training.schedules import linear
+from training.update import gradient_update
+from utils import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(300, 6)).astype(np.float32)
+Y = (X[:, 0] + X[:, 1] > 0).astype(np.int32) + (X[:, 2] > 1)
+MODEL = mlp((6,), 3, dims=(16,))
+
+
+def engine(**settings):
+    """A Runner on the example data, as fit makes it."""
+    objective = supervised(MODEL, cross_entropy, {"accuracy": accuracy}, (), ())
+    make_update = partial(gradient_update, objective, adam(lr=0.01))
+    sets = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
+    return Runner(MODEL, objective, make_update, sets, LoaderOptions(batch_size=32), **settings)
+
+
+class Streamed:
+    """The same examples, one at a time, so that they cannot live on the device."""
+
+    def __init__(self, x=X, y=Y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def run(train=(X, Y), test=None, model=MODEL, **settings):
+    return fit(model, train, test, **{"epochs": 2, "batch_size": 32, "optimizer": adam(lr=0.01), "log_every": 5} | settings)
+
+
+def values(history):
+    return [{k: v for k, v in row.items() if "second" not in k} for row in history]
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_close(a, b, rtol=1e-4, atol=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def test_it_learns_and_reports_under_the_sets_names():
+    result = run(test=(X[:50], Y[:50]), val=(X[50:90], Y[50:90]), epochs=20)
+    names = {f"{s}_{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")}
+    assert names <= result.history[-1].keys()
+    assert result.history[-1]["test_accuracy"] > 0.9
+    assert result.step == 20 * 10
+
+
+def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_does_not():
+    first, second, other = run(test=(X, Y)), run(test=(X, Y)), run(test=(X, Y), seed=1)
+    assert values(first.history) == values(second.history)
+    assert_same(first.params, second.params)
+    assert values(first.history) != values(other.history)
+
+
+def test_log_points_change_no_bit():
+    assert_same(run(log_every=1).params, run(log_every=7).params)
+
+
+def test_evaluation_is_exact_where_the_batch_size_does_not_divide():
+    result = run(test=(X[:77], Y[:77]))
+    logits = np.asarray(MODEL.apply(result.params, {}, X[:77])[0], np.float64)
+    by_hand = np.log(np.exp(logits).sum(1)) - logits[np.arange(77), Y[:77]]
+    assert result.history[-1]["test_loss"] == pytest.approx(by_hand.mean(), rel=1e-5)
+    assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y[:77]).mean(), rel=1e-6)
+
+
+def test_every_example_counts_once_in_an_epoch_of_training():
+    sums = []
+
+    class Spy:
+        def on_epoch_end(self, run):
+            sums.append(int(run.states()[0].sums["examples"]))
+
+    run(callbacks=[Spy()])
+    assert sums == [300, 300]
+
+
+def test_one_compilation_for_each_program_over_a_whole_run(compilations):
+    run(test=(X, Y), epochs=4, log_every=1)
+    assert compilations.pop("jit(loop)") == 2  # training and evaluation
+    compilations.pop("jit(init)", None)  # may be cached from an earlier run
+    assert set(compilations.values()) == {1}
+
+
+@pytest.fixture
+def compilations():
+    """How often each function was compiled."""
+    seen = Counter()
+
+    def listen(event, _seconds, fun_name=None, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen[fun_name] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_another_shape_is_an_error_not_a_second_compilation():
+    runner = engine()
+    runner.begin(1)
+    runner.train(1)
+    feed = runner.feeds["train"]
+    feed.data = tuple(a[:100] for a in feed.data)
+    with pytest.raises(TypeError):
+        runner.train(1)
+
+
+def test_streamed_batches_train_like_resident_ones():
+    assert_close(run(Streamed()).params, run().params)
+    assert_close(run(device_budget_mb=0).params, run().params)
+
+
+def test_any_iterable_of_batches_will_do_and_a_short_last_one_is_counted_right():
+    class Batches:  # as a PyTorch DataLoader: no __getitem__
+        def __iter__(self):
+            return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 300, 32))
+
+    result = run(Batches(), test=Batches(), epochs=1)
+    assert_close(result.params, run(shuffle=False, epochs=1).params, rtol=0.05, atol=0.01)  # the last batch is filled differently
+    logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
+    assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y).mean(), rel=1e-6)
+
+
+def test_an_iterator_that_is_used_up_is_told_apart():
+    with pytest.raises(UserError, match="epoch 2|used up"):
+        run(iter([(X[:32], Y[:32])]))
+
+
+def test_a_custom_collate_fn_makes_the_batches():
+    def double(examples):
+        x, y = zip(*examples, strict=True)
+        return np.stack(x) * 2, np.stack(y)
+
+    assert_close(run(Streamed(), collate_fn=double).params, run((X * 2, Y)).params)
+
+
+def test_errors_of_the_reading_thread_reach_the_caller():
+    class Broken(Streamed):
+        def __getitem__(self, i):
+            if i == 77:
+                raise OSError("disk on fire")
+            return super().__getitem__(i)
+
+    with pytest.raises(OSError, match="disk on fire"):
+        run(Broken())
+
+
+def test_a_validation_split_is_held_out():
+    result = run(val_size=0.2)
+    assert "val_loss" in result.history[-1]
+    assert result.step == 2 * 8  # 240 examples in batches of 32
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_each_replica_equals_its_single_run(streamed):
+    data = Streamed() if streamed else (X, Y)
+    both = run(data, test=(X, Y), replicas=2)
+    singles = [run(data, test=(X, Y), seed=seed) for seed in (0, 1)]
+    for r, single in enumerate(singles):
+        assert_same(both.states()[r].params, single.params)
+        assert both.history[-1][f"test_loss/{r}"] == single.history[-1]["test_loss"]
+    mean = np.mean([s.history[-1]["test_loss"] for s in singles])
+    assert both.history[-1]["test_loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_replicas_stacked_in_one_program_as_on_accelerators():
+    """The vmapped program, which the CPU does not choose by itself."""
+    runner = engine(replicas=2, stacked=True)
+    runner.begin(1)
+    taken, reports = runner.train(100)
+    assert taken == 10
+    assert len(runner.read(reports)) == 2
+    singles = [run(seed=seed, epochs=1, test=(X, Y)) for seed in (0, 1)]
+    losses = [s["loss"] / s["examples"] for s in runner.read(runner.evaluate("test"))]
+    for r, single in enumerate(singles):
+        assert_close(runner.replica_states()[r].params, single.params)
+        assert losses[r] == pytest.approx(single.history[-1]["test_loss"], rel=1e-4)
+
+
+def test_dense_convolutions_leave_the_loop_on_the_cpu_and_compute_the_same():
+    x, y = RNG.normal(size=(24, 8, 8, 1)).astype(np.float32), np.arange(24, dtype=np.int32) % 3
+    model = resnet((8, 8, 1), 3, widths=(4,), depth=1)
+    settings = {"optimizer": sgd(lr=0.01), "batch_size": 8, "epochs": 1}
+    result = fit(model, (x, y), **settings)
+    assert not result.runner.feeds["train"].looped
+    assert run(epochs=1).runner.feeds["train"].looped
+    streamed = fit(model, Streamed(x, y), **settings)
+    assert_close(result.state, streamed.state)
+
+
+def test_averaged_weights_are_what_is_evaluated_and_answered():
+    result = run(test=(X, Y), ema=0.9)
+    logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
+    assert_same(result.params, result.states()[0].ema)
+    assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y).mean(), rel=1e-6)
+
+
+def test_a_schedule_multiplies_the_rate():
+    frozen_after_two = run(schedule=linear(steps=2), epochs=1)
+    assert_same(frozen_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
+
+
+def test_divergence_stops_the_run_and_names_the_step():
+    x = X.copy()
+    x[7] = np.inf
+    with pytest.raises(Diverged, match=r"step \d+ \(epoch 1\)"):
+        run((x, Y))
+
+
+def test_divergence_can_be_skipped():
+    x = X.copy()
+    x[7] = np.inf
+    result = run((x, Y), on_nonfinite="skip", epochs=1)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+    assert int(result.states()[0].sums["bad_steps"]) == 1
+
+
+def test_a_label_outside_the_classes_is_noticed():
+    y = Y.copy()
+    y[5] = 3
+    with pytest.raises(Diverged):
+        run((X, y))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_the_chunk_in_flight(number):
+    class Kill:
+        def on_step_end(self, run):
+            if run.step >= 15 and not run.signal:
+                os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    result = run(callbacks=[Kill()], epochs=100)
+    assert result.signal == number.name
+    assert 15 <= result.step < 40
+    assert signal.getsignal(number) is before
+
+
+def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():
+    calls = []
+
+    class Watch:
+        def __getattr__(self, hook):
+            if not hook.startswith("on_"):
+                raise AttributeError(hook)
+            return lambda run: calls.append(hook) or ({"stop": True} if calls.count("on_epoch_end") == 3 else None)
+
+    result = run(callbacks=[Watch()], epochs=10, log_every=100)
+    assert result.epoch == 3
+    assert calls[0] == "on_training_start"
+    assert calls[-1] == "on_training_end"
+    assert [c for c in calls if c != "on_step_end"][1:-1] == ["on_epoch_start", "on_epoch_end"] * 3
+
+    class Freeze:
+        def on_training_start(self, run):
+            return {"lr_scale": 0.0}
+
+    assert_same(run(callbacks=[Freeze()], epochs=1).params, run(callbacks=[Freeze()], epochs=2).params)
+
+
+def test_a_misspelled_option_is_named():
+    with pytest.raises(TypeError, match="batchsize"):
+        run(batchsize=3)
+
+
+def test_an_empty_dataset():
+    with pytest.raises(UserError, match="empty"):
+        run((X[:0], Y[:0]))
+
+

@@ -1,0 +1,101 @@
+"""Metrics of one example, averaged as the toolkit does, against NumPy by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from training.metrics import accuracy, f1, mae, perplexity, rmse, top_k_accuracy
+
+DRAW = np.random.default_rng(0)
+LOGITS = DRAW.normal(size=(40, 6)).astype("float32")
+LABELS = DRAW.integers(0, 6, 40)
+
+
+def report(metric, outputs, targets, **args):
+    """The mean over the examples, finished where the metric says how."""
+    means = jax.tree.map(lambda v: v.mean(axis=0), jax.vmap(lambda x, y: metric(x, y, **args))(outputs, targets))
+    return getattr(metric, "finish", lambda mean: mean)(means)
+
+
+def macro_f1(predicted, labels):
+    """The definition: precision and recall of each class that occurs, 0 where they are undefined."""
+    scores = []
+    for c in sorted({*predicted, *labels}):
+        hits = np.sum((predicted == c) & (labels == c))
+        precision = hits / max(np.sum(predicted == c), 1)
+        recall = hits / max(np.sum(labels == c), 1)
+        scores.append(2 * precision * recall / (precision + recall) if hits else 0.0)
+    return np.mean(scores)
+
+
+def test_accuracy():
+    best = LOGITS.argmax(-1)
+    assert report(accuracy, LOGITS, LABELS) == pytest.approx(np.mean(best == LABELS))
+    soft = np.eye(6, dtype="float32")[LABELS] * 0.7 + 0.05
+    assert report(accuracy, LOGITS, soft) == pytest.approx(np.mean(best == LABELS))
+    assert report(accuracy, LOGITS.reshape(4, 10, 6), LABELS.reshape(4, 10)) == pytest.approx(np.mean(best == LABELS))
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 6])
+def test_top_k_accuracy(k):
+    best = np.argsort(-LOGITS, axis=-1)[:, :k]
+    expected = np.mean([label in row for label, row in zip(LABELS, best, strict=True)])
+    assert report(top_k_accuracy, LOGITS, LABELS, k=k) == pytest.approx(expected)
+
+
+def test_top_k_needs_k_classes():
+    with pytest.raises(ValueError, match=r"^k: .* the 3 classes, got 5"):
+        top_k_accuracy(jnp.zeros(3), jnp.int32(0))
+
+
+def test_equal_logits_are_no_hit_for_every_label():
+    hits = [top_k_accuracy(jnp.zeros(6), jnp.int32(label), k=2) for label in range(6)]
+    assert sum(hits) == 2
+
+
+def test_regression():
+    outputs, targets = DRAW.normal(size=(2, 20, 3)).astype("float32")
+    assert report(rmse, outputs, targets) == pytest.approx(np.sqrt(np.mean((outputs - targets) ** 2)), rel=1e-6)
+    assert report(mae, outputs, targets) == pytest.approx(np.mean(np.abs(outputs - targets)), rel=1e-6)
+
+
+def test_perplexity():
+    chosen = np.exp(LOGITS)[np.arange(40), LABELS] / np.exp(LOGITS).sum(-1)
+    assert report(perplexity, LOGITS, LABELS) == pytest.approx(np.exp(-np.log(chosen).mean()), rel=1e-5)
+    assert report(perplexity, np.zeros((4, 9), "float32"), LABELS[:4]) == pytest.approx(9, rel=1e-6)
+
+
+@pytest.mark.parametrize("predicted, labels", [(6, 6), (6, 2), (2, 6), (1, 1)])
+def test_f1(predicted, labels):
+    """Classes never predicted, never asked for, and neither."""
+    outputs = np.where(np.arange(6) < predicted, LOGITS, -100).astype("float32")
+    labels = LABELS % labels
+    expected = macro_f1(outputs.argmax(-1), labels)
+    assert report(f1, outputs, labels) == pytest.approx(expected, rel=1e-5)
+    counts = {name: np.asarray(v).sum(0) for name, v in jax.vmap(f1)(outputs, labels).items()}
+    assert f1.finish(counts) == pytest.approx(expected, rel=1e-5)  # NumPy, and sums instead of means
+
+
+def test_f1_without_a_hit_or_an_example_is_zero():
+    assert report(f1, np.eye(3, dtype="float32"), np.array([1, 2, 0])) == 0
+    assert f1.finish({name: np.zeros(3) for name in ("tp", "fp", "fn")}) == 0
+
+
+def test_f1_finishes_replicas_one_by_one():
+    counts = jax.vmap(f1)(LOGITS, LABELS)
+    halves = jax.tree.map(lambda v: v.reshape(2, 20, 6).mean(1), counts)
+    expected = [macro_f1(LOGITS[i].argmax(-1), LABELS[i]) for i in (slice(20), slice(20, 40))]
+    np.testing.assert_allclose(f1.finish(halves), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("metric", [accuracy, f1, perplexity])
+def test_bfloat16_outputs_are_measured_in_float32(metric):
+    for value in jax.tree.leaves(metric(jnp.asarray(LOGITS[0], jnp.bfloat16), LABELS[0])):
+        assert value.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("metric", [accuracy, f1, rmse])
+def test_shapes_must_fit(metric):
+    with pytest.raises(ValueError, match=r"\(6,\).*\(4,\)"):
+        metric(LOGITS[0], np.zeros(4, "int32"))

@@ -1,0 +1,77 @@
+"""The objectives beside `supervised`, by their properties."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.base import Model
+from model.mlp import mlp
+from training.loss import cross_entropy, mse
+from training.metrics import perplexity, rmse
+from training.objective import denoising, mixup, supervised
+from training.preprocess import to_unit
+
+KEY = jax.random.key(0)
+
+
+def images(rows=16):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (rows, 4, 4, 1)).astype(np.uint8), rng.integers(0, 3, rows).astype(np.int32)
+
+
+def test_supervised_measures_every_example_and_finishes_the_means():
+    model, batch = mlp((4, 4, 1), 3, dims=(8,)), images()
+    params, state = model.init(KEY)
+    objective = supervised(model, cross_entropy, {"perplexity": perplexity}, (to_unit,), ())
+    losses, _, metrics = objective(params, state, batch, KEY, False)
+    logits = model.apply(params, state, batch[0].astype(np.float32) / 255)[0]
+    expected = -jax.nn.log_softmax(logits)[np.arange(16), batch[1]]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    reported = objective.finish({"perplexity": metrics["perplexity"].mean()})
+    np.testing.assert_allclose(reported["perplexity"], np.exp(np.mean(expected)), rtol=1e-5)
+
+
+def test_augmentations_act_in_training_alone_and_differ_by_example():
+    identity = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state))
+    objective = supervised(identity, lambda out, target: out.mean(), {}, (to_unit,), (lambda key, x: x + jax.random.uniform(key),))
+    x, y = images()
+    x[:] = 0
+    assert np.unique(objective({}, {}, (x, y), KEY, True)[0]).size == 16
+    assert np.all(objective({}, {}, (x, y), KEY, False)[0] == 0)
+
+
+def test_mixup_is_the_mixture_of_both_losses_and_plain_in_evaluation():
+    # A linear model and a loss linear in the output: the mixture of inputs and targets can be computed by hand.
+    model = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x.reshape(len(x), -1), state))
+    x, y = images()
+    args = (model, lambda out, target: out.mean() * (1 + target), {}, (to_unit,), ())
+    mixed = mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, True)[0]
+    means = (x / 255).mean((1, 2, 3))
+    shares = np.linspace(0, 1, 100_001)[:, None]
+    by_hand = (shares * means + (1 - shares) * means[::-1]) * (1 + shares * y + (1 - shares) * y[::-1])
+    assert np.abs(by_hand - np.asarray(mixed)).max(1).min() < 1e-4
+    plain = supervised(*args)({}, {}, (x, y), KEY, False)[0]
+    np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
+
+
+def test_denoising_aims_at_the_clean_input():
+    seen = {}
+
+    def apply(params, state, x, *, train=False, key=None):
+        seen["noisy"] = x
+        return jnp.zeros((len(x), 16)), state
+
+    objective = denoising(Model(lambda key: ({}, {}), apply), mse, {"rmse": rmse}, (to_unit,), (), noise=0.5)
+    x, y = images(rows=256)
+    losses, _, metrics = objective({}, {}, (x, y), KEY, True)
+    clean = x.astype(np.float32) / 255
+    np.testing.assert_allclose(losses, (clean**2).mean((1, 2, 3)), rtol=1e-5)
+    assert metrics["rmse"].shape == (256,)
+    assert abs(np.std(seen["noisy"] - clean) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(("factory", "args"), [(mixup, {"alpha": 0}), (denoising, {"noise": -1})])
+def test_ranges(factory, args):
+    with pytest.raises(ValueError, match=f"^{next(iter(args))}: "):
+        factory(None, mse, {}, (), (), **args)

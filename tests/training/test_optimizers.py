@@ -1,0 +1,228 @@
+"""Each optimizer against Optax, step by step, and what the compiled step asks of all of them."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from training import optimizers, schedules
+from training.optimizers import adagrad, adam, adamw, chain, lamb, lion, muon, rmsprop, scheduled, sgd
+from utils import UserError, named_leaves
+
+
+@cache
+def tree(seed, dtype):
+    """A small net: matrices both ways round, a 4-D kernel, and names that weight decay leaves out."""
+    draw = np.random.default_rng(seed)
+    shapes = {
+        "blocks": [{"weight": (3, 3, 2, 4), "scale": (4,)}, {"weight": (6, 4), "bias": (4,)}],
+        "out": {"weight": (4, 9), "bias": (9,)},
+        "head": {"weight": (9, 3)},
+    }
+    return jax.tree.map(lambda s: jnp.asarray(draw.normal(size=s), dtype), shapes, is_leaf=lambda s: isinstance(s, tuple))
+
+
+def no_decay(params):
+    return {
+        "blocks": [{"weight": True, "scale": False}, {"weight": True, "bias": False}],
+        "out": {"weight": True, "bias": False},
+        "head": {"weight": True},
+    }
+
+
+def descend(optimizer, dtype="float32", steps=12):
+    """The parameters after each of some steps along random gradients, through one compiled program."""
+    traces = []
+
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # most of the time here is compilation
+    def step(params, state, grads):
+        traces.append(1)
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    params = tree(0, dtype)
+    state = optimizer.init(params)
+    path = []
+    for seed in range(1, steps + 1):
+        params, state = step(params, state, tree(seed, dtype))
+        path.append(params)
+    assert len(traces) == 1
+    return path
+
+
+def assert_same(ours, theirs, rtol, atol=0.0):
+    for ours_now, theirs_now in zip(ours, theirs, strict=True):
+        for (name, a), b in zip(named_leaves(ours_now).items(), named_leaves(theirs_now).values(), strict=True):
+            assert a.dtype == b.dtype, name
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=name)
+
+
+def optax_muon(lr, beta, weight_decay, adamw_lr):
+    """Optax's muon for the matrices other than the head; plain AdamW (theirs is Nesterov's) for the rest."""
+    labels = {
+        "blocks": [{"weight": "rest", "scale": "rest"}, {"weight": "muon", "bias": "rest"}],
+        "out": {"weight": "muon", "bias": "rest"},
+        "head": {"weight": "rest"},
+    }
+    parts = {
+        "muon": optax.contrib.muon(lr, beta=beta, weight_decay=weight_decay),
+        "rest": optax.adamw(adamw_lr, weight_decay=weight_decay, mask=decay_mask_of_the_rest),
+    }
+    return optax.multi_transform(parts, labels)
+
+
+def decay_mask_of_the_rest(params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "weight", params)
+
+
+PAIRS = {
+    "sgd": (sgd(0.1), optax.sgd(0.1)),
+    "momentum": (sgd(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    "nesterov": (sgd(0.1, momentum=0.8, nesterov=True), optax.sgd(0.1, momentum=0.8, nesterov=True)),
+    "adagrad": (adagrad(), optax.adagrad(0.01)),
+    "adagrad from 0": (adagrad(0.1, initial=0.0, eps=1e-3), optax.adagrad(0.1, initial_accumulator_value=0.0, eps=1e-3)),
+    "rmsprop": (rmsprop(), optax.rmsprop(0.001, eps_in_sqrt=False)),
+    "rmsprop momentum": (
+        rmsprop(0.01, decay=0.95, eps=1e-3, momentum=0.9),
+        optax.rmsprop(0.01, decay=0.95, eps=1e-3, momentum=0.9, eps_in_sqrt=False),
+    ),
+    "adam": (adam(), optax.adam(0.001)),
+    "adam eps": (adam(0.1, b1=0.5, b2=0.9, eps=0.1), optax.adam(0.1, b1=0.5, b2=0.9, eps=0.1)),
+    "adamw": (adamw(), optax.adamw(0.001, weight_decay=0.01, mask=no_decay)),
+    "adamw all": (adamw(0.1, b1=0.0, weight_decay=0.3, exclude=""), optax.adamw(0.1, b1=0.0, weight_decay=0.3)),
+    "lamb": (lamb(), optax.lamb(0.001, weight_decay=0.01, mask=no_decay)),
+    "lamb eps": (lamb(0.1, b2=0.9, eps=0.1, weight_decay=0.0), optax.lamb(0.1, b2=0.9, eps=0.1)),
+    "lion": (lion(), optax.lion(0.0001, mask=no_decay)),
+    "lion all": (lion(0.1, 0.5, 0.7, 0.2, exclude=""), optax.lion(0.1, b1=0.5, b2=0.7, weight_decay=0.2)),
+    "muon": (muon(), optax_muon(0.02, 0.95, 0.0, 0.001)),
+    "muon decay": (muon(0.1, beta=0.8, weight_decay=0.2, adamw_lr=0.01), optax_muon(0.1, 0.8, 0.2, 0.01)),
+}
+OURS = {name: ours for name, (ours, _) in PAIRS.items()} | {"scheduled": scheduled(adamw(), schedules.cosine(steps=5))}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_equals_optax(name):
+    ours, theirs = PAIRS[name]
+    assert_same(descend(ours), descend(theirs), rtol=1e-6, atol=2e-6 if "muon" in name else 2e-7)
+    with jax.enable_x64(True):
+        assert_same(descend(ours, "float64"), descend(theirs, "float64"), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "scheduled"])
+def test_float32_stays_float32_and_compiles_once_where_float64_is_the_default(name):
+    with jax.enable_x64(True):
+        for leaf in jax.tree.leaves(descend(OURS[name], "float32", steps=3)):
+            assert leaf.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_no_two_leaves_of_the_state_share_a_buffer(name):
+    params = tree(0, "float32")
+    for init in (OURS[name].init, jax.jit(OURS[name].init)):
+        leaves = [*jax.tree.leaves(init(params)), *jax.tree.leaves(params)]
+        assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw", "lamb", "muon", "scheduled"])
+def test_vmap_over_replicas_is_each_alone(name):
+    def train(params, grads):
+        state = OURS[name].init(params)
+        for _ in range(2):
+            updates, state = OURS[name].update(grads, state, params)
+        return updates
+
+    replicas = [(tree(seed, "float32"), tree(seed + 10, "float32")) for seed in range(2)]
+    together = jax.jit(jax.vmap(train))(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *replicas))
+    for i, (params, grads) in enumerate(replicas):
+        alone = jax.jit(train)(params, grads)
+        assert_same([jax.tree.map(lambda leaf, i=i: leaf[i], together)], [alone], rtol=1e-5, atol=1e-7)
+
+
+def test_a_zero_gradient_and_a_zero_parameter_move_nothing_to_nan():
+    zeros = jax.tree.map(jnp.zeros_like, tree(0, "float32"))
+    for name in ("adagrad from 0", "rmsprop", "adamw", "lamb", "muon"):
+        updates, _ = jax.jit(OURS[name].update)(zeros, OURS[name].init(zeros), zeros)
+        assert all(not leaf.any() for leaf in jax.tree.leaves(updates)), name
+
+
+def test_lamb_moves_a_parameter_away_from_zero():
+    params, grads = {"w": jnp.zeros(3)}, {"w": jnp.array([1.0, -2.0, 3.0])}
+    updates, _ = lamb(0.1).update(grads, lamb(0.1).init(params), params)
+    np.testing.assert_allclose(updates["w"], [-0.1, 0.1, -0.1], rtol=1e-4)
+
+
+def test_state_reads_well():
+    params = {"conv": {"weight": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+    assert set(named_leaves(adamw().init(params))) == {"step", "m/conv/weight", "m/conv/bias", "v/conv/weight", "v/conv/bias"}
+    names = {"muon/step", "muon/m/conv/weight", "adamw/step", "adamw/m/conv/bias", "adamw/v/conv/bias"}
+    assert set(named_leaves(muon().init(params))) == names
+    assert set(named_leaves(chain(sgd(0.1), sgd(0.1, 0.9)).init({"w": 1.0}))) == {"1/m/w"}
+
+
+@pytest.mark.parametrize("factory", [adamw, lamb, lion, muon])
+def test_a_rule_of_the_users_own_that_matches_nothing_is_refused(factory):
+    params = {"dense": {"weight": jnp.ones((2, 3))}}
+    factory().init(params)
+    with pytest.raises(UserError, match=r"'dense/wieght' matches no name.*dense/weight"):
+        factory(exclude="dense/wieght").init(params)
+
+
+def test_muon_takes_rules_from_the_whole_tree():
+    params = {"w": jnp.ones((2, 3)), "embed": jnp.ones((4, 2)), "bias": jnp.ones(3)}
+    muon(exclude="w|bias").init(params)
+    state = muon(by_adamw="w").init(params)
+    assert set(state["muon"]["m"]) == {"embed"} and set(state["adamw"]["m"]) == {"w", "bias"}
+    with pytest.raises(UserError, match="'head' matches no name"):
+        muon(by_adamw="head").init(params)
+
+
+def test_chains_mix_with_optax():
+    reference = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01), optax.scale(0.5))
+    ours = chain(optax.clip_by_global_norm(1.0), adam(0.01), optax.scale(0.5))
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), adam(0.01), optax.scale(0.5))
+    decayed = chain(adamw(0.01, exclude=""), optax.add_decayed_weights(-0.1))
+    assert_same(descend(ours), descend(reference), rtol=1e-6, atol=1e-7)
+    assert_same(descend(theirs), descend(reference), rtol=1e-6, atol=1e-7)
+    decayed_reference = optax.chain(optax.adamw(0.01, weight_decay=0.01), optax.add_decayed_weights(-0.1))
+    assert_same(descend(decayed), descend(decayed_reference), rtol=1e-6, atol=1e-7)
+
+
+def test_scheduled_is_a_learning_rate_that_changes():
+    schedule = schedules.warmup_cosine(warmup_steps=3, steps=10)
+    reference = optax.adamw(lambda step: 0.01 * schedule(step), weight_decay=0.1, mask=no_decay)
+    assert_same(descend(scheduled(adamw(0.01, weight_decay=0.1), schedule)), descend(reference), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "factory, args, argument",
+    [
+        (sgd, {"lr": 0}, "lr"),
+        (sgd, {"lr": float("nan")}, "lr"),
+        (sgd, {"lr": 0.1, "momentum": 1.0}, "momentum"),
+        (sgd, {"lr": 0.1, "nesterov": True}, "nesterov"),
+        (adagrad, {"initial": -1.0}, "initial"),
+        (rmsprop, {"decay": 1.5}, "decay"),
+        (rmsprop, {"lr": -1.0}, "lr"),
+        (adam, {"eps": 0.0}, "eps"),
+        (adam, {"b1": -0.1}, "b1"),
+        (adamw, {"b2": 1.0}, "b2"),
+        (adamw, {"weight_decay": -0.1}, "weight_decay"),
+        (adamw, {"exclude": "(bias"}, "exclude"),
+        (lamb, {"lr": float("inf")}, "lr"),
+        (lion, {"weight_decay": float("nan")}, "weight_decay"),
+        (muon, {"adamw_lr": 0.0}, "adamw_lr"),
+        (muon, {"beta": 1.0}, "beta"),
+        (muon, {"by_adamw": "*"}, "by_adamw"),
+        (chain, {}, "optimizers"),
+    ],
+)
+def test_refuses(factory, args, argument):
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        factory(**args)
+
+
+def test_chain_is_no_part_of_a_config():
+    assert "return" not in optimizers.chain.__annotations__

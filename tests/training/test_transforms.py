@@ -1,0 +1,141 @@
+"""Links of a chain and parameter groups, against Optax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from training.optimizers import adam, adamw, chain, sgd
+from training.transforms import clip_by_global_norm, clip_by_value, decayed_weights, frozen, groups, scaled
+from utils import UserError, named_leaves
+
+
+def tree(seed):
+    draw = np.random.default_rng(seed)
+    shapes = {"stem": {"weight": (3, 4), "bias": (4,)}, "blocks": [{"weight": (4, 4), "scale": (4,)}], "head": {"weight": (4, 2)}}
+    return jax.tree.map(lambda s: jnp.asarray(draw.normal(size=s), jnp.float32), shapes, is_leaf=lambda s: isinstance(s, tuple))
+
+
+def descend(optimizer, steps=10):
+    """The parameters after some steps along random gradients, through one compiled program."""
+    traces = []
+
+    @jax.jit
+    def step(params, state, grads):
+        traces.append(1)
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    params = tree(0)
+    state = optimizer.init(params)
+    for seed in range(1, steps + 1):
+        params, state = step(params, state, tree(seed))
+    assert len(traces) == 1
+    return params
+
+
+def assert_same(ours, theirs):
+    for (name, a), b in zip(named_leaves(ours).items(), named_leaves(theirs).values(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-7, err_msg=name)
+
+
+def mask(*names):
+    """Optax's mask: True for these leaves of `tree`."""
+    return lambda params: jax.tree.unflatten(jax.tree.structure(params), [name in names for name in named_leaves(params)])
+
+
+WEIGHTS = ("stem/weight", "blocks/0/weight", "head/weight")
+
+
+@pytest.mark.parametrize(
+    "link, theirs",
+    [
+        (clip_by_global_norm(0.5), optax.clip_by_global_norm(0.5)),
+        (clip_by_global_norm(6.0), optax.clip_by_global_norm(6.0)),  # some steps are clipped, some are not
+        (clip_by_value(0.3), optax.clip(0.3)),
+        (decayed_weights(0.2), optax.add_decayed_weights(0.2, mask(*WEIGHTS))),
+        (decayed_weights(0.2, exclude=""), optax.add_decayed_weights(0.2)),
+        (decayed_weights(0.2, include="head/.*"), optax.add_decayed_weights(0.2, mask("head/weight"))),
+        (
+            decayed_weights(0.2, exclude="head/.*"),
+            optax.add_decayed_weights(0.2, lambda p: {**mask()(p), "stem": True, "blocks": True}),
+        ),
+        (frozen(), optax.set_to_zero()),
+    ],
+)
+def test_links_equal_optax(link, theirs):
+    assert_same(descend(chain(link, adam(0.1, eps=0.1))), descend(optax.chain(theirs, optax.adam(0.1, eps=0.1))))
+
+
+def test_a_global_norm_joins_all_leaves_and_zero_gradients_stay_zero():
+    updates, _ = clip_by_global_norm(1.0).update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, {})
+    np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [0.6, 0.8], rtol=1e-6)
+    zeros = {"a": jnp.zeros(3)}
+    assert not clip_by_global_norm(1.0).update(zeros, {})[0]["a"].any()
+
+
+def test_a_clipped_nan_stays_seen():
+    updates, _ = clip_by_global_norm(1.0).update({"a": jnp.array([1.0, jnp.nan]), "b": jnp.ones(2)}, {})
+    assert jnp.isnan(updates["a"]).all() and jnp.isnan(updates["b"]).all()
+
+
+def test_groups_equal_optax():
+    ours = groups([["head/.*", adamw(0.1, weight_decay=0.5)], ["stem/.*", frozen()], [".*", scaled(sgd(0.1, 0.9), 0.5)]])
+    theirs = optax.multi_transform(
+        {"head": optax.adamw(0.1, weight_decay=0.5), "stem": optax.set_to_zero(), "rest": optax.sgd(0.05, 0.9)},
+        {"stem": {"weight": "stem", "bias": "stem"}, "blocks": [{"weight": "rest", "scale": "rest"}], "head": {"weight": "head"}},
+    )
+    assert_same(descend(ours), descend(theirs))
+
+
+def test_the_first_rule_wins_and_names_survive_nesting():
+    inner = groups([[".*/bias", frozen()], ["stem/weight", adamw(0.1, exclude="stem/weight")]])
+    params = descend(groups([["stem/.*", inner], [".*", frozen()]]))
+    assert_same(params["stem"]["weight"], descend(optax.adam(0.1))["stem"]["weight"])
+    np.testing.assert_array_equal(params["stem"]["bias"], tree(0)["stem"]["bias"])
+    np.testing.assert_array_equal(params["head"]["weight"], tree(0)["head"]["weight"])
+
+
+def test_groups_state_reads_well_and_a_frozen_leaf_needs_none():
+    state = groups([["stem/.*", frozen()], [".*", adam()]]).init({"stem": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}})
+    assert set(named_leaves(state)) == {"1/step", "1/m/head/w", "1/v/head/w"}
+
+
+def test_groups_vmap():
+    optimizer = groups([[".*/(bias|scale)", sgd(0.1)], [".*", adamw()]])
+    params, grads = (jax.tree.map(lambda *x: jnp.stack(x), tree(s), tree(s + 1)) for s in (0, 2))
+    updates, _ = jax.vmap(lambda p, g: optimizer.update(g, optimizer.init(p), p))(params, grads)
+    alone, _ = optimizer.update(tree(3), optimizer.init(tree(1)), tree(1))
+    assert_same(jax.tree.map(lambda x: x[1], updates), alone)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: groups([["stem/.*", frozen()]]), r"no rule matches blocks/0/scale, blocks/0/weight, head/weight"),
+        (lambda: groups([["tail/.*", frozen()], [".*", adam()]]), r"'tail/\.\*' matches no name"),
+        (lambda: decayed_weights(0.1, include="tail/.*"), r"'tail/\.\*' matches no name"),
+        (lambda: decayed_weights(0.1, exclude="tail/.*"), r"'tail/\.\*' matches no name"),
+    ],
+)
+def test_rules_that_do_not_fit_the_parameters(make, message):
+    with pytest.raises(UserError, match=message):
+        make().init(tree(0))
+
+
+@pytest.mark.parametrize(
+    "make, argument",
+    [
+        (lambda: clip_by_global_norm(0.0), "max_norm"),
+        (lambda: clip_by_value(-1.0), "limit"),
+        (lambda: decayed_weights(-0.1), "weight_decay"),
+        (lambda: decayed_weights(0.1, include="["), "include"),
+        (lambda: scaled(adam(), 0.0), "rate"),
+        (lambda: groups([]), "rules"),
+        (lambda: groups([["(", adam()]]), "rules"),
+    ],
+)
+def test_refuses(make, argument):
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        make()

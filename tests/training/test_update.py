@@ -1,0 +1,178 @@
+"""The step: against Optax by hand, under masks, microbatches, bad steps, averaging and vmap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from model.mlp import mlp
+from training.base import TrainState
+from training.loss import cross_entropy
+from training.metrics import accuracy
+from training.objective import supervised, with_precision
+from training.optimizers import adam
+from training.update import gradient_update, zero_sums
+
+MODEL = mlp((4,), 3, dims=(8,))
+
+
+def objective_of(model=MODEL, loss=cross_entropy):
+    return supervised(model, loss, {"accuracy": accuracy}, (), ())
+
+
+def first_state(update, objective, batch, seed=0, model=MODEL):
+    params, state = model.init(jax.random.key(1))
+    opt, ema = update.init(params)
+    sums = zero_sums(objective, params, state, batch)
+    return TrainState(jnp.int32(0), jnp.uint32(seed), params, state, opt, ema, sums, jnp.float32(1))
+
+
+def random_batch(seed, rows=6):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, 4)).astype(np.float32), rng.integers(0, 3, rows).astype(np.int32)
+
+
+def run(update, objective, batches, valid=None):
+    ts = first_state(update, objective, batches[0])
+    step = jax.jit(update.step)
+    for batch in batches:
+        ts = step(ts, batch, len(batch[1]) if valid is None else valid)
+    return ts
+
+
+def assert_close(a, b, rtol=1e-5, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_steps_equal_optax_by_hand():
+    batches = [random_batch(i) for i in range(5)]
+    ts = run(gradient_update(objective_of(), adam(lr=0.01)), objective_of(), batches)
+
+    params, _ = MODEL.init(jax.random.key(1))
+    reference = optax.adam(0.01)
+    opt = reference.init(params)
+
+    def loss_of(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(MODEL.apply(params, {}, x)[0], y).mean()
+
+    total = 0
+    for x, y in batches:
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        total += loss * len(y)
+        updates, opt = reference.update(grads, opt, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(ts.params, params)
+    assert ts.step == 5
+    assert ts.sums["examples"] == 30
+    np.testing.assert_allclose(ts.sums["loss"], total, rtol=1e-5)
+
+
+def test_masked_rows_count_for_nothing():
+    objective = objective_of()
+    update = gradient_update(objective, adam(lr=0.01))
+    x, y = random_batch(0)
+    x[4:] = 1e6  # would be noticed
+    ts = run(update, objective, [(x, y)], valid=4)
+    short = run(update, objective, [(x[:4], y[:4])])
+    assert_close(ts.params, short.params)
+    assert_close(ts.sums, short.sums)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("valid", [6, 5])
+def test_microbatches_give_the_gradient_of_the_whole_batch(unroll, valid):
+    objective = objective_of()
+    batches = [random_batch(i) for i in range(3)]
+    whole = run(gradient_update(objective, adam(lr=0.01)), objective, batches, valid)
+    parts = run(gradient_update(objective, adam(lr=0.01), accumulate=3, unroll=unroll), objective, batches, valid)
+    assert_close(parts.params, whole.params)
+    assert_close(parts.sums, whole.sums)
+
+
+def test_a_bad_step_changes_nothing_but_the_counters():
+    objective = objective_of()
+    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
+    good, after = random_batch(0), random_batch(1)
+    bad = (good[0] * np.nan, good[1])
+    with_bad = run(update, objective, [good, bad, bad, after])
+    without = run(update, objective, [good, after])
+    assert_same(with_bad.params, without.params)
+    assert_same(with_bad.opt, without.opt)
+    assert with_bad.sums["bad_steps"] == 2
+    assert with_bad.sums["first_bad"] == 1
+    assert with_bad.sums["examples"] == without.sums["examples"] == 12
+    assert without.sums["first_bad"] == -1
+    assert np.isfinite(with_bad.sums["loss"])
+
+
+def test_an_infinite_gradient_is_a_bad_step_though_the_loss_is_finite():
+    objective = objective_of(loss=lambda output, target: jnp.sqrt(jnp.abs(output[0] * 0)))
+    ts = run(gradient_update(objective, adam(lr=0.01)), objective, [random_batch(0)])
+    assert ts.sums["bad_steps"] == 1
+
+
+def test_averaged_weights_follow_their_formula():
+    objective = objective_of()
+    plain, averaged = gradient_update(objective, adam(lr=0.1)), gradient_update(objective, adam(lr=0.1), ema=0.5)
+    batches = [random_batch(i) for i in range(8)]
+    expected = first_state(plain, objective, batches[0]).params
+    for i in range(8):
+        decay = min(0.5, (1 + i) / (10 + i))
+        params = run(plain, objective, batches[: i + 1]).params
+        expected = jax.tree.map(lambda e, p, d=decay: d * e + (1 - d) * p, expected, params)
+    assert_close(run(averaged, objective, batches).ema, expected)
+
+
+def test_lr_scale_multiplies_the_update():
+    objective = objective_of()
+    update = gradient_update(objective, adam(lr=0.01))
+    batch = random_batch(0)
+    ts = first_state(update, objective, batch)
+    whole = update.step(ts, batch, 6).params
+    half = update.step(ts._replace(lr_scale=jnp.float32(0.5)), batch, 6).params
+    assert_close(jax.tree.map(lambda a, b: (a + b) / 2, ts.params, whole), half)
+
+
+def test_randomness_is_a_function_of_seed_and_step():
+    model = mlp((4,), 3, dims=(8,), dropout=0.5)
+    objective = supervised(model, cross_entropy, {}, (), ())
+    update = gradient_update(objective, adam(lr=0.01))
+    batch = random_batch(0)
+    ts = first_state(update, objective, batch, model=model)
+    again, later = update.step(ts, batch, 6), update.step(ts._replace(step=jnp.int32(1)), batch, 6)
+    other = update.step(ts._replace(seed=jnp.uint32(1)), batch, 6)
+    loss = update.step(ts, batch, 6).sums["loss"]
+    assert again.sums["loss"] == loss
+    assert later.sums["loss"] != loss
+    assert other.sums["loss"] != loss
+
+
+def test_the_whole_update_can_be_vmapped():
+    objective = objective_of()
+    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
+    batches = [random_batch(0), random_batch(1)]
+    states = [first_state(update, objective, batches[0], seed) for seed in (0, 1)]
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
+    both = jax.vmap(update.step, (0, 0, None))(stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6)
+    for r in (0, 1):
+        assert_close(jax.tree.map(lambda a, r=r: a[r], both), update.step(states[r], batches[r], 6))
+
+
+def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights():
+    seen = []
+
+    def spy(params, state, x, *, train=False, key=None):
+        seen.append((x.dtype, {leaf.dtype for leaf in jax.tree.leaves(params)}))
+        return MODEL.apply(params, state, x, train=train, key=key)
+
+    objective = objective_of(with_precision(MODEL._replace(apply=spy), "bfloat16"))
+    ts = run(gradient_update(objective, adam(lr=0.01)), objective, [random_batch(i) for i in range(3)])
+    full = run(gradient_update(objective_of(), adam(lr=0.01)), objective_of(), [random_batch(i) for i in range(3)])
+    assert set(map(str, (seen[0][0], *seen[0][1]))) == {"bfloat16"}
+    assert {leaf.dtype for leaf in jax.tree.leaves(ts.params)} == {np.dtype("float32")}
+    np.testing.assert_allclose(ts.sums["loss"], full.sums["loss"], rtol=0.02)

@@ -1,0 +1,51 @@
+"""Reading the file and overriding values in it."""
+
+import pytest
+
+from utils import UserError
+from wiring.config import override, read
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"title": "a",\n  "seed": }', r"config.json: line 2, column 11: not JSON"),
+        ('{"seed": 1, "seed": 2}', "'seed' stands twice"),
+        ("[1]", r"must hold an object"),
+    ],
+)
+def test_what_is_no_config_is_told_with_its_place(config_file, text, message):
+    with pytest.raises(UserError, match=message):
+        read(config_file(text))
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere.json: there is no such file"):
+        read(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after"),
+    [
+        ("a.b=3", {"a": {"b": 1}}, {"a": {"b": 3}}),
+        ("a.b=text", {}, {"a": {"b": "text"}}),
+        ("a=[1, 2]", {"a": None}, {"a": [1, 2]}),
+        ("a.1.b=true", {"a": [0, {"b": False}]}, {"a": [0, {"b": True}]}),
+        ("a.args.lr=0.1", {"a": "adamw"}, {"a": {"name": "adamw", "args": {"lr": 0.1}}}),
+        ("a=x=y", {}, {"a": "x=y"}),
+    ],
+)
+def test_overrides(text, before, after):
+    assert override(before, text) == after
+
+
+def test_an_override_leaves_the_given_config_alone():
+    config = {"a": {"b": 1}}
+    override(config, "a.b=2")
+    assert config == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(("text", "message"), [("a", "path.to.key=value"), ("a.5=1", "no place '5'"), ("b.c=1", "no place 'c'")])
+def test_an_override_without_a_place(text, message):
+    with pytest.raises(UserError, match=message):
+        override({"a": [1], "b": 3}, text)

@@ -1,0 +1,74 @@
+"""Metrics of one example: (output, target) -> scalar or dict; `finish`, where there is one, maps the means to the report."""
+
+import jax
+import jax.numpy as jnp
+
+from training import loss
+from training.base import Metric
+
+
+def accuracy(logits, label) -> Metric:
+    """1 where the largest logit is that of the label."""
+    return jnp.mean(jnp.argmax(logits, axis=-1) == classes(logits, label), dtype=jnp.float32)
+
+
+def top_k_accuracy(logits, label, *, k: int = 5) -> Metric:
+    """1 where the label is among the k largest logits."""
+    if not 1 <= k <= logits.shape[-1]:
+        raise ValueError(f"k: must be at least 1 and at most the {logits.shape[-1]} classes, got {k}")
+    best = jax.lax.top_k(logits, k)[1]
+    return jnp.mean(jnp.any(best == classes(logits, label)[..., None], axis=-1), dtype=jnp.float32)
+
+
+def rmse(output, target) -> Metric:
+    """The root of the mean squared difference."""
+    return loss.mse(output, target)
+
+
+rmse.finish = jnp.sqrt
+
+
+def mae(output, target) -> Metric:
+    """The mean absolute difference."""
+    return loss.mae(output, target)
+
+
+def perplexity(logits, label) -> Metric:
+    """The number of equally likely classes that would be as hard to guess: exp of the mean cross entropy."""
+    return loss.cross_entropy(logits, label)
+
+
+perplexity.finish = jnp.exp
+
+
+def f1(logits, label) -> Metric:
+    """The harmonic mean of precision and recall, averaged over the classes that occur as a label or as a prediction."""
+    count = logits.shape[-1]
+    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), count).reshape(-1, count)
+    actual = jax.nn.one_hot(classes(logits, label), count).reshape(-1, count)
+    return {
+        "tp": jnp.sum(predicted * actual, axis=0),
+        "fp": jnp.sum(predicted * (1 - actual), axis=0),
+        "fn": jnp.sum((1 - predicted) * actual, axis=0),
+    }
+
+
+def f1_finish(means):
+    """2 tp / (2 tp + fp + fn) of each class that occurs, averaged."""
+    weight = 2 * means["tp"] + means["fp"] + means["fn"]
+    occurs = weight > 0
+    scores = 2 * means["tp"] / jnp.where(occurs, weight, 1)
+    return jnp.sum(scores, axis=-1) / jnp.maximum(jnp.sum(occurs, axis=-1), 1)
+
+
+f1.finish = f1_finish
+
+
+def classes(logits, label):
+    """The class of a label that is one, or the likeliest of a label that is a distribution."""
+    label = jnp.asarray(label)
+    if label.shape == logits.shape:
+        return jnp.argmax(label, axis=-1)
+    if label.shape != logits.shape[:-1]:
+        raise ValueError(f"the output has the shape {logits.shape} and the target {label.shape}; expected {logits.shape[:-1]}")
+    return label

@@ -1,0 +1,250 @@
+"""Optimizers, each written out: init(params) -> state, update(grads, state, params) -> (updates to add, state)."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+
+from training.base import Optimizer, Schedule
+from training.transforms import NO_DECAY, add_decay, fraction, matching, nonnegative, partition, positive, regex, scale, stateless
+from utils import named_leaves
+
+BY_ADAMW = r".*(embed|head).*"
+
+
+def zeros(params):
+    """A new buffer for every leaf."""
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def squares(tree):
+    """Every leaf squared."""
+    return jax.tree.map(jnp.square, tree)
+
+
+def average(decay, old, new):
+    """The exponential moving average: decay * old + (1 - decay) * new."""
+    return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n, old, new)
+
+
+def unbiased(decay, step, mean):
+    """A moving average that began at zero, divided by the weight it has gathered in `step` steps."""
+    weight = 1 - decay**step
+    return jax.tree.map(lambda m: m / weight.astype(m.dtype), mean)
+
+
+def accumulate(decay, old, new):
+    """The decaying sum: decay * old + new."""
+    return jax.tree.map(lambda o, n: decay * o + n, old, new)
+
+
+def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
+    """Gradient descent; with momentum, along the decaying sum of the gradients."""
+    positive(lr=lr)
+    fraction(momentum=momentum)
+    if nesterov and momentum == 0:
+        raise ValueError("nesterov: looks ahead along the momentum, which is 0; give momentum, as in 0.9")
+
+    def update(grads, state, params=None):
+        m = accumulate(momentum, state["m"], grads)
+        return scale(-lr, accumulate(momentum, m, grads) if nesterov else m), {"m": m}
+
+    if momentum == 0:
+        return stateless(lambda grads, params: scale(-lr, grads))
+    return Optimizer(lambda params: {"m": zeros(params)}, update)
+
+
+def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimizer:
+    """AdaGrad (Duchi et al., 2011): each step divided by the root of all squared gradients so far, which start at `initial`."""
+    positive(lr=lr, eps=eps)
+    nonnegative(initial=initial)
+
+    def init(params):
+        return {"sum": jax.tree.map(lambda p: jnp.full_like(p, initial), params)}
+
+    def update(grads, state, params=None):
+        total = jax.tree.map(jnp.add, state["sum"], squares(grads))
+        return jax.tree.map(lambda g, s: -lr * g / jnp.sqrt(s + eps), grads, total), {"sum": total}
+
+    return Optimizer(init, update)
+
+
+def rmsprop(lr: float = 0.001, decay: float = 0.9, eps: float = 1e-8, momentum: float = 0.0) -> Optimizer:
+    """RMSProp (Hinton, 2012): each gradient divided by the root of its recent mean square, then sgd."""
+    positive(eps=eps)
+    fraction(decay=decay)
+    descent = sgd(lr, momentum)
+
+    def init(params):
+        return {"v": zeros(params), "sgd": descent.init(params)}
+
+    def update(grads, state, params=None):
+        v = average(decay, state["v"], squares(grads))
+        direction = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, v)
+        updates, descended = descent.update(direction, state["sgd"])
+        return updates, {"v": v, "sgd": descended}
+
+    return Optimizer(init, update)
+
+
+def adam_init(params):
+    """Zero moments at step 0."""
+    return {"step": jnp.zeros((), jnp.int32), "m": zeros(params), "v": zeros(params)}
+
+
+def adam_direction(grads, state, b1, b2, eps):
+    """Adam's step before the learning rate: the mean gradient over the root of the mean square."""
+    step = state["step"] + 1
+    m = average(b1, state["m"], grads)
+    v = average(b2, state["v"], squares(grads))
+    direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), unbiased(b1, step, m), unbiased(b2, step, v))
+    return direction, {"step": step, "m": m, "v": v}
+
+
+def adam(lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
+    """Adam (Kingma and Ba, 2015)."""
+    positive(lr=lr, eps=eps)
+    fraction(b1=b1, b2=b2)
+
+    def update(grads, state, params=None):
+        direction, state = adam_direction(grads, state, b1, b2, eps)
+        return scale(-lr, direction), state
+
+    return Optimizer(adam_init, update)
+
+
+def adamw(
+    lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01, exclude: str = NO_DECAY
+) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), except for the names that `exclude` matches."""
+    positive(lr=lr, eps=eps)
+    fraction(b1=b1, b2=b2)
+    nonnegative(weight_decay=weight_decay)
+    regex(exclude=exclude)
+
+    def update(grads, state, params):
+        direction, state = adam_direction(grads, state, b1, b2, eps)
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), state
+
+    return Optimizer(matching(adam_init, (exclude, NO_DECAY)), update)
+
+
+def lamb(
+    lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01, exclude: str = NO_DECAY
+) -> Optimizer:
+    """LAMB (You et al., 2020): AdamW's direction for each leaf, as long as the leaf itself; for very large batches."""
+    positive(lr=lr, eps=eps)
+    fraction(b1=b1, b2=b2)
+    nonnegative(weight_decay=weight_decay)
+    regex(exclude=exclude)
+
+    def trusted(direction, param):
+        length, wanted = jnp.linalg.norm(direction), jnp.linalg.norm(param)
+        return direction * jnp.where((length == 0) | (wanted == 0), 1, wanted / length)  # else a zero leaf never moves
+
+    def update(grads, state, params):
+        direction, state = adam_direction(grads, state, b1, b2, eps)
+        direction = add_decay(direction, params, weight_decay, exclude)
+        return scale(-lr, jax.tree.map(trusted, direction, params)), state
+
+    return Optimizer(matching(adam_init, (exclude, NO_DECAY)), update)
+
+
+def lion(
+    lr: float = 0.0001, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.001, exclude: str = NO_DECAY
+) -> Optimizer:
+    """Lion (Chen et al., 2023): the sign of the gradient averaged into the momentum, and one buffer only."""
+    positive(lr=lr)
+    fraction(b1=b1, b2=b2)
+    nonnegative(weight_decay=weight_decay)
+    regex(exclude=exclude)
+
+    def update(grads, state, params):
+        direction = jax.tree.map(jnp.sign, average(b1, state["m"], grads))
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"m": average(b2, state["m"], grads)}
+
+    return Optimizer(matching(lambda params: {"m": zeros(params)}, (exclude, NO_DECAY)), update)
+
+
+def orthogonal(matrix, iterations=5, eps=1e-8):
+    """The matrix with all singular values brought near 1, by Newton-Schulz iterations of a quintic steep at 0."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # x @ x.T is then the smaller of the two products
+    x = x / (jnp.linalg.norm(x) + eps)
+    for _ in range(iterations):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def muon_of_matrices(lr, beta, weight_decay, exclude):
+    """Muon over a tree of nothing but matrices, (in, out)."""
+
+    def init(params):
+        return {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}
+
+    def update(grads, state, params):
+        step = state["step"] + 1
+        m = average(beta, state["m"], grads)
+        ahead = average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
+        direction = jax.tree.map(lambda a: orthogonal(a) * max(1, a.shape[1] / a.shape[0]) ** 0.5, ahead)
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"step": step, "m": m}
+
+    return Optimizer(init, update)
+
+
+def muon(
+    lr: float = 0.02,
+    beta: float = 0.95,
+    weight_decay: float = 0.0,
+    exclude: str = NO_DECAY,
+    by_adamw: str = BY_ADAMW,
+    adamw_lr: float = 0.001,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> Optimizer:
+    """Muon (Jordan et al., 2024) for matrices; AdamW, at its own rate, for the rest and for the names that `by_adamw` matches."""
+    positive(lr=lr, adamw_lr=adamw_lr)
+    fraction(beta=beta)
+    regex(by_adamw=by_adamw)
+
+    def label(tree):
+        leaves = named_leaves(tree).items()
+        return {name: "adamw" if leaf.ndim != 2 or re.fullmatch(by_adamw, name) else "muon" for name, leaf in leaves}
+
+    matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
+    # `exclude` is matched with all the names, below, so not once more by adamw with its own few.
+    others = adamw(adamw_lr, b1, b2, eps, weight_decay, exclude)._replace(init=adam_init)
+    both = partition(label, {"muon": matrices, "adamw": others})
+    return Optimizer(matching(both.init, (exclude, NO_DECAY), (by_adamw, BY_ADAMW)), both.update)
+
+
+def chain(*optimizers: Optimizer):
+    """Each optimizer changes the updates of the one before; not a part, since in a config a list is a chain."""
+    if not optimizers:
+        raise ValueError("optimizers: a chain must hold at least one, got none")
+
+    def init(params):
+        return [optimizer.init(params) for optimizer in optimizers]
+
+    def update(updates, states, params=None):
+        new_states = []
+        for optimizer, state in zip(optimizers, states, strict=True):
+            updates, state = optimizer.update(updates, state, params)
+            new_states.append(state)
+        return updates, new_states
+
+    return Optimizer(init, update)
+
+
+def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
+    """The updates of an optimizer times schedule(number of updates so far)."""
+
+    def init(params):
+        return {"step": jnp.zeros((), jnp.int32), "optimizer": optimizer.init(params)}
+
+    def update(grads, state, params=None):
+        updates, inner = optimizer.update(grads, state["optimizer"], params)
+        return scale(schedule(state["step"]), updates), {"step": state["step"] + 1, "optimizer": inner}
+
+    return Optimizer(init, update)
