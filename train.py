@@ -37,7 +37,9 @@ def main(argv=None):
 def parse(argv):
     parser = argparse.ArgumentParser(description="Train the model that a config file describes.")
     parser.add_argument("-c", "--config", default="config.json", help="the config file (default: config.json)")
-    parser.add_argument("overrides", nargs="*", metavar="path.to.key=value", help="a value to use instead, as optimizer.args.lr=0.01")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="path.to.key=value", help="a value to use instead, as optimizer.args.lr=0.01"
+    )
     parser.add_argument("--check", action="store_true", help="validate, print the resolved config and the model, train nothing")
     parser.add_argument("--list", nargs="?", const="all", metavar="KIND", help="print every name that a config can use")
     return parser.parse_args(argv)
@@ -54,19 +56,36 @@ def check(parts):
     """Print what would run."""
     from training.summary import table
 
-    params, _ = shapes(parts)
+    params = shapes(parts)
     print(json.dumps(parts.config, indent=2))
     print(table(params))
     return DONE
 
 
 def shapes(parts):
-    """The model's trees as shapes, once it is known to fit the data."""
+    """The parameters as shapes, once the model is known to fit the data, and what is monitored to be measured."""
     from training.fit import compose
-    from training.summary import trace_shapes
+    from training.summary import check_monitors, trace_shapes
 
     objective = compose(parts.objective, parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
-    return trace_shapes(parts.model, objective, parts.data.example, parts.loader.batch_size)
+    try:
+        params, reported = trace_shapes(parts.model, objective, parts.data.example, parts.loader.batch_size)
+        check_monitors(monitors(parts), evaluated_sets(parts), reported)
+    except UserError as error:
+        raise UserError(f"{parts.source}: {error}") from error
+    return params
+
+
+def monitors(parts):
+    """{place in the config: the metric that is monitored there}"""
+    callbacks = {f"callbacks.{i}.args.monitor": getattr(c, "monitor", None) for i, c in enumerate(parts.callbacks)}
+    return {"checkpoint.monitor": parts.checkpoint.monitor} | callbacks
+
+
+def evaluated_sets(parts):
+    """The sets that metrics are measured on."""
+    held_out = ["val"] if parts.loader.val_size else []
+    return [*parts.data.sizes, *held_out] if parts.training.eval_every else ["train"]
 
 
 def train(parts):
@@ -76,7 +95,7 @@ def train(parts):
     from training.fit import fit
     from training.summary import count
 
-    params, _ = shapes(parts)
+    params = shapes(parts)
     set_up_logging()
     sets = parts.data.load()
     folder = run_folder.new_folder(parts.checkpoint.dir, parts.title)

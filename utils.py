@@ -68,4 +68,3 @@ def atomic_write(path, data):
         os.fsync(folder)
     finally:
         os.close(folder)
-

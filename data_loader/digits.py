@@ -70,13 +70,13 @@ def _strokes(random, labels):
     for digit, hands in enumerate(_glyphs()):
         for i, (weights, controls) in enumerate(hands):
             rows = np.flatnonzero((labels == digit) & (style % len(hands) == i))
-            tremor = random.normal(0, 0.09, (len(rows), *controls.shape)).astype(np.float32)
+            tremor = random.normal(0, 0.07, (len(rows), *controls.shape)).astype(np.float32)
             points[rows] = weights @ (controls + tremor)
-    turn, slant = random.normal(0, 0.16, n), random.normal(-0.12, 0.2, n)
-    wide, high = random.uniform(4.5, 9, n), random.uniform(7.5, 10.5, n)
+    turn, slant = random.normal(0, 0.13, n), random.normal(-0.12, 0.17, n)
+    wide, high = random.uniform(5.5, 8.5, n), random.uniform(8, 10, n)
     rows = [wide * np.cos(turn), wide * np.sin(turn), high * (slant - np.sin(turn)), high * np.cos(turn)]
     affine = np.stack(rows, -1).reshape(n, 2, 2)
-    shift = random.normal((SIZE - 1) / 2, 1.2, (n, 1, 2))
+    shift = random.normal((SIZE - 1) / 2, 0.9, (n, 1, 2))
     return points @ affine.astype(np.float32) + shift.astype(np.float32)
 
 

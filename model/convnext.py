@@ -22,7 +22,10 @@ def convnext(
     head_dim: int = 64,
     residual: bool = False,
 ) -> Model:
-    """One block for each width in `dims`; the stem divides height and width by 4, each further width by 2."""
+    """One block for each width in `dims`; the stem divides height and width by 4, each further width by 2.
+
+    The head is one linear map in two factors, `head_dim` wide between them.
+    """
     check_image(input_shape)
     check_widths("dims", dims)
     check_at_least_one(num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim)

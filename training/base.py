@@ -47,4 +47,5 @@ class Update(NamedTuple):
     init: Callable  # params -> (optimizer state, averaged weights or None)
     step: Callable  # (TrainState, batch, valid) -> TrainState
 
+
 Callback = NewType("Callback", object)  # an object with any of the hooks of training.callbacks

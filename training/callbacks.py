@@ -39,14 +39,9 @@ class EarlyStopping:
         self.best, self.waited = float("inf"), 0
 
     def on_epoch_end(self, run):
-        value = self.sign * monitored(run.metrics, self.monitor, "early_stopping")
+        if self.monitor not in run.metrics:
+            raise UserError(f"early_stopping: {self.monitor!r} is not measured ({', '.join(sorted(run.metrics))})")
+        value = self.sign * run.metrics[self.monitor]
         self.waited = 0 if value < self.best - self.min_delta else self.waited + 1
         self.best = min(self.best, value)
         return {"stop": self.waited >= self.patience}
-
-
-def monitored(metrics, monitor, who):
-    """The value of a metric by its name, or an error that lists the names."""
-    if monitor not in metrics:
-        raise UserError(f"{who}: monitors {monitor!r}, which is not among the metrics: {', '.join(sorted(metrics))}")
-    return metrics[monitor]

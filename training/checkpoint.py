@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from training.callbacks import monitored
 from utils import UserError, atomic_write, map_named, named_leaves
 
 logger = logging.getLogger("main")
@@ -43,7 +42,9 @@ def restore(path, like):
     missing = [f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in arrays]
     extra = [f"unexpected: {k} {a.shape}" for k, a in arrays.items() if k.split("/")[0] in like and k not in wanted]
     shapes = {k: (arrays[k].shape, leaf.shape) for k, leaf in wanted.items() if k in arrays}
-    misfit = [f"{name}: the file has {found}, the model has {needed}" for name, (found, needed) in shapes.items() if found != needed]
+    misfit = [
+        f"{name}: the file has {found}, the model has {needed}" for name, (found, needed) in shapes.items() if found != needed
+    ]
     if missing or extra or misfit:
         raise UserError(f"{path}: does not fit the model\n  " + "\n  ".join(missing + extra + misfit))
     return map_named(lambda name, leaf: jax.device_put(arrays[name].astype(leaf.dtype), leaf.sharding), like)
@@ -81,8 +82,7 @@ class Checkpoints:
             save(paths[-1], ts._asdict(), {**self.metadata, "epoch": run.epoch, "metrics": run.metrics})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         self.step = run.step
-        value = monitored(run.metrics, self.options.monitor, "checkpoint.monitor") if self.options.monitor else None
-        self.written.append((value, paths))
+        self.written.append((run.metrics.get(self.options.monitor), paths))  # None before the first evaluation
         self.retire()
 
     def retire(self):

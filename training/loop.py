@@ -84,12 +84,13 @@ class Loop:
         sums = self.train_epoch()
         if run.stopped:
             return
-        run.metrics = values("train", sums, self.finish)
+        measured = values("train", sums, self.finish)
         if self.options.eval_every and run.epoch % self.options.eval_every == 0:
             for name in [name for name in self.runner.feeds if name != "train"]:
-                run.metrics |= values(name, self.runner.read(self.runner.evaluate(name)), self.finish)
+                measured |= values(name, self.runner.read(self.runner.evaluate(name)), self.finish)
+        run.metrics = run.metrics | measured
         seconds, examples = time.perf_counter() - began, sum(int(s["examples"]) for s in sums)
-        self.log.epoch(run.epoch, run.step, run.metrics, seconds, examples)
+        self.log.epoch(run.epoch, run.step, measured, seconds, examples)
         if skipped := sum(int(s["bad_steps"]) for s in sums):
             logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
         self.notify("on_epoch_end")
@@ -109,7 +110,7 @@ class Loop:
                 pending = (reports, position, taken) if taken else None
             if pending:
                 sums = self.settle(*pending, bar)
-        if sums is None:
+        if sums is None and not run.stopped:
             raise UserError(f"data: the training data gave no batch in epoch {run.epoch}; it must start again at each epoch")
         return sums
 

@@ -1,5 +1,6 @@
 """What a run will be, from shapes alone: whether the model fits the data, and a table of its parameters."""
 
+import difflib
 import traceback
 
 import jax
@@ -9,7 +10,7 @@ from utils import UserError, format_bytes, named_leaves
 
 
 def trace_shapes(model, objective, example, batch_size):
-    """(params, state) as shapes, once a batch of such examples went through model, loss and metrics; computes nothing."""
+    """(params as shapes, names of what is reported) of a batch of such examples through model, loss and metrics; computes nothing."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
     params, state = attempt("model: the parameters cannot be made", model.init, key)
@@ -19,8 +20,7 @@ def trace_shapes(model, objective, example, batch_size):
     losses, _, metrics = attempt(what, step, params, state, batch, key)
     if losses.shape != (batch_size,):
         raise UserError(f"loss: must be one number for each example, got shape {losses.shape[1:]} for each")
-    check_reported(objective, metrics)
-    return params, state
+    return params, ["loss", *reported_names(objective, metrics)]
 
 
 def attempt(what, fn, *arguments):
@@ -33,14 +33,25 @@ def attempt(what, fn, *arguments):
         raise UserError(f"{what}: {where}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 
-def check_reported(objective, metrics):
-    """Every metric must end as one number, or as a dict of them."""
+def reported_names(objective, metrics):
+    """What the metrics are called in the end; each must be one number, or a dict of them."""
     finish = getattr(objective, "finish", lambda means: means)
     means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
-    reported = attempt("metrics: the means cannot be finished", finish, means)
-    for name, leaf in named_leaves(reported).items():
+    reported = named_leaves(attempt("metrics: the means cannot be finished", finish, means))
+    for name, leaf in reported.items():
         if leaf.shape != ():
             raise UserError(f"metrics: {name} ends with shape {leaf.shape}; return a number, or give the function a `finish`")
+    return [name.replace("/", "_") for name in reported]
+
+
+def check_monitors(monitors, sets, reported):
+    """Refuse {place: metric} whose metric will never be measured on these sets, before an hour is lost."""
+    measured = [f"{name}_{metric}" for name in sets for metric in reported]
+    for place, monitor in monitors.items():
+        if monitor is not None and monitor not in measured:
+            near = difflib.get_close_matches(monitor, measured, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{place}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
 
 
 def count(params):

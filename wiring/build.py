@@ -19,6 +19,7 @@ def build(config, source):
     """The parts of a config, a field for each key, with its `facts` and the `config` as resolved; or one UserError with all problems."""
     builder = Builder(config)
     built = builder.build()
+    built.source = source
     if builder.problems:
         raise UserError("\n".join(f"{source}: {problem}" for problem in builder.problems))
     return built
@@ -193,9 +194,12 @@ class Builder:
         return self.part(kind, value, path) if kind else NotImplemented
 
     def call(self, factory, values, path):
-        """What a factory makes; its ValueErrors are problems with its arguments, a line each."""
+        """What a factory makes; its ValueErrors are problems with its arguments, a line each; its UserErrors, with the rest."""
         try:
             return factory(**values)
+        except UserError as error:
+            self.problem(path, str(error))
+            raise Unbuilt from error
         except ValueError as error:
             for line in str(error).splitlines():
                 self.problem(path if ": " not in line else f"{path}.{line.split(': ')[0]}", line.split(": ", 1)[-1])

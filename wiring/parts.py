@@ -73,7 +73,9 @@ def find(kind):
         for name, function in vars(module).items():
             if is_part(function, name, module_name, kind):
                 if name in found:
-                    raise UserError(f"{kind} {name!r} stands in {found[name].__module__} and in {module_name}; rename one of them")
+                    raise UserError(
+                        f"{kind} {name!r} stands in {found[name].__module__} and in {module_name}; rename one of them"
+                    )
                 found[name] = function
     return found, broken
 

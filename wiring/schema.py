@@ -22,7 +22,9 @@ def make_schema():
     properties |= {kind: reference(kind) for kind in SINGLE}
     properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
-    properties["optimizer"] = {"anyOf": [reference("optimizer"), {"type": "array", "items": reference("optimizer"), "minItems": 1}]}
+    properties["optimizer"] = {
+        "anyOf": [reference("optimizer"), {"type": "array", "items": reference("optimizer"), "minItems": 1}]
+    }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Rawtree config",

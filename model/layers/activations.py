@@ -38,7 +38,7 @@ def silu(x):
 
 
 def hard_sigmoid(x):
-    return jnp.minimum(relu(x + 3), 6) / 6
+    return jnp.clip(x + 3, 0, 6) / 6
 
 
 def hard_swish(x):

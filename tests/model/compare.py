@@ -1,9 +1,12 @@
 """Two functions give the same values and the same gradients."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is most of a test's time
 DTYPES = [jnp.float32, jnp.bfloat16]
 TOLERANCE = {jnp.float32: 2e-5, jnp.bfloat16: 3e-2}  # of the largest number of each array
 
@@ -34,5 +37,5 @@ def outcome(fn, args):
         return (y * normal(99, *y.shape)).sum(), y
 
     gradient = jax.value_and_grad(weighted, tuple(range(len(args))), has_aux=True)
-    (_, value), grads = jax.jit(gradient, compiler_options={"xla_backend_optimization_level": 0})(*args)
+    (_, value), grads = quick_jit(gradient)(*args)
     return value, grads

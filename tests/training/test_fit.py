@@ -297,5 +297,3 @@ def test_a_misspelled_option_is_named():
 def test_an_empty_dataset():
     with pytest.raises(UserError, match="empty"):
         run((X[:0], Y[:0]))
-
-

@@ -34,7 +34,9 @@ def test_supervised_measures_every_example_and_finishes_the_means():
 
 def test_augmentations_act_in_training_alone_and_differ_by_example():
     identity = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state))
-    objective = supervised(identity, lambda out, target: out.mean(), {}, (to_unit,), (lambda key, x: x + jax.random.uniform(key),))
+    objective = supervised(
+        identity, lambda out, target: out.mean(), {}, (to_unit,), (lambda key, x: x + jax.random.uniform(key),)
+    )
     x, y = images()
     x[:] = 0
     assert np.unique(objective({}, {}, (x, y), KEY, True)[0]).size == 16

@@ -43,7 +43,10 @@ def spoiled(config, *overrides):
         ("objective=supervized", "c: objective: no objective 'supervized'; did you mean 'supervised'?"),
         ("update=gradient", "c: update: no update 'gradient'"),
         ('callbacks=["early_stoping"]', "c: callbacks.0: no callbacks 'early_stoping'; did you mean 'early_stopping'?"),
-        ("optimizer.args.weight_decy=1", "c: optimizer.args.weight_decy: adamw has no such argument; did you mean 'weight_decay'?"),
+        (
+            "optimizer.args.weight_decy=1",
+            "c: optimizer.args.weight_decy: adamw has no such argument; did you mean 'weight_decay'?",
+        ),
         ("optimizer.args.lr=fast", 'c: optimizer.args.lr: must be a number, found "fast"'),
         ("optimizer.args.lr=true", "c: optimizer.args.lr: must be a number, found true"),
         ("optimizer.args.lr=0", "c: optimizer.args.lr: must be a finite number above 0, got 0"),
@@ -93,13 +96,13 @@ def test_a_missing_key(sound, key):
 
 
 def test_all_mistakes_are_told_at_once(sound):
-    config = spoiled(sound, "foo=1", "model.name=convnxt", "loader.batch_size=0", "training.epochs=0", "optimizer.args.lr=-1", "loss=x")
+    config = spoiled(
+        sound, "foo=1", "model.name=convnxt", "loader.batch_size=0", "training.epochs=0", "optimizer.args.lr=-1", "loss=x"
+    )
     with pytest.raises(UserError) as told:
         build(config, "c")
     places = [line.split(": ")[1] for line in str(told.value).splitlines() if line.startswith("c: ")]
-    assert sorted(places) == sorted(
-        ["foo", "loader.batch_size", "training.epochs", "model.name", "loss", "optimizer.args.lr"]
-    )
+    assert sorted(places) == sorted(["foo", "loader.batch_size", "training.epochs", "model.name", "loss", "optimizer.args.lr"])
 
 
 def test_lists_become_tuples_and_facts_fill_in_unless_the_config_wins(sound):
@@ -138,8 +141,7 @@ def assert_close(a, b):
 def test_a_schedule_multiplies_our_updates(sound):
     config = spoiled(sound, "schedule=cosine")
     by_hand = [
-        jax.tree.map(lambda u, k=k: u * cosine(steps=8)(k), update)
-        for k, update in enumerate(steps(adamw(lr=0.01), 1) * 3)
+        jax.tree.map(lambda u, k=k: u * cosine(steps=8)(k), update) for k, update in enumerate(steps(adamw(lr=0.01), 1) * 3)
     ]
     assert_close(steps(build(config, "c").optimizer, 1)[0], by_hand[0])
     reference = optax.adamw(lambda k: 0.01 * cosine(steps=8)(k), weight_decay=0.01, mask={"weight": True, "bias": False})
@@ -216,7 +218,12 @@ def copied_project(tmp_path):
 
 def train(folder, *arguments):
     return subprocess.run(
-        [sys.executable, "train.py", *map(str, arguments)], cwd=folder, capture_output=True, text=True, env=os.environ, timeout=120
+        [sys.executable, "train.py", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=120,
     )
 
 

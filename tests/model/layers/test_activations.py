@@ -29,7 +29,7 @@ ALL = pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_jax(name, dtype):
     x = 3 * normal(0, 40, 30)
-    x[0, 0] = 0  # where relu, elu and softplus meet their corners
+    x[np.abs(np.abs(x) - 3) < 0.05] = 0  # 0 is a corner to agree on; at -3 and 3 any slope between both sides is right
     assert_same(getattr(activations, name), REFERENCES[name], x, dtype=dtype)
 
 
