@@ -1,10 +1,11 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
-A feed is used as: `batch()` for the shapes, `prepare(step, report, looped)` once, `begin(epoch)`, then `run(consts, carries, count)`
-until it takes nothing. A lane is one call of the compiled program: one replica, or all of them stacked.
+A feed is used as: `batch()` for the shapes, `prepare(step, report, looped)` once, `begin(epoch)` for each epoch, and
+`run(consts, carries, count)` until it takes nothing. A lane is one call of the compiled program: one replica, or all stacked.
 """
 
 from itertools import chain
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,9 @@ class Lanes:
 
     def unstack(self, trees):
         """From one tree for each lane back to one for each replica."""
-        return [jax.tree.map(lambda a: a[r], trees[0]) for r in range(len(self.seeds))] if self.stacked else list(trees)
+        if not self.stacked:
+            return list(trees)
+        return [jax.tree.map(itemgetter(r), trees[0]) for r in range(len(self.seeds))]
 
     def put(self, pieces, axis=0):
         """One piece of data for each replica onto the devices, cut along `axis`; one entry for each lane."""

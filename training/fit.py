@@ -13,9 +13,9 @@ from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
-from training.optimizers import scheduled
 from training.options import LoaderOptions, TrainingOptions
 from training.runner import Runner
+from training.transforms import scheduled
 from training.update import gradient_update
 from utils import UserError
 
@@ -45,8 +45,8 @@ def fit(
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
 
-    `objective` and `update` are factories as in training/objective.py and training/update.py; `restore` maps the first (params, state)
-    to others; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, precision, replicas, ...
+    `objective` and `update` are factories as in training/objective.py and training/update.py; `restore` maps the first
+    (params, state) to others; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ...
     """
     loader, training = split_options(options)
     objective = compose(objective, model, loss, metrics, preprocess, augment, training.precision)

@@ -133,7 +133,7 @@ class Loop:
         first = [int(s["first_bad"]) for s in sums if s["bad_steps"]]
         if first and self.options.on_nonfinite == "stop":
             raise Diverged(
-                f"the loss or a gradient was not finite at step {min(first)} (epoch {self.run.epoch}); the weights are those before it. "
+                f"the loss or a gradient was not finite at step {min(first)} (epoch {self.run.epoch}). "
                 "Lower the learning rate, clip the gradients, or set training.on_nonfinite to 'skip'"
             )
 

@@ -5,7 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 
-from training.base import Optimizer, Schedule
+from training.base import Optimizer
 from training.transforms import NO_DECAY, add_decay, fraction, matching, nonnegative, partition, positive, regex, scale, stateless
 from utils import named_leaves
 
@@ -217,34 +217,3 @@ def muon(
     others = adamw(adamw_lr, b1, b2, eps, weight_decay, exclude)._replace(init=adam_init)
     both = partition(label, {"muon": matrices, "adamw": others})
     return Optimizer(matching(both.init, (exclude, NO_DECAY), (by_adamw, BY_ADAMW)), both.update)
-
-
-def chain(*optimizers: Optimizer):
-    """Each optimizer changes the updates of the one before; not a part, since in a config a list is a chain."""
-    if not optimizers:
-        raise ValueError("optimizers: a chain must hold at least one, got none")
-
-    def init(params):
-        return [optimizer.init(params) for optimizer in optimizers]
-
-    def update(updates, states, params=None):
-        new_states = []
-        for optimizer, state in zip(optimizers, states, strict=True):
-            updates, state = optimizer.update(updates, state, params)
-            new_states.append(state)
-        return updates, new_states
-
-    return Optimizer(init, update)
-
-
-def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
-    """The updates of an optimizer times schedule(number of updates so far)."""
-
-    def init(params):
-        return {"step": jnp.zeros((), jnp.int32), "optimizer": optimizer.init(params)}
-
-    def update(grads, state, params=None):
-        updates, inner = optimizer.update(grads, state["optimizer"], params)
-        return scale(schedule(state["step"]), updates), {"step": state["step"] + 1, "optimizer": inner}
-
-    return Optimizer(init, update)

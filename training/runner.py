@@ -72,7 +72,7 @@ class Runner:
         weights = [(ts.params if ts.ema is None else ts.ema, ts.state) for ts in self.states]
         taken = 1
         while taken:
-            carries, reports, taken = feed.run(weights, carries, 2**30)
+            carries, _, taken = feed.run(weights, carries, 2**30)
         return carries
 
     def read(self, reports):

@@ -10,7 +10,7 @@ from utils import UserError, format_bytes, named_leaves
 
 
 def trace_shapes(model, objective, example, batch_size):
-    """(params as shapes, names of what is reported) of a batch of such examples through model, loss and metrics; computes nothing."""
+    """(parameters as shapes, names of what is reported), once a batch went through model, loss and metrics as shapes alone."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
     params, state = attempt("model: the parameters cannot be made", model.init, key)
@@ -65,6 +65,6 @@ def table(params):
     width = max(map(len, leaves), default=4)
     lines = [f"{'path':<{width}}  {'shape':<18} {'count':>10}  share"]
     for name, leaf in leaves.items():
-        lines.append(f"{name:<{width}}  {str(list(leaf.shape)):<18} {leaf.size:>10,}  {leaf.size / total:>5.1%}")
+        lines.append(f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {leaf.size / total:>5.1%}")
     size = format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values()))
     return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size}"])

@@ -6,7 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 
-from training.base import Optimizer
+from training.base import Optimizer, Schedule
 from utils import UserError, map_named, match_rules, named_leaves
 
 NO_DECAY = r"(.*/)?(bias|scale)"
@@ -147,3 +147,34 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
         return keys
 
     return partition(label, {str(i): optimizer for i, (_, optimizer) in enumerate(rules)})
+
+
+def chain(*optimizers: Optimizer):
+    """Each optimizer changes the updates of the one before; not a part, since in a config a list is a chain."""
+    if not optimizers:
+        raise ValueError("optimizers: a chain must hold at least one, got none")
+
+    def init(params):
+        return [optimizer.init(params) for optimizer in optimizers]
+
+    def update(updates, states, params=None):
+        new_states = []
+        for optimizer, state in zip(optimizers, states, strict=True):
+            updates, state = optimizer.update(updates, state, params)
+            new_states.append(state)
+        return updates, new_states
+
+    return Optimizer(init, update)
+
+
+def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
+    """The updates of an optimizer times schedule(number of updates so far)."""
+
+    def init(params):
+        return {"step": jnp.zeros((), jnp.int32), "optimizer": optimizer.init(params)}
+
+    def update(grads, state, params=None):
+        updates, inner = optimizer.update(grads, state["optimizer"], params)
+        return scale(schedule(state["step"]), updates), {"step": state["step"] + 1, "optimizer": inner}
+
+    return Optimizer(init, update)

@@ -1,1 +1,1 @@
-"""From config.json to the parts of a run: config (read, override), parts (find by name), values (check arguments), build, schema."""
+"""From config.json to the parts of a run: read and override it, find parts by name, check their arguments, build them."""

@@ -16,7 +16,7 @@ class Unbuilt(Exception):
 
 
 def build(config, source):
-    """The parts of a config, a field for each key, with its `facts` and the `config` as resolved; or one UserError with all problems."""
+    """The parts of a config, a field for each key, with `facts` and the resolved `config`; or one UserError with all problems."""
     builder = Builder(config)
     built = builder.build()
     built.source = source
@@ -47,7 +47,7 @@ class Builder:
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.top(kind))
         if built.optimizer and built.schedule and not self.schedule_taken:
-            built.optimizer = parts.imported("training.optimizers.scheduled")(built.optimizer, built.schedule)
+            built.optimizer = parts.imported("training.transforms.scheduled")(built.optimizer, built.schedule)
         built.facts, built.config = self.facts, self.resolved()
         return built
 
@@ -122,7 +122,7 @@ class Builder:
         """The part that a node names: "name" or {"name", "args"}; a list of optimizers is a chain."""
         if kind == "optimizer" and isinstance(node, list) and node:
             links = [self.part(kind, link, f"{path}.{i}") for i, link in enumerate(node)]
-            return parts.imported("training.optimizers.chain")(*links)
+            return parts.imported("training.transforms.chain")(*links)
         name, args = self.name_and_args(kind, node, path)
         try:
             function = parts.resolve(kind, name)
@@ -215,7 +215,7 @@ class Builder:
         made = self.call(factory, values, f"{path}.args")
         if schedule and "lr" in accepted:
             self.schedule_taken = True
-            return parts.imported("training.optimizers.scheduled")(made, schedule)
+            return parts.imported("training.transforms.scheduled")(made, schedule)
         return made
 
     def learn_facts(self, built):

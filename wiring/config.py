@@ -1,5 +1,6 @@
 """The JSON file: reading it with clear errors, overriding single values, and the keys that it may have."""
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -76,10 +77,8 @@ def override(config, text):
     key_path, equals, value = text.partition("=")
     if not equals or not key_path:
         raise UserError(f"{text!r}: an override reads path.to.key=value, as in optimizer.args.lr=0.01")
-    try:
+    with contextlib.suppress(json.JSONDecodeError):  # it stays a plain string
         value = json.loads(value)
-    except json.JSONDecodeError:
-        pass  # a plain string
     *way, last = key_path.split(".")
     config = node = copy.deepcopy(config)
     for key in way:

@@ -1,4 +1,4 @@
-"""Finding parts by name. A part is a public function in its kind's home whose return annotation is the kind; nothing is registered.
+"""Finding parts by name: public functions in their kind's home whose return annotation is the kind; nothing is registered.
 
 A kind with `given` > 0 has functions whose first arguments the toolkit passes at run time; the config's args are the others.
 """
@@ -139,7 +139,7 @@ def did_you_mean(name, names):
 
 
 def arguments(function, given=0):
-    """{name: inspect.Parameter with its annotation resolved} of what a config may give; `given` leading ones are the toolkit's."""
+    """{name: Parameter with its annotation resolved} of what a config may give; the `given` first ones are the toolkit's."""
     try:
         hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     except Exception:  # annotations of other libraries may not resolve

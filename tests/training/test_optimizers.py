@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from training import optimizers, schedules
-from training.optimizers import adagrad, adam, adamw, chain, lamb, lion, muon, rmsprop, scheduled, sgd
+from training.optimizers import adagrad, adam, adamw, lamb, lion, muon, rmsprop, sgd
+from training.transforms import chain, scheduled
 from utils import UserError, named_leaves
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from training.optimizers import adam, adamw, chain, sgd
-from training.transforms import clip_by_global_norm, clip_by_value, decayed_weights, frozen, groups, scaled
+from training.optimizers import adam, adamw, sgd
+from training.transforms import chain, clip_by_global_norm, clip_by_value, decayed_weights, frozen, groups, scaled
 from utils import UserError, named_leaves
 
 
