@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import logging.config
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,13 @@ def main(argv=None):
         return check(parts) if arguments.check else train(parts)
     except UserError as error:
         return fail(error, BAD_INPUT)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (RunError, OSError) as error:
         return fail(error, FAILED)
+    except KeyboardInterrupt:
+        return fail("interrupted before the first step", FAILED)
 
 
 def parse(argv):
@@ -67,7 +73,8 @@ def shapes(parts):
     from training.fit import compose
     from training.summary import check_monitors, trace_shapes
 
-    objective = compose(parts.objective, parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
+    pieces = (parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
+    objective = compose(parts.objective, *pieces, parts.training.precision)
     try:
         params, reported = trace_shapes(parts.model, objective, parts.data.example, parts.loader.batch_size)
         check_monitors(monitors(parts), evaluated_sets(parts), reported)

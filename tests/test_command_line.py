@@ -209,7 +209,8 @@ def test_bad_data_is_told_too(small):
 
 def test_no_space_is_the_machines_fault_and_told_in_one_message(small):
     """A full disk, as a file-size limit: the checkpoint does not fit, and what was written before stays whole."""
-    limited = "import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); sys.exit(train.main(sys.argv[1:]))"
+    limited = "import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    limited += "sys.exit(train.main(sys.argv[1:]))"
     command = [sys.executable, "-c", limited, "-c", "small.json"]
     environment = os.environ | {"XDG_CACHE_HOME": str(small / "cache"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=small, capture_output=True, text=True, env=environment, timeout=120, check=False)

@@ -4,7 +4,6 @@ A feed is used as: `batch()` for the shapes, `prepare(step, report, looped)` onc
 `run(consts, carries, count)` until it takes nothing. A lane is one call of the compiled program: one replica, or all stacked.
 """
 
-from itertools import chain
 from operator import itemgetter
 
 import jax
@@ -14,7 +13,6 @@ import numpy as np
 from data_loader.loader import batches, epoch_order, padded, prefetch
 from training.programs import compiled, over_batch, over_rows
 from training.sharding import replicated, sharded
-from utils import UserError
 
 
 class Lanes:
@@ -94,9 +92,13 @@ class Streamed:
 
     def __init__(self, source, options, lanes, steps):
         self.source, self.options, self.lanes, self.steps = source, options, lanes, steps
-        self.stream, self.opened, self.program = None, None, None
+        self.stream, self.opened, self.peeked, self.program = None, None, [], None
 
     def open(self, epoch, start):
+        """Start the thread that reads ahead, unless it already waits there."""
+        if self.opened == (epoch, start):
+            return
+        self.close()
         pieces = self.source(epoch, start)
         self.stream = prefetch(((self.lanes.put(batch), np.int32(valid)) for batch, valid in pieces), self.options.prefetch)
         self.opened = (epoch, start)
@@ -104,11 +106,8 @@ class Streamed:
     def batch(self):
         """The shapes of the first batch, which stays the first of its epoch."""
         self.open(1, 0)
-        first = next(self.stream, None)
-        if first is None:
-            raise UserError("data: the iterable gave no batch")
-        self.stream = chain([first], self.stream)
-        lane = first[0][0]
+        self.peeked = [next(self.stream)]
+        lane = self.peeked[0][0][0]
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[self.lanes.stacked :], a.dtype), lane)
 
     def prepare(self, step, report, looped):
@@ -116,16 +115,14 @@ class Streamed:
         self.traced = self.lanes.mapped(over_batch(step, report), (0, 0, 0, None))
 
     def begin(self, epoch, start=0):
-        """Start the thread that reads ahead."""
-        if self.opened != (epoch, start):
-            self.close()
-            self.open(epoch, start)
+        """Go to a batch of an epoch."""
+        self.open(epoch, start)
         self.opened = None
 
     def run(self, consts, carries, count):
         """Up to `count` batches in every lane: (carries, reports, batches taken)."""
         taken, reports = 0, [None] * len(carries)
-        while taken < count and (item := next(self.stream, None)) is not None:
+        while taken < count and (item := self.peeked.pop() if self.peeked else next(self.stream, None)):
             for lane, batch in enumerate(item[0]):
                 rest = (batch, item[1])
                 self.program = self.program or compiled(self.traced, self.lanes.mesh, (consts[lane], carries[lane], *rest))
@@ -135,15 +132,16 @@ class Streamed:
 
     def close(self):
         """End the thread that reads ahead."""
-        if hasattr(self.stream, "close"):
+        if self.stream is not None:
             self.stream.close()
-        self.stream = None
+        self.stream, self.opened, self.peeked = None, None, []
 
 
 def make_feed(dataset, options, lanes, *, shuffle):
     """The feed that fits the data: resident where it is held in arrays within the budget, else streamed."""
     arrays = getattr(dataset, "arrays", None)
-    if arrays is not None and sum(a.nbytes for a in jax.tree.leaves(arrays)) <= options.device_budget_mb * 2**20:
+    size = sum(a.nbytes for a in jax.tree.leaves(arrays))
+    if arrays is not None and size <= options.device_budget_mb * 2**20 and options.collate_fn is None:
         return Resident(arrays, options, lanes, shuffle)
     if not hasattr(dataset, "__getitem__"):
         steps = len(dataset) if hasattr(dataset, "__len__") else None

@@ -1,8 +1,7 @@
 """`fit` composes the parts of a run and trains them; it is all that a notebook needs."""
 
-import logging
+import inspect
 from dataclasses import fields
-from functools import partial
 
 import numpy as np
 
@@ -13,13 +12,11 @@ from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
-from training.options import LoaderOptions, TrainingOptions
+from training.options import LoaderOptions, TrainingOptions, check_together
 from training.runner import Runner
 from training.transforms import scheduled
 from training.update import gradient_update
 from utils import UserError
-
-logger = logging.getLogger("main")
 
 
 def fit(
@@ -51,8 +48,7 @@ def fit(
     loader, training = split_options(options)
     objective = compose(objective, model, loss, metrics, preprocess, augment, training.precision)
     optimizer = optimizer if schedule is None else scheduled(optimizer, schedule)
-    make_update = partial(update, objective, optimizer, accumulate=training.accumulate, ema=training.ema)
-    check_divides(loader.batch_size, training.accumulate)
+    make_update = configured(update, objective, optimizer, training)
     sets = datasets(train, val, test, loader)
     show_on_console()
     runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
@@ -77,13 +73,23 @@ def split_options(options):
     names = [{f.name for f in fields(cls)} for cls in classes]
     if unknown := options.keys() - names[0] - names[1]:
         raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(names[0] | names[1]))}")
-    return tuple(cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True))
+    loader, training = (cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True))
+    check_together(loader, training)
+    return loader, training
 
 
-def check_divides(batch_size, accumulate):
-    """A batch is cut into equal microbatches."""
-    if batch_size % accumulate:
-        raise UserError(f"training.accumulate: a batch of {batch_size} examples does not divide into {accumulate} microbatches")
+def configured(update, objective, optimizer, training):
+    """The update with those training options that it takes; one that is set but not taken is an error, not ignored."""
+    taken = inspect.signature(update).parameters
+    for name, neutral in (("accumulate", 1), ("ema", None)):
+        if name not in taken and getattr(training, name) != neutral:
+            raise UserError(f"training.{name}: the update {part_name(update)!r} takes no {name!r}; leave it at its default")
+    given = {name: getattr(training, name) for name in ("accumulate", "ema") if name in taken}
+
+    def make_update(unroll):
+        return update(objective, optimizer, **given, **({"unroll": unroll} if "unroll" in taken else {}))
+
+    return make_update
 
 
 def datasets(train, val, test, loader):

@@ -49,6 +49,14 @@ class TrainingOptions:
             raise ValueError(f"ema: must lie between 0 and 1, got {self.ema}")
 
 
+def check_together(loader, training):
+    """Refuse what is sound in each section but not in both."""
+    if loader.batch_size % training.accumulate:
+        raise ValueError(
+            f"training.accumulate: a batch of {loader.batch_size} does not divide into {training.accumulate} microbatches"
+        )
+
+
 @dataclass(frozen=True)
 class CheckpointOptions:
     """Which checkpoints are written, and which are kept."""
@@ -68,7 +76,6 @@ class LoggingOptions:
     """How often a run reports."""
 
     every_steps: int = 50
-    trackers: tuple[()] = ()
 
     def __post_init__(self):
         check_ranges(self, every_steps=1)

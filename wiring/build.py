@@ -42,6 +42,7 @@ class Builder:
         for kind in ("preprocess", "augment", "metrics", "callbacks"):
             setattr(built, kind, self.several(kind))
         built.data = self.top("data")
+        self.check_together(built)
         self.learn_facts(built)
         built.schedule = self.schedule = self.top("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
@@ -217,6 +218,16 @@ class Builder:
             self.schedule_taken = True
             return parts.imported("training.transforms.scheduled")(made, schedule)
         return made
+
+    def check_together(self, built):
+        """What is sound in each section, but not in both."""
+        if built.loader and built.training:
+            try:
+                parts.imported("training.options.check_together")(built.loader, built.training)
+            except ValueError as error:
+                self.problems.append(str(error))
+        if built.data and built.loader and "val" in built.data.sizes and built.loader.val_size:
+            self.problem("loader.val_size", "the data brings its own validation set; leave val_size at 0")
 
     def learn_facts(self, built):
         """What the data tells, where the keys that it depends on are sound."""

@@ -163,6 +163,7 @@ def test_a_custom_collate_fn_makes_the_batches():
         return np.stack(x) * 2, np.stack(y)
 
     assert_close(run(Streamed(), collate_fn=double).params, run((X * 2, Y)).params)
+    assert_close(run(collate_fn=double).params, run((X * 2, Y)).params)
 
 
 def test_errors_of_the_reading_thread_reach_the_caller():
@@ -287,6 +288,17 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():
             return {"lr_scale": 0.0}
 
     assert_same(run(callbacks=[Freeze()], epochs=1).params, run(callbacks=[Freeze()], epochs=2).params)
+
+
+def test_an_update_of_ones_own_takes_what_it_names(monkeypatch):
+    def backwards(objective, optimizer):
+        plain = gradient_update(objective, optimizer)
+        return plain._replace(step=lambda ts, batch, valid: plain.step(ts._replace(lr_scale=-ts.lr_scale), batch, valid))
+
+    result = run(update=backwards, epochs=1)
+    assert result.history[-1]["train_loss"] > run(epochs=1).history[-1]["train_loss"]
+    with pytest.raises(UserError, match=r"training.ema: the update 'backwards' takes no 'ema'"):
+        run(update=backwards, ema=0.9)
 
 
 def test_a_misspelled_option_is_named():

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from training import optimizers, schedules
+from training import schedules
 from training.optimizers import adagrad, adam, adamw, lamb, lion, muon, rmsprop, sgd
 from training.transforms import chain, scheduled
 from utils import UserError, named_leaves
@@ -226,4 +226,4 @@ def test_refuses(factory, args, argument):
 
 
 def test_chain_is_no_part_of_a_config():
-    assert "return" not in optimizers.chain.__annotations__
+    assert "return" not in chain.__annotations__

@@ -30,7 +30,8 @@ models = {
     "vit": vit((8, 8, 1), 3, dim=8, depth=1, heads=2, dropout=0.1),
 }
 def losses(model, **settings):
-    run = fit(model, (x, y), (x[:77], y[:77]), preprocess=[to_unit], optimizer=adam(lr=0.001), batch_size=16, epochs=2, log_every=1, **settings)
+    settings |= {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log_every": 1}
+    run = fit(model, (x, y), (x[:77], y[:77]), **settings)
     return [value for row in run.history for name, value in row.items() if "loss" in name]
 found = {name: losses(model) for name, model in models.items()}
 found["streamed"] = losses(models["vit"], device_budget_mb=0)

@@ -70,6 +70,7 @@ def spoiled(config, *overrides):
         ("training.epochs=0", "c: training.epochs: must be at least 1, got 0"),
         ("training.epochs=-1", "c: training.epochs: must be at least 1, got -1"),
         ("training.precision=float61", 'c: training.precision: found "float61"; allowed: "float32", "bfloat16"'),
+        ("training.accumulate=3", "c: training.accumulate: a batch of 16 does not divide into 3 microbatches"),
         ("training.ema=1.5", "c: training.ema: must lie between 0 and 1, got 1.5"),
         ("checkpoint.keep=0", "c: checkpoint.keep: must be at least 1, got 0"),
         ("logging.every_steps=0", "c: logging.every_steps: must be at least 1, got 0"),
