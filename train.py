@@ -6,7 +6,6 @@ import logging
 import logging.config
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 from utils import RunError, UserError
@@ -98,7 +97,7 @@ def evaluated_sets(parts):
 def train(parts):
     """Load the data, make the run's folder, fit."""
     from training import run_folder
-    from training.checkpoint import Checkpoints, pretrained
+    from training.checkpoint import Checkpoints
     from training.fit import fit
     from training.summary import count
 
@@ -109,7 +108,6 @@ def train(parts):
     set_up_logging(folder / "train.log")
     run_folder.describe(folder, parts.config, parts.facts, sets, ROOT)
     announce(parts, sets, folder, count(params))
-    start = parts.training.pretrained
     checkpoints = Checkpoints(folder, parts.checkpoint, {"config": parts.config, "facts": parts.facts})
     run = fit(
         parts.model,
@@ -123,7 +121,6 @@ def train(parts):
         update=parts.update,
         callbacks=[*parts.callbacks, checkpoints],
         seed=parts.seed,
-        restore=partial(pretrained, start) if start else None,
         log_every=parts.logging.every_steps,
         metrics_file=folder / "metrics.jsonl",
         **vars(parts.loader),
@@ -134,10 +131,12 @@ def train(parts):
 
 def announce(parts, sets, folder, parameters):
     """The first lines of a run."""
+    from training.run_folder import source
+
     logger.info("Start Training! [%s]", parts.title)
     logger.info("The model has %d parameters", parameters)
     for name, dataset in sets.items():
-        logger.info("%s data: %d examples from %s", name, len(dataset), getattr(dataset, "source", type(dataset).__name__))
+        logger.info("%s data: %d examples from %s", name.capitalize(), parts.data.sizes[name], source(dataset))
     logger.info("Run folder: %s", folder)
 
 

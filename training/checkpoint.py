@@ -63,7 +63,7 @@ class Checkpoints:
     def __init__(self, folder, options, metadata):
         self.folder, self.options, self.metadata = Path(folder), options, metadata
         self.written = []  # (value of the monitored metric or None, paths), the oldest first
-        self.step = 0
+        self.step = None  # of the last checkpoint
 
     def on_epoch_end(self, run):
         if run.epoch % self.options.every_epochs == 0 or run.epoch == run.epochs:

@@ -2,11 +2,13 @@
 
 import inspect
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 
 from data_loader.base import Arrays
 from data_loader.loader import split
+from training.checkpoint import pretrained
 from training.loop import Loop, Run
 from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
@@ -35,15 +37,14 @@ def fit(
     update=gradient_update,
     callbacks=(),
     seed=0,
-    restore=None,
     log_every=50,
     metrics_file=None,
     **options,
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
 
-    `objective` and `update` are factories as in training/objective.py and training/update.py; `restore` maps the first
-    (params, state) to others; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ...
+    `objective` and `update` are factories as in training/objective.py and training/update.py; `options` are the fields of
+    LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ...
     """
     loader, training = split_options(options)
     objective = compose(objective, model, loss, metrics, preprocess, augment, training.precision)
@@ -51,6 +52,7 @@ def fit(
     make_update = configured(update, objective, optimizer, training)
     sets = datasets(train, val, test, loader)
     show_on_console()
+    restore = partial(pretrained, training.pretrained) if training.pretrained else None
     runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
     loop = Loop(runner, objective, callbacks, training, MetricLog(metrics_file), log_every)
     return loop.run_all()

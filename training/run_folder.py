@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from data_loader.loader import fingerprint
 from utils import RunError, atomic_write
 
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
@@ -51,12 +52,6 @@ def environment(facts, datasets, root):
     """Versions, devices, git commit and data."""
     import jax
 
-    from data_loader.loader import fingerprint
-
-    data = {
-        name: {"source": getattr(d, "source", type(d).__name__), "examples": len(d), "fingerprint": fingerprint(d)}
-        for name, d in datasets.items()
-    }
     return {
         "command": sys.argv,
         "python": platform.python_version(),
@@ -67,8 +62,21 @@ def environment(facts, datasets, root):
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "git_commit": git_commit(root),
         "facts": facts,
-        "data": data,
+        "data": {name: describe_data(dataset) for name, dataset in datasets.items()},
     }
+
+
+def describe_data(dataset):
+    """Where a dataset came from, and what tells it from another; of an iterable of batches, only the first."""
+    told = {"source": source(dataset)}
+    if hasattr(dataset, "__getitem__"):
+        told |= {"examples": len(dataset), "fingerprint": fingerprint(dataset)}
+    return told
+
+
+def source(dataset):
+    """Where a dataset came from, if it says so."""
+    return getattr(dataset, "source", type(dataset).__name__)
 
 
 def git_commit(root):
