@@ -1,0 +1,142 @@
+"""One node of a config, "name" or {"name", "args"}, made into the part that it names; problems are collected, not raised."""
+
+from functools import partial
+
+from utils import UserError
+from wiring import parts
+from wiring.config import show
+from wiring.values import Misfit, convert
+
+GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")  # arguments of an update that fit passes from the training section
+
+
+class Unbuilt(Exception):
+    """A part that cannot be built, for reasons that are already among the problems."""
+
+
+class Nodes:
+    """Builds nodes; `facts` fill arguments that the config leaves out, and `schedule` multiplies every learning rate."""
+
+    def __init__(self):
+        self.problems, self.facts = [], {}
+        self.resolved = {}  # {path: the node with its defaults}
+        self.schedule, self.schedule_used = None, False
+
+    def problem(self, path, message):
+        """Note what is wrong at a place of the config."""
+        self.problems.append(f"{path}: {message}")
+
+    def part(self, kind, node, path):
+        """The part that a node names; a list of optimizers is a chain."""
+        if kind == "optimizer" and isinstance(node, list) and node:
+            return parts.imported("training.transforms.chain")(*self.each(kind, node, path))
+        name, args = self.name_and_args(node, path)
+        try:
+            function = parts.resolve(kind, name)
+        except UserError as error:
+            self.problem(path if isinstance(node, str) else f"{path}.name", str(error))
+            raise Unbuilt from error
+        accepted = parts.arguments(function, parts.KINDS[kind].given)
+        accepted = {k: p for k, p in accepted.items() if kind != "update" or k not in GIVEN_BY_TRAINING}
+        values = self.values(name, args, accepted, f"{path}.args")
+        self.resolved[path] = {"name": name, "args": with_defaults(args, accepted)}
+        if kind == "optimizer":
+            return self.optimizer(function, values, accepted, f"{path}.args")
+        if parts.KINDS[kind].given:
+            return partial(function, **values) if values else function
+        return self.call(function, values, f"{path}.args")
+
+    def each(self, kind, nodes, path):
+        """The parts of a list, all of them tried."""
+        built, failed = [], False
+        for i, node in enumerate(nodes):
+            try:
+                built.append(self.part(kind, node, f"{path}.{i}"))
+            except Unbuilt:
+                failed = True
+        if failed:
+            raise Unbuilt
+        return built
+
+    def name_and_args(self, node, path):
+        """A node's name and args, in either of its forms."""
+        node = {"name": node} if isinstance(node, str) else node
+        if not isinstance(node, dict) or not isinstance(node.get("name"), str):
+            self.problem(path, f'must be a name or {{"name": ..., "args": {{...}}}}, found {show(node)}')
+        elif extra := node.keys() - {"name", "args"}:
+            self.problem(path, f"has {', '.join(map(repr, sorted(extra)))} beside 'name' and 'args'; move it into 'args'")
+        elif not isinstance(node.get("args", {}), dict):
+            self.problem(f"{path}.args", f"must be an object of the arguments of {node['name']}, found {show(node['args'])}")
+        else:
+            return node["name"], node.get("args", {})
+        raise Unbuilt
+
+    def values(self, name, given, accepted, path):
+        """The arguments of a call, converted; facts fill what the config leaves out."""
+        signature, values = parts.signature(name, accepted), {}
+        unknown = [key for key in given if key not in accepted]
+        for key in unknown:
+            hint = parts.did_you_mean(key, accepted)
+            self.problem(f"{path}.{key}", f"{name} has no such argument{hint}\n  {signature}")
+        failed = bool(unknown)
+        for key, parameter in accepted.items():
+            try:
+                if key in given:
+                    values[key] = convert(given[key], parameter.annotation, f"{path}.{key}", self.nested)
+                elif key in self.facts:
+                    values[key] = self.facts[key]
+                elif parameter.default is parameter.empty:
+                    self.missing(key, name, path, signature)
+            except Misfit as misfit:
+                self.problem(misfit.path, misfit.message)
+                failed = True
+            except Unbuilt:
+                failed = True
+        if failed:
+            raise Unbuilt
+        return values
+
+    def missing(self, key, name, path, signature):
+        """A required argument that the config does not give; a fact that only failing data lacks is not worth a line."""
+        if key not in parts.FACTS:
+            self.problem(path, f"{name} needs {key!r}\n  {signature}")
+        elif "input_shape" in self.facts:
+            self.problem(path, f"{name} needs {key!r}, which this data does not tell; give it here")
+        raise Unbuilt
+
+    def nested(self, annotation, value, path):
+        """A part inside the arguments of another; NotImplemented for a plain value."""
+        kind = parts.kind_of(annotation)
+        return self.part(kind, value, path) if kind else NotImplemented
+
+    def call(self, factory, values, path):
+        """What a factory makes; each line of a ValueError is a problem of the argument that it starts with."""
+        try:
+            return factory(**values)
+        except UserError as error:
+            self.problem(path, str(error))
+        except ValueError as error:
+            for line in str(error).splitlines():
+                argument, colon, message = line.partition(": ")
+                self.problem(f"{path}.{argument}" if colon else path, message if colon else line)
+        raise Unbuilt
+
+    def optimizer(self, factory, values, accepted, path):
+        """An optimizer under the schedule: the multiplier comes last, or is part of a `learning_rate` that may be a function."""
+        rate = values.get("learning_rate", getattr(accepted.get("learning_rate"), "default", None))
+        if self.schedule and isinstance(rate, int | float):
+            schedule, self.schedule_used = self.schedule, True
+            return self.call(factory, values | {"learning_rate": lambda step: rate * schedule(step)}, path)
+        made = self.call(factory, values, path)
+        return self.scheduled(made) if self.schedule and "lr" in accepted else made
+
+    def scheduled(self, optimizer):
+        """The optimizer with the schedule as its last multiplier."""
+        self.schedule_used = True
+        return parts.imported("training.transforms.scheduled")(optimizer, self.schedule)
+
+
+def with_defaults(given, accepted):
+    """The args as they would stand in a config that leaves nothing to defaults; facts stay out, since the data tells them."""
+    shown = {k: p.default for k, p in accepted.items() if p.default is not p.empty and k not in parts.FACTS}
+    return {k: v for k, v in shown.items() if isinstance(v, str | int | float | bool | tuple | None)} | given
