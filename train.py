@@ -126,7 +126,7 @@ def train(parts):
         **vars(parts.loader),
         **vars(parts.training),
     )
-    return STOPPED if run.signal else DONE
+    return STOPPED if run.signal and not run.finished else DONE
 
 
 def announce(parts, sets, folder, parameters):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, NewType, Protocol
 
 import numpy as np
 
+from data_loader.nest import map_nest, named_nest
 from utils import UserError
 
 
@@ -20,19 +21,21 @@ Batch = NewType("Batch", object)  # def fn(examples) -> Batch, the return annota
 
 
 class Arrays:
-    """A dataset held whole in NumPy arrays, so that it can live on the device."""
+    """A dataset held whole in NumPy arrays (or nests of them), so that it can live on the device."""
 
     def __init__(self, x, y, source="arrays"):
-        if len(x) != len(y):
-            raise UserError(f"{source}: x has {len(x)} examples, y has {len(y)}")
+        lengths = {name: len(a) for name, a in named_nest({"x": x, "y": y})}
+        if len(set(lengths.values())) != 1:
+            raise UserError(f"{source}: needs one row for each example in every array, found {lengths}")
         self.arrays = (x, y)
         self.source = source  # where it came from, for the run's records
+        self.length = next(iter(lengths.values()))
 
     def __len__(self):
-        return len(self.arrays[0])
+        return self.length
 
     def __getitem__(self, index):
-        return tuple(a[index] for a in self.arrays)
+        return map_nest(lambda a: a[index], self.arrays)
 
 
 class Data(NamedTuple):

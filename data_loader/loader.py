@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from data_loader.base import Arrays, Batch
+from data_loader.nest import map_nest, named_nest
 from utils import UserError
 
 SPLIT = 2**64 - 1  # the random stream of the split; epochs count from 0 and never reach it
@@ -41,7 +42,13 @@ class Subset:
         return len(self.indices)
 
     def __getitem__(self, index):
-        return self.dataset[int(self.indices[index])]
+        chosen = self.indices[index]
+        return self.dataset[chosen if takes_rows(self.dataset) else int(chosen)]
+
+
+def takes_rows(dataset):
+    """Whether many examples can be had at once, dataset[array of indices], as only our own arrays promise."""
+    return type(dataset) is Arrays or (type(dataset) is Subset and takes_rows(dataset.dataset))
 
 
 def held_out(n, val_size):
@@ -61,7 +68,9 @@ def split(dataset, val_size, seed):
 
 
 def _subset(dataset, indices):
-    return Arrays(*dataset[indices], dataset.source) if isinstance(dataset, Arrays) else Subset(dataset, indices)
+    if type(dataset) is not Arrays or any(isinstance(a, np.memmap) for _, a in named_nest(dataset.arrays)):
+        return Subset(dataset, indices)  # a memory-mapped file stays on disk
+    return Arrays(*dataset[indices], dataset.source)
 
 
 def collate(examples) -> Batch:
@@ -74,7 +83,7 @@ def collate(examples) -> Batch:
 
 def batches(dataset, order, collate_fn=collate, start=0):
     """The batches of the rows of `order`, from row `start` on."""
-    whole = isinstance(dataset, Arrays) and collate_fn is collate
+    whole = takes_rows(dataset) and collate_fn is collate
     for row in order[start:]:
         yield dataset[row] if whole else collate_fn([dataset[int(i)] for i in row])
 
@@ -126,31 +135,10 @@ def _show(form):
 
 def fingerprint(dataset):
     """A short hash of a dataset: all of its arrays, or else its length and its first and last example."""
-    content = dataset.arrays if isinstance(dataset, Arrays) else (dataset[0], dataset[len(dataset) - 1])
+    content = dataset.arrays if type(dataset) is Arrays else (dataset[0], dataset[len(dataset) - 1])
     digest = hashlib.sha256(str(len(dataset)).encode())
     for name, leaf in named_nest(content):
         leaf = np.asarray(leaf, order="C")
         digest.update(f"{name} {leaf.shape} {leaf.dtype.str}".encode())
         digest.update(leaf)
     return digest.hexdigest()[:16]
-
-
-def map_nest(fn, nest, *rest):
-    """jax.tree.map for dicts, tuples and lists, without jax."""
-    if isinstance(nest, dict):
-        if any(r.keys() != nest.keys() for r in rest):
-            raise ValueError(f"the keys {sorted(nest)} are not the same in all")
-        return {key: map_nest(fn, nest[key], *(r[key] for r in rest)) for key in nest}
-    if isinstance(nest, tuple | list):
-        parts = [map_nest(fn, *parts) for parts in zip(nest, *rest, strict=True)]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
-    return fn(nest, *rest)
-
-
-def named_nest(nest, name=""):
-    """Every leaf of a nest with its name, as in `0/image`."""
-    if not isinstance(nest, dict | tuple | list):
-        yield name, nest
-        return
-    for key, part in nest.items() if isinstance(nest, dict) else enumerate(nest):
-        yield from named_nest(part, f"{name}/{key}" if name else str(key))

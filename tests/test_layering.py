@@ -16,7 +16,7 @@ ALLOWED = {
     "wiring": ({"utils", "wiring"}, False),
     "model": ({"model"}, True),
     "data_loader": ({"utils", "data_loader"}, False),
-    "training": ({"utils", "training", "data_loader.base", "data_loader.loader"}, True),
+    "training": ({"utils", "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}, True),
 }
 HEAVY = {"optax", "flax", "tensorflow", "onnx", "wandb", "tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors"}
 

@@ -1,9 +1,10 @@
 """What watches a run. A callback is any object with some of these hooks, each called with the Run, which it only reads:
 
-on_training_start, on_epoch_start, on_step_end (after each chunk of steps), on_epoch_end, on_training_end
+on_training_start, on_epoch_start, on_step_end (every logging.every_steps), on_epoch_end, on_training_end
 
-It changes the run by what it answers alone: {"stop": True} or {"lr_scale": 0.5}. To add one, write a function that returns
-such an object, annotated `-> Callback`, and name it in the config.
+It changes the run by what it answers alone: {"stop": True} or {"lr_scale": 0.5}. An attribute `monitor`, if it has one, is
+the name of a metric, and is checked before the run. To add a callback, write a function that returns such an object,
+annotated `-> Callback`, and name it in the config.
 """
 
 from typing import Literal
@@ -27,7 +28,7 @@ def notify(callbacks, hook, run):
 def early_stopping(
     monitor: str = "test_loss", mode: Literal["min", "max"] = "min", patience: int = 3, min_delta: float = 0.0
 ) -> Callback:
-    """Stop when a metric has not improved for `patience` epochs."""
+    """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations."""
     if patience < 1:
         raise ValueError(f"patience: must be at least 1, got {patience}")
     return EarlyStopping(monitor, 1 if mode == "min" else -1, patience, min_delta)
@@ -36,12 +37,14 @@ def early_stopping(
 class EarlyStopping:
     def __init__(self, monitor, sign, patience, min_delta):
         self.monitor, self.sign, self.patience, self.min_delta = monitor, sign, patience, min_delta
+
+    def on_training_start(self, run):
         self.best, self.waited = float("inf"), 0
 
     def on_epoch_end(self, run):
-        if self.monitor not in run.metrics:
-            raise UserError(f"early_stopping: {self.monitor!r} is not measured ({', '.join(sorted(run.metrics))})")
+        if self.monitor not in run.metrics:  # this epoch was not evaluated
+            return None
         value = self.sign * run.metrics[self.monitor]
-        self.waited = 0 if value < self.best - self.min_delta else self.waited + 1
-        self.best = min(self.best, value)
+        improved = value < self.best - self.min_delta
+        self.best, self.waited = (value, 0) if improved else (self.best, self.waited + 1)
         return {"stop": self.waited >= self.patience}

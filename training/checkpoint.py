@@ -35,9 +35,8 @@ def load(path):
         raise UserError(f"{path}: is not a whole safetensors file: {error}") from error
 
 
-def restore(path, like):
-    """The tree of a checkpoint in the form of `like`; every name and shape must agree, all differences are listed."""
-    arrays, _ = load(path)
+def restore(path, arrays, like):
+    """The arrays of a file in the form of the tree `like`; every name and shape must agree, all differences are listed."""
     wanted = named_leaves(like)
     missing = [f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in arrays]
     extra = [f"unexpected: {k} {a.shape}" for k, a in arrays.items() if k.split("/")[0] in like and k not in wanted]
@@ -45,16 +44,25 @@ def restore(path, like):
     misfit = [
         f"{name}: the file has {found}, the model has {needed}" for name, (found, needed) in shapes.items() if found != needed
     ]
+    if len(missing) == len(wanted):
+        missing = [
+            f"none of the model's names is in it; it has {', '.join(list(arrays)[:5])}, ..., the model {', '.join(list(wanted)[:5])}, ..."
+        ]
     if missing or extra or misfit:
         raise UserError(f"{path}: does not fit the model\n  " + "\n  ".join(missing + extra + misfit))
     return map_named(lambda name, leaf: jax.device_put(arrays[name].astype(leaf.dtype), leaf.sharding), like)
 
 
-def pretrained(path, params, state):
-    """(params, state) of a checkpoint; its averaged weights where it has them, since they are what was evaluated."""
-    averaged = any(name.startswith("ema/") for name in load(path)[0])
-    tree = restore(path, {"ema" if averaged else "params": params, "state": state})
-    return tree["ema" if averaged else "params"], tree["state"]
+def pretrained(path):
+    """The function that replaces (params, state) by those of a file; by its averaged weights, where it has them."""
+    arrays, _ = load(path)
+    weights = "ema" if any(name.startswith("ema/") for name in arrays) else "params"
+
+    def replace(params, state):
+        tree = restore(path, arrays, {weights: params, "state": state})
+        return tree[weights], tree["state"]
+
+    return replace
 
 
 class Checkpoints:
@@ -82,12 +90,12 @@ class Checkpoints:
             save(paths[-1], ts._asdict(), {**self.metadata, "epoch": run.epoch, "metrics": run.metrics})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         self.step = run.step
-        self.written.append((run.metrics.get(self.options.monitor), paths))  # None before the first evaluation
+        self.written.append((run.metrics.get(self.options.monitor), paths))  # None where this epoch was not evaluated
         self.retire()
 
     def retire(self):
         """Delete all but the last `keep` and the best."""
-        judged = [entry for entry in self.written if entry[0] is not None]
+        judged = [entry for entry in self.written if entry[0] is not None and np.isfinite(entry[0])]
         best = (min if self.options.mode == "min" else max)(judged, key=lambda entry: entry[0], default=None)
         kept = [entry for i, entry in enumerate(self.written) if i >= len(self.written) - self.options.keep or entry is best]
         for _, paths in [entry for entry in self.written if entry not in kept]:

@@ -1,7 +1,8 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
-A feed is used as: `batch()` for the shapes, `prepare(step, report, looped)` once, `begin(epoch)` for each epoch, and
-`run(consts, carries, count)` until it takes nothing. A lane is one call of the compiled program: one replica, or all stacked.
+Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `program(step, report, looped)`, which
+makes the program for a step, `begin(epoch)`, and `calls(count)`: the arguments of the calls that take up to `count` batches.
+A lane is one call of a program: one replica, or all of them stacked.
 """
 
 from operator import itemgetter
@@ -10,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_loader.loader import batches, epoch_order, padded, prefetch
-from training.programs import compiled, over_batch, over_rows
-from training.sharding import replicated, sharded
+from data_loader.base import Arrays
+from data_loader.loader import batches, collate, epoch_order, padded, prefetch
+from training.programs import Program, over_batch, over_rows
+from training.sharding import check_divides, replicated, sharded
 
 
 class Lanes:
@@ -33,13 +35,14 @@ class Lanes:
 
     def put(self, pieces, axis=0):
         """One piece of data for each replica onto the devices, cut along `axis`; one entry for each lane."""
+        check_divides(jax.tree.leaves(pieces)[0].shape[axis], self.mesh)
         if self.stacked:
             pieces = [jax.tree.map(lambda *a: np.stack(a), *pieces)]
         return jax.device_put(pieces, sharded(self.mesh, axis + self.stacked))
 
-    def mapped(self, program, axes):
+    def program(self, function, axes):
         """The program over all replicas at once where they are stacked; `axes` tells which arguments are."""
-        return jax.vmap(program, in_axes=axes) if self.stacked else program
+        return Program(jax.vmap(function, in_axes=axes) if self.stacked else function, self.mesh)
 
 
 class Resident:
@@ -50,38 +53,27 @@ class Resident:
         self.data = jax.device_put(arrays, replicated(lanes.mesh))
         self.size = len(jax.tree.leaves(arrays)[0])
         self.steps = -(-self.size // options.batch_size)
-        self.program = None
+        self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.data)
 
-    def batch(self):
-        """The shapes of one batch."""
-        rows = self.options.batch_size
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.data)
-
-    def prepare(self, step, report, looped):
-        """Choose the program: many steps in one call, or one after the other."""
+    def program(self, step, report, looped):
+        """Many steps in one call, or one."""
         self.looped = looped
-        program = over_rows(step, report, self.lanes.mesh, looped)
-        self.traced = self.lanes.mapped(program, (0, 0, None, 0, None, None, None))
+        return self.lanes.program(over_rows(step, report, self.lanes.mesh, looped), (0, 0, None, 0, None, None, None))
 
     def begin(self, epoch, start=0):
-        """Draw the order of an epoch."""
-        settings = {"epoch": epoch, "shuffle": self.shuffle}
-        drawn = [epoch_order(self.size, self.options.batch_size, seed=seed, **settings) for seed in self.lanes.seeds]
+        """Draw the order of an epoch, and go to one of its batches."""
+        drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
         self.orders = self.lanes.put([order for order, _ in drawn], axis=1)
         self.valid = jax.device_put(drawn[0][1], replicated(self.lanes.mesh))
         self.row = start
 
-    def run(self, consts, carries, count):
-        """Up to `count` batches in every lane: (carries, reports, batches taken)."""
-        count = min(count, self.steps - self.row)
-        reports = [None] * len(carries)
-        for row in range(self.row, self.row + count, max(count, 1) if self.looped else 1):
-            for lane, order in enumerate(self.orders):
-                rest = (self.data, order, self.valid, np.int32(row), np.int32(count))
-                self.program = self.program or compiled(self.traced, self.lanes.mesh, (consts[lane], carries[lane], *rest))
-                carries[lane], reports[lane] = self.program(consts[lane], carries[lane], *rest)
-        self.row += count
-        return carries, reports, count
+    def calls(self, count):
+        """(the arguments of each lane, batches taken) of each call."""
+        end = min(self.row + count, self.steps)
+        while self.row < end:
+            taken = end - self.row if self.looped else 1
+            yield [(self.data, order, self.valid, np.int32(self.row), np.int32(taken)) for order in self.orders], taken
+            self.row += taken
 
     def close(self):
         """Nothing is open."""
@@ -92,7 +84,11 @@ class Streamed:
 
     def __init__(self, source, options, lanes, steps):
         self.source, self.options, self.lanes, self.steps = source, options, lanes, steps
-        self.stream, self.opened, self.peeked, self.program = None, None, [], None
+        self.stream, self.opened, self.peeked = None, None, []
+        self.open(1, 0)
+        self.peeked = [next(self.stream)]  # it stays the first batch of its epoch
+        lane = self.peeked[0][0][0]
+        self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[lanes.stacked :], a.dtype), lane)
 
     def open(self, epoch, start):
         """Start the thread that reads ahead, unless it already waits there."""
@@ -103,32 +99,22 @@ class Streamed:
         self.stream = prefetch(((self.lanes.put(batch), np.int32(valid)) for batch, valid in pieces), self.options.prefetch)
         self.opened = (epoch, start)
 
-    def batch(self):
-        """The shapes of the first batch, which stays the first of its epoch."""
-        self.open(1, 0)
-        self.peeked = [next(self.stream)]
-        lane = self.peeked[0][0][0]
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[self.lanes.stacked :], a.dtype), lane)
-
-    def prepare(self, step, report, looped):
+    def program(self, step, report, looped):
         """One step a call."""
-        self.traced = self.lanes.mapped(over_batch(step, report), (0, 0, 0, None))
+        return self.lanes.program(over_batch(step, report), (0, 0, 0, None))
 
     def begin(self, epoch, start=0):
         """Go to a batch of an epoch."""
         self.open(epoch, start)
         self.opened = None
 
-    def run(self, consts, carries, count):
-        """Up to `count` batches in every lane: (carries, reports, batches taken)."""
-        taken, reports = 0, [None] * len(carries)
-        while taken < count and (item := self.peeked.pop() if self.peeked else next(self.stream, None)):
-            for lane, batch in enumerate(item[0]):
-                rest = (batch, item[1])
-                self.program = self.program or compiled(self.traced, self.lanes.mesh, (consts[lane], carries[lane], *rest))
-                carries[lane], reports[lane] = self.program(consts[lane], carries[lane], *rest)
-            taken += 1
-        return carries, reports, taken
+    def calls(self, count):
+        """(the arguments of each lane, batches taken) of each call."""
+        for _ in range(count):
+            item = self.peeked.pop() if self.peeked else next(self.stream, None)
+            if item is None:
+                return
+            yield [(batch, item[1]) for batch in item[0]], 1
 
     def close(self):
         """End the thread that reads ahead."""
@@ -137,17 +123,25 @@ class Streamed:
         self.stream, self.opened, self.peeked = None, None, []
 
 
-def make_feed(dataset, options, lanes, *, shuffle):
-    """The feed that fits the data: resident where it is held in arrays within the budget, else streamed."""
-    arrays = getattr(dataset, "arrays", None)
-    size = sum(a.nbytes for a in jax.tree.leaves(arrays))
-    if arrays is not None and size <= options.device_budget_mb * 2**20 and options.collate_fn is None:
-        return Resident(arrays, options, lanes, shuffle)
+def make_feed(dataset, options, lanes, *, shuffle, budget):
+    """The feed that fits the data: resident where it is held in arrays within the budget of bytes, else streamed."""
+    if type(dataset) is Arrays and nbytes(dataset) <= budget and options.collate_fn is None:
+        return Resident(dataset.arrays, options, lanes, shuffle)
     if not hasattr(dataset, "__getitem__"):
         steps = len(dataset) if hasattr(dataset, "__len__") else None
         return Streamed(lambda epoch, start: shared(dataset, lanes), options, lanes, steps)
     steps = -(-len(dataset) // options.batch_size)
     return Streamed(lambda epoch, start: drawn(dataset, options, lanes, shuffle, epoch, start), options, lanes, steps)
+
+
+def nbytes(dataset):
+    """The size of a dataset held in arrays."""
+    return sum(a.nbytes for a in jax.tree.leaves(dataset.arrays))
+
+
+def epoch_orders(size, options, lanes, shuffle, epoch):
+    """The order of an epoch for each replica, by its seed."""
+    return [epoch_order(size, options.batch_size, seed=seed, epoch=epoch, shuffle=shuffle) for seed in lanes.seeds]
 
 
 def shared(iterable, lanes):
@@ -158,9 +152,7 @@ def shared(iterable, lanes):
 
 def drawn(dataset, options, lanes, shuffle, epoch, start):
     """Batches of a dataset, in the order of each replica's seed."""
-    settings = {"epoch": epoch, "shuffle": shuffle}
-    orders = [epoch_order(len(dataset), options.batch_size, seed=seed, **settings) for seed in lanes.seeds]
-    collate = {"collate_fn": options.collate_fn} if options.collate_fn else {}
-    streams = [batches(dataset, order, start=start, **collate) for order, _ in orders]
+    orders = epoch_orders(len(dataset), options, lanes, shuffle, epoch)
+    streams = [batches(dataset, order, options.collate_fn or collate, start) for order, _ in orders]
     for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
         yield list(pieces), valid

@@ -2,12 +2,12 @@
 
 import inspect
 from dataclasses import fields
-from functools import partial
 
 import numpy as np
 
 from data_loader.base import Arrays
 from data_loader.loader import split
+from data_loader.nest import map_nest
 from training.checkpoint import pretrained
 from training.loop import Loop, Run
 from training.loss import cross_entropy
@@ -29,7 +29,7 @@ def fit(
     *,
     optimizer,
     loss=cross_entropy,
-    metrics=(accuracy,),
+    metrics=None,
     schedule=None,
     preprocess=(),
     augment=(),
@@ -43,16 +43,23 @@ def fit(
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
 
-    `objective` and `update` are factories as in training/objective.py and training/update.py; `options` are the fields of
-    LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ...
+    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; `objective` and `update` are
+    factories as in training/objective.py and training/update.py; `options` are the fields of LoaderOptions and TrainingOptions:
+    epochs, batch_size, replicas, ...
     """
+    if metrics is None:
+        metrics = [accuracy] if loss is cross_entropy else []
+    if log_every < 1:
+        raise ValueError(f"log_every: must be at least 1, got {log_every}")
     loader, training = split_options(options)
     objective = compose(objective, model, loss, metrics, preprocess, augment, training.precision)
     optimizer = optimizer if schedule is None else scheduled(optimizer, schedule)
     make_update = configured(update, objective, optimizer, training)
     sets = datasets(train, val, test, loader)
     show_on_console()
-    restore = partial(pretrained, training.pretrained) if training.pretrained else None
+    if seed + training.replicas > 2**32:
+        raise UserError(f"seed: {seed} leaves no room for {training.replicas} replicas below 2**32")
+    restore = pretrained(training.pretrained) if training.pretrained else None
     runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
     loop = Loop(runner, objective, callbacks, training, MetricLog(metrics_file), log_every)
     return loop.run_all()
@@ -60,7 +67,11 @@ def fit(
 
 def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):
     """The objective over the model in its precision, with metrics under their names."""
-    named = metrics if isinstance(metrics, dict) else {part_name(fn): fn for fn in metrics}
+    names = list(metrics) if isinstance(metrics, dict) else [part_name(fn) for fn in metrics]
+    for i, name in enumerate(names):
+        if name in ("loss", *names[:i]):
+            raise UserError(f"metrics: the name {name!r} is taken; give {{name: function}} with other names")
+    named = metrics if isinstance(metrics, dict) else dict(zip(names, metrics, strict=True))
     return objective(with_precision(model, precision), loss, named, preprocess, augment)
 
 
@@ -81,15 +92,15 @@ def split_options(options):
 
 
 def configured(update, objective, optimizer, training):
-    """The update with those training options that it takes; one that is set but not taken is an error, not ignored."""
+    """make_update(unroll), with those training options that the update takes; one that is set but not taken is an error."""
     taken = inspect.signature(update).parameters
     for name, neutral in (("accumulate", 1), ("ema", None)):
         if name not in taken and getattr(training, name) != neutral:
             raise UserError(f"training.{name}: the update {part_name(update)!r} takes no {name!r}; leave it at its default")
-    given = {name: getattr(training, name) for name in ("accumulate", "ema") if name in taken}
 
     def make_update(unroll):
-        return update(objective, optimizer, **given, **({"unroll": unroll} if "unroll" in taken else {}))
+        given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
+        return update(objective, optimizer, **{name: value for name, value in given.items() if name in taken})
 
     return make_update
 
@@ -100,6 +111,8 @@ def datasets(train, val, test, loader):
     if loader.val_size:
         if val is not None:
             raise UserError("loader.val_size: the data brings its own validation set; leave val_size at 0")
+        if not hasattr(sets["train"], "__getitem__"):
+            raise UserError("loader.val_size: an iterable of batches cannot be split; leave val_size at 0")
         sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
     for name, dataset in sets.items():
         if hasattr(dataset, "__len__") and len(dataset) == 0:
@@ -108,7 +121,7 @@ def datasets(train, val, test, loader):
 
 
 def as_dataset(data):
-    """A pair of arrays as a dataset; anything else as it is."""
+    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else as it is."""
     if isinstance(data, tuple) and len(data) == 2:
-        return Arrays(*map(np.asarray, data))
+        return Arrays(*map_nest(np.asarray, data))
     return data

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from training.callbacks import notify
 from training.metric_log import difference, progress_bar, values
-from utils import RunError, UserError
+from utils import RunError
 
 logger = logging.getLogger("main")
 
@@ -30,25 +33,30 @@ class Run:
     steps: int | None  # in an epoch; None where nobody knows
     epoch: int = 0
     step: int = 0  # batches taken in all
-    metrics: dict = field(default_factory=dict)  # the latest value of each
+    metrics: dict = field(default_factory=dict)  # what this epoch measured, once it is over
     history: list = field(default_factory=list)  # a row an epoch
-    stopped: bool = False  # before its last epoch
+    stopped: bool = False
     signal: str | None = None  # the signal that stopped it
 
     def states(self):
-        """The TrainState of each replica."""
+        """The TrainState of each replica. Its arrays are gone with the next step: copy what must outlive a hook."""
         return self.runner.replica_states()
 
     @property
     def params(self):
-        """The trained weights (of the first replica): the averaged ones where there are such."""
+        """A copy of the trained weights (of the first replica): the averaged ones where there are such."""
         ts = self.states()[0]
-        return ts.params if ts.ema is None else ts.ema
+        return jax.tree.map(jnp.copy, ts.params if ts.ema is None else ts.ema)
 
     @property
     def state(self):
-        """The running statistics that go with `params`."""
-        return self.states()[0].state
+        """A copy of the running statistics that go with `params`."""
+        return jax.tree.map(jnp.copy, self.states()[0].state)
+
+    @property
+    def finished(self):
+        """Whether every epoch was trained to its end."""
+        return len(self.history) == self.epochs
 
 
 class Loop:
@@ -59,12 +67,13 @@ class Loop:
         self.runner, self.callbacks, self.options, self.log, self.log_every = runner, callbacks, options, log, log_every
         self.finish = getattr(objective, "finish", lambda means: means)
         self.run = Run(runner, options.epochs, runner.feeds["train"].steps)
+        self.watched = any(hasattr(callback, "on_step_end") for callback in callbacks)
         self.chunk = 8  # steps in a call, until their pace is known
+        self.logged, self.settled = None, None  # this epoch's sums at the last log point; when the last chunk was done
 
     def run_all(self):
         """Train to the end, or until a signal or a callback stops the run."""
         run = self.run
-        run.history = self.log.history
         try:
             with stop_signals(run):
                 self.notify("on_training_start")
@@ -84,13 +93,12 @@ class Loop:
         sums = self.train_epoch()
         if run.stopped:
             return
-        measured = values("train", sums, self.finish)
+        run.metrics = values("train", sums, self.finish)
         if self.options.eval_every and run.epoch % self.options.eval_every == 0:
             for name in [name for name in self.runner.feeds if name != "train"]:
-                measured |= values(name, self.runner.read(self.runner.evaluate(name)), self.finish)
-        run.metrics = run.metrics | measured
+                run.metrics |= values(name, self.runner.read(self.runner.evaluate(name)), self.finish)
         seconds, examples = time.perf_counter() - began, sum(int(s["examples"]) for s in sums)
-        self.log.epoch(run.epoch, run.step, measured, seconds, examples)
+        run.history.append(self.log.epoch(run.epoch, run.step, run.metrics, seconds, examples))
         if skipped := sum(int(s["bad_steps"]) for s in sums):
             logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
         self.notify("on_epoch_end")
@@ -108,10 +116,10 @@ class Loop:
                 if pending:
                     sums = self.settle(*pending, bar)
                 pending = (reports, position, taken) if taken else None
+                if pending and self.watched and position % self.log_every == 0:
+                    sums, pending = self.settle(*pending, bar), None  # what a hook sees and answers is of this very step
             if pending:
                 sums = self.settle(*pending, bar)
-        if sums is None and not run.stopped:
-            raise UserError(f"data: the training data gave no batch in epoch {run.epoch}; it must start again at each epoch")
         return sums
 
     def settle(self, reports, position, taken, bar):
@@ -125,7 +133,7 @@ class Loop:
             named = values("train", difference(sums, self.logged), self.finish)
             self.log.progress(run.epoch, position, run.steps, run.step, named)
             self.logged = sums
-        self.notify("on_step_end")
+            self.notify("on_step_end")
         return sums
 
     def check_finite(self, sums):
@@ -133,8 +141,8 @@ class Loop:
         first = [int(s["first_bad"]) for s in sums if s["bad_steps"]]
         if first and self.options.on_nonfinite == "stop":
             raise Diverged(
-                f"the loss or a gradient was not finite at step {min(first)} (epoch {self.run.epoch}). "
-                "Lower the learning rate, clip the gradients, or set training.on_nonfinite to 'skip'"
+                f"the loss, a gradient or a weight was not finite at step {min(first) + 1} (epoch {self.run.epoch}). Lower the "
+                "learning rate, clip the gradients, or set training.on_nonfinite to 'skip'; a label outside the classes does this too"
             )
 
     def keep_pace(self, taken):

@@ -24,8 +24,8 @@ def values(prefix, sums, finish):
 
 def finished(sums, finish):
     """The reported loss and metrics of one replica, as floats."""
-    means = jax.tree.map(lambda total: total / max(int(sums["examples"]), 1), {"loss": sums["loss"], **sums["metrics"]})
-    reported = {"loss": means.pop("loss"), **finish(means)}
+    count = int(sums["examples"]) or float("nan")  # of no example there is no mean
+    reported = {"loss": sums["loss"] / count, **finish(jax.tree.map(lambda total: total / count, sums["metrics"]))}
     flat = {}
     for name, value in reported.items():
         flat |= {f"{name}_{k}": float(v) for k, v in value.items()} if isinstance(value, dict) else {name: float(value)}
@@ -43,7 +43,7 @@ class MetricLog:
     """Where the values of a run go; without a file, to the console alone."""
 
     def __init__(self, path=None):
-        self.path, self.history = path, []
+        self.path = path
 
     def progress(self, epoch, position, steps, step, named):
         """A line within an epoch."""
@@ -52,26 +52,29 @@ class MetricLog:
         self.write({"epoch": epoch, "step": step, **named})
 
     def epoch(self, epoch, step, named, seconds, examples):
-        """The lines that close an epoch."""
+        """The lines that close an epoch; answers its row."""
         for name, value in named.items():
             if "/" in name:
                 continue
+            if not np.isfinite(value):
+                logger.warning("Epoch %d: %s is not finite; does a label lie outside the classes?", epoch, name)
             prefix, metric = name.split("_", 1)
             label = "avg Loss:" if metric == "loss" else f"{metric} @"
             each = [f"{v:.4f}" for k, v in named.items() if k.startswith(f"{name}/")]
             logger.info("Epoch %d [%s] %s %.4f%s", epoch, prefix, label, value, f" ({' '.join(each)})" if each else "")
         logger.info("---- Epoch %d took %.2f seconds to complete! ----", epoch, seconds)
         row = {"epoch": epoch, "step": step, **named, "seconds": seconds, "examples_per_second": examples / seconds}
-        self.history.append(row)
         self.write(row | {"end_of_epoch": True})
+        return row
 
     def write(self, row):
-        """Append one row to metrics.jsonl."""
+        """Append one row to metrics.jsonl; what is not finite, which JSON cannot say, as null."""
         if self.path is None:
             return
+        sayable = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
         try:
             with open(self.path, "a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(sayable) + "\n")
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error.strerror}") from error
 
@@ -98,6 +101,7 @@ class Silent:
 
 def show_on_console():
     """Let log lines reach standard output where nobody has set logging up, as in a notebook."""
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler(sys.stdout))
-        logger.setLevel(logging.INFO)

@@ -84,10 +84,11 @@ def measure(metrics, output, target):
 def finish_means(metrics):
     """The function from the means of the metrics to the reported values."""
 
-    def finish(means):
-        return {name: getattr(metrics[name], "finish", lambda mean: mean)(mean) for name, mean in means.items()}
+    def finish_of(metric):
+        function = getattr(metric, "func", metric)  # of a functools.partial
+        return getattr(function, "finish", lambda mean: mean)
 
-    return finish
+    return lambda means: {name: finish_of(metrics[name])(mean) for name, mean in means.items()}
 
 
 def with_precision(model, precision):

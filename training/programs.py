@@ -1,14 +1,27 @@
-"""The compiled programs of a run. Each is compiled once, ahead of its first call; other shapes are then an error, not a
-second compilation.
+"""The compiled programs of a run. Each is compiled once, at its first call; other shapes are then an error, not a second
+compilation.
 
 A step is step(const, carry, batch, valid) -> carry. In training the carry is the TrainState; in evaluation it is the sums,
-with the parameters as constants. Every program returns (carry, report): the carry is donated to the next call, the report
-is a copy to read at leisure.
+with the weights as constants. A program returns (carry, report): the carry is donated to the next call, the report is a copy
+of what the host wants to read.
 """
 
 import jax
 
 from training.sharding import replicated, sharded
+
+
+class Program:
+    """A function compiled ahead of its first call, with its second argument, the carry, donated."""
+
+    def __init__(self, function, mesh):
+        self.function, self.mesh, self.compiled = function, mesh, None
+
+    def __call__(self, *arguments):
+        if self.compiled is None:
+            jitted = jax.jit(self.function, donate_argnums=1, out_shardings=replicated(self.mesh))
+            self.compiled = jitted.lower(*arguments).compile()
+        return self.compiled(*arguments)
 
 
 def loops_are_slow(objective, params, state, batch):
@@ -47,12 +60,6 @@ def over_batch(step, report):
         return carry, report(carry)
 
     return single
-
-
-def compiled(program, mesh, arguments):
-    """The program compiled for these arguments, its carry donated; results are replicated over the mesh."""
-    jitted = jax.jit(program, donate_argnums=1, out_shardings=replicated(mesh))
-    return jitted.lower(*arguments).compile()
 
 
 def compiled_start(fn, mesh, *arguments):

@@ -1,13 +1,14 @@
-"""The engine of a run: the states of its replicas, and the compiled steps that train and evaluate them."""
+"""The engine of a run: the states of its replicas, and the compiled programs that train and evaluate them."""
 
 import jax
 import jax.numpy as jnp
 
 from training.base import TrainState
-from training.feed import Lanes, make_feed
+from training.feed import Lanes, Resident, make_feed, nbytes
 from training.programs import compiled_start, loops_are_slow
 from training.sharding import make_mesh
 from training.update import add_sums, zero_sums
+from utils import UserError
 
 
 class Runner:
@@ -20,16 +21,18 @@ class Runner:
 
     def __init__(self, model, objective, make_update, sets, options, *, seed=0, replicas=1, restore=None, stacked=None):
         stacked = jax.default_backend() != "cpu" if stacked is None else stacked
-        self.lanes = Lanes(range(seed, seed + replicas), make_mesh(options.batch_size), stacked and replicas > 1)
-        self.feeds = {k: make_feed(v, options, self.lanes, shuffle=k == "train" and options.shuffle) for k, v in sets.items()}
+        self.lanes = Lanes(range(seed, seed + replicas), make_mesh(), stacked and replicas > 1)
+        self.feeds = make_feeds(sets, options, self.lanes)
+        batch = self.feeds["train"].shapes
         trees = self.first_trees(model)
         trees = [restore(*tree) for tree in trees] if restore else trees
-        batch = self.feeds["train"].batch()
         looped = not loops_are_slow(objective, *trees[0], batch)
         update = make_update(unroll=not looped)
-        self.feeds["train"].prepare(lambda _, ts, batch, valid: update.step(ts, batch, valid), lambda ts: ts.sums, looped)
-        for name in sets.keys() - {"train"}:
-            self.feeds[name].prepare(evaluation(objective), lambda sums: sums, looped)
+        steps = {name: evaluation(objective) for name in sets} | {
+            "train": lambda _, ts, batch, valid: update.step(ts, batch, valid)
+        }
+        reports = {name: lambda sums: sums for name in sets} | {"train": lambda ts: ts.sums}
+        self.programs = {name: feed.program(steps[name], reports[name], looped) for name, feed in self.feeds.items()}
         self.zeros = compiled_start(lambda: zero_sums(objective, *trees[0], batch), self.lanes.mesh)
         self.states = self.first_states(trees, update)
 
@@ -62,18 +65,25 @@ class Runner:
 
     def train(self, count):
         """Up to `count` steps: how many were taken, and what the epoch has summed up so far, still on the device."""
-        self.states, reports, taken = self.feeds["train"].run([()] * len(self.states), self.states, count)
-        return taken, reports
+        return self.advance("train", [()] * len(self.states), self.states, count)
 
     def evaluate(self, name):
         """What a whole dataset sums up to, still on the device."""
-        feed, carries = self.feeds[name], self.empty_sums()
-        feed.begin(epoch=1)
+        self.feeds[name].begin(epoch=1)
         weights = [(ts.params if ts.ema is None else ts.ema, ts.state) for ts in self.states]
-        taken = 1
+        sums, taken = self.empty_sums(), 1
         while taken:
-            carries, _, taken = feed.run(weights, carries, 2**30)
-        return carries
+            taken, _ = self.advance(name, weights, sums, 2**30)
+        return sums
+
+    def advance(self, name, consts, carries, count):
+        """Drive the carries, in place, over up to `count` batches of a set: (batches taken, reports)."""
+        taken, reports = 0, [None] * len(carries)
+        for lanes, steps in self.feeds[name].calls(count):
+            for lane, arguments in enumerate(lanes):
+                carries[lane], reports[lane] = self.programs[name](consts[lane], carries[lane], *arguments)
+            taken += steps
+        return taken, reports
 
     def read(self, reports):
         """Sums as NumPy arrays, one tree for each replica; waits for them."""
@@ -91,6 +101,26 @@ class Runner:
         """End the threads that read ahead."""
         for feed in self.feeds.values():
             feed.close()
+
+
+def make_feeds(sets, options, lanes):
+    """{set: its feed}; as many sets as fit the budget live on the device, the first ones first. All must have one form."""
+    feeds, budget = {}, options.device_budget_mb * 2**20
+    for name, dataset in sets.items():
+        feeds[name] = make_feed(dataset, options, lanes, shuffle=name == "train" and options.shuffle, budget=budget)
+        budget -= nbytes(dataset) if isinstance(feeds[name], Resident) else 0
+        check_form(name, feeds[name].shapes, feeds["train"].shapes)
+    return feeds
+
+
+def check_form(name, batch, train):
+    """The examples of every set must be of the shape and type of the training set's."""
+
+    def form(tree):
+        return jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", tree)
+
+    if form(batch) != form(train):
+        raise UserError(f"data: an example of the {name} set is {form(batch)}, one of the training set is {form(train)}")
 
 
 def evaluation(objective):

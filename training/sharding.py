@@ -6,15 +6,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from utils import UserError
 
 
-def make_mesh(batch_size):
+def make_mesh():
     """One axis, `data`, over all local devices; one device is just a mesh of one."""
-    devices = jax.local_devices()
-    if batch_size % len(devices):
+    return Mesh(jax.local_devices(), ("data",), axis_types=(AxisType.Auto,))
+
+
+def check_divides(size, mesh):
+    """Every device takes the same share of a batch."""
+    devices = mesh.size
+    if size % devices:
         raise UserError(
-            f"loader.batch_size: {batch_size} examples do not divide over {len(devices)} devices; "
-            f"take a multiple, such as {-(-batch_size // len(devices)) * len(devices)}"
+            f"loader.batch_size: {size} examples do not divide over {devices} devices; "
+            f"take a multiple, such as {-(-size // devices) * devices}"
         )
-    return Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
 
 
 def replicated(mesh):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import TrainState, Update
+from utils import UserError
 
 
 def gradient_update(objective, optimizer, *, accumulate: int = 1, ema: float | None = None, unroll: bool = False) -> Update:
@@ -15,10 +16,10 @@ def gradient_update(objective, optimizer, *, accumulate: int = 1, ema: float | N
         grads, state, losses, metrics = gradient(objective, ts.params, ts.state, batch, mask, key, accumulate, unroll)
         updates, opt = optimizer.update(grads, ts.opt, ts.params)
         params = jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
-        averaged = None if ema is None else average(ts.ema, params, ema, ts.step)
+        averaged = None if ema is None else moving_average(ts.ema, params, ema, ts.step)
         # A bad step changes nothing but the counters: what was finite stays finite, so it can be saved or gone on from.
-        finite = all_finite(grads) & jnp.isfinite(jnp.where(mask, losses, 0)).all()
         new, old = (params, state, opt, averaged), (ts.params, ts.state, ts.opt, ts.ema)
+        finite = all_finite((grads, jnp.where(mask, losses, 0), new))
         params, state, opt, averaged = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
         sums = add_sums(ts.sums, losses, metrics, mask & finite)
         sums |= {
@@ -49,6 +50,9 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
         grads, (state, losses, metrics) = grad(params, state, batch, mask, jax.random.fold_in(key, i))
         return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)
 
+    size = len(mask)
+    if size % accumulate:
+        raise UserError(f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches")
     # Every n-th row goes to one microbatch, so that each device of a sharded batch holds its share of every microbatch.
     split = jax.tree.map(lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), (batch, mask))
     carry = (jax.tree.map(jnp.zeros_like, params), state)
@@ -57,15 +61,16 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     return *carry, losses, metrics
 
 
-def average(ema, params, decay, step):
+def moving_average(ema, params, decay, step):
     """The moving average of the weights; its first steps forget faster, so that it does not stay at the initial weights."""
     decay = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
 
 
 def all_finite(tree):
-    """Whether no leaf holds a NaN or an infinity."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+    """Whether no float in a tree is a NaN or an infinity."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all()
 
 
 def zero_sums(objective, params, state, batch):

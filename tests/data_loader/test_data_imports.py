@@ -6,6 +6,7 @@ import pkgutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import data_loader
@@ -34,8 +35,9 @@ def test_the_parts_are_the_functions_that_say_they_return_data():
 
 
 def test_arrays_of_different_lengths_are_refused():
-    with pytest.raises(UserError, match="here: x has 3 examples, y has 2"):
-        Arrays([1, 2, 3], [1, 2], "here")
+    with pytest.raises(UserError, match=r"here: needs one row .* found \{'x': 3, 'y': 2\}"):
+        Arrays(np.zeros(3), np.zeros(2), "here")
+    assert len(Arrays({"a": np.zeros(3), "b": np.zeros((3, 2))}, np.zeros(3))) == 3
 
 
 def test_check_labels_names_the_first_bad_one():

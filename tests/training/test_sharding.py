@@ -67,7 +67,8 @@ def test_four_devices_give_the_losses_of_one(precision, tolerance):
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_is_told():
-    program = PROGRAM.replace("batch_size=16", "batch_size=18")
+    program = PROGRAM.replace('"batch_size": 16', '"batch_size": 18')
+    assert program != PROGRAM
     run = subprocess.run(
         [sys.executable, "-c", program, "float32"],
         cwd=ROOT,

@@ -1,0 +1,22 @@
+"""Dicts, tuples and lists of arrays, nested at will: what jax calls a tree, without jax."""
+
+
+def map_nest(fn, nest, *rest):
+    """jax.tree.map for dicts, tuples and lists, without jax."""
+    if isinstance(nest, dict):
+        if any(r.keys() != nest.keys() for r in rest):
+            raise ValueError(f"the keys {sorted(nest)} are not the same in all")
+        return {key: map_nest(fn, nest[key], *(r[key] for r in rest)) for key in nest}
+    if isinstance(nest, tuple | list):
+        parts = [map_nest(fn, *parts) for parts in zip(nest, *rest, strict=True)]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    return fn(nest, *rest)
+
+
+def named_nest(nest, name=""):
+    """Every leaf of a nest with its name, as in `0/image`."""
+    if not isinstance(nest, dict | tuple | list):
+        yield name, nest
+        return
+    for key, part in nest.items() if isinstance(nest, dict) else enumerate(nest):
+        yield from named_nest(part, f"{name}/{key}" if name else str(key))
