@@ -5,6 +5,8 @@ import json
 import logging
 import logging.config
 import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -20,8 +22,10 @@ logger = logging.getLogger("main")
 
 
 def main(argv=None):
-    """Run the command line; every mistake of the user's ends in one message and an exit code."""
+    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and an exit code."""
     arguments = parse(argv)
+    sys.path.append(os.getcwd())  # a dotted name may stand beside the config
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop takes over, both signals just end the run
     try:
         if arguments.list:
             print(*(listing(kind) for kind in chosen_kinds(arguments.list)), sep="\n\n")
@@ -36,7 +40,12 @@ def main(argv=None):
     except (RunError, OSError) as error:
         return fail(error, FAILED)
     except KeyboardInterrupt:
-        return fail("interrupted before the first step", FAILED)
+        return fail("Interrupted; nothing more was saved", FAILED)
+    except Exception as error:
+        if not isinstance(error, MemoryError) and "Out of memory" not in str(error):
+            raise
+        hint = "take a smaller loader.batch_size, cut batches with training.accumulate, or stream with loader.device_budget_mb=0"
+        return fail(f"Out of memory: {str(error).splitlines()[0]}\n{hint}", FAILED)
 
 
 def parse(argv):
@@ -47,7 +56,7 @@ def parse(argv):
     )
     parser.add_argument("--check", action="store_true", help="validate, print the resolved config and the model, train nothing")
     parser.add_argument("--list", nargs="?", const="all", metavar="KIND", help="print every name that a config can use")
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def chosen_kinds(name):
@@ -68,14 +77,15 @@ def check(parts):
 
 
 def shapes(parts):
-    """The parameters as shapes, once the model is known to fit the data, and what is monitored to be measured."""
+    """The parameters as shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
     from training.fit import compose
     from training.summary import check_monitors, trace_shapes
 
     pieces = (parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
-    objective = compose(parts.objective, *pieces, parts.training.precision)
     try:
-        params, reported = trace_shapes(parts.model, objective, parts.data.example, parts.loader.batch_size)
+        objective = compose(parts.objective, *pieces, parts.training.precision)
+        example, batch_size = parts.data.example, parts.loader.batch_size
+        params, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size)
         check_monitors(monitors(parts), evaluated_sets(parts), reported)
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error
@@ -95,17 +105,21 @@ def evaluated_sets(parts):
 
 
 def train(parts):
-    """Load the data, make the run's folder, fit."""
+    """Make the run's folder, load the data, fit."""
+    from data_loader.base import loaded
     from training import run_folder
     from training.checkpoint import Checkpoints
     from training.fit import fit
     from training.summary import count
 
     params = shapes(parts)
-    set_up_logging()
-    sets = parts.data.load()
     folder = run_folder.new_folder(parts.checkpoint.dir, parts.title)
     set_up_logging(folder / "train.log")
+    try:
+        sets = loaded(parts.data)
+    except BaseException:
+        shutil.rmtree(folder)  # nothing has run
+        raise
     run_folder.describe(folder, parts.config, parts.facts, sets, ROOT)
     announce(parts, sets, folder, count(params))
     checkpoints = Checkpoints(folder, parts.checkpoint, {"config": parts.config, "facts": parts.facts})
@@ -140,20 +154,21 @@ def announce(parts, sets, folder, parameters):
     logger.info("Run folder: %s", folder)
 
 
-def set_up_logging(file=None):
-    """Logging as logger_config.json has it; without a file, to the console alone."""
+def set_up_logging(file):
+    """Logging as logger_config.json has it, its file in the run's folder."""
+    logging.raiseExceptions = False  # a full disk is told once, not at every line
     config = json.loads((ROOT / "logger_config.json").read_text())
-    if file:
-        config["handlers"]["file"]["filename"] = str(file)
-    else:
-        del config["handlers"]["file"]
-        config["loggers"]["main"]["handlers"].remove("file")
+    config["handlers"]["file"]["filename"] = str(file)
     logging.config.dictConfig(config)
 
 
 def fail(error, code):
-    """Say one message; no traceback, since the mistake is not in this program."""
-    logger.error("%s", error) if logger.hasHandlers() else print(error, file=sys.stderr)
+    """Say one message, also to the run's log; no traceback, since the mistake is not in this program."""
+    print(error, file=sys.stderr)
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, str(error), (), None)
+    for handler in logger.handlers:
+        if isinstance(handler, logging.FileHandler) and os.path.exists(handler.baseFilename):
+            handler.handle(record)
     return code
 
 

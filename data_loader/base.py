@@ -55,3 +55,26 @@ def check_labels(source, labels, num_classes):
     if bad.size:
         example, label = bad[0][0], labels[tuple(bad[0])]
         raise UserError(f"{source}: label {label} of example {example} is outside the {num_classes} classes 0..{num_classes - 1}")
+
+
+def loaded(data):
+    """The datasets of a Data, once they are known to be what it said: the same sets, sizes, shapes, and labels."""
+    sets = data.load()
+    if sets.keys() != data.sizes.keys():
+        raise UserError(f"data: load() gave the sets {sorted(sets)}, sizes names {sorted(data.sizes)}; they must be the same")
+    for name, dataset in sets.items():
+        if len(dataset) != data.sizes[name]:
+            raise UserError(f"data: the {name} set has {len(dataset)} examples, sizes says {data.sizes[name]}")
+        found, promised = _form(dataset[0]), _form(data.example)
+        if found != promised:
+            raise UserError(f"data: an example of the {name} set is {found}, the data's `example` says {promised}")
+        if type(dataset) is Arrays and data.num_classes is not None:
+            labels = dataset.arrays[1]
+            if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu":
+                check_labels(f"data: the {name} set", labels, data.num_classes)
+    return sets
+
+
+def _form(example):
+    """Shape and kind of number of every leaf; the number of bits is the device's affair."""
+    return {name: f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf))}" for name, leaf in named_nest(example)}

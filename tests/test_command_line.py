@@ -77,6 +77,7 @@ def test_a_run_leaves_its_folder_behind(small):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [5, 10, 10, 15, 20, 20]
     assert {"train_loss", "test_accuracy", "seconds", "examples_per_second"} <= rows[-1].keys()
+    assert [row.get("end_of_epoch", False) for row in rows] == [False, False, True] * 2
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["data"]["train"]["source"] == "digits"
     assert environment["packages"]["jax"]
@@ -103,22 +104,24 @@ def test_pretrained_weights_are_loaded_strictly(small):
     assert code == 0
     before = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["test_accuracy"]
     assert f"Epoch 1 [test] accuracy @ {before:.4f}" in out
-    code, out, _ = run(small, "-c", "small.json", f"training.pretrained={weights}", "model.args.dims=[17]")
+    code, _, err = run(small, "-c", "small.json", f"training.pretrained={weights}", "model.args.dims=[17]")
     assert code == 2
-    assert "does not fit the model" in out
-    assert "params/hidden/0/weight: the file has (784, 16), the model has (784, 17)" in out
-    code, out, _ = run(small, "-c", "small.json", "training.pretrained=nowhere.params")
+    assert "does not fit the model" in err
+    assert "params/hidden/0/weight: the file has (784, 16), the model has (784, 17)" in err
+    code, _, err = run(small, "-c", "small.json", "training.pretrained=nowhere.params")
     assert code == 2
-    assert "nowhere.params: there is no such checkpoint" in out
+    assert "nowhere.params: there is no such checkpoint" in err
     weights.write_bytes(weights.read_bytes()[:-100])
-    code, out, _ = run(small, "-c", "small.json", f"training.pretrained={weights}")
+    code, _, err = run(small, "-c", "small.json", f"training.pretrained={weights}")
     assert code == 2
-    assert "is not a whole safetensors file" in out
+    assert "is not a whole safetensors file" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits_with_75(small, number):
-    process = start(small, "-c", "small.json", "training.epochs=100000", "checkpoint.every_epochs=100000")
+    process = start(
+        small, "-c", "small.json", "training.epochs=100000", "checkpoint.every_epochs=100000", "checkpoint.monitor=null"
+    )
     for line in process.stdout:
         if "STARTING EPOCH 3" in line:
             break
@@ -183,6 +186,14 @@ X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 3
         (["-c", "small.json", "checkpoint.dir=small.json"], 1, "cannot be made: Not a directory"),
         (["-c", "small.json", "checkpoint.dir=/proc/nothing"], 1, "/proc/nothing/Small: cannot be made"),
         (["-c", "small.json", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
+        (["title=A", "-c", "small.json", "loss=mse"], 2, "the output has the shape (10,)"),
+        (["-c", "small.json", 'objective={"name": "mixup", "args": {"alpha": -1}}'], 2, "objective.args.alpha: must be above 0"),
+        (
+            ["-c", "small.json", 'optimizer={"name": "adamw", "args": {"exclude": "bogus"}}'],
+            2,
+            "the rule 'bogus' matches no name",
+        ),
+        (["-c", "small.json", "model.args.dims=[100000000000]"], 1, "Out of memory"),
     ],
 )
 def test_mistakes(small, arguments, code, message):
@@ -215,7 +226,7 @@ def test_no_space_is_the_machines_fault_and_told_in_one_message(small):
     environment = os.environ | {"XDG_CACHE_HOME": str(small / "cache"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=small, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
-    assert "checkpoint-epoch_1.params: cannot be written: File too large" in done.stdout
+    assert "checkpoint-epoch_1.params: cannot be written: File too large" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     (folder,) = (small / "saved" / "Small").iterdir()
     assert not list(folder.glob("*.params")) and not list(folder.glob(".*"))
@@ -242,5 +253,6 @@ def test_offline_the_stand_in_is_announced_and_recorded_or_refused(small):
     stopped = attempt("error")
     assert stopped.returncode == 1
     assert time.monotonic() - began < 15
-    assert "Put the files" in stopped.stdout
+    assert "Put the files" in stopped.stderr
+    assert len(list((small / "saved" / "Small").iterdir())) == 1  # a run that never began leaves no folder
     assert "Traceback" not in stopped.stderr

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Augmented
+from training.ranges import share
 
 
 def random_crop(key, x, *, padding: int = 4) -> Augmented:
@@ -48,13 +49,6 @@ def span(key, length, count):
     start = jax.random.randint(key, (), 0, count - length + 1)
     positions = jnp.arange(count)
     return (start <= positions) & (positions < start + length)
-
-
-def share(**arguments):
-    """Refuse an argument outside [0, 1]."""
-    for name, value in arguments.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}: must lie in [0, 1], got {value}")
 
 
 def image_shape(x):

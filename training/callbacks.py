@@ -1,16 +1,27 @@
 """What watches a run. A callback is any object with some of these hooks, each called with the Run, which it only reads:
 
-on_training_start, on_epoch_start, on_step_end (every logging.every_steps), on_epoch_end, on_training_end
+on_training_start, on_epoch_start, on_step_end (at every log line within an epoch), on_epoch_end, on_training_end
 
-It changes the run by what it answers alone: {"stop": True} or {"lr_scale": 0.5}. An attribute `monitor`, if it has one, is
-the name of a metric, and is checked before the run. To add a callback, write a function that returns such an object,
-annotated `-> Callback`, and name it in the config.
+A Run (training/loop.py) tells epoch, step, metrics (means over the replicas), states(), params. A callback changes it by what
+it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied. An attribute `monitor`, if
+it has one, is the name of a metric, and is checked before the run. To add a callback, write a function that returns such an
+object, annotated `-> Callback`, and name it in the config.
 """
 
 from typing import Literal
 
 from training.base import Callback
 from utils import UserError
+
+HOOKS = ("on_training_start", "on_epoch_start", "on_step_end", "on_epoch_end", "on_training_end")
+
+
+def check_hooks(callbacks):
+    """Refuse a hook that nobody would call."""
+    for callback in callbacks:
+        for name in dir(callback):
+            if name.startswith("on_") and name not in HOOKS:
+                raise UserError(f"callbacks: {type(callback).__name__} has {name!r}, which is no hook ({', '.join(HOOKS)})")
 
 
 def notify(callbacks, hook, run):

@@ -45,9 +45,8 @@ def restore(path, arrays, like):
         f"{name}: the file has {found}, the model has {needed}" for name, (found, needed) in shapes.items() if found != needed
     ]
     if len(missing) == len(wanted):
-        missing = [
-            f"none of the model's names is in it; it has {', '.join(list(arrays)[:5])}, ..., the model {', '.join(list(wanted)[:5])}, ..."
-        ]
+        some = [", ".join(list(names)[:4]) for names in (arrays, wanted)]
+        missing = [f"it has none of the model's names; it has {some[0]}, ...; the model has {some[1]}, ..."]
     if missing or extra or misfit:
         raise UserError(f"{path}: does not fit the model\n  " + "\n  ".join(missing + extra + misfit))
     return map_named(lambda name, leaf: jax.device_put(arrays[name].astype(leaf.dtype), leaf.sharding), like)
@@ -66,23 +65,40 @@ def pretrained(path):
 
 
 class Checkpoints:
-    """The callback that writes checkpoints into a run's folder and keeps the last few, and the best by `monitor`."""
+    """The callback that writes checkpoints into a run's folder: every few epochs, of which it keeps the last few, and at each
+    epoch that is the best so far by `monitor`, of which it keeps the best."""
 
     def __init__(self, folder, options, metadata):
         self.folder, self.options, self.metadata = Path(folder), options, metadata
-        self.written = []  # (value of the monitored metric or None, paths), the oldest first
+        self.regular, self.best = [], []  # the files of each checkpoint, the oldest first; those of the best
+        self.best_value = None
         self.step = None  # of the last checkpoint
 
     def on_epoch_end(self, run):
-        if run.epoch % self.options.every_epochs == 0 or run.epoch == run.epochs:
-            self.write(run, f"checkpoint-epoch_{run.epoch}")
+        due = run.epoch % self.options.every_epochs == 0 or run.epoch == run.epochs
+        better = self.is_better(run.metrics.get(self.options.monitor))
+        if due or better:
+            paths = self.write(run, f"checkpoint-epoch_{run.epoch}")
+            self.retire(paths if due else None, paths if better else None)
 
     def on_training_end(self, run):
         if self.step != run.step:
-            self.write(run, f"checkpoint-step_{run.step}")
+            self.retire(self.write(run, f"checkpoint-step_{run.step}"), None)
+        if self.best:
+            logger.info("Best %s %.4f: %s", self.options.monitor, self.best_value, ", ".join(map(str, self.best)))
+
+    def is_better(self, value):
+        """Whether a value is the best so far, and if so remember it; what was not measured, or is not finite, is not."""
+        if value is None or not np.isfinite(value):
+            return False
+        sign = 1 if self.options.mode == "min" else -1
+        if self.best_value is not None and sign * value >= sign * self.best_value:
+            return False
+        self.best_value = value
+        return True
 
     def write(self, run, name):
-        """One file for each replica; then delete what need not be kept."""
+        """One file for each replica."""
         states, paths = run.states(), []
         for replica, ts in enumerate(states):
             suffix = f"-replica_{replica}" if len(states) > 1 else ""
@@ -90,15 +106,12 @@ class Checkpoints:
             save(paths[-1], ts._asdict(), {**self.metadata, "epoch": run.epoch, "metrics": run.metrics})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         self.step = run.step
-        self.written.append((run.metrics.get(self.options.monitor), paths))  # None where this epoch was not evaluated
-        self.retire()
+        return paths
 
-    def retire(self):
-        """Delete all but the last `keep` and the best."""
-        judged = [entry for entry in self.written if entry[0] is not None and np.isfinite(entry[0])]
-        best = (min if self.options.mode == "min" else max)(judged, key=lambda entry: entry[0], default=None)
-        kept = [entry for i, entry in enumerate(self.written) if i >= len(self.written) - self.options.keep or entry is best]
-        for _, paths in [entry for entry in self.written if entry not in kept]:
-            for path in paths:
-                path.unlink(missing_ok=True)
-        self.written = kept
+    def retire(self, regular, best):
+        """Take in the files just written, and delete what is neither among the last `keep` nor the best."""
+        before = {path for paths in [*self.regular, self.best] for path in paths}
+        self.regular = [*self.regular, *([regular] if regular else [])][-self.options.keep :]
+        self.best = best or self.best
+        for path in before - {path for paths in [*self.regular, self.best] for path in paths}:
+            path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import numpy as np
 from data_loader.base import Arrays
 from data_loader.loader import split
 from data_loader.nest import map_nest
+from training.callbacks import check_hooks
 from training.checkpoint import pretrained
 from training.loop import Loop, Run
 from training.loss import cross_entropy
@@ -57,8 +58,9 @@ def fit(
     make_update = configured(update, objective, optimizer, training)
     sets = datasets(train, val, test, loader)
     show_on_console()
-    if seed + training.replicas > 2**32:
-        raise UserError(f"seed: {seed} leaves no room for {training.replicas} replicas below 2**32")
+    if not 0 <= seed <= 2**32 - training.replicas:
+        raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
+    check_hooks(callbacks)
     restore = pretrained(training.pretrained) if training.pretrained else None
     runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
     loop = Loop(runner, objective, callbacks, training, MetricLog(metrics_file), log_every)
@@ -72,7 +74,10 @@ def compose(objective, model, loss, metrics, preprocess=(), augment=(), precisio
         if name in ("loss", *names[:i]):
             raise UserError(f"metrics: the name {name!r} is taken; give {{name: function}} with other names")
     named = metrics if isinstance(metrics, dict) else dict(zip(names, metrics, strict=True))
-    return objective(with_precision(model, precision), loss, named, preprocess, augment)
+    try:
+        return objective(with_precision(model, precision), loss, named, preprocess, augment)
+    except ValueError as error:
+        raise UserError(f"objective.args.{error}") from error
 
 
 def part_name(fn):
@@ -122,6 +127,6 @@ def datasets(train, val, test, loader):
 
 def as_dataset(data):
     """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else as it is."""
-    if isinstance(data, tuple) and len(data) == 2:
+    if isinstance(data, tuple | list) and len(data) == 2:
         return Arrays(*map_nest(np.asarray, data))
     return data

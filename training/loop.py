@@ -81,6 +81,8 @@ class Loop:
                     run.epoch += 1
                     self.one_epoch()
                 self.notify("on_training_end")
+                if run.signal:
+                    logger.info("Stopped by %s after step %d", run.signal, run.step)
         finally:
             self.runner.close()
         return run
@@ -141,8 +143,9 @@ class Loop:
         first = [int(s["first_bad"]) for s in sums if s["bad_steps"]]
         if first and self.options.on_nonfinite == "stop":
             raise Diverged(
-                f"the loss, a gradient or a weight was not finite at step {min(first) + 1} (epoch {self.run.epoch}). Lower the "
-                "learning rate, clip the gradients, or set training.on_nonfinite to 'skip'; a label outside the classes does this too"
+                f"the loss, a gradient or a weight was not finite at step {min(first) + 1} (epoch {self.run.epoch}). "
+                "A label outside the classes does that; else lower the learning rate, clip the gradients, "
+                "or set training.on_nonfinite to 'skip'"
             )
 
     def keep_pace(self, taken):
@@ -163,23 +166,20 @@ class Loop:
 
 @contextmanager
 def stop_signals(run):
-    """SIGTERM and SIGINT end the run after the chunk in flight; a second one finds the handlers that were there before."""
-    if threading.current_thread() is not threading.main_thread():
+    """SIGTERM and SIGINT end the run after the chunk in flight; a second one ends it at once, as a KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-
-    def restore():
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
     def note(number, _frame):
+        if run.signal:
+            raise KeyboardInterrupt
         run.stopped, run.signal = True, signal.Signals(number).name
-        restore()
+        logger.info("%s: stopping after the steps in flight; once more stops at once", run.signal)
 
-    for s in before:
-        signal.signal(s, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)

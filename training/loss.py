@@ -52,8 +52,10 @@ def at_least_float32(x):
 
 
 def same_shape(output, target):
-    """Both as arrays of the same float."""
+    """Both as arrays of the same float; a single output, (1,), may stand for a scalar target."""
     output, target = at_least_float32(output), jnp.asarray(target)
+    if output.shape == (*target.shape, 1):
+        output = output[..., 0]
     if output.shape != target.shape:
         raise ValueError(f"the output has the shape {output.shape} and the target {target.shape}; they must be the same")
     return output, target.astype(output.dtype)

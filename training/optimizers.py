@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Optimizer
-from training.transforms import NO_DECAY, add_decay, fraction, matching, nonnegative, partition, positive, regex, scale, stateless
+from training.ranges import fraction, nonnegative, positive, regex
+from training.transforms import NO_DECAY, add_decay, matching, partition, scale, stateless
 from utils import named_leaves
 
 BY_ADAMW = r".*(embed|head).*"
@@ -22,7 +23,7 @@ def squares(tree):
     return jax.tree.map(jnp.square, tree)
 
 
-def average(decay, old, new):
+def moving_average(decay, old, new):
     """The exponential moving average: decay * old + (1 - decay) * new."""
     return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n, old, new)
 
@@ -33,7 +34,7 @@ def unbiased(decay, step, mean):
     return jax.tree.map(lambda m: m / weight.astype(m.dtype), mean)
 
 
-def accumulate(decay, old, new):
+def decaying_sum(decay, old, new):
     """The decaying sum: decay * old + new."""
     return jax.tree.map(lambda o, n: decay * o + n, old, new)
 
@@ -46,8 +47,8 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
         raise ValueError("nesterov: looks ahead along the momentum, which is 0; give momentum, as in 0.9")
 
     def update(grads, state, params=None):
-        m = accumulate(momentum, state["m"], grads)
-        return scale(-lr, accumulate(momentum, m, grads) if nesterov else m), {"m": m}
+        m = decaying_sum(momentum, state["m"], grads)
+        return scale(-lr, decaying_sum(momentum, m, grads) if nesterov else m), {"m": m}
 
     if momentum == 0:
         return stateless(lambda grads, params: scale(-lr, grads))
@@ -79,7 +80,7 @@ def rmsprop(lr: float = 0.001, decay: float = 0.9, eps: float = 1e-8, momentum: 
         return {"v": zeros(params), "sgd": descent.init(params)}
 
     def update(grads, state, params=None):
-        v = average(decay, state["v"], squares(grads))
+        v = moving_average(decay, state["v"], squares(grads))
         direction = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, v)
         updates, descended = descent.update(direction, state["sgd"])
         return updates, {"v": v, "sgd": descended}
@@ -95,8 +96,8 @@ def adam_init(params):
 def adam_direction(grads, state, b1, b2, eps):
     """Adam's step before the learning rate: the mean gradient over the root of the mean square."""
     step = state["step"] + 1
-    m = average(b1, state["m"], grads)
-    v = average(b2, state["v"], squares(grads))
+    m = moving_average(b1, state["m"], grads)
+    v = moving_average(b2, state["v"], squares(grads))
     direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), unbiased(b1, step, m), unbiased(b2, step, v))
     return direction, {"step": step, "m": m, "v": v}
 
@@ -160,8 +161,8 @@ def lion(
     regex(exclude=exclude)
 
     def update(grads, state, params):
-        direction = jax.tree.map(jnp.sign, average(b1, state["m"], grads))
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"m": average(b2, state["m"], grads)}
+        direction = jax.tree.map(jnp.sign, moving_average(b1, state["m"], grads))
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"m": moving_average(b2, state["m"], grads)}
 
     return Optimizer(matching(lambda params: {"m": zeros(params)}, (exclude, NO_DECAY)), update)
 
@@ -184,8 +185,8 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
 
     def update(grads, state, params):
         step = state["step"] + 1
-        m = average(beta, state["m"], grads)
-        ahead = average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
+        m = moving_average(beta, state["m"], grads)
+        ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
         direction = jax.tree.map(lambda a: orthogonal(a) * max(1, a.shape[1] / a.shape[0]) ** 0.5, ahead)
         return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"step": step, "m": m}
 

@@ -1,17 +1,24 @@
 """The sections of a config that name no parts: their keys, types, defaults and ranges. `fit` takes the same names."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from data_loader.base import Batch
 
 
-def check_ranges(options, **at_least):
-    """Refuse values below their smallest, all of them in one ValueError, a line each."""
-    values = {name: getattr(options, name) for name in at_least}
-    low = [f"{k}: must be at least {at_least[k]}, got {v}" for k, v in values.items() if v is not None and v < at_least[k]]
-    if low:
-        raise ValueError("\n".join(low))
+def check(options, **at_least):
+    """Refuse values of another type, outside their choices or below their smallest, all in one ValueError, a line each."""
+    wrong = []
+    for name, annotation in get_type_hints(type(options)).items():
+        value, choices = getattr(options, name), get_args(annotation)
+        if get_origin(annotation) is Literal and value not in choices:
+            wrong.append(f"{name}: must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        elif name in at_least and not isinstance(value, annotation):
+            wrong.append(f"{name}: must be {getattr(annotation, '__name__', annotation)}, got {value!r}")
+        elif name in at_least and value < at_least[name]:
+            wrong.append(f"{name}: must be at least {at_least[name]}, got {value}")
+    if wrong:
+        raise ValueError("\n".join(wrong))
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class LoaderOptions:
     prefetch: int = 2  # batches read ahead where data is streamed
 
     def __post_init__(self):
-        check_ranges(self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1)
+        check(self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class TrainingOptions:
     pretrained: str | None = None  # a checkpoint to start from
 
     def __post_init__(self):
-        check_ranges(self, epochs=1, eval_every=0, replicas=1, accumulate=1)
+        check(self, epochs=1, eval_every=0, replicas=1, accumulate=1)
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema: must lie between 0 and 1, got {self.ema}")
 
@@ -68,7 +75,7 @@ class CheckpointOptions:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self):
-        check_ranges(self, every_epochs=1, keep=1)
+        check(self, every_epochs=1, keep=1)
 
 
 @dataclass(frozen=True)
@@ -78,4 +85,4 @@ class LoggingOptions:
     every_steps: int = 50
 
     def __post_init__(self):
-        check_ranges(self, every_steps=1)
+        check(self, every_steps=1)

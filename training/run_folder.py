@@ -35,12 +35,15 @@ def new_folder(base, title):
 
 def describe(folder, config, facts, datasets, root):
     """Write what tells this run from others: config.json, model/ and environment.json."""
-    write_json(folder / "config.json", config)
+    schema = os.path.relpath(Path(root) / "config.schema.json", folder)
+    write_json(folder / "config.json", config | {"$schema": schema})
     write_json(folder / "environment.json", environment(facts, datasets, root))
     try:
         shutil.copytree(Path(root) / "model", folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    except shutil.Error as error:  # it lists every file; the first tells enough
+        raise RunError(f"{folder / 'model'}: cannot be written: {error.args[0][0][2]}") from error
     except OSError as error:
-        raise RunError(f"{folder / 'model'}: cannot be written: {error}") from error
+        raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
 
 
 def write_json(path, value):

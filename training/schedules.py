@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import Schedule
+from training.ranges import share
 
 
 def constant(value: float = 1.0) -> Schedule:
     """The same multiplier at every step."""
-    multiplier(value=value)
+    share(value=value)
     return lambda step: value
 
 
@@ -21,7 +22,7 @@ def linear(
     total_steps: int | None = None,
 ) -> Schedule:
     """A straight line from start to end, then end."""
-    multiplier(start=start, end=end)
+    share(start=start, end=end)
     steps = length(steps, epochs, steps_per_epoch, total_steps)
     return lambda step: start + (end - start) * jnp.clip(step / steps, 0, 1)
 
@@ -34,7 +35,7 @@ def cosine(
     total_steps: int | None = None,
 ) -> Schedule:
     """Half a period of a cosine, from 1 to end, then end."""
-    multiplier(end=end)
+    share(end=end)
     steps = length(steps, epochs, steps_per_epoch, total_steps)
     return lambda step: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.clip(step / steps, 0, 1))) / 2
 
@@ -47,7 +48,7 @@ def exponential(
     total_steps: int | None = None,
 ) -> Schedule:
     """Smooth decay without end: times rate in every `steps` (or `epochs`)."""
-    multiplier(rate=rate)
+    share(rate=rate)
     steps = length(steps, epochs, steps_per_epoch, total_steps)
     return lambda step: rate ** (step / steps)
 
@@ -60,7 +61,7 @@ def piecewise(
 ) -> Schedule:
     """The first value up to the first boundary, from there the second, and so on."""
     for value in values:
-        multiplier(values=value)
+        share(values=value)
     return join([constant(value) for value in values], boundary_steps, boundary_epochs, steps_per_epoch)
 
 
@@ -117,13 +118,6 @@ def join(
 def warmed_up(warmup, schedule):
     """A line from 0 to 1 over the steps of the warm-up, then the schedule."""
     return lambda step: jnp.where(step < warmup, step / max(warmup, 1), schedule(step - warmup))
-
-
-def multiplier(**arguments):
-    """Refuse an argument outside [0, 1]."""
-    for name, value in arguments.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}: multiplies the learning rate, so it must lie in [0, 1], got {value}")
 
 
 def in_steps(name, steps, epochs, steps_per_epoch):

@@ -1,6 +1,7 @@
 """What a run will be, from shapes alone: whether the model fits the data, and a table of its parameters."""
 
 import difflib
+import os
 import traceback
 
 import jax
@@ -9,27 +10,44 @@ import jax.numpy as jnp
 from utils import UserError, format_bytes, named_leaves
 
 
-def trace_shapes(model, objective, example, batch_size):
+def trace_shapes(model, objective, optimizer, example, batch_size):
     """(parameters as shapes, names of what is reported), once a batch went through model, loss and metrics as shapes alone."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
-    params, state = attempt("model: the parameters cannot be made", model.init, key)
-    shown = ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(batch))
+    trees = attempt("model: the parameters cannot be made", model.init, key)
+    if not isinstance(trees, tuple) or len(trees) != 2:
+        raise UserError("model: init(key) must answer (params, state), with {} for no state")
+    params, state = trees
+    for name, leaf in named_leaves(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise UserError(
+                f"model: the parameter {name} is {leaf.dtype}; only floats can be trained, the rest belongs into state"
+            )
+    attempt("optimizer: its state cannot be made", optimizer.init, params)
     step = lambda params, state, batch, key: objective(params, state, batch, key, True)  # noqa: E731
-    what = f"model, loss or metrics do not fit the data, whose batches are ({shown})"
-    losses, _, metrics = attempt(what, step, params, state, batch, key)
+    what = f"model, loss or metrics do not fit the data, whose batches are ({forms(batch)})"
+    losses, new_state, metrics = attempt(what, step, params, state, batch, key)
     if losses.shape != (batch_size,):
-        raise UserError(f"loss: must be one number for each example, got shape {losses.shape[1:]} for each")
+        raise UserError(f"objective: must give a loss for each of the {batch_size} examples, gave the shape {losses.shape}")
+    if jax.tree.structure(new_state) != jax.tree.structure(state) or forms(new_state) != forms(state):
+        raise UserError(f"model: apply changes the form of its state, from ({forms(state)}) to ({forms(new_state)})")
     return params, ["loss", *reported_names(objective, metrics)]
+
+
+def forms(tree):
+    """The types and shapes of a tree's leaves."""
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree))
 
 
 def attempt(what, fn, *arguments):
     """The shapes of fn(*arguments); a failure tells what failed, where in the project's or the user's code, and why."""
     try:
         return jax.eval_shape(fn, *arguments)
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from error
     except Exception as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-        where = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+        where = f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name}"
         raise UserError(f"{what}: {where}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 

@@ -1,45 +1,15 @@
-"""Links of a chain, what chooses parameters by name, and the range checks of the arguments."""
+"""Links of a chain, and what chooses parameters by name."""
 
-import math
 import re
 
 import jax
 import jax.numpy as jnp
 
 from training.base import Optimizer, Schedule
+from training.ranges import nonnegative, positive, regex
 from utils import UserError, map_named, match_rules, named_leaves
 
 NO_DECAY = r"(.*/)?(bias|scale)"
-
-
-def positive(**arguments):
-    """Refuse an argument that is not a finite number above zero."""
-    for name, value in arguments.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name}: must be a finite number above 0, got {value}")
-
-
-def nonnegative(**arguments):
-    """Refuse an argument that is not a finite number of zero or more."""
-    for name, value in arguments.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}: must be a finite number, 0 or more, got {value}")
-
-
-def fraction(**arguments):
-    """Refuse an argument outside [0, 1)."""
-    for name, value in arguments.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}: must be at least 0 and below 1, got {value}")
-
-
-def regex(**arguments):
-    """Refuse an argument that is not a regular expression."""
-    for name, value in arguments.items():
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"{name}: {value!r} is not a regular expression: {error}") from error
 
 
 def scale(factor, tree):

@@ -1,34 +1,57 @@
-"""One step of training: gradients, the optimizer, skipping of non-finite steps and averaged weights, selected whole."""
+"""One step of training. An update of one's own is a function like `gradient_update`, named in the config: `init(params)` answers
+(optimizer state, averaged weights or None), `step` ends with `accepted`, which keeps the books and refuses what is not finite.
+"""
 
 import jax
 import jax.numpy as jnp
 
-from training.base import TrainState, Update
+from training.base import Update
 from utils import UserError
 
 
 def gradient_update(objective, optimizer, *, accumulate: int = 1, ema: float | None = None, unroll: bool = False) -> Update:
     """The usual update: the gradient of the mean loss over the genuine examples of a batch, through one optimizer."""
 
+    def init(params):
+        return optimizer.init(params), None if ema is None else params
+
     def step(ts, batch, valid):
-        key = jax.random.fold_in(jax.random.key(ts.seed), ts.step)
-        mask = jnp.arange(len(jax.tree.leaves(batch)[0])) < valid
+        key, mask = step_key(ts), genuine(batch, valid)
         grads, state, losses, metrics = gradient(objective, ts.params, ts.state, batch, mask, key, accumulate, unroll)
         updates, opt = optimizer.update(grads, ts.opt, ts.params)
-        params = jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
+        params = apply_updates(ts, updates)
         averaged = None if ema is None else moving_average(ts.ema, params, ema, ts.step)
-        # A bad step changes nothing but the counters: what was finite stays finite, so it can be saved or gone on from.
-        new, old = (params, state, opt, averaged), (ts.params, ts.state, ts.opt, ts.ema)
-        finite = all_finite((grads, jnp.where(mask, losses, 0), new))
-        params, state, opt, averaged = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-        sums = add_sums(ts.sums, losses, metrics, mask & finite)
-        sums |= {
-            "bad_steps": ts.sums["bad_steps"] + ~finite,
-            "first_bad": jnp.where(finite | (ts.sums["first_bad"] >= 0), ts.sums["first_bad"], ts.step),
-        }
-        return TrainState(ts.step + 1, ts.seed, params, state, opt, averaged, sums, ts.lr_scale)
+        new = ts._replace(params=params, state=state, opt=opt, ema=averaged)
+        return accepted(ts, new, grads, losses, metrics, mask)
 
-    return Update(lambda params: (optimizer.init(params), None if ema is None else params), step)
+    return Update(init, step)
+
+
+def step_key(ts):
+    """The randomness of a step, a function of (seed, step) alone."""
+    return jax.random.fold_in(jax.random.key(ts.seed), ts.step)
+
+
+def genuine(batch, valid):
+    """The mask of the examples that count: the first `valid` ones."""
+    return jnp.arange(jax.tree.leaves(batch)[0].shape[0]) < valid
+
+
+def apply_updates(ts, updates):
+    """The parameters plus the updates, by the rate that callbacks may have lowered."""
+    return jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
+
+
+def accepted(ts, new, grads, losses, metrics, mask):
+    """How every step ends: `new` where all of it is finite, else `ts` as it was, and the batch counted in either case."""
+    fields = ("params", "state", "opt", "ema")  # what was finite stays finite, so it can be saved or gone on from
+    finite = all_finite((grads, jnp.where(mask, losses, 0), [getattr(new, name) for name in fields]))
+    kept = {name: jax.tree.map(lambda n, o: jnp.where(finite, n, o), getattr(new, name), getattr(ts, name)) for name in fields}
+    sums = add_sums(ts.sums, losses, metrics, mask & finite)
+    first = ts.sums["first_bad"]
+    sums["bad_steps"] = ts.sums["bad_steps"] + ~finite
+    sums["first_bad"] = jnp.where(finite | (first >= 0), first, ts.step)
+    return ts._replace(step=ts.step + 1, sums=sums, **kept)
 
 
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):

@@ -30,9 +30,10 @@ class Builder:
         self.check_keys()
         built = SimpleNamespace(title=self.title(), seed=self.seed())
         for section, options in SECTIONS.items():
-            setattr(built, section, self.section(section, parts.imported(f"training.options.{options}")))
-        for kind in ("preprocess", "augment", "metrics", "callbacks"):
+            setattr(built, section, self.section(section, options))
+        for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.several(kind))
+        built.metrics = self.metrics()
         built.data = self.top("data")
         self.check_together(built)
         if built.data and built.loader:
@@ -41,14 +42,13 @@ class Builder:
         built.schedule = self.nodes.schedule = self.config["schedule"] and self.top("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.top(kind))
-        if built.optimizer and built.schedule and not self.nodes.schedule_used:
-            built.optimizer = self.nodes.scheduled(built.optimizer)
+        self.check_optimizer()
         built.facts, built.config = self.nodes.facts, self.resolved()
         return built
 
     def check_keys(self):
         """No key too many, none missing."""
-        for key in self.config.keys() - TOP_LEVEL.keys():
+        for key in [key for key in self.config if key not in TOP_LEVEL]:
             self.nodes.problem(key, f"no such key{parts.did_you_mean(key, TOP_LEVEL)} ({', '.join(TOP_LEVEL)})")
         for key in [key for key in TOP_LEVEL if key not in self.config]:
             self.nodes.problem(key, f'is missing; name one, as in "{key}": {{"name": ..., "args": {{}}}}')
@@ -69,6 +69,7 @@ class Builder:
 
     def section(self, name, options):
         """The options object of a section that names no part."""
+        options = parts.section_options(options)
         given, accepted = self.config[name], parts.arguments(options)
         if not isinstance(given, dict):
             self.nodes.problem(name, f"must be an object, found {show(given)}")
@@ -79,35 +80,61 @@ class Builder:
         except Unbuilt:
             return None
 
-    def top(self, kind):
+    def top(self, kind, node=None, path=None):
         """The part that a top-level key names."""
+        if node is None and kind not in self.config:
+            return None
         try:
-            return self.nodes.part(kind, self.config[kind], kind) if kind in self.config else None
+            return self.nodes.part(kind, self.config[kind] if node is None else node, path or kind)
         except Unbuilt:
             return None
 
+    def check_optimizer(self):
+        """Links that only change gradients take no step, or one uphill."""
+        nodes = self.config.get("optimizer")
+        links = (
+            [self.nodes.resolved.get(f"optimizer.{i}", {}).get("name", ".") for i in range(len(nodes))]
+            if isinstance(nodes, list)
+            else []
+        )
+        if links and not self.nodes.stepping and not any("." in name for name in links):
+            self.nodes.problem("optimizer", "no link of this chain takes a step; end it with an optimizer, such as sgd")
+
     def several(self, kind):
-        """The parts that a top-level list names; metrics as {name: function}."""
+        """The parts that a top-level list names."""
         nodes = self.config[kind]
         if not isinstance(nodes, list):
             self.nodes.problem(kind, f"must be a list, found {show(nodes)}")
             return None
         try:
-            built = self.nodes.each(kind, nodes, kind)
+            return self.nodes.each(kind, nodes, kind)
         except Unbuilt:
             return None
-        if kind != "metrics":
-            return built
-        names = [self.nodes.resolved[f"{kind}.{i}"]["name"] for i in range(len(nodes))]
-        for i in [i for i, name in enumerate(names) if name in names[:i]]:
-            self.nodes.problem(f"{kind}.{i}", f"{names[i]!r} stands in the list twice")
-        return dict(zip(names, built, strict=True))
+
+    def metrics(self):
+        """{label: function}; in a list the functions' names are the labels, an object gives labels of its own."""
+        nodes = self.config["metrics"]
+        if isinstance(nodes, dict):
+            built = {label: self.top("metrics", node, f"metrics.{label}") for label, node in nodes.items()}
+            places = {label: f"metrics.{label}" for label in nodes}
+        else:
+            built, places = {}, {}
+            for i, function in enumerate(self.several("metrics") or []):
+                label = self.nodes.resolved[f"metrics.{i}"]["name"].rpartition(".")[2]
+                if label in built:
+                    self.nodes.problem(f"metrics.{i}", f"{label!r} stands in the list twice; give labels: {{label: metric, ...}}")
+                built[label], places[label] = function, f"metrics.{i}"
+        if "loss" in built:
+            self.nodes.problem(places["loss"], "the name 'loss' is taken; give labels: {label: metric, ...}")
+        return built
 
     def check_together(self, built):
         """What is sound in each section, but not in both."""
+        from training.options import check_together
+
         if built.loader and built.training:
             try:
-                parts.imported("training.options.check_together")(built.loader, built.training)
+                check_together(built.loader, built.training)
             except ValueError as error:
                 self.nodes.problem(*str(error).split(": ", 1))
         if built.data and built.loader and "val" in built.data.sizes and built.loader.val_size:
@@ -115,15 +142,17 @@ class Builder:
 
     def learn_sizes(self, built):
         """Facts about classes and steps."""
+        from data_loader.loader import held_out
+
         data, loader, facts = built.data, built.loader, self.nodes.facts
         told = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in told.items() if value is not None}
         try:
-            held_out = parts.imported("data_loader.loader.held_out")(data.sizes["train"], loader.val_size)
+            left = data.sizes["train"] - held_out(data.sizes["train"], loader.val_size)
         except UserError as error:
             self.nodes.problem("loader.val_size", str(error).removeprefix("val_size: "))
             return
-        facts["steps_per_epoch"] = -(-(data.sizes["train"] - held_out) // loader.batch_size)
+        facts["steps_per_epoch"] = -(-left // loader.batch_size)
         if built.training:
             facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
 
@@ -146,9 +175,10 @@ class Builder:
     def resolved(self):
         """The config with every default in it; feeding it back repeats the run."""
 
-        def node(path, raw):
-            if isinstance(raw, list):
-                return [node(f"{path}.{i}", item) for i, item in enumerate(raw)]
-            return self.nodes.resolved.get(path, raw)
+        def fill(path, raw):
+            raw = self.nodes.resolved.get(path, raw)
+            if isinstance(raw, list | tuple):
+                return [fill(f"{path}.{i}", item) for i, item in enumerate(raw)]
+            return {key: fill(f"{path}.{key}", value) for key, value in raw.items()} if isinstance(raw, dict) else raw
 
-        return {key: node(key, self.config[key]) for key in TOP_LEVEL if key in self.config}
+        return {key: fill(key, self.config[key]) for key in TOP_LEVEL if key in self.config}

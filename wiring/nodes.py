@@ -1,5 +1,6 @@
 """One node of a config, "name" or {"name", "args"}, made into the part that it names; problems are collected, not raised."""
 
+import inspect
 from functools import partial
 
 from utils import UserError
@@ -18,18 +19,20 @@ class Nodes:
     """Builds nodes; `facts` fill arguments that the config leaves out, and `schedule` multiplies every learning rate."""
 
     def __init__(self):
-        self.problems, self.facts = [], {}
+        self.problems, self.facts, self.schedule = [], {}, None
         self.resolved = {}  # {path: the node with its defaults}
-        self.schedule, self.schedule_used = None, False
+        self.stepping = set()  # paths of the optimizers that take a step of their own, by a learning rate
 
     def problem(self, path, message):
         """Note what is wrong at a place of the config."""
         self.problems.append(f"{path}: {message}")
 
     def part(self, kind, node, path):
-        """The part that a node names; a list of optimizers is a chain."""
-        if kind == "optimizer" and isinstance(node, list) and node:
-            return parts.imported("training.transforms.chain")(*self.each(kind, node, path))
+        """The part that a node names, wherever it stands but in a chain."""
+        return self.optimizer(node, path) if kind == "optimizer" else self.named(kind, node, path)
+
+    def named(self, kind, node, path):
+        """What the function of this name makes of its arguments."""
         name, args = self.name_and_args(node, path)
         try:
             function = parts.resolve(kind, name)
@@ -40,31 +43,60 @@ class Nodes:
         accepted = {k: p for k, p in accepted.items() if kind != "update" or k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
         self.resolved[path] = {"name": name, "args": with_defaults(args, accepted)}
-        if kind == "optimizer":
-            return self.optimizer(function, values, accepted, f"{path}.args")
         if parts.KINDS[kind].given:
             return partial(function, **values) if values else function
-        return self.call(function, values, f"{path}.args")
+        if kind == "optimizer":
+            return self.rated(function, values, accepted, path)
+        return self.call(function, values, f"{path}.args", kind)
 
     def each(self, kind, nodes, path):
         """The parts of a list, all of them tried."""
         built, failed = [], False
         for i, node in enumerate(nodes):
             try:
-                built.append(self.part(kind, node, f"{path}.{i}"))
+                built.append(self.named(kind, node, f"{path}.{i}"))
             except Unbuilt:
                 failed = True
         if failed:
             raise Unbuilt
         return built
 
+    def optimizer(self, node, path):
+        """An optimizer, or a chain from a list. Where nothing in it takes the schedule, that multiplies what comes out."""
+        from training.transforms import chain
+
+        if isinstance(node, list) and node:
+            whole = chain(*self.each("optimizer", node, path))
+            stepping = any(f"{path}.{i}" in self.stepping for i in range(len(node)))
+        else:
+            whole = self.named("optimizer", node, path)
+            stepping = path in self.stepping
+        return whole if stepping else self.scheduled(whole)
+
+    def rated(self, factory, values, accepted, path):
+        """An optimizer under the schedule: the multiplier comes last, or is part of a `learning_rate` that may be a function."""
+        rate = values.get("learning_rate", getattr(accepted.get("learning_rate"), "default", None))
+        inner = any(parts.holds_kind(p.annotation, "optimizer") for p in accepted.values())  # they have the schedule already
+        if inner or "lr" in accepted or isinstance(rate, int | float):
+            self.stepping.add(path)
+        if isinstance(rate, int | float) and self.schedule:
+            values = values | {"learning_rate": lambda step: rate * self.schedule(step)}
+        made = self.call(factory, values, f"{path}.args", "optimizer")
+        return self.scheduled(made) if "lr" in accepted and not inner else made
+
+    def scheduled(self, optimizer):
+        """The optimizer with the schedule, if there is one, as its last multiplier."""
+        from training.transforms import scheduled
+
+        return scheduled(optimizer, self.schedule) if self.schedule else optimizer
+
     def name_and_args(self, node, path):
         """A node's name and args, in either of its forms."""
         node = {"name": node} if isinstance(node, str) else node
         if not isinstance(node, dict) or not isinstance(node.get("name"), str):
             self.problem(path, f'must be a name or {{"name": ..., "args": {{...}}}}, found {show(node)}')
-        elif extra := node.keys() - {"name", "args"}:
-            self.problem(path, f"has {', '.join(map(repr, sorted(extra)))} beside 'name' and 'args'; move it into 'args'")
+        elif extra := [key for key in node if key not in ("name", "args")]:
+            self.problem(path, f"has {', '.join(map(repr, extra))} beside 'name' and 'args'; move it into 'args'")
         elif not isinstance(node.get("args", {}), dict):
             self.problem(f"{path}.args", f"must be an object of the arguments of {node['name']}, found {show(node['args'])}")
         else:
@@ -109,31 +141,24 @@ class Nodes:
         kind = parts.kind_of(annotation)
         return self.part(kind, value, path) if kind else NotImplemented
 
-    def call(self, factory, values, path):
+    def call(self, factory, values, path, kind=None):
         """What a factory makes; each line of a ValueError is a problem of the argument that it starts with."""
         try:
-            return factory(**values)
+            made = factory(**values)
         except UserError as error:
             self.problem(path, str(error))
         except ValueError as error:
             for line in str(error).splitlines():
-                argument, colon, message = line.partition(": ")
-                self.problem(f"{path}.{argument}" if colon else path, message if colon else line)
+                argument, _, message = line.partition(": ")
+                known = argument in inspect.signature(factory).parameters
+                self.problem(*(f"{path}.{argument}", message) if known else (path, line))
+        except Exception as error:  # a user's factory may fail in any way
+            self.problem(path, f"{factory.__name__} fails: {parts.where_and_why(error)}")
+        else:
+            if kind is None or parts.is_a(made, kind):
+                return made
+            self.problem(path.removesuffix(".args"), f"{factory.__name__} answers {type(made).__name__}, which is no {kind}")
         raise Unbuilt
-
-    def optimizer(self, factory, values, accepted, path):
-        """An optimizer under the schedule: the multiplier comes last, or is part of a `learning_rate` that may be a function."""
-        rate = values.get("learning_rate", getattr(accepted.get("learning_rate"), "default", None))
-        if self.schedule and isinstance(rate, int | float):
-            schedule, self.schedule_used = self.schedule, True
-            return self.call(factory, values | {"learning_rate": lambda step: rate * schedule(step)}, path)
-        made = self.call(factory, values, path)
-        return self.scheduled(made) if self.schedule and "lr" in accepted else made
-
-    def scheduled(self, optimizer):
-        """The optimizer with the schedule as its last multiplier."""
-        self.schedule_used = True
-        return parts.imported("training.transforms.scheduled")(optimizer, self.schedule)
 
 
 def with_defaults(given, accepted):

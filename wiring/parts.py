@@ -6,6 +6,7 @@ A kind with `given` > 0 has functions whose first arguments the toolkit passes a
 import difflib
 import importlib
 import inspect
+import os
 import pkgutil
 import sys
 import traceback
@@ -17,26 +18,29 @@ from utils import UserError
 
 
 class Kind(NamedTuple):
-    """Where the parts of a kind live, and what their return annotation is called."""
+    """Where the parts of a kind live, what their return annotation is called, and what their factories must answer."""
 
     name: str
     homes: tuple[str, ...]  # modules, or packages whose modules all count
     marker: str  # module:name of the return annotation
     given: int = 0
+    attributes: tuple[str, ...] = ()  # of what a factory makes
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("model", ("model",), "model.base:Model"),
-        Kind("data", ("data_loader",), "data_loader.base:Data"),
+        Kind("model", ("model",), "model.base:Model", attributes=("init", "apply")),
+        Kind("data", ("data_loader",), "data_loader.base:Data", attributes=("example", "sizes", "load")),
         Kind("preprocess", ("training.preprocess",), "training.base:Preprocessed", given=1),
         Kind("augment", ("training.augment",), "training.base:Augmented", given=2),
         Kind("loss", ("training.loss",), "training.base:Loss", given=2),
         Kind("metrics", ("training.metrics",), "training.base:Metric", given=2),
         Kind("objective", ("training.objective",), "training.base:Objective", given=5),
-        Kind("optimizer", ("training.optimizers", "training.transforms"), "training.base:Optimizer"),
-        Kind("schedule", ("training.schedules",), "training.base:Schedule"),
+        Kind(
+            "optimizer", ("training.optimizers", "training.transforms"), "training.base:Optimizer", attributes=("init", "update")
+        ),
+        Kind("schedule", ("training.schedules",), "training.base:Schedule", attributes=("__call__",)),
         Kind("update", ("training.update",), "training.base:Update", given=2),
         Kind("callbacks", ("training.callbacks",), "training.base:Callback"),
         Kind("collate_fn", ("data_loader.loader",), "data_loader.base:Batch", given=1),
@@ -54,7 +58,6 @@ def marker(kind):
     return getattr(importlib.import_module(module), name)
 
 
-@cache
 def kind_of(annotation):
     """The kind whose marker this annotation is, or None."""
     return next((kind for kind in KINDS if marker(kind) is annotation), None)
@@ -62,13 +65,13 @@ def kind_of(annotation):
 
 @cache
 def find(kind):
-    """({name: function}, {file: why it cannot be imported}) of a kind; a broken file hides only its own parts."""
+    """({name: function}, {module: why it cannot be imported}) of a kind; a broken file hides only its own parts."""
     found, broken = {}, {}
     for module_name in modules(KINDS[kind].homes):
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # a user's file may fail in any way
-            broken[module_name.replace(".", "/") + ".py"] = where_and_why(error)
+        except (Exception, SystemExit) as error:  # a user's file may fail in any way
+            broken[module_name] = where_and_why(error)
             continue
         for name, function in vars(module).items():
             if is_part(function, name, module_name, kind):
@@ -101,9 +104,9 @@ def is_part(function, name, module_name, kind):
 def where_and_why(error):
     """File, line and message of an error in a user's file."""
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}"
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}"
+        return f"{os.path.relpath(error.filename)}, line {error.lineno}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
 
 
 def resolve(kind, name):
@@ -114,22 +117,49 @@ def resolve(kind, name):
     if name in found:
         return found[name]
     message = f"no {kind} {name!r}{did_you_mean(name, found)} ({', '.join(sorted(found))})"
-    raise UserError("\n".join([message, *(f"{file} cannot be imported: {why}" for file, why in broken.items())]))
+    unmarked = [f"{home} has a function {name!r}, but without `-> {marker(kind).__name__}`" for home in defining(kind, name)]
+    raise UserError("\n".join([message, *unmarked, *(f"{module} cannot be imported: {why}" for module, why in broken.items())]))
+
+
+def defining(kind, name):
+    """The modules of a kind that define a function of this name, as a part or not."""
+    loaded = [sys.modules[home] for home in modules(KINDS[kind].homes) if home in sys.modules]
+    return [
+        module.__name__
+        for module in loaded
+        if inspect.isfunction(vars(module).get(name)) and vars(module)[name].__module__ == module.__name__
+    ]
 
 
 def imported(dotted):
     """The object of a dotted name, as in optax.lion."""
-    sys.path[:] = sys.path if "" in sys.path else ["", *sys.path]
     module_name, _, name = dotted.rpartition(".")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(f"{dotted!r} cannot be imported: {error}") from error
-    except Exception as error:  # a user's file may fail in any way
+    except (Exception, SystemExit) as error:  # a user's file may fail in any way
         raise UserError(f"{dotted!r} cannot be imported: {where_and_why(error)}") from error
     if not callable(getattr(module, name, None)):
         raise UserError(f"{module_name} has no function {name!r}{did_you_mean(name, dir(module))}")
     return getattr(module, name)
+
+
+def is_a(made, kind):
+    """Whether a factory made what its kind promises."""
+    return made is not None and not isinstance(made, type) and all(hasattr(made, a) for a in KINDS[kind].attributes)
+
+
+def holds_kind(annotation, kind):
+    """Whether an annotation is a kind's, or holds it, as in tuple[tuple[str, Optimizer], ...]."""
+    return kind_of(annotation) == kind or any(holds_kind(inner, kind) for inner in typing.get_args(annotation))
+
+
+def section_options(name):
+    """The dataclass of a section."""
+    from training import options
+
+    return getattr(options, name)
 
 
 def did_you_mean(name, names):
@@ -162,4 +192,4 @@ def listing(kind):
     for name, function in found.items():
         lines.append(f"  {signature(name, arguments(function, KINDS[kind].given))}")
         lines.append(f"      {(inspect.getdoc(function) or '').split(chr(10))[0]}")
-    return "\n".join(lines + [f"  {file} cannot be imported: {why}" for file, why in broken.items()])
+    return "\n".join(lines + [f"  {module} cannot be imported: {why}" for module, why in broken.items()])

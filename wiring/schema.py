@@ -21,6 +21,8 @@ def make_schema():
     properties |= {name: section(options) for name, options in SECTIONS.items()}
     properties |= {kind: reference(kind) for kind in SINGLE}
     properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
+    labelled = {"type": "object", "additionalProperties": reference("metrics")}
+    properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
     properties["optimizer"] = {
         "anyOf": [reference("optimizer"), {"type": "array", "items": reference("optimizer"), "minItems": 1}]
@@ -42,7 +44,7 @@ def reference(kind):
 
 def section(options):
     """The schema of a section that names no part."""
-    function = parts.imported(f"training.options.{options}")
+    function = parts.section_options(options)
     return call(parts.arguments(function), inspect.getdoc(function))
 
 

@@ -49,6 +49,7 @@ def convert_union(value, choices, path, build):
     """The first of the annotations that fits; an integer stays one where both kinds of number are allowed."""
     if value is None and type(None) in choices:
         return None
+    allowed = choices
     choices = sorted((c for c in choices if c is not type(None)), key=lambda c: c is float)
     for choice in choices[:-1]:
         try:
@@ -58,9 +59,9 @@ def convert_union(value, choices, path, build):
     try:
         return convert(value, choices[-1], path, build)
     except Misfit as misfit:
-        if len(choices) == 1:
+        if choices[-1] not in PLAIN:  # what is wrong inside says more
             raise
-        raise Misfit(path, f"must be {' or '.join(map(describe, choices))}, found {show(value)}") from misfit
+        raise Misfit(path, f"must be {' or '.join(map(describe, allowed))}, found {show(value)}") from misfit
 
 
 def convert_tuple(value, inner, path, build):
@@ -84,6 +85,8 @@ def freeze(value):
 
 def describe(annotation):
     """An annotation in words."""
+    if annotation is type(None):
+        return "null"
     return PLAIN.get(annotation, "a list" if tuple in (annotation, typing.get_origin(annotation)) else str(annotation))
 
 

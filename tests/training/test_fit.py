@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from functools import partial
 
@@ -12,6 +13,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
+from training.feed import Lanes, Resident
 from training.fit import fit
 from training.loop import Diverged
 from training.loss import cross_entropy
@@ -19,8 +21,9 @@ from training.metrics import accuracy
 from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
-from training.runner import Runner
+from training.runner import Runner, make_feeds
 from training.schedules import linear
+from training.sharding import make_mesh
 from training.update import gradient_update
 from utils import UserError
 
@@ -36,6 +39,12 @@ def engine(**settings):
     make_update = partial(gradient_update, objective, adam(lr=0.01))
     sets = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
     return Runner(MODEL, objective, make_update, sets, LoaderOptions(batch_size=32), **settings)
+
+
+def test_inputs_may_be_nests_of_arrays():
+    model = MODEL._replace(apply=lambda params, state, x, **k: MODEL.apply(params, state, x["a"] + x["b"], **k))
+    nested = run(({"a": X, "b": 0 * X}, Y), model=model)
+    assert_same(nested.params, run().params)
 
 
 class Streamed:
@@ -105,6 +114,66 @@ def test_every_example_counts_once_in_an_epoch_of_training():
     assert sums == [300, 300]
 
 
+def test_seeds_and_replicas_start_from_weights_of_their_own():
+    weights = [ts.params["hidden"][0]["weight"] for ts in engine(replicas=3).replica_states()]
+    other = engine(seed=5).replica_states()[0].params["hidden"][0]["weight"]
+    assert len({np.asarray(w).tobytes() for w in [*weights, other]}) == 4
+
+
+def test_the_state_is_donated():
+    runner = engine()
+    runner.begin(1)
+    before = jax.tree.leaves(runner.states[0].params)
+    runner.train(1)
+    assert all(leaf.is_deleted() for leaf in before)
+
+
+def test_params_outlive_the_hook_that_read_them():
+    class Keep:
+        def on_epoch_end(self, run):
+            self.best = run.params if run.epoch == 1 else self.best
+
+    keep = Keep()
+    last = run(callbacks=[keep]).params
+    assert np.isfinite(keep.best["head"]["bias"]).all()
+    assert np.any(keep.best["head"]["bias"] != last["head"]["bias"])
+
+
+def test_the_budget_decides_what_lives_on_the_device():
+    half = X.nbytes + Y.nbytes + 1000
+
+    def resident(budget):
+        options = LoaderOptions(batch_size=30)
+        object.__setattr__(options, "device_budget_mb", budget / 2**20)
+        lanes = Lanes([0], make_mesh())
+        feeds = make_feeds({"train": Arrays(X, Y), "test": Arrays(X, Y)}, options, lanes)
+        for feed in feeds.values():
+            feed.close()
+        return [type(feed) is Resident for feed in feeds.values()]
+
+    assert resident(0) == [False, False]
+    assert resident(half) == [True, False]  # the sum counts
+    assert resident(2 * half) == [True, True]
+
+
+def test_a_set_of_another_form_is_told_before_the_first_epoch():
+    with pytest.raises(UserError, match=r"the test set is .*float32\[5\]"):
+        run(test=(X[:, :5], Y))
+
+
+def test_hooks_within_an_epoch_see_and_change_the_very_step():
+    class Halve:
+        def on_step_end(self, run):
+            time.sleep(0.01 * (run.step % 3))  # the clock must not matter
+            seen.append((run.step, int(run.states()[0].step)))
+            return {"lr_scale": 0.5}
+
+    seen = []
+    first = run(callbacks=[Halve()]).params
+    assert [a for a, _ in seen] == [b for _, b in seen] == [5, 10, 15, 20]
+    assert_same(first, run(callbacks=[Halve()]).params)
+
+
 def test_one_compilation_for_each_program_over_a_whole_run(compilations):
     run(test=(X, Y), epochs=4, log_every=1)
     assert compilations.pop("jit(loop)") == 2  # training and evaluation
@@ -131,7 +200,7 @@ def test_another_shape_is_an_error_not_a_second_compilation():
     runner.begin(1)
     runner.train(1)
     feed = runner.feeds["train"]
-    feed.data = tuple(a[:100] for a in feed.data)
+    feed.data = jax.tree.map(lambda a: a[:100], feed.data)
     with pytest.raises(TypeError):
         runner.train(1)
 
@@ -181,6 +250,12 @@ def test_a_validation_split_is_held_out():
     result = run(val_size=0.2)
     assert "val_loss" in result.history[-1]
     assert result.step == 2 * 8  # 240 examples in batches of 32
+    assert values(result.history) == values(run(val_size=60).history)
+    assert values(result.history) != values(run(val_size=60, split_seed=1).history)
+    with pytest.raises(UserError, match="brings its own validation set"):
+        run(val=(X, Y), val_size=60)
+    with pytest.raises(UserError, match="an iterable of batches cannot be split"):
+        run(iter([]), val_size=60)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -266,6 +341,19 @@ def test_a_signal_ends_the_run_after_the_chunk_in_flight(number):
     assert result.signal == number.name
     assert 15 <= result.step < 40
     assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_stops_at_once():
+    class Kill:
+        def on_step_end(self, run):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        on_training_end = on_step_end
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run(callbacks=[Kill()])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():

@@ -1,5 +1,7 @@
 """The objectives beside `supervised`, by their properties."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,15 @@ def test_supervised_measures_every_example_and_finishes_the_means():
     np.testing.assert_allclose(reported["perplexity"], np.exp(np.mean(expected)), rtol=1e-5)
 
 
+def test_a_metric_keeps_its_finish_under_partial():
+    def power(output, target, *, exponent):
+        return jnp.mean(jnp.abs(output) ** exponent)
+
+    power.finish = jnp.sqrt
+    objective = supervised(mlp((4, 4, 1), 3), cross_entropy, {"power": partial(power, exponent=2)}, (), ())
+    assert objective.finish({"power": 9.0}) == {"power": 3.0}
+
+
 def test_augmentations_act_in_training_alone_and_differ_by_example():
     identity = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state))
     objective = supervised(
@@ -41,6 +52,28 @@ def test_augmentations_act_in_training_alone_and_differ_by_example():
     x[:] = 0
     assert np.unique(objective({}, {}, (x, y), KEY, True)[0]).size == 16
     assert np.all(objective({}, {}, (x, y), KEY, False)[0] == 0)
+
+
+def test_the_same_augmentation_twice_draws_twice():
+    identity = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state))
+    noise = lambda key, x: x + jax.random.normal(key)  # noqa: E731
+    objective = supervised(identity, lambda out, target: out.mean(), {}, (), (noise, noise))
+    x = np.zeros((2000, 1), np.float32)
+    assert np.var(objective({}, {}, (x, x), KEY, True)[0]) == pytest.approx(2, rel=0.15)  # 4, were they the same
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("factory", [supervised, mixup, denoising])
+def test_objectives_tell_the_model_whether_it_trains(factory, train):
+    seen = []
+
+    def apply(params, state, x, *, train=False, key=None):
+        seen.append(train)
+        return x, state
+
+    x = np.zeros((4, 2), np.float32)
+    factory(Model(lambda key: ({}, {}), apply), mse, {}, (), ())({}, {}, (x, x), KEY, train)
+    assert seen == [train]
 
 
 def test_mixup_is_the_mixture_of_both_losses_and_plain_in_evaluation():

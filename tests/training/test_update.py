@@ -7,12 +7,13 @@ import optax
 import pytest
 
 from model.mlp import mlp
+from model.resnet import resnet
 from training.base import TrainState
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.optimizers import adam
-from training.update import gradient_update, zero_sums
+from training.update import gradient, gradient_update, zero_sums
 
 MODEL = mlp((4,), 3, dims=(8,))
 
@@ -110,6 +111,31 @@ def test_a_bad_step_changes_nothing_but_the_counters():
     assert np.isfinite(with_bad.sums["loss"])
 
 
+def test_running_statistics_survive_a_bad_step_too():
+    model = resnet((8, 8, 1), 3, widths=(4,), depth=1)
+    objective = objective_of(model)
+    update = gradient_update(objective, adam(lr=0.01))
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(6, 8, 8, 1)).astype(np.float32), rng.integers(0, 3, 6).astype(np.int32)
+    ts = first_state(update, objective, batch, model=model)
+    # The loss and the gradients stay finite, but the variance of such a batch is not.
+    huge = jax.jit(update.step)(ts, (batch[0] * np.float32(1e25), batch[1]), 6)
+    assert huge.sums["bad_steps"] == 1
+    assert_same(huge.state, ts.state)
+    good = jax.jit(update.step)(ts, batch, 6)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(good.state), jax.tree.leaves(ts.state), strict=True))
+
+
+def test_every_microbatch_has_its_own_randomness():
+    noise = lambda params, state, batch, key, train: (  # noqa: E731
+        params["w"] * jax.random.normal(key, (len(batch),)),
+        state,
+        {},
+    )
+    _, _, losses, _ = gradient(noise, {"w": jnp.ones(())}, {}, jnp.zeros(6), jnp.ones(6, bool), jax.random.key(0), accumulate=3)
+    assert np.unique(losses).size == 6
+
+
 def test_an_infinite_gradient_is_a_bad_step_though_the_loss_is_finite():
     objective = objective_of(loss=lambda output, target: jnp.sqrt(jnp.abs(output[0] * 0)))
     ts = run(gradient_update(objective, adam(lr=0.01)), objective, [random_batch(0)])
@@ -175,4 +201,6 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights():
     full = run(gradient_update(objective_of(), adam(lr=0.01)), objective_of(), [random_batch(i) for i in range(3)])
     assert set(map(str, (seen[0][0], *seen[0][1]))) == {"bfloat16"}
     assert {leaf.dtype for leaf in jax.tree.leaves(ts.params)} == {np.dtype("float32")}
+    out, _ = with_precision(MODEL, "bfloat16").apply(ts.params, {}, random_batch(0)[0])
+    assert out.dtype == np.float32
     np.testing.assert_allclose(ts.sums["loss"], full.sums["loss"], rtol=0.02)

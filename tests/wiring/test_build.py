@@ -77,7 +77,11 @@ def spoiled(config, *overrides):
         ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, found -1"),
         ("title=a/b", "c: title: must be a name that a folder can have"),
         ("metrics=accuracy", 'c: metrics: must be a list, found "accuracy"'),
-        ('metrics=["accuracy", "accuracy"]', "c: metrics.1: 'accuracy' stands in the list twice"),
+        ('metrics=["accuracy", "accuracy"]', "c: metrics.1: 'accuracy' stands in the list twice; give labels"),
+        ('metrics={"loss": "accuracy"}', "c: metrics.loss: the name 'loss' is taken"),
+        ('optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]', "c: optimizer: no link of this chain takes a step"),
+        ("training.ema=none", 'c: training.ema: must be a number or null, found "none"'),
+        ("model=os.getcwd", "c: model: getcwd answers str, which is no model"),
         ('schedule={"name": "cosine", "args": {"steps": 5, "epochs": 1}}', "c: schedule.args."),
         ('preprocess=["to_unit", {"name": "normalize", "args": {"mean": [0, 0], "std": [1, 1]}}]', "c: preprocess: does not fit"),
     ],
@@ -168,6 +172,41 @@ def test_a_list_of_optimizers_is_a_chain_also_with_optax_in_it(sound):
     assert_close(steps(build(config, "c").optimizer), steps(reference))
 
 
+def test_the_schedule_reaches_every_group_once(sound):
+    """Optimizers with a rate of their own, of Optax's, without any, and nested chains."""
+    rules = [
+        ["a", {"name": "sgd", "args": {"lr": 1.0}}],
+        ["b", {"name": "optax.sgd", "args": {"learning_rate": 1.0}}],
+        ["c", {"name": "optax.scale", "args": {"step_size": -1.0}}],
+        ["d", [{"name": "clip_by_value", "args": {"limit": 100}}, {"name": "scaled", "args": {"optimizer": "sgd", "rate": 1.0}}]],
+    ]
+    rules[3][1][1]["args"]["optimizer"] = {"name": "sgd", "args": {"lr": 1.0}}
+    config = sound | {
+        "optimizer": {"name": "groups", "args": {"rules": rules}},
+        "schedule": {"name": "constant", "args": {"value": 0.25}},
+    }
+    optimizer = build(config, "c").optimizer
+    params = {name: jnp.ones(2) for name in "abcd"}
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert_close(updates, {name: jnp.full(2, -0.25) for name in "abcd"})
+
+
+def test_a_metric_keeps_its_finish_with_arguments_and_takes_a_label(sound):
+    labelled = {"top1": {"name": "top_k_accuracy", "args": {"k": 1}}, "top3": {"name": "top_k_accuracy", "args": {"k": 3}}}
+    assert list(build(sound | {"metrics": labelled}, "c").metrics) == ["top1", "top3"]
+
+
+def test_nested_defaults_are_resolved_too(sound):
+    config = sound | {"optimizer": {"name": "groups", "args": {"rules": [[".*", {"name": "adamw"}]]}}}
+    rules = build(config, "c").config["optimizer"]["args"]["rules"]
+    assert rules[0][1]["args"]["b1"] == 0.9
+
+
+def test_a_function_without_its_annotation_is_pointed_out(sound):
+    with pytest.raises(UserError, match=r"training.optimizers has a function 'squares', but without `-> Optimizer`"):
+        build(sound | {"optimizer": "squares"}, "c")
+
+
 def test_parts_inside_arguments_are_built_and_their_mistakes_placed(sound):
     rules = [["bias", "frozen"], [".*", {"name": "sgd", "args": {"lr": 0.1}}]]
     config = sound | {"optimizer": {"name": "groups", "args": {"rules": rules}}}
@@ -189,7 +228,7 @@ def test_a_users_own_part_is_found_by_its_name_and_a_broken_file_hides_only_its_
     assert "7,850" in good.stdout
     bad = train(copy, "-c", path, "--check", "model=broken")
     assert bad.returncode == 2
-    assert "model/broken.py cannot be imported: line 1: invalid syntax" in bad.stderr
+    assert "model.broken cannot be imported: model/broken.py, line 1: invalid syntax" in bad.stderr
     assert "Traceback" not in bad.stderr
 
 
