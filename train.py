@@ -1,6 +1,7 @@
 """python train.py -c config.json [path.to.key=value ...]: config -> parts -> fit -> exit code."""
 
 import argparse
+import gc
 import json
 import logging
 import logging.config
@@ -24,6 +25,7 @@ logger = logging.getLogger("main")
 def main(argv=None):
     """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and an exit code."""
     arguments = parse(argv)
+    gc.disable()  # while modules load and shapes are traced there is no garbage, and looking for it takes a fifth of the time
     sys.path.append(os.getcwd())  # a dotted name may stand beside the config
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop takes over, both signals just end the run
     try:
@@ -78,6 +80,7 @@ def check(parts):
 
 def shapes(parts):
     """The parameters as shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
+    from training.checkpoint import Pretrained
     from training.fit import compose
     from training.summary import check_monitors, trace_shapes
 
@@ -85,8 +88,10 @@ def shapes(parts):
     try:
         objective = compose(parts.objective, *pieces, parts.training.precision)
         example, batch_size = parts.data.example, parts.loader.batch_size
-        params, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size)
+        params, state, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size)
         check_monitors(monitors(parts), evaluated_sets(parts), reported)
+        if parts.training.pretrained:
+            Pretrained(parts.training.pretrained).check(params, state)
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error
     return params
@@ -122,6 +127,7 @@ def train(parts):
         raise
     run_folder.describe(folder, parts.config, parts.facts, sets, ROOT)
     announce(parts, sets, folder, count(params))
+    gc.enable()
     checkpoints = Checkpoints(folder, parts.checkpoint, {"config": parts.config, "facts": parts.facts})
     run = fit(
         parts.model,

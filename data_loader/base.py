@@ -60,6 +60,8 @@ def check_labels(source, labels, num_classes):
 def loaded(data):
     """The datasets of a Data, once they are known to be what it said: the same sets, sizes, shapes, and labels."""
     sets = data.load()
+    if not isinstance(sets, dict):
+        raise UserError(f"data: load() must give {{set: dataset}}, gave {type(sets).__name__}")
     if sets.keys() != data.sizes.keys():
         raise UserError(f"data: load() gave the sets {sorted(sets)}, sizes names {sorted(data.sizes)}; they must be the same")
     for name, dataset in sets.items():

@@ -35,33 +35,37 @@ def load(path):
         raise UserError(f"{path}: is not a whole safetensors file: {error}") from error
 
 
-def restore(path, arrays, like):
-    """The arrays of a file in the form of the tree `like`; every name and shape must agree, all differences are listed."""
+def check_fits(path, arrays, like):
+    """Refuse arrays that are not those of the tree `like`: every name and shape must agree, all differences are listed."""
     wanted = named_leaves(like)
     missing = [f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in arrays]
     extra = [f"unexpected: {k} {a.shape}" for k, a in arrays.items() if k.split("/")[0] in like and k not in wanted]
     shapes = {k: (arrays[k].shape, leaf.shape) for k, leaf in wanted.items() if k in arrays}
-    misfit = [
-        f"{name}: the file has {found}, the model has {needed}" for name, (found, needed) in shapes.items() if found != needed
-    ]
+    misfit = [f"{k}: the file has {has}, the model has {needs}" for k, (has, needs) in shapes.items() if has != needs]
     if len(missing) == len(wanted):
         some = [", ".join(list(names)[:4]) for names in (arrays, wanted)]
         missing = [f"it has none of the model's names; it has {some[0]}, ...; the model has {some[1]}, ..."]
     if missing or extra or misfit:
         raise UserError(f"{path}: does not fit the model\n  " + "\n  ".join(missing + extra + misfit))
-    return map_named(lambda name, leaf: jax.device_put(arrays[name].astype(leaf.dtype), leaf.sharding), like)
 
 
-def pretrained(path):
-    """The function that replaces (params, state) by those of a file; by its averaged weights, where it has them."""
-    arrays, _ = load(path)
-    weights = "ema" if any(name.startswith("ema/") for name in arrays) else "params"
+class Pretrained:
+    """The weights of a checkpoint to start from: its averaged ones, where it has them, since they are what was evaluated."""
 
-    def replace(params, state):
-        tree = restore(path, arrays, {weights: params, "state": state})
-        return tree[weights], tree["state"]
+    def __init__(self, path):
+        self.path, self.arrays = path, load(path)[0]
+        self.weights = "ema" if any(name.startswith("ema/") for name in self.arrays) else "params"
 
-    return replace
+    def check(self, params, state):
+        """Refuse what does not fit this model, of which shapes suffice."""
+        check_fits(self.path, self.arrays, {self.weights: params, "state": state})
+
+    def __call__(self, params, state):
+        """(params, state) of the file, placed as the given ones are."""
+        self.check(params, state)
+        like = {self.weights: params, "state": state}
+        tree = map_named(lambda name, leaf: jax.device_put(self.arrays[name].astype(leaf.dtype), leaf.sharding), like)
+        return tree[self.weights], tree["state"]
 
 
 class Checkpoints:

@@ -9,7 +9,7 @@ from data_loader.base import Arrays
 from data_loader.loader import split
 from data_loader.nest import map_nest
 from training.callbacks import check_hooks
-from training.checkpoint import pretrained
+from training.checkpoint import Pretrained
 from training.loop import Loop, Run
 from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
@@ -61,7 +61,7 @@ def fit(
     if not 0 <= seed <= 2**32 - training.replicas:
         raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
     check_hooks(callbacks)
-    restore = pretrained(training.pretrained) if training.pretrained else None
+    restore = Pretrained(training.pretrained) if training.pretrained else None
     runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
     loop = Loop(runner, objective, callbacks, training, MetricLog(metrics_file), log_every)
     return loop.run_all()

@@ -11,7 +11,7 @@ from utils import UserError, format_bytes, named_leaves
 
 
 def trace_shapes(model, objective, optimizer, example, batch_size):
-    """(parameters as shapes, names of what is reported), once a batch went through model, loss and metrics as shapes alone."""
+    """(params, state, names of what is reported): shapes alone, once everything that a step calls was traced with them."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
     trees = attempt("model: the parameters cannot be made", model.init, key)
@@ -23,15 +23,39 @@ def trace_shapes(model, objective, optimizer, example, batch_size):
             raise UserError(
                 f"model: the parameter {name} is {leaf.dtype}; only floats can be trained, the rest belongs into state"
             )
-    attempt("optimizer: its state cannot be made", optimizer.init, params)
-    step = lambda params, state, batch, key: objective(params, state, batch, key, True)  # noqa: E731
+    metrics = trace_objective(objective, params, state, batch, key, train=True)
+    evaluated = trace_objective(objective, params, state, batch, key, train=False)
+    if jax.tree.structure(metrics) != jax.tree.structure(evaluated) or forms(metrics) != forms(evaluated):
+        raise UserError(f"objective: the metrics of training ({forms(metrics)}) and evaluation ({forms(evaluated)}) differ")
+    trace_optimizer(optimizer, params)
+    return params, state, ["loss", *reported_names(objective, metrics)]
+
+
+def trace_objective(objective, params, state, batch, key, *, train):
+    """The shapes of the metrics of one batch; the loss must be a number for each example, the state must keep its form."""
+    step = lambda params, state, batch, key: objective(params, state, batch, key, train)  # noqa: E731
     what = f"model, loss or metrics do not fit the data, whose batches are ({forms(batch)})"
-    losses, new_state, metrics = attempt(what, step, params, state, batch, key)
-    if losses.shape != (batch_size,):
-        raise UserError(f"objective: must give a loss for each of the {batch_size} examples, gave the shape {losses.shape}")
+    answer = attempt(what, step, params, state, batch, key)
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        raise UserError("objective: must answer (losses, state, metrics)")
+    losses, new_state, metrics = answer
+    size = jax.tree.leaves(batch)[0].shape[0]
+    if getattr(losses, "shape", None) != (size,):
+        raise UserError(f"loss: must be a number for each of the {size} examples of a batch, found {losses}")
     if jax.tree.structure(new_state) != jax.tree.structure(state) or forms(new_state) != forms(state):
         raise UserError(f"model: apply changes the form of its state, from ({forms(state)}) to ({forms(new_state)})")
-    return params, ["loss", *reported_names(objective, metrics)]
+    return metrics
+
+
+def trace_optimizer(optimizer, params):
+    """Its updates must have the form of the parameters, its state must keep its own."""
+    state = attempt("optimizer: its state cannot be made", optimizer.init, params)
+    answer = attempt("optimizer or schedule: the update fails", optimizer.update, params, state, params)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise UserError("optimizer: update must answer (updates, state)")
+    for what, new, old in (("updates", answer[0], params), ("state", answer[1], state)):
+        if jax.tree.structure(new) != jax.tree.structure(old) or forms(new) != forms(old):
+            raise UserError(f"optimizer or schedule: the form of the {what} is ({forms(new)}), expected ({forms(old)})")
 
 
 def forms(tree):
@@ -56,6 +80,8 @@ def reported_names(objective, metrics):
     finish = getattr(objective, "finish", lambda means: means)
     means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
     reported = named_leaves(attempt("metrics: the means cannot be finished", finish, means))
+    for name in metrics.keys() - {name.split("/")[0] for name in reported}:
+        raise UserError(f"metrics: {name} answers nothing; return a number")
     for name, leaf in reported.items():
         if leaf.shape != ():
             raise UserError(f"metrics: {name} ends with shape {leaf.shape}; return a number, or give the function a `finish`")

@@ -145,6 +145,11 @@ class Builder:
         from data_loader.loader import held_out
 
         data, loader, facts = built.data, built.loader, self.nodes.facts
+        for name in [name for name in ("train", *data.sizes) if data.sizes.get(name, 0) < 1]:
+            self.nodes.problem(
+                "data", f"the {name} set is {'empty' if name in data.sizes else 'missing'}; sizes are {data.sizes}"
+            )
+            return
         told = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in told.items() if value is not None}
         try:
@@ -162,6 +167,8 @@ class Builder:
             return
         import jax
 
+        if not isinstance(built.data.example, tuple):
+            return  # not (x, y): its objective knows what it is
         x = raw = built.data.example[0]
         try:
             for fn in built.preprocess:

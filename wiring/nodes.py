@@ -132,7 +132,7 @@ class Nodes:
         """A required argument that the config does not give; a fact that only failing data lacks is not worth a line."""
         if key not in parts.FACTS:
             self.problem(path, f"{name} needs {key!r}\n  {signature}")
-        elif "input_shape" in self.facts:
+        elif not self.problems:
             self.problem(path, f"{name} needs {key!r}, which this data does not tell; give it here")
         raise Unbuilt
 

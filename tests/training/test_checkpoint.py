@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from model.mlp import mlp
-from training.checkpoint import Checkpoints, load, pretrained, save
+from training.checkpoint import Checkpoints, Pretrained, load, save
 from training.fit import fit
 from training.optimizers import adam
 from training.options import CheckpointOptions
@@ -44,7 +44,7 @@ def test_a_run_goes_on_from_pretrained_weights_the_averaged_ones_where_there_are
     run = fit(MODEL, (X, Y), epochs=2, ema=0.5, **options)
     save(tmp_path / "a.params", run.states()[0]._asdict(), {})
     fresh = [MODEL.init(jax.random.key(7)) for _ in range(2)]
-    params, state = pretrained(tmp_path / "a.params")(*fresh[0])
+    params, state = Pretrained(tmp_path / "a.params")(*fresh[0])
     jax.tree.map(np.testing.assert_array_equal, params, run.states()[0].ema)
     assert state == {}
     with pytest.raises(AssertionError):
@@ -58,7 +58,7 @@ def test_every_difference_is_listed(tmp_path):
     del params["hidden"][0]["bias"]
     save(tmp_path / "a.params", {"params": params}, {})
     with pytest.raises(UserError) as told:
-        pretrained(tmp_path / "a.params")(*MODEL.init(jax.random.key(0)))
+        Pretrained(tmp_path / "a.params")(*MODEL.init(jax.random.key(0)))
     for line in (
         "missing: params/hidden/0/bias (5,)",
         "unexpected: params/extra (2,)",
@@ -70,7 +70,7 @@ def test_every_difference_is_listed(tmp_path):
 def test_a_file_with_other_names_shows_some_of_both(tmp_path):
     save(tmp_path / "a.params", {"w": jnp.zeros(3)}, {})
     with pytest.raises(UserError, match=r"it has none of the model's names; it has w, \.\.\.; the model has params/head/bias"):
-        pretrained(tmp_path / "a.params")(*MODEL.init(jax.random.key(0)))
+        Pretrained(tmp_path / "a.params")(*MODEL.init(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\xff" * 8 + b"{}", None])
