@@ -12,7 +12,7 @@ check: $(VENV)/train.done
 	$(BIN)/python train.py -c config.json --check
 
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .
