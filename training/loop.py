@@ -90,6 +90,7 @@ class Loop:
     def one_epoch(self):
         """Training, evaluation and the lines that close an epoch; what stops the run within the epoch leaves it unfinished."""
         run, began = self.run, time.perf_counter()
+        run.metrics = {}
         logger.info("---- STARTING EPOCH %d ----", run.epoch)
         self.notify("on_epoch_start")
         sums = self.train_epoch()

@@ -92,12 +92,10 @@ class Builder:
     def check_optimizer(self):
         """Links that only change gradients take no step, or one uphill."""
         nodes = self.config.get("optimizer")
-        links = (
-            [self.nodes.resolved.get(f"optimizer.{i}", {}).get("name", ".") for i in range(len(nodes))]
-            if isinstance(nodes, list)
-            else []
-        )
-        if links and not self.nodes.stepping and not any("." in name for name in links):
+        if not isinstance(nodes, list) or self.nodes.stepping:
+            return
+        names = [self.nodes.resolved.get(f"optimizer.{i}", {}).get("name", ".") for i in range(len(nodes))]
+        if names and not any("." in name for name in names):  # another library's may well step without saying so
             self.nodes.problem("optimizer", "no link of this chain takes a step; end it with an optimizer, such as sgd")
 
     def several(self, kind):
@@ -150,6 +148,8 @@ class Builder:
                 "data", f"the {name} set is {'empty' if name in data.sizes else 'missing'}; sizes are {data.sizes}"
             )
             return
+        for name in [name for name in data.sizes if name not in ("train", "val", "test")]:
+            self.nodes.problem("data", f"names the set {name!r}; a run has the sets train, val and test")
         told = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in told.items() if value is not None}
         try:
