@@ -28,11 +28,10 @@ class Runner:
         trees = [restore(*tree) for tree in trees] if restore else trees
         looped = not loops_are_slow(objective, *trees[0], batch)
         update = make_update(unroll=not looped)
-        steps = {name: evaluation(objective) for name in sets} | {
-            "train": lambda _, ts, batch, valid: update.step(ts, batch, valid)
+        self.programs = {
+            name: feed.program(*(training(update) if name == "train" else evaluation(objective)), looped)
+            for name, feed in self.feeds.items()
         }
-        reports = {name: lambda sums: sums for name in sets} | {"train": lambda ts: ts.sums}
-        self.programs = {name: feed.program(steps[name], reports[name], looped) for name, feed in self.feeds.items()}
         self.zeros = compiled_start(lambda: zero_sums(objective, *trees[0], batch), self.lanes.mesh)
         self.states = self.first_states(trees, update)
 
@@ -123,11 +122,16 @@ def check_form(name, batch, train):
         raise UserError(f"data: an example of the {name} set is {form(batch)}, one of the training set is {form(train)}")
 
 
+def training(update):
+    """(step, report) of training: the carry is the TrainState, the report its sums."""
+    return lambda _, ts, batch, valid: update.step(ts, batch, valid), lambda ts: ts.sums
+
+
 def evaluation(objective):
-    """The step of an evaluation: constants are (params, state), the carry is the sums; randomness, if any, is constant."""
+    """(step, report) of an evaluation: constants are (params, state), the carry is the sums; randomness, if any, is constant."""
 
     def step(weights, sums, batch, valid):
         losses, _, metrics = objective(*weights, batch, jax.random.key(0), False)
         return add_sums(sums, losses, metrics, jnp.arange(len(losses)) < valid)
 
-    return step
+    return step, lambda sums: sums
