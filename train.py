@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from utils import RunError, UserError
+from utils import RunError, UserError, first_line
 from wiring.build import build
 from wiring.config import read
 from wiring.parts import KINDS, listing
@@ -47,7 +47,7 @@ def main(argv=None):
         if not isinstance(error, MemoryError) and "Out of memory" not in str(error):
             raise
         hint = "take a smaller loader.batch_size, cut batches with training.accumulate, or stream with loader.device_budget_mb=0"
-        return fail(f"Out of memory: {str(error).splitlines()[0]}\n{hint}", FAILED)
+        return fail(f"Out of memory: {first_line(error)}\n{hint}", FAILED)
 
 
 def parse(argv):

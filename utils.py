@@ -13,6 +13,11 @@ class RunError(Exception):
     """The run cannot go on, through no mistake in the config (disk, network, divergence); one message, exit code 1."""
 
 
+def first_line(error):
+    """The first line of an error's message, which may be empty."""
+    return (str(error).splitlines() or [""])[0]
+
+
 def path_name(path):
     """The name of a leaf: the keys on the way to it, joined by '/', as in `blocks/0/norm/scale`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)

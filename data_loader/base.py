@@ -20,6 +20,19 @@ class Dataset(Protocol):
 Batch = NewType("Batch", object)  # def fn(examples) -> Batch, the return annotation of a collate_fn
 
 
+def length(data):
+    """How many items, or None where nobody knows: a __len__ may raise, as a DataLoader's over an IterableDataset."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def has_items(data):
+    """Whether single examples can be asked for; torch's IterableDataset inherits a __getitem__, but has no length."""
+    return hasattr(data, "__getitem__") and length(data) is not None
+
+
 class Arrays:
     """A dataset held whole in NumPy arrays (or nests of them), so that it can live on the device."""
 
@@ -65,6 +78,8 @@ def loaded(data):
     if sets.keys() != data.sizes.keys():
         raise UserError(f"data: load() gave the sets {sorted(sets)}, sizes names {sorted(data.sizes)}; they must be the same")
     for name, dataset in sets.items():
+        if not has_items(dataset):
+            raise UserError(f"data: the {name} set gives no single examples; it needs __len__ and __getitem__")
         if len(dataset) != data.sizes[name]:
             raise UserError(f"data: the {name} set has {len(dataset)} examples, sizes says {data.sizes[name]}")
         found, promised = _form(dataset[0]), _form(data.example)

@@ -105,7 +105,7 @@ def padded(iterable):
     """(batch, genuine examples) of batches made elsewhere; a short one repeats its own rows, so that nothing recompiles."""
     first = None
     for i, batch in enumerate(iterable):
-        batch = map_nest(np.asarray, batch)
+        batch = map_nest(np.array, batch)  # a copy: a loader may refill its buffer while we read ahead
         size, form = _form(f"batch {i}", batch)
         first = first or (size, form)
         if form != first[1]:

@@ -203,6 +203,19 @@ def test_mistakes(small, arguments, code, message):
     assert found == code
 
 
+def test_a_bare_assertion_in_a_model_is_told_with_its_place(small):
+    (small / "bare.py").write_text(
+        "from model.base import Model\n"
+        "def bare(input_shape, num_classes) -> Model:\n"
+        "    def apply(params, state, x, *, train=False, key=None):\n"
+        "        assert x.ndim == 7\n"
+        "    return Model(lambda key: ({}, {}), apply)\n"
+    )
+    code, _, err = run(small, "-c", "small.json", "model=bare.bare", "--check")
+    assert code == 2
+    assert "bare.py, line 4, in apply: AssertionError" in err
+
+
 def test_bad_data_is_told_too(small):
     checks = [
         (npz(small, "empty.npz", X[:0], Y[:0]), "empty.npz"),

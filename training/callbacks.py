@@ -2,10 +2,10 @@
 
 on_training_start, on_epoch_start, on_step_end (at every log line within an epoch), on_epoch_end, on_training_end
 
-A Run (training/loop.py) tells epoch, step, metrics (means over the replicas), states(), params. A callback changes it by what
-it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied. An attribute `monitor`, if
-it has one, is the name of a metric, and is checked before the run. To add a callback, write a function that returns such an
-object, annotated `-> Callback`, and name it in the config.
+A Run (training/loop.py) tells epoch, step, metrics (of the latest line; means over the replicas), states() and params. A
+callback changes it by what it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied.
+An attribute `monitor`, if it has one, is the name of a metric, and train.py checks it before the run. To add a callback, write
+a function that returns such an object, annotated `-> Callback`, and name it in the config.
 """
 
 from typing import Literal
@@ -25,11 +25,12 @@ def check_hooks(callbacks):
 
 
 def notify(callbacks, hook, run):
-    """Call one hook of all callbacks and merge their answers."""
+    """Call one hook of all callbacks and merge their answers: one stop is enough, and the last lr_scale counts."""
     answers = {}
     for callback in callbacks:
         if hasattr(callback, hook):
-            answers |= getattr(callback, hook)(run) or {}
+            answer = getattr(callback, hook)(run) or {}
+            answers |= answer | {"stop": bool(answers.get("stop") or answer.get("stop"))}
     unknown = answers.keys() - {"stop", "lr_scale"}
     if unknown:
         raise UserError(f"callbacks: {hook} answered {sorted(unknown)}; a callback may answer 'stop' and 'lr_scale'")

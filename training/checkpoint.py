@@ -17,8 +17,15 @@ def save(path, tree, metadata):
     from safetensors.numpy import save as serialize
 
     # order="C": safetensors silently writes wrong data for arrays that are not contiguous.
-    arrays = {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(jax.device_get(tree)).items()}
+    plain = jax.device_get(jax.tree.map(without_key_type, tree))
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(plain).items()}
     atomic_write(path, serialize(arrays, {"rawtree": json.dumps(metadata)}))
+
+
+def without_key_type(leaf):
+    """The numbers of a random key, as some optimizers hold one."""
+    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def load(path):

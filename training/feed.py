@@ -1,17 +1,19 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `program(step, report, looped)`, which
-makes the program for a step, `begin(epoch)`, and `calls(count)`: the arguments of the calls that take up to `count` batches.
+makes the program for a step, `begin(epoch)`, `calls(count)`: the arguments of the calls that take up to `count` batches, and
+`close()`.
 A lane is one call of a program: one replica, or all of them stacked.
 """
 
+from itertools import chain, islice
 from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_loader.base import Arrays
+from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
 from training.programs import Program, over_batch, over_rows
 from training.sharding import check_divides, replicated, sharded
@@ -40,6 +42,10 @@ class Lanes:
             pieces = [jax.tree.map(lambda *a: np.stack(a), *pieces)]
         return jax.device_put(pieces, sharded(self.mesh, axis + self.stacked))
 
+    def shapes_of_one(self, lane):
+        """The shapes of one replica's share of a lane."""
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:] if self.stacked else a.shape, a.dtype), lane)
+
     def program(self, function, axes):
         """The program over all replicas at once where they are stacked; `axes` tells which arguments are."""
         return Program(jax.vmap(function, in_axes=axes) if self.stacked else function, self.mesh)
@@ -60,12 +66,12 @@ class Resident:
         self.looped = looped
         return self.lanes.program(over_rows(step, report, self.lanes.mesh, looped), (0, 0, None, 0, None, None, None))
 
-    def begin(self, epoch, start=0):
-        """Draw the order of an epoch, and go to one of its batches."""
+    def begin(self, epoch):
+        """Draw the order of an epoch."""
         drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
         self.orders = self.lanes.put([order for order, _ in drawn], axis=1)
         self.valid = jax.device_put(drawn[0][1], replicated(self.lanes.mesh))
-        self.row = start
+        self.row = 0
 
     def calls(self, count):
         """(the arguments of each lane, batches taken) of each call."""
@@ -80,58 +86,50 @@ class Resident:
 
 
 class Streamed:
-    """Batches from the host, one call each; `source(epoch, start)` yields ([a batch for each replica], genuine examples)."""
+    """Batches from the host, one call each; `source(epoch)` yields ([a batch for each replica], genuine examples)."""
 
     def __init__(self, source, options, lanes, steps):
         self.source, self.options, self.lanes, self.steps = source, options, lanes, steps
-        self.stream, self.opened, self.peeked = None, None, []
-        self.open(1, 0)
-        self.peeked = [next(self.stream)]  # it stays the first batch of its epoch
-        lane = self.peeked[0][0][0]
-        self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[lanes.stacked :], a.dtype), lane)
+        self.stream = self.read(1)
+        first = next(self.stream)
+        self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
+        (batch, *_), _ = first
+        self.shapes = lanes.shapes_of_one(batch)
 
-    def open(self, epoch, start):
-        """Start the thread that reads ahead, unless it already waits there."""
-        if self.opened == (epoch, start):
-            return
-        self.close()
-        pieces = self.source(epoch, start)
-        self.stream = prefetch(((self.lanes.put(batch), np.int32(valid)) for batch, valid in pieces), self.options.prefetch)
-        self.opened = (epoch, start)
+    def read(self, epoch):
+        """The thread that reads ahead and puts batches onto the devices."""
+        ready = ((self.lanes.put(batch), np.int32(valid)) for batch, valid in self.source(epoch))
+        return prefetch(ready, self.options.prefetch)
 
     def program(self, step, report, looped):
         """One step a call."""
         return self.lanes.program(over_batch(step, report), (0, 0, 0, None))
 
-    def begin(self, epoch, start=0):
-        """Go to a batch of an epoch."""
-        self.open(epoch, start)
-        self.opened = None
+    def begin(self, epoch):
+        """Read an epoch from its start."""
+        if self.waiting is None:
+            self.close()
+            self.stream = self.waiting = self.read(epoch)
+        self.items, self.waiting = self.waiting, None
 
     def calls(self, count):
         """(the arguments of each lane, batches taken) of each call."""
-        for _ in range(count):
-            item = self.peeked.pop() if self.peeked else next(self.stream, None)
-            if item is None:
-                return
-            yield [(batch, item[1]) for batch in item[0]], 1
+        for lanes, valid in islice(self.items, count):
+            yield [(batch, valid) for batch in lanes], 1
 
     def close(self):
         """End the thread that reads ahead."""
-        if self.stream is not None:
-            self.stream.close()
-        self.stream, self.opened, self.peeked = None, None, []
+        self.stream.close()
 
 
 def make_feed(dataset, options, lanes, *, shuffle, budget):
     """The feed that fits the data: resident where it is held in arrays within the budget of bytes, else streamed."""
     if type(dataset) is Arrays and nbytes(dataset) <= budget and options.collate_fn is None:
         return Resident(dataset.arrays, options, lanes, shuffle)
-    if not hasattr(dataset, "__getitem__"):
-        steps = len(dataset) if hasattr(dataset, "__len__") else None
-        return Streamed(lambda epoch, start: shared(dataset, lanes), options, lanes, steps)
+    if not has_items(dataset):
+        return Streamed(lambda epoch: shared(dataset, lanes), options, lanes, length(dataset))
     steps = -(-len(dataset) // options.batch_size)
-    return Streamed(lambda epoch, start: drawn(dataset, options, lanes, shuffle, epoch, start), options, lanes, steps)
+    return Streamed(lambda epoch: drawn(dataset, options, lanes, shuffle, epoch), options, lanes, steps)
 
 
 def nbytes(dataset):
@@ -150,9 +148,9 @@ def shared(iterable, lanes):
         yield [batch] * len(lanes.seeds), valid
 
 
-def drawn(dataset, options, lanes, shuffle, epoch, start):
+def drawn(dataset, options, lanes, shuffle, epoch):
     """Batches of a dataset, in the order of each replica's seed."""
     orders = epoch_orders(len(dataset), options, lanes, shuffle, epoch)
-    streams = [batches(dataset, order, options.collate_fn or collate, start) for order, _ in orders]
-    for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
+    streams = [batches(dataset, order, options.collate_fn or collate) for order, _ in orders]
+    for pieces, valid in zip(zip(*streams, strict=True), orders[0][1], strict=True):
         yield list(pieces), valid

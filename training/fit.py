@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from data_loader.base import Arrays
+from data_loader.base import Arrays, has_items, length
 from data_loader.loader import split
 from data_loader.nest import map_nest
 from training.callbacks import check_hooks
@@ -15,7 +15,7 @@ from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
-from training.options import LoaderOptions, TrainingOptions, check_together
+from training.options import LoaderOptions, TrainingOptions
 from training.runner import Runner
 from training.transforms import scheduled
 from training.update import gradient_update
@@ -71,8 +71,8 @@ def compose(objective, model, loss, metrics, preprocess=(), augment=(), precisio
     """The objective over the model in its precision, with metrics under their names."""
     names = list(metrics) if isinstance(metrics, dict) else [part_name(fn) for fn in metrics]
     for i, name in enumerate(names):
-        if name in ("loss", *names[:i]):
-            raise UserError(f"metrics: the name {name!r} is taken; give {{name: function}} with other names")
+        if name in ("loss", *names[:i]) or "/" in name:
+            raise UserError(f"metrics: the name {name!r} is taken, or has a '/'; give {{name: function}} with other names")
     named = metrics if isinstance(metrics, dict) else dict(zip(names, metrics, strict=True))
     try:
         return objective(with_precision(model, precision), loss, named, preprocess, augment)
@@ -91,9 +91,7 @@ def split_options(options):
     names = [{f.name for f in fields(cls)} for cls in classes]
     if unknown := options.keys() - names[0] - names[1]:
         raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(names[0] | names[1]))}")
-    loader, training = (cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True))
-    check_together(loader, training)
-    return loader, training
+    return tuple(cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True))
 
 
 def configured(update, objective, optimizer, training):
@@ -116,11 +114,11 @@ def datasets(train, val, test, loader):
     if loader.val_size:
         if val is not None:
             raise UserError("loader.val_size: the data brings its own validation set; leave val_size at 0")
-        if not hasattr(sets["train"], "__getitem__"):
+        if not has_items(sets["train"]):
             raise UserError("loader.val_size: an iterable of batches cannot be split; leave val_size at 0")
         sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
     for name, dataset in sets.items():
-        if hasattr(dataset, "__len__") and len(dataset) == 0:
+        if dataset is not None and length(dataset) == 0:
             raise UserError(f"data: the {name} set is empty")
     return {name: dataset for name, dataset in sets.items() if dataset is not None}
 
@@ -128,5 +126,5 @@ def datasets(train, val, test, loader):
 def as_dataset(data):
     """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else as it is."""
     if isinstance(data, tuple | list) and len(data) == 2:
-        return Arrays(*map_nest(np.asarray, data))
+        return Arrays(*map_nest(np.asanyarray, data))
     return data

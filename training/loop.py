@@ -33,7 +33,7 @@ class Run:
     steps: int | None  # in an epoch; None where nobody knows
     epoch: int = 0
     step: int = 0  # batches taken in all
-    metrics: dict = field(default_factory=dict)  # what this epoch measured, once it is over
+    metrics: dict = field(default_factory=dict)  # of the latest line: within an epoch, or at its end
     history: list = field(default_factory=list)  # a row an epoch
     stopped: bool = False
     signal: str | None = None  # the signal that stopped it
@@ -95,6 +95,7 @@ class Loop:
         self.notify("on_epoch_start")
         sums = self.train_epoch()
         if run.stopped:
+            run.metrics = {}  # of an unfinished epoch there are none
             return
         run.metrics = values("train", sums, self.finish)
         if self.options.eval_every and run.epoch % self.options.eval_every == 0:
@@ -133,8 +134,8 @@ class Loop:
         self.check_finite(sums)
         self.keep_pace(taken)
         if position % self.log_every == 0:
-            named = values("train", difference(sums, self.logged), self.finish)
-            self.log.progress(run.epoch, position, run.steps, run.step, named)
+            run.metrics = values("train", difference(sums, self.logged), self.finish)
+            self.log.progress(run.epoch, position, run.steps, run.step, run.metrics)
             self.logged = sums
             self.notify("on_step_end")
         return sums

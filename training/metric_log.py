@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 
-from utils import RunError
+from utils import RunError, named_leaves
 
 logger = logging.getLogger("main")
 
@@ -26,10 +26,12 @@ def finished(sums, finish):
     """The reported loss and metrics of one replica, as floats."""
     count = int(sums["examples"]) or float("nan")  # of no example there is no mean
     reported = {"loss": sums["loss"] / count, **finish(jax.tree.map(lambda total: total / count, sums["metrics"]))}
-    flat = {}
-    for name, value in reported.items():
-        flat |= {f"{name}_{k}": float(v) for k, v in value.items()} if isinstance(value, dict) else {name: float(value)}
-    return flat
+    return {reported_name(name): float(value) for name, value in named_leaves(reported).items()}
+
+
+def reported_name(leaf_name):
+    """What a number within a metric's dict is called."""
+    return leaf_name.replace("/", "_")
 
 
 def difference(now, before):

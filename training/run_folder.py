@@ -70,11 +70,8 @@ def environment(facts, datasets, root):
 
 
 def describe_data(dataset):
-    """Where a dataset came from, and what tells it from another; of an iterable of batches, only the first."""
-    told = {"source": source(dataset)}
-    if hasattr(dataset, "__getitem__"):
-        told |= {"examples": len(dataset), "fingerprint": fingerprint(dataset)}
-    return told
+    """Where a dataset came from, and what tells it from another."""
+    return {"source": source(dataset), "examples": len(dataset), "fingerprint": fingerprint(dataset)}
 
 
 def source(dataset):

@@ -105,10 +105,15 @@ class Runner:
 def make_feeds(sets, options, lanes):
     """{set: its feed}; as many sets as fit the budget live on the device, the first ones first. All must have one form."""
     feeds, budget = {}, options.device_budget_mb * 2**20
-    for name, dataset in sets.items():
-        feeds[name] = make_feed(dataset, options, lanes, shuffle=name == "train" and options.shuffle, budget=budget)
-        budget -= nbytes(dataset) if isinstance(feeds[name], Resident) else 0
-        check_form(name, feeds[name].shapes, feeds["train"].shapes)
+    try:
+        for name, dataset in sets.items():
+            feeds[name] = make_feed(dataset, options, lanes, shuffle=name == "train" and options.shuffle, budget=budget)
+            budget -= nbytes(dataset) if isinstance(feeds[name], Resident) else 0
+            check_form(name, feeds[name].shapes, feeds["train"].shapes)
+    except BaseException:
+        for feed in feeds.values():
+            feed.close()
+        raise
     return feeds
 
 

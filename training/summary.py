@@ -7,7 +7,8 @@ import traceback
 import jax
 import jax.numpy as jnp
 
-from utils import UserError, format_bytes, named_leaves
+from training.metric_log import reported_name
+from utils import UserError, first_line, format_bytes, named_leaves
 
 
 def trace_shapes(model, objective, optimizer, example, batch_size):
@@ -72,7 +73,7 @@ def attempt(what, fn, *arguments):
     except Exception as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
         where = f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name}"
-        raise UserError(f"{what}: {where}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{what}: {where}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def reported_names(objective, metrics):
@@ -85,7 +86,7 @@ def reported_names(objective, metrics):
     for name, leaf in reported.items():
         if leaf.shape != ():
             raise UserError(f"metrics: {name} ends with shape {leaf.shape}; return a number, or give the function a `finish`")
-    return [name.replace("/", "_") for name in reported]
+    return [reported_name(name) for name in reported]
 
 
 def check_monitors(monitors, sets, reported):

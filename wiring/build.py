@@ -122,8 +122,8 @@ class Builder:
                 if label in built:
                     self.nodes.problem(f"metrics.{i}", f"{label!r} stands in the list twice; give labels: {{label: metric, ...}}")
                 built[label], places[label] = function, f"metrics.{i}"
-        if "loss" in built:
-            self.nodes.problem(places["loss"], "the name 'loss' is taken; give labels: {label: metric, ...}")
+        for label in [label for label in built if label == "loss" or "/" in label]:
+            self.nodes.problem(places[label], f"the name {label!r} is taken, or has a '/'; give labels: {{label: metric, ...}}")
         return built
 
     def check_together(self, built):

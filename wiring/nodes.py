@@ -74,15 +74,18 @@ class Nodes:
         return whole if stepping else self.scheduled(whole)
 
     def rated(self, factory, values, accepted, path):
-        """An optimizer under the schedule: the multiplier comes last, or is part of a `learning_rate` that may be a function."""
-        rate = values.get("learning_rate", getattr(accepted.get("learning_rate"), "default", None))
-        inner = any(parts.holds_kind(p.annotation, "optimizer") for p in accepted.values())  # they have the schedule already
-        if inner or "lr" in accepted or isinstance(rate, int | float):
-            self.stepping.add(path)
-        if isinstance(rate, int | float) and self.schedule:
-            values = values | {"learning_rate": lambda step: rate * self.schedule(step)}
-        made = self.call(factory, values, f"{path}.args", "optimizer")
-        return self.scheduled(made) if "lr" in accepted and not inner else made
+        """An optimizer under the schedule: a `learning_rate` that may be a function is multiplied inside, any other one last."""
+        name = next((name for name in ("lr", "learning_rate") if name in accepted), None)
+        rate = values.get(name, accepted[name].default) if name else None
+        if any(parts.holds_kind(p.annotation, "optimizer") for p in accepted.values()):
+            self.stepping.add(path)  # the optimizers inside have the schedule already
+            return self.call(factory, values, f"{path}.args", "optimizer")
+        if not isinstance(rate, int | float):
+            return self.call(factory, values, f"{path}.args", "optimizer")
+        self.stepping.add(path)
+        if self.schedule and accepted[name].annotation is not float:
+            return self.call(factory, values | {name: lambda step: rate * self.schedule(step)}, f"{path}.args", "optimizer")
+        return self.scheduled(self.call(factory, values, f"{path}.args", "optimizer"))
 
     def scheduled(self, optimizer):
         """The optimizer with the schedule, if there is one, as its last multiplier."""

@@ -44,6 +44,13 @@ def test_a_second_run_starts_anew():
         assert callback.on_epoch_end(SimpleNamespace(metrics={"test_loss": 3.0})) == {"stop": False}
 
 
+def test_one_stop_is_enough_whatever_the_others_answer():
+    stop, go_on = (SimpleNamespace(on_epoch_end=lambda run, s=s: {"stop": s}) for s in (True, False))
+    assert notify([stop, go_on], "on_epoch_end", None)["stop"]
+    assert notify([go_on, stop], "on_epoch_end", None)["stop"]
+    assert not notify([go_on, go_on], "on_epoch_end", None)["stop"]
+
+
 def test_answers_and_hooks_that_nobody_knows_are_refused():
     with pytest.raises(UserError, match=r"answered \['lr'\]"):
         notify([SimpleNamespace(on_epoch_end=lambda run: {"lr": 1})], "on_epoch_end", None)

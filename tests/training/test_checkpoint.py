@@ -51,6 +51,12 @@ def test_a_run_goes_on_from_pretrained_weights_the_averaged_ones_where_there_are
         jax.tree.map(np.testing.assert_array_equal, params, run.states()[0].params)
 
 
+def test_a_random_key_in_an_optimizers_state_is_saved_as_its_numbers(tmp_path):
+    key = jax.random.key(3)
+    save(tmp_path / "a.params", {"key": key}, {})
+    np.testing.assert_array_equal(load(tmp_path / "a.params")[0]["key"], jax.random.key_data(key))
+
+
 def test_every_difference_is_listed(tmp_path):
     params, _ = MODEL.init(jax.random.key(0))
     params["head"]["weight"] = jnp.zeros((9, 3))

@@ -221,6 +221,46 @@ def test_any_iterable_of_batches_will_do_and_a_short_last_one_is_counted_right()
     assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y).mean(), rel=1e-6)
 
 
+def test_a_loader_may_refill_its_buffer_while_we_read_ahead():
+    class Refilled:
+        def __init__(self, fresh):
+            self.fresh = fresh
+
+        def __iter__(self):
+            room = np.empty(32 * 6 * 4 + 64, np.uint8)
+            offset = -room.ctypes.data % 64  # aligned, so that a device may take the buffer itself
+            x = room[offset : offset + 32 * 6 * 4].view(np.float32).reshape(32, 6)
+            for i in range(0, 288, 32):
+                x[:] = X[i : i + 32]
+                yield (x.copy() if self.fresh else x), Y[i : i + 32]
+
+    assert values(run(Refilled(False)).history) == values(run(Refilled(True)).history)
+
+
+def test_a_length_that_is_not_known_until_the_end():
+    class Unsized:  # as a PyTorch DataLoader over an IterableDataset
+        def __len__(self):
+            raise TypeError("no length")
+
+        def __getitem__(self, index):
+            raise NotImplementedError
+
+        def __iter__(self):
+            return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))
+
+    assert run(Unsized(), epochs=2).step == 18
+
+
+def test_metrics_may_be_dicts_of_dicts():
+    def sides(output, target):
+        return {"left": {"mean": output[0]}, "right": output[1]}
+
+    row = run(metrics=[sides], epochs=1).history[0]
+    assert {"train_sides_left_mean", "train_sides_right"} <= row.keys()
+    with pytest.raises(UserError, match="'a/b' is taken, or has a '/'"):
+        run(metrics={"a/b": sides})
+
+
 def test_an_iterator_that_is_used_up_is_told_apart():
     with pytest.raises(UserError, match="used up in an earlier epoch"):
         run(iter([(X[:32], Y[:32])]))

@@ -78,7 +78,7 @@ def spoiled(config, *overrides):
         ("title=a/b", "c: title: must be a name that a folder can have"),
         ("metrics=accuracy", 'c: metrics: must be a list, found "accuracy"'),
         ('metrics=["accuracy", "accuracy"]', "c: metrics.1: 'accuracy' stands in the list twice; give labels"),
-        ('metrics={"loss": "accuracy"}', "c: metrics.loss: the name 'loss' is taken"),
+        ('metrics={"loss": "accuracy"}', "c: metrics.loss: the name 'loss' is taken, or has a '/'"),
         ('optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]', "c: optimizer: no link of this chain takes a step"),
         ("training.ema=none", 'c: training.ema: must be a number or null, found "none"'),
         ("model=os.getcwd", "c: model: getcwd answers str, which is no model"),
@@ -158,6 +158,16 @@ def test_optax_works_by_its_dotted_name_with_the_schedule_inside_its_learning_ra
     config = sound | {"optimizer": {"name": "optax.rmsprop", "args": args}, "schedule": "cosine"}
     reference = optax.rmsprop(lambda k: 0.01 * cosine(steps=8)(k), momentum=0.9)
     assert_close(steps(build(config, "c").optimizer), steps(reference))
+
+
+def test_a_learning_rate_that_says_it_is_a_number_stays_one(sound, monkeypatch):
+    def plain(learning_rate: float = 0.5):
+        assert isinstance(learning_rate, float)
+        return optax.sgd(learning_rate)
+
+    monkeypatch.setattr(optax, "plain_for_test", plain, raising=False)
+    config = sound | {"optimizer": "optax.plain_for_test", "schedule": "cosine"}
+    assert_close(steps(build(config, "c").optimizer), steps(optax.sgd(lambda k: 0.5 * cosine(steps=8)(k))))
 
 
 def test_a_list_of_optimizers_is_a_chain_also_with_optax_in_it(sound):
