@@ -83,7 +83,7 @@ class Nodes:
         if not isinstance(rate, int | float):
             return self.call(factory, values, f"{path}.args", "optimizer")
         self.stepping.add(path)
-        if self.schedule and accepted[name].annotation is not float:
+        if self.schedule and name == "learning_rate" and accepted[name].annotation is not float:
             return self.call(factory, values | {name: lambda step: rate * self.schedule(step)}, f"{path}.args", "optimizer")
         return self.scheduled(self.call(factory, values, f"{path}.args", "optimizer"))
 

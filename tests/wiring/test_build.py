@@ -160,12 +160,17 @@ def test_optax_works_by_its_dotted_name_with_the_schedule_inside_its_learning_ra
     assert_close(steps(build(config, "c").optimizer), steps(reference))
 
 
-def test_a_learning_rate_that_says_it_is_a_number_stays_one(sound, monkeypatch):
-    def plain(learning_rate: float = 0.5):
-        assert isinstance(learning_rate, float)
-        return optax.sgd(learning_rate)
+def annotated(learning_rate: float = 0.5):
+    return optax.sgd(float(learning_rate))
 
-    monkeypatch.setattr(optax, "plain_for_test", plain, raising=False)
+
+def short(lr=0.5):
+    return optax.sgd(float(lr))
+
+
+@pytest.mark.parametrize("factory", [annotated, short])
+def test_a_rate_that_is_a_number_stays_one_and_is_scheduled_all_the_same(sound, monkeypatch, factory):
+    monkeypatch.setattr(optax, "plain_for_test", factory, raising=False)
     config = sound | {"optimizer": "optax.plain_for_test", "schedule": "cosine"}
     assert_close(steps(build(config, "c").optimizer), steps(optax.sgd(lambda k: 0.5 * cosine(steps=8)(k))))
 
