@@ -32,8 +32,9 @@ def main(argv=None):
         if arguments.list:
             print(*(listing(kind) for kind in chosen_kinds(arguments.list)), sep="\n\n")
             return DONE
-        parts = build(read(arguments.config, arguments.overrides), Path(arguments.config).name)
-        return check(parts) if arguments.check else train(parts)
+        file, trusted = config_file(arguments)
+        parts = build(read(file, arguments.overrides), file.name, trusted)
+        return check(parts) if arguments.check else train(parts, arguments)
     except UserError as error:
         return fail(error, BAD_INPUT)
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -52,13 +53,27 @@ def main(argv=None):
 
 def parse(argv):
     parser = argparse.ArgumentParser(description="Train the model that a config file describes.")
-    parser.add_argument("-c", "--config", default="config.json", help="the config file (default: config.json)")
+    parser.add_argument("-c", "--config", help="the config file (default: config.json, or that of the run to go on with)")
     parser.add_argument(
         "overrides", nargs="*", metavar="path.to.key=value", help="a value to use instead, as optimizer.args.lr=0.01"
     )
     parser.add_argument("--check", action="store_true", help="validate, print the resolved config and the model, train nothing")
     parser.add_argument("--list", nargs="?", const="all", metavar="KIND", help="print every name that a config can use")
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on with a run: its folder, one of its checkpoints, or auto: the latest unfinished one"
+    )
+    parser.add_argument("--override", action="store_true", help="go on with a run though its config or its data has changed")
+    parser.add_argument("--trust", action="store_true", help="let the config of a run import what its dotted names say")
     return parser.parse_intermixed_args(argv)
+
+
+def config_file(arguments):
+    """(the config file, whether what it names may be imported): what a run left behind is data, not the user's own code."""
+    if arguments.config or arguments.resume in (None, "auto"):
+        return Path(arguments.config or "config.json"), True
+    from training.resume import run_folder_of
+
+    return run_folder_of(arguments.resume) / "config.json", arguments.trust
 
 
 def chosen_kinds(name):
@@ -78,9 +93,9 @@ def check(parts):
     return DONE
 
 
-def shapes(parts):
+def shapes(parts, resumed=False):
     """The parameters as shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
-    from training.checkpoint import Pretrained
+    from training.checkpoint.restore import pretrained_from
     from training.fit import compose
     from training.summary import check_monitors, trace_shapes
 
@@ -90,8 +105,8 @@ def shapes(parts):
         example, batch_size = parts.data.example, parts.loader.batch_size
         params, state, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size)
         check_monitors(monitors(parts), evaluated_sets(parts), reported)
-        if parts.training.pretrained:
-            Pretrained(parts.training.pretrained).check(params, state)
+        if parts.training.pretrained and not resumed:
+            pretrained_from(parts.training.pretrained).check(params, state)
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error
     return params
@@ -109,27 +124,68 @@ def evaluated_sets(parts):
     return [*parts.data.sizes, *held_out] if parts.training.eval_every else ["train"]
 
 
-def train(parts):
-    """Make the run's folder, load the data, fit."""
-    from data_loader.base import loaded
-    from training import run_folder
-    from training.checkpoint import Checkpoints
-    from training.fit import fit
-    from training.summary import count
+def train(parts, arguments):
+    """Begin a run in a folder of its own, or go on with one."""
+    from training import resume
 
-    params = shapes(parts)
-    folder = run_folder.new_folder(parts.checkpoint.dir, parts.title)
-    set_up_logging(folder / "train.log")
+    named = arguments.resume or parts.resume
+    folder = resume.unfinished(parts.checkpoint.dir, parts.title) if named == "auto" else named and resume.run_folder_of(named)
+    params = shapes(parts, resumed=bool(folder))
+    if folder is None:
+        return fit_in(*begun(parts), parts, params)
+    run = resume.opened(folder, None if named == "auto" else named)
+    if end := resume.at_its_end(run, parts.training.epochs, arguments.override):
+        print(end)
+        return DONE
+    try:
+        return fit_in(run, *taken_up(run, parts, arguments.override), parts, params)
+    except KeyboardInterrupt:
+        return fail("Interrupted; the run can be gone on with from its last checkpoint", STOPPED if run.found else FAILED)
+
+
+def begun(parts):
+    """A new run: its folder, its data, and the record for its checkpoints."""
+    from data_loader.base import loaded
+    from training import resume, run_folder
+
+    run = resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title))
+    set_up_logging(run.folder / "train.log")
     try:
         sets = loaded(parts.data)
     except BaseException:
-        shutil.rmtree(folder)  # nothing has run
+        shutil.rmtree(run.folder)  # nothing has run
         raise
-    run_folder.describe(folder, parts.config, parts.facts, sets, ROOT)
-    announce(parts, sets, folder, count(params))
+    record = run_folder.record(parts.config, parts.facts, sets)
+    run_folder.describe(run.folder, record, sets, ROOT)
+    return run, sets, record
+
+
+def taken_up(run, parts, override):
+    """The data and the record of a run that is gone on with, once they are known to be the same as then, or insisted on."""
+    from data_loader.base import loaded
+    from training import resume, run_folder
+
+    sets = loaded(parts.data)
+    record = run_folder.record(parts.config, parts.facts, sets)
+    changes = resume.changes(run, record, override) if run.found else []
+    resume.tidied(run)
+    set_up_logging(run.folder / "train.log")
+    for message in [*run.passed_over, *run_folder.changes_of_environment(run.folder, ROOT)]:
+        logger.warning(message)
+    for change in changes:
+        logger.info("Changed: %s", change)
+    run_folder.update(run.folder, record, ROOT)
+    return sets, record
+
+
+def fit_in(run, sets, record, parts, params):
+    """Train in a run's folder."""
+    from training import run_folder
+    from training.fit import fit
+
+    announce(parts, sets, run, params)
     gc.enable()
-    checkpoints = Checkpoints(folder, parts.checkpoint, {"config": parts.config, "facts": parts.facts})
-    run = fit(
+    done = fit(
         parts.model,
         **sets,
         loss=parts.loss,
@@ -139,25 +195,34 @@ def train(parts):
         augment=parts.augment,
         objective=parts.objective,
         update=parts.update,
-        callbacks=[*parts.callbacks, checkpoints],
+        callbacks=parts.callbacks,
         seed=parts.seed,
         log_every=parts.logging.every_steps,
-        metrics_file=folder / "metrics.jsonl",
+        folder=run.folder,
+        checkpoint=parts.checkpoint,
+        record=record,
+        resume=run,
         **vars(parts.loader),
         **vars(parts.training),
     )
-    return STOPPED if run.signal and not run.finished else DONE
+    if done.signal and not done.finished:
+        return STOPPED
+    run_folder.finish(run.folder, done)
+    return DONE
 
 
-def announce(parts, sets, folder, parameters):
+def announce(parts, sets, run, params):
     """The first lines of a run."""
     from training.run_folder import source
+    from training.summary import count
 
     logger.info("Start Training! [%s]", parts.title)
-    logger.info("The model has %d parameters", parameters)
+    logger.info("The model has %d parameters", count(params))
     for name, dataset in sets.items():
         logger.info("%s data: %d examples from %s", name.capitalize(), parts.data.sizes[name], source(dataset))
-    logger.info("Run folder: %s", folder)
+    logger.info("Run folder: %s", run.folder)
+    if run.found:
+        logger.info("Going on from %s, after step %d", run.found.name, run.found.record["step"])
 
 
 def set_up_logging(file):

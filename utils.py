@@ -2,11 +2,16 @@
 
 import os
 import re
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 class UserError(Exception):
     """A mistake that the user can mend; shown as one message without a traceback, exit code 2."""
+
+
+class Damaged(UserError):
+    """A file that is not what was written into it."""
 
 
 class RunError(Exception):
@@ -55,21 +60,32 @@ def format_bytes(n):
         n /= 1024
 
 
-def atomic_write(path, data):
-    """Write bytes so that `path` is either as it was or whole: temporary file, fsync, rename, fsync of the folder."""
+@contextmanager
+def atomic_file(path):
+    """A binary file to write into, so that `path` is either as it was or whole: temporary file, fsync, rename, fsync of the
+    folder."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:  # an interrupt, too, leaves nothing behind
+        with suppress(OSError):  # where it could not be made, there is none to remove
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise
+
+
+def atomic_write(path, data):
+    """Write bytes so that `path` is either as it was or whole."""
+    with atomic_file(path) as file:
+        file.write(data)

@@ -101,22 +101,23 @@ def prefetch(iterable, depth=2):
         pool.shutdown(cancel_futures=True)
 
 
-def padded(iterable):
-    """(batch, genuine examples) of batches made elsewhere; a short one repeats its own rows, so that nothing recompiles."""
+def padded(iterable, rows=None, start=0):
+    """(batch, genuine examples) of batches made elsewhere, the first of them batch `start` of its epoch; one with less than
+    `rows` examples, those of the first batch, repeats its own, so that nothing recompiles."""
     first = None
-    for i, batch in enumerate(iterable):
+    for i, batch in enumerate(iterable, start):
         batch = map_nest(np.array, batch)  # a copy: a loader may refill its buffer while we read ahead
         size, form = _form(f"batch {i}", batch)
-        first = first or (size, form)
+        first = first or (rows or size, form)
         if form != first[1]:
-            raise UserError(f"batch {i}: found {_show(form)}; batch 0 had {_show(first[1])}; all must agree")
+            raise UserError(f"batch {i}: found {_show(form)}; the first had {_show(first[1])}; all must agree")
         if not 0 < size <= first[0]:
-            raise UserError(f"batch {i}: found {size} examples; allowed: 1 to {first[0]}, the size of batch 0")
+            raise UserError(f"batch {i}: found {size} examples; allowed: 1 to {first[0]}, the size of the first")
         if size < first[0]:
             rows = np.arange(first[0]) % size
             batch = map_nest(lambda leaf, rows=rows: leaf[rows], batch)
         yield batch, size
-    if first is None:
+    if first is None and start == 0:
         raise UserError("the iterable gave no batch: it is empty, or an iterator used up in an earlier epoch")
 
 

@@ -4,14 +4,20 @@ on_training_start, on_epoch_start, on_step_end (at every log line within an epoc
 
 A Run (training/loop.py) tells epoch, step, metrics (of the latest line; means over the replicas), states() and params. A
 callback changes it by what it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied.
-An attribute `monitor`, if it has one, is the name of a metric, and train.py checks it before the run. To add a callback, write
-a function that returns such an object, annotated `-> Callback`, and name it in the config.
+An attribute `monitor`, if it has one, is the name of a metric, and train.py checks it before the run. What a callback must
+remember is JSON in an attribute `memory`: every checkpoint holds it, and a run that goes on puts it back after
+on_training_start. To add a callback, write a function that returns such an object, annotated `-> Callback`, and name it in
+the config.
 """
 
+import json
+import logging
 from typing import Literal
 
 from training.base import Callback
 from utils import UserError
+
+logger = logging.getLogger("main")
 
 HOOKS = ("on_training_start", "on_epoch_start", "on_step_end", "on_epoch_end", "on_training_end")
 
@@ -37,6 +43,30 @@ def notify(callbacks, hook, run):
     return answers
 
 
+def memories(callbacks):
+    """What the callbacks remember, as plain JSON."""
+    found = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        try:
+            found.append([name, json.loads(json.dumps(getattr(callback, "memory", None)))])
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"callbacks: the memory of {name} is not JSON ({error}); keep plain numbers, lists and dicts"
+            ) from error
+    return found
+
+
+def remember(callbacks, found):
+    """Give each callback its memory back; with another list of callbacks than then, none has a claim to it."""
+    if [type(callback).__name__ for callback in callbacks] != [name for name, _ in found]:
+        logger.warning("The callbacks are not those of the checkpoint, so all of them start anew")
+        return
+    for callback, (_, memory) in zip(callbacks, found, strict=True):
+        if memory is not None:
+            callback.memory = memory
+
+
 def early_stopping(
     monitor: str = "test_loss", mode: Literal["min", "max"] = "min", patience: int = 3, min_delta: float = 0.0
 ) -> Callback:
@@ -51,12 +81,12 @@ class EarlyStopping:
         self.monitor, self.sign, self.patience, self.min_delta = monitor, sign, patience, min_delta
 
     def on_training_start(self, run):
-        self.best, self.waited = float("inf"), 0
+        self.memory = {"best": None, "waited": 0}
 
     def on_epoch_end(self, run):
         if self.monitor not in run.metrics:  # this epoch was not evaluated
             return None
-        value = self.sign * run.metrics[self.monitor]
-        improved = value < self.best - self.min_delta
-        self.best, self.waited = (value, 0) if improved else (self.best, self.waited + 1)
-        return {"stop": self.waited >= self.patience}
+        value, best = self.sign * run.metrics[self.monitor], self.memory["best"]
+        improved = value < (float("inf") if best is None else best) - self.min_delta
+        self.memory = {"best": value, "waited": 0} if improved else {"best": best, "waited": self.memory["waited"] + 1}
+        return {"stop": self.memory["waited"] >= self.patience}

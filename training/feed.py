@@ -1,11 +1,13 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `program(step, report, looped)`, which
-makes the program for a step, `begin(epoch)`, `calls(count)`: the arguments of the calls that take up to `count` batches, and
-`close()`.
+makes the program for a step, `begin(epoch, start)`, which goes to a batch of an epoch, `calls(count)`: the arguments of the
+calls that take up to `count` batches, and `close()`.
 A lane is one call of a program: one replica, or all of them stacked.
 """
 
+import logging
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 
@@ -17,6 +19,8 @@ from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
 from training.programs import Program, over_batch, over_rows
 from training.sharding import check_divides, replicated, sharded
+
+logger = logging.getLogger("main")
 
 
 class Lanes:
@@ -66,12 +70,12 @@ class Resident:
         self.looped = looped
         return self.lanes.program(over_rows(step, report, self.lanes.mesh, looped), (0, 0, None, 0, None, None, None))
 
-    def begin(self, epoch):
-        """Draw the order of an epoch."""
+    def begin(self, epoch, start=0):
+        """Draw the order of an epoch; its first `start` batches were taken before."""
         drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
         self.orders = self.lanes.put([order for order, _ in drawn], axis=1)
         self.valid = jax.device_put(drawn[0][1], replicated(self.lanes.mesh))
-        self.row = 0
+        self.row = start
 
     def calls(self, count):
         """(the arguments of each lane, batches taken) of each call."""
@@ -86,31 +90,35 @@ class Resident:
 
 
 class Streamed:
-    """Batches from the host, one call each; `source(epoch)` yields ([a batch for each replica], genuine examples)."""
+    """Batches from the host, one call each; `source(epoch, start)` yields ([a batch for each replica], genuine examples)."""
 
     def __init__(self, source, options, lanes, steps):
         self.source, self.options, self.lanes, self.steps = source, options, lanes, steps
-        self.stream = self.read(1)
+        self.exact = getattr(source, "exact", True)  # whether it can go to a batch of an epoch
+        self.stream = self.read(1, 0)
         first = next(self.stream)
         self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
         (batch, *_), _ = first
         self.shapes = lanes.shapes_of_one(batch)
 
-    def read(self, epoch):
+    def read(self, epoch, start):
         """The thread that reads ahead and puts batches onto the devices."""
-        ready = ((self.lanes.put(batch), np.int32(valid)) for batch, valid in self.source(epoch))
+        ready = ((self.lanes.put(batch), np.int32(valid)) for batch, valid in self.source(epoch, start))
         return prefetch(ready, self.options.prefetch)
 
     def program(self, step, report, looped):
         """One step a call."""
         return self.lanes.program(over_batch(step, report), (0, 0, 0, None))
 
-    def begin(self, epoch):
-        """Read an epoch from its start."""
-        if self.waiting is None:
+    def begin(self, epoch, start=0):
+        """Read an epoch from its batch `start` on."""
+        if self.waiting is None or (self.exact and (epoch, start) != (1, 0)):
             self.close()
-            self.stream = self.waiting = self.read(epoch)
+            self.waiting = self.stream = self.read(epoch, start)
         self.items, self.waiting = self.waiting, None
+        if start and not self.exact:
+            logger.warning("The training data has no start_at(epoch, batch): reading %d batches again to pass them", start)
+            self.items = islice(self.items, start, None)
 
     def calls(self, count):
         """(the arguments of each lane, batches taken) of each call."""
@@ -127,9 +135,9 @@ def make_feed(dataset, options, lanes, *, shuffle, budget):
     if type(dataset) is Arrays and nbytes(dataset) <= budget and options.collate_fn is None:
         return Resident(dataset.arrays, options, lanes, shuffle)
     if not has_items(dataset):
-        return Streamed(lambda epoch: shared(dataset, lanes), options, lanes, length(dataset))
+        return Streamed(Brought(dataset, lanes), options, lanes, length(dataset))
     steps = -(-len(dataset) // options.batch_size)
-    return Streamed(lambda epoch: drawn(dataset, options, lanes, shuffle, epoch), options, lanes, steps)
+    return Streamed(partial(drawn, dataset, options, lanes, shuffle), options, lanes, steps)
 
 
 def nbytes(dataset):
@@ -142,15 +150,23 @@ def epoch_orders(size, options, lanes, shuffle, epoch):
     return [epoch_order(size, options.batch_size, seed=seed, epoch=epoch, shuffle=shuffle) for seed in lanes.seeds]
 
 
-def shared(iterable, lanes):
-    """The batches of the user's own loader, the same for every replica."""
-    for batch, valid in padded(iterable):
-        yield [batch] * len(lanes.seeds), valid
+class Brought:
+    """The batches of the user's own loader, the same for every replica; `start_at(epoch, batch)`, if it has one, goes there."""
+
+    def __init__(self, iterable, lanes):
+        self.iterable, self.lanes, self.rows = iterable, lanes, None
+        self.exact = hasattr(iterable, "start_at")
+
+    def __call__(self, epoch, start):
+        whole = self.iterable.start_at(epoch, start) if self.exact else self.iterable
+        for batch, valid in padded(whole, self.rows, start):
+            self.rows = len(jax.tree.leaves(batch)[0])  # even where an epoch is gone on with at its last, short batch
+            yield [batch] * len(self.lanes.seeds), valid
 
 
-def drawn(dataset, options, lanes, shuffle, epoch):
+def drawn(dataset, options, lanes, shuffle, epoch, start):
     """Batches of a dataset, in the order of each replica's seed."""
     orders = epoch_orders(len(dataset), options, lanes, shuffle, epoch)
-    streams = [batches(dataset, order, options.collate_fn or collate) for order, _ in orders]
-    for pieces, valid in zip(zip(*streams, strict=True), orders[0][1], strict=True):
+    streams = [batches(dataset, order, options.collate_fn or collate, start) for order, _ in orders]
+    for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
         yield list(pieces), valid

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 
@@ -9,17 +10,24 @@ from data_loader.base import Arrays, has_items, length
 from data_loader.loader import split
 from data_loader.nest import map_nest
 from training.callbacks import check_hooks
-from training.checkpoint import Pretrained
-from training.loop import Loop, Run
+from training.checkpoint.keeper import Keeper
+from training.checkpoint.probe import Probe, probe_input
+from training.checkpoint.restore import pretrained_from
+from training.loop import Loop
 from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
-from training.options import LoaderOptions, TrainingOptions
+from training.options import CheckpointOptions, LoaderOptions, TrainingOptions
+from training.resume import holding
+from training.run import Run
 from training.runner import Runner
 from training.transforms import scheduled
 from training.update import gradient_update
 from utils import UserError
+
+
+EVERY_EPOCH = CheckpointOptions()
 
 
 def fit(
@@ -39,14 +47,18 @@ def fit(
     callbacks=(),
     seed=0,
     log_every=50,
-    metrics_file=None,
+    folder=None,
+    checkpoint=EVERY_EPOCH,
+    record=None,
+    resume=False,
     **options,
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
 
     `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; `objective` and `update` are
     factories as in training/objective.py and training/update.py; `options` are the fields of LoaderOptions and TrainingOptions:
-    epochs, batch_size, replicas, ...
+    epochs, batch_size, replicas, ... With a `folder` the run leaves metrics.jsonl and checkpoints there, as `checkpoint` says,
+    each with the `record`; `resume=True` goes on from the newest good one there, if there is one.
     """
     if metrics is None:
         metrics = [accuracy] if loss is cross_entropy else []
@@ -61,10 +73,23 @@ def fit(
     if not 0 <= seed <= 2**32 - training.replicas:
         raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
     check_hooks(callbacks)
-    restore = Pretrained(training.pretrained) if training.pretrained else None
-    runner = Runner(model, objective, make_update, sets, loader, seed=seed, replicas=training.replicas, restore=restore)
-    loop = Loop(runner, objective, callbacks, training, MetricLog(metrics_file), log_every)
-    return loop.run_all()
+    if training.on_nonfinite == "rollback" and folder is None:
+        raise UserError("training.on_nonfinite: 'rollback' needs checkpoints to go back to; give fit a `folder`")
+    with holding(folder, resume) as found:
+        pretrained = None if found else pretrained_from(training.pretrained)
+        engine = {"seed": seed, "replicas": training.replicas, "freeze": training.on_nonfinite != "skip"}
+        runner = Runner(model, objective, make_update, sets, loader, restore=pretrained, **engine)
+        try:
+            probe = Probe(model, probe_input(runner.feeds["train"].shapes, preprocess))
+            if pretrained:
+                pretrained.check_probe(probe, *runner.replica_states()[0][2:4])
+            keeper, log = None, MetricLog()
+            if folder is not None:
+                keeper = Keeper(folder, checkpoint, record, probe)
+                log = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on")
+            return Loop(runner, objective, callbacks, training, log, log_every, keeper, found).run_all()
+        finally:
+            runner.close()
 
 
 def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):

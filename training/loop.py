@@ -1,154 +1,144 @@
-"""The loop over chunks of steps and epochs: what is logged, evaluated, and told to callbacks, and when."""
+"""The loop over chunks of steps and epochs: what is logged, evaluated, saved, and told to callbacks, and when."""
 
 import logging
-import signal
-import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from training.callbacks import notify
-from training.metric_log import difference, progress_bar, values
-from utils import RunError
+from training import recovery
+from training.callbacks import memories, notify
+from training.checkpoint.keeper import Cut, NoKeeper
+from training.metric_log import difference, progress_bar, sayable, values
+from training.run import Run
+from training.stop import stop_signals
+from training.update import bad_leaf_name
 
 logger = logging.getLogger("main")
 
 CHUNK_SECONDS = 0.3  # of work in one call: bounds how late a log line or a signal is seen
 
 
-class Diverged(RunError):
-    """The loss or a gradient is no longer finite."""
-
-
-@dataclass
-class Run:
-    """What callbacks see of a run, and what `fit` returns."""
-
-    runner: Any
-    epochs: int
-    steps: int | None  # in an epoch; None where nobody knows
-    epoch: int = 0
-    step: int = 0  # batches taken in all
-    metrics: dict = field(default_factory=dict)  # of the latest line: within an epoch, or at its end
-    history: list = field(default_factory=list)  # a row an epoch
-    stopped: bool = False
-    signal: str | None = None  # the signal that stopped it
-
-    def states(self):
-        """The TrainState of each replica. Its arrays are gone with the next step: copy what must outlive a hook."""
-        return self.runner.replica_states()
-
-    @property
-    def params(self):
-        """A copy of the trained weights (of the first replica): the averaged ones where there are such."""
-        ts = self.states()[0]
-        return jax.tree.map(jnp.copy, ts.params if ts.ema is None else ts.ema)
-
-    @property
-    def state(self):
-        """A copy of the running statistics that go with `params`."""
-        return jax.tree.map(jnp.copy, self.states()[0].state)
-
-    @property
-    def finished(self):
-        """Whether every epoch was trained to its end."""
-        return len(self.history) == self.epochs
-
-
 class Loop:
     """Drives a Runner through its epochs. A chunk's sums are read while the next chunk computes, so the device never waits for a
-    log line; any step can be a log point without changing a bit, since a chunk's length is a run-time number."""
+    log line; any step can be a log or save point without changing a bit, since a chunk's length is a run-time number. `found`
+    is the checkpoint to go on from."""
 
-    def __init__(self, runner, objective, callbacks, options, log, log_every):
+    def __init__(self, runner, objective, callbacks, options, log, log_every, keeper=None, found=None):
         self.runner, self.callbacks, self.options, self.log, self.log_every = runner, callbacks, options, log, log_every
+        self.keeper, self.found = keeper or NoKeeper(), found
         self.finish = getattr(objective, "finish", lambda means: means)
         self.run = Run(runner, options.epochs, runner.feeds["train"].steps)
         self.watched = any(hasattr(callback, "on_step_end") for callback in callbacks)
         self.chunk = 8  # steps in a call, until their pace is known
-        self.logged, self.settled = None, None  # this epoch's sums at the last log point; when the last chunk was done
+        self.settled = None  # when the last chunk was done
+        self.pending = None  # the chunk in flight: (reports, position after it, batches taken)
+        self.logged = None  # this epoch's sums at the last log line
+        self.began, self.elapsed = 0.0, 0.0  # when this epoch began; its seconds before the run was gone on with
+        self.rollbacks = 0  # how often the run went back to a checkpoint
 
     def run_all(self):
         """Train to the end, or until a signal or a callback stops the run."""
         run = self.run
         try:
             with stop_signals(run):
-                self.notify("on_training_start")
-                while run.epoch < run.epochs and not run.stopped:
-                    run.epoch += 1
-                    self.one_epoch()
+                self.begin()
+                while not run.finished and not run.stopped:
+                    try:
+                        self.one_epoch()
+                    except recovery.Diverged as error:
+                        recovery.after_divergence(self, error)
                 self.notify("on_training_end")
+                self.keeper.ended(run, self.cut)
                 if run.signal:
                     logger.info("Stopped by %s after step %d", run.signal, run.step)
-        finally:
-            self.runner.close()
+        except Exception as error:
+            recovery.rescue(self, error)
+            raise
         return run
+
+    def begin(self):
+        """Start, or go on from a checkpoint."""
+        self.notify("on_training_start")
+        if self.found:
+            recovery.restore(self, self.found)
+        elif self.options.on_nonfinite == "rollback":
+            self.keeper.within_epoch(self.run, self.cut)  # something to go back to from the first epoch
 
     def one_epoch(self):
         """Training, evaluation and the lines that close an epoch; what stops the run within the epoch leaves it unfinished."""
-        run, began = self.run, time.perf_counter()
-        run.metrics = {}
-        logger.info("---- STARTING EPOCH %d ----", run.epoch)
-        self.notify("on_epoch_start")
+        run, self.began = self.run, time.perf_counter() - self.elapsed
+        run.epoch, run.metrics = run.completed + 1, {}
+        if run.position:
+            logger.info("---- GOING ON WITH EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
+        else:
+            logger.info("---- STARTING EPOCH %d ----", run.epoch)
+            self.notify("on_epoch_start")
         sums = self.train_epoch()
-        if run.stopped:
+        evaluated = None if run.stopped else self.evaluate()
+        if evaluated is None:
             run.metrics = {}  # of an unfinished epoch there are none
             return
-        run.metrics = values("train", sums, self.finish)
-        if self.options.eval_every and run.epoch % self.options.eval_every == 0:
-            for name in [name for name in self.runner.feeds if name != "train"]:
-                run.metrics |= values(name, self.runner.read(self.runner.evaluate(name)), self.finish)
-        seconds, examples = time.perf_counter() - began, sum(int(s["examples"]) for s in sums)
+        run.metrics = values("train", sums, self.finish) | evaluated
+        seconds = time.perf_counter() - self.began
+        examples, skipped = (sum(int(s[name]) for s in sums) for name in ("examples", "bad_steps"))
         run.history.append(self.log.epoch(run.epoch, run.step, run.metrics, seconds, examples))
-        if skipped := sum(int(s["bad_steps"]) for s in sums):
+        run.completed, run.position, self.elapsed = run.epoch, 0, 0.0
+        if skipped:
             logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
         self.notify("on_epoch_end")
+        self.keeper.epoch_ended(run, self.cut)
 
     def train_epoch(self):
-        """The steps of one epoch; what each replica summed up over it."""
+        """The steps of one epoch, or the rest of it; what each replica summed up over it."""
         run, runner = self.run, self.runner
-        runner.begin(run.epoch)
-        self.logged, self.settled = None, None
-        position, sums, pending, taken = 0, None, None, 1
-        with progress_bar(run.epoch, run.steps) as bar:
-            while taken and not run.stopped:
-                taken, reports = runner.train(min(self.chunk, self.log_every - position % self.log_every))
+        runner.begin(run.epoch, run.position)
+        position, first_step = run.position, run.step - run.position
+        self.settled, self.pending = None, None
+        if position == 0:
+            self.logged = None
+        sums, taken = None, 1
+        with progress_bar(run.epoch, run.steps, position) as bar:
+            while taken:
+                taken, reports = runner.train(self.next_chunk(position, first_step + position))
                 position += taken
-                if pending:
-                    sums = self.settle(*pending, bar)
-                pending = (reports, position, taken) if taken else None
-                if pending and self.watched and position % self.log_every == 0:
-                    sums, pending = self.settle(*pending, bar), None  # what a hook sees and answers is of this very step
-            if pending:
-                sums = self.settle(*pending, bar)
-        return sums
+                sums = self.settle(bar) or sums
+                self.pending = (reports, position, taken) if taken else None
+                due = taken and position != run.steps and self.keeper.due(first_step + position)
+                if due or (self.watched and position % self.log_every == 0):  # what a hook sees and answers is of this very step
+                    sums = self.settle(bar) or sums
+                if due:
+                    self.keeper.within_epoch(run, self.cut)
+                if run.stopped:
+                    break
+            sums = self.settle(bar) or sums
+        return sums or runner.read([ts.sums for ts in runner.states])
 
-    def settle(self, reports, position, taken, bar):
-        """Wait for a chunk, check it, log it, and tell the callbacks."""
+    def next_chunk(self, position, step):
+        """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
+        return min(self.chunk, self.log_every - position % self.log_every, self.keeper.steps_left(step))
+
+    def settle(self, bar):
+        """Wait for the chunk in flight, check it, log it, and tell the callbacks; None where there is none."""
+        if self.pending is None:
+            return None
+        (reports, position, taken), self.pending = self.pending, None
         run, sums = self.run, self.runner.read(reports)
-        run.step += taken
-        bar.update(taken)
         self.check_finite(sums)
+        run.step, run.position = run.step + taken, position
+        bar.update(taken)
         self.keep_pace(taken)
         if position % self.log_every == 0:
             run.metrics = values("train", difference(sums, self.logged), self.finish)
             self.log.progress(run.epoch, position, run.steps, run.step, run.metrics)
             self.logged = sums
             self.notify("on_step_end")
+        self.keeper.check()
         return sums
 
     def check_finite(self, sums):
-        """Stop at non-finite steps, unless they are to be skipped."""
-        first = [int(s["first_bad"]) for s in sums if s["bad_steps"]]
-        if first and self.options.on_nonfinite == "stop":
-            raise Diverged(
-                f"the loss, a gradient or a weight was not finite at step {min(first) + 1} (epoch {self.run.epoch}). "
-                "A label outside the classes does that; else lower the learning rate, clip the gradients, "
-                "or set training.on_nonfinite to 'skip'"
-            )
+        """Stop at steps that are not finite, unless they are to be skipped."""
+        bad = [(int(s["first_bad"]), int(s["bad_leaf"])) for s in sums if s["bad_steps"]]
+        if bad and self.options.on_nonfinite != "skip":
+            step, leaf = min(bad)
+            raise recovery.Diverged(step, bad_leaf_name(self.run.states()[0], leaf))
 
     def keep_pace(self, taken):
         """Set the length of the next chunk from the time of this one; the first is left out, as it may hold a compilation."""
@@ -156,6 +146,18 @@ class Loop:
         if self.settled:
             self.chunk = max(1, round(CHUNK_SECONDS * taken / (now - self.settled)))
         self.settled = now
+
+    def evaluate(self):
+        """The metrics of the held-out sets where an evaluation is due; None where a signal came in between."""
+        run, found = self.run, {}
+        if not self.options.eval_every or run.epoch % self.options.eval_every:
+            return found
+        for name in [name for name in self.runner.feeds if name != "train"]:
+            sums = self.runner.evaluate(name, self.chunk, lambda: run.stopped)
+            if sums is None:
+                return None
+            found |= values(name, sums, self.finish)
+        return found
 
     def notify(self, hook):
         """Call a hook of every callback, and do what they answer."""
@@ -165,23 +167,12 @@ class Loop:
         if "lr_scale" in answers:
             self.runner.scale_rate(answers["lr_scale"])
 
-
-@contextmanager
-def stop_signals(run):
-    """SIGTERM and SIGINT end the run after the chunk in flight; a second one ends it at once, as a KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-
-    def note(number, _frame):
-        if run.signal:
-            raise KeyboardInterrupt
-        run.stopped, run.signal = True, signal.Signals(number).name
-        logger.info("%s: stopping after the steps in flight; once more stops at once", run.signal)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def cut(self):
+        """The run at this moment, between two chunks, all books in order."""
+        run = self.run
+        where = {"step": run.step, "epoch": run.epoch if run.position else run.completed, "position": run.position}
+        stopped = run.stopped and not run.signal  # by a callback
+        elapsed = time.perf_counter() - self.began if run.position else 0.0
+        where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": stopped}
+        where |= {"metrics": sayable(run.metrics), "callbacks": memories(self.callbacks)}
+        return Cut(self.runner.snapshot(), self.logged, where)

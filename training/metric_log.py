@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from contextlib import contextmanager
 
@@ -42,10 +43,11 @@ def difference(now, before):
 
 
 class MetricLog:
-    """Where the values of a run go; without a file, to the console alone."""
+    """Where the values of a run go; without a file, to the console alone. What a full disk does not take is written later, if
+    the run is to go on without."""
 
-    def __init__(self, path=None):
-        self.path = path
+    def __init__(self, path=None, go_on=False):
+        self.path, self.go_on, self.unwritten = path, go_on, ""
 
     def progress(self, epoch, position, steps, step, named):
         """A line within an epoch."""
@@ -70,19 +72,48 @@ class MetricLog:
         return row
 
     def write(self, row):
-        """Append one row to metrics.jsonl; what is not finite, which JSON cannot say, as null."""
+        """Append one row to metrics.jsonl."""
         if self.path is None:
             return
-        sayable = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
+        self.unwritten += json.dumps(sayable(row)) + "\n"
         try:
-            with open(self.path, "a") as file:
-                file.write(json.dumps(sayable) + "\n")
+            append(self.path, self.unwritten)
+            self.unwritten = ""
         except OSError as error:
-            raise RunError(f"{self.path}: cannot be written: {error.strerror}") from error
+            message = f"{self.path}: cannot be written: {error.strerror}"
+            if not self.go_on:
+                raise RunError(message) from error
+            logger.error("%s; its lines are kept until it can be", message)
+
+    def epochs(self):
+        """The rows of the epochs so far, as `epoch` answered them."""
+        if self.path is None or not os.path.exists(self.path):
+            return []
+        with open(self.path) as file:
+            rows = [json.loads(line) for line in file if '"end_of_epoch": true' in line]
+        return [{k: v for k, v in row.items() if k != "end_of_epoch"} for row in rows]
+
+
+def sayable(row):
+    """What is not finite, which JSON cannot say, as null."""
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
+
+
+def append(path, text):
+    """Add text to a file, all of it or nothing."""
+    with open(path, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            data = text.encode()
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 @contextmanager
-def progress_bar(epoch, steps):
+def progress_bar(epoch, steps, position=0):
     """A tqdm bar over the steps of an epoch where the output is a terminal; log lines then print above it."""
     if not sys.stderr.isatty():
         yield Silent()
@@ -90,7 +121,10 @@ def progress_bar(epoch, steps):
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    with logging_redirect_tqdm([logger]), tqdm(total=steps, desc=f"Epoch {epoch}", unit="step", leave=False) as bar:
+    with (
+        logging_redirect_tqdm([logger]),
+        tqdm(total=steps, initial=position, desc=f"Epoch {epoch}", unit="step", leave=False) as bar,
+    ):
         yield bar
 
 

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import shutil
@@ -11,8 +12,12 @@ import sys
 from pathlib import Path
 
 from data_loader.loader import fingerprint
+from training.metric_log import sayable
 from utils import RunError, atomic_write
 
+logger = logging.getLogger("main")
+
+FINISHED = "finished.json"  # left by a run that came to its end
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
 
 
@@ -33,17 +38,56 @@ def new_folder(base, title):
     raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
-def describe(folder, config, facts, datasets, root):
+def record(config, facts, datasets):
+    """What every checkpoint of a run tells of it, as plain JSON."""
+    found = {name: fingerprint(dataset) for name, dataset in datasets.items()}
+    return json.loads(json.dumps({"config": config, "facts": facts, "data": found}))
+
+
+def describe(folder, record, datasets, root):
     """Write what tells this run from others: config.json, model/ and environment.json."""
-    schema = os.path.relpath(Path(root) / "config.schema.json", folder)
-    write_json(folder / "config.json", config | {"$schema": schema})
-    write_json(folder / "environment.json", environment(facts, datasets, root))
     try:
         shutil.copytree(Path(root) / "model", folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
     except shutil.Error as error:  # it lists every file; the first tells enough
         raise RunError(f"{folder / 'model'}: cannot be written: {error.args[0][0][2]}") from error
     except OSError as error:
         raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
+    data = {name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]} for name, d in datasets.items()}
+    told = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
+    write_json(folder / "environment.json", told)
+    update(folder, record, root)
+
+
+def update(folder, record, root):
+    """Write the config that the run goes by; it has no end any more, if it had one."""
+    schema = os.path.relpath(Path(root) / "config.schema.json", folder)
+    write_json(folder / "config.json", record["config"] | {"$schema": schema})
+    (folder / FINISHED).unlink(missing_ok=True)
+
+
+def finish(folder, run):
+    """Mark a run as one that came to its end, so that nobody goes on with it unasked."""
+    write_json(folder / FINISHED, {"epochs": run.completed, "steps": run.step, "metrics": sayable(run.metrics)})
+
+
+def changes_of_environment(folder, root):
+    """What is not as it was when the run began, a line each: the same bits are promised for the same machine and versions."""
+    try:
+        before = json.loads((folder / "environment.json").read_text())
+    except (OSError, ValueError):
+        return [f"{folder / 'environment.json'}: cannot be read, so what changed since is not known"]
+    now = json.loads(json.dumps(environment(root)))
+    return [f"{key} was {before.get(key)}, is now {value}" for key, value in now.items() if before.get(key) != value]
+
+
+def cut_back(folder, lengths, names):
+    """Cut logs back to the bytes that they had when a checkpoint was taken; one that it does not know was not there yet."""
+    for path in [path for path in (Path(folder) / name for name in names) if path.exists()]:
+        length = max(0, int(lengths.get(path.name, 0)))
+        if path.stat().st_size < length:
+            logger.warning("%s: is shorter than when the checkpoint was taken: lines are missing", path)
+        else:
+            os.truncate(path, length)
 
 
 def write_json(path, value):
@@ -51,12 +95,11 @@ def write_json(path, value):
     atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def environment(facts, datasets, root):
-    """Versions, devices, git commit and data."""
+def environment(root):
+    """Versions, devices and git commit: what the bits of a run depend on besides its config and data."""
     import jax
 
     return {
-        "command": sys.argv,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
@@ -64,14 +107,7 @@ def environment(facts, datasets, root):
         "cores": os.cpu_count(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "git_commit": git_commit(root),
-        "facts": facts,
-        "data": {name: describe_data(dataset) for name, dataset in datasets.items()},
     }
-
-
-def describe_data(dataset):
-    """Where a dataset came from, and what tells it from another."""
-    return {"source": source(dataset), "examples": len(dataset), "fingerprint": fingerprint(dataset)}
 
 
 def source(dataset):

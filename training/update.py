@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Update
-from utils import UserError
+from utils import UserError, path_name
+
+MADE = ("state", "opt", "params", "ema")  # what a step makes of the loss and the gradients, causes before their effects
+NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}  # how many, the first one, and which leaf that one hit
 
 
 def gradient_update(objective, optimizer, *, accumulate: int = 1, ema: float | None = None, unroll: bool = False) -> Update:
@@ -43,15 +46,62 @@ def apply_updates(ts, updates):
 
 
 def accepted(ts, new, grads, losses, metrics, mask):
-    """How every step ends: `new` where all of it is finite, else `ts` as it was, and the batch counted in either case."""
-    fields = ("params", "state", "opt", "ema")  # what was finite stays finite, so it can be saved or gone on from
-    finite = all_finite((grads, jnp.where(mask, losses, 0), [getattr(new, name) for name in fields]))
-    kept = {name: jax.tree.map(lambda n, o: jnp.where(finite, n, o), getattr(new, name), getattr(ts, name)) for name in fields}
-    sums = add_sums(ts.sums, losses, metrics, mask & finite)
-    first = ts.sums["first_bad"]
-    sums["bad_steps"] = ts.sums["bad_steps"] + ~finite
-    sums["first_bad"] = jnp.where(finite | (first >= 0), first, ts.step)
-    return ts._replace(step=ts.step + 1, sums=sums, **kept)
+    """How every step ends: `new` where all of it is finite, else `ts` as it was, and the batch counted in either case; where
+    sums["freeze"] is 1, the first bad step and all that follow count for nothing and leave the state of the last good one."""
+    good, leaf = all_finite(ts, new, grads, jnp.where(mask, losses, 0))
+    sums = note_bad(ts.sums, ts.step, good, leaf)
+    stands = frozen(sums)
+    taken = good & ~stands
+    kept = {name: jax.tree.map(lambda n, o: jnp.where(taken, n, o), getattr(new, name), getattr(ts, name)) for name in MADE}
+    return ts._replace(step=ts.step + ~stands, sums=add_sums(sums, losses, metrics, mask & taken), **kept)
+
+
+def all_finite(ts, new, grads, losses):
+    """Whether all that a step made is finite, and the number, for `bad_leaf_name`, of the first leaf that is not: causes come
+    before their effects."""
+    gradients, made = floats(grads), made_floats(new)
+    # Gradients of another tree than the parameters' are numbered behind these, so that none is given a wrong name.
+    own = [name for name, _ in gradients] == [name for name, _ in floats(ts.params)]
+    first = 1 if own else 1 + len(floats(ts.params))
+    numbers = [0, *range(first, first + len(gradients)), *range(-1, -1 - len(made), -1)]
+    finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in [losses, *(leaf for _, leaf in gradients + made)]])
+    return finite.all(), jnp.array(numbers, jnp.int32)[finite.argmin()]
+
+
+def note_bad(sums, step, good, leaf):
+    """The counters of bad steps after one more step; of a frozen state they stay."""
+    first = ~good & (sums["first_bad"] < 0)
+    return sums | {
+        "bad_steps": sums["bad_steps"] + (~good & ~frozen(sums)),
+        "first_bad": jnp.where(first, step, sums["first_bad"]),
+        "bad_leaf": jnp.where(first, leaf, sums["bad_leaf"]),
+    }
+
+
+def frozen(sums):
+    """Whether a bad step was the end of this state's changes."""
+    return (sums["freeze"] > 0) & (sums["first_bad"] >= 0)
+
+
+def bad_leaf_name(ts, number):
+    """What the first bad step hit, from sums["bad_leaf"], in words; `ts` may hold arrays or their shapes."""
+    if number == 0:
+        return "the loss"
+    if number < 0:
+        return made_floats(ts)[-1 - number][0]
+    names = [name for name, _ in floats(ts.params)]
+    return f"the gradient of {names[number - 1]}" if number <= len(names) else f"a gradient (leaf {number - 1 - len(names)})"
+
+
+def made_floats(ts):
+    """The floats of what a step makes, as [(name, leaf)], in the order of MADE."""
+    return [pair for name in MADE for pair in floats({name: getattr(ts, name)})]
+
+
+def floats(tree):
+    """The leaves of a tree that can be a NaN or an infinity, as [(name, leaf)]; counters and random keys cannot."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(path_name(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
@@ -90,19 +140,18 @@ def moving_average(ema, params, decay, step):
     return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
 
 
-def all_finite(tree):
-    """Whether no float in a tree is a NaN or an infinity."""
-    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all()
-
-
-def zero_sums(objective, params, state, batch):
-    """Accumulators of zeros for one epoch; arguments may be arrays or their shapes."""
+def zero_sums(objective, params, state, batch, *, freeze=False):
+    """Accumulators of zeros for one epoch; arguments may be arrays or their shapes. `freeze`: the first bad step is the last."""
     seen = jax.eval_shape(lambda p, s, b: objective(p, s, b, jax.random.key(0), False), params, state, batch)
     losses, _, metrics = seen
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], jnp.promote_types(a.dtype, jnp.float32)), (losses, metrics))
-    counters = {"examples": jnp.int32(0), "bad_steps": jnp.int32(0), "first_bad": jnp.int32(-1)}
+    counters = {name: jnp.int32(value) for name, value in ({"examples": 0, "freeze": freeze} | NONE_BAD).items()}
     return {"loss": zeros[0], "metrics": zeros[1], **counters}
+
+
+def cleared(sums):
+    """The sums without their bad steps, so that a frozen state can go on; arrays of the host stay there."""
+    return sums | {name: 0 * sums[name] + value for name, value in NONE_BAD.items()}
 
 
 def add_sums(sums, losses, metrics, mask):

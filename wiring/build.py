@@ -8,9 +8,12 @@ from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import Nodes, Unbuilt, with_defaults
 
 
-def build(config, source):
-    """The parts of a config, a field for each key, with `facts` and the resolved `config`; or one UserError with all problems."""
-    builder = Builder(config)
+def build(config, source, trusted=True):
+    """The parts of a config, a field for each key, with `facts` and the resolved `config`; or one UserError with all problems.
+
+    A config that is not `trusted` imports nothing: it must do with the names that the toolkit has.
+    """
+    builder = Builder(config, trusted)
     built = builder.build()
     built.source = source
     if builder.nodes.problems:
@@ -21,14 +24,14 @@ def build(config, source):
 class Builder:
     """Builds the parts in the order in which they need each other's facts; what cannot be built is None."""
 
-    def __init__(self, config):
+    def __init__(self, config, trusted=True):
         self.config = {key: default for key, default in TOP_LEVEL.items() if default is not REQUIRED} | config
-        self.nodes = Nodes()
+        self.nodes = Nodes(trusted)
 
     def build(self):
         """A namespace with a field for each key of a config."""
         self.check_keys()
-        built = SimpleNamespace(title=self.title(), seed=self.seed())
+        built = SimpleNamespace(title=self.title(), seed=self.seed(), resume=self.resume())
         for section, options in SECTIONS.items():
             setattr(built, section, self.section(section, options))
         for kind in ("preprocess", "augment", "callbacks"):
@@ -66,6 +69,13 @@ class Builder:
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
             self.nodes.problem("seed", f"must be an integer from 0 to {2**32 - 1}, found {show(seed)}")
         return seed
+
+    def resume(self):
+        """Whether to go on with the latest unfinished run of this title."""
+        if self.config["resume"] not in (None, "auto"):
+            found = show(self.config["resume"])
+            self.nodes.problem("resume", f'must be null or "auto", found {found}; a run is named with --resume RUN')
+        return self.config["resume"]
 
     def section(self, name, options):
         """The options object of a section that names no part."""
@@ -130,11 +140,12 @@ class Builder:
         """What is sound in each section, but not in both."""
         from training.options import check_together
 
-        if built.loader and built.training:
+        if built.loader and built.training and built.checkpoint:
             try:
-                check_together(built.loader, built.training)
+                check_together(built.loader, built.training, built.checkpoint)
             except ValueError as error:
-                self.nodes.problem(*str(error).split(": ", 1))
+                for line in str(error).splitlines():
+                    self.nodes.problem(*line.split(": ", 1))
         if built.data and built.loader and "val" in built.data.sizes and built.loader.val_size:
             self.nodes.problem("loader.val_size", "the data brings its own validation set; leave val_size at 0")
 

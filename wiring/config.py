@@ -14,6 +14,7 @@ TOP_LEVEL = {
     "$schema": "config.schema.json",
     "title": "run",
     "seed": 0,
+    "resume": None,
     "model": REQUIRED,
     "data": REQUIRED,
     "loader": {},

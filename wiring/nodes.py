@@ -18,8 +18,8 @@ class Unbuilt(Exception):
 class Nodes:
     """Builds nodes; `facts` fill arguments that the config leaves out, and `schedule` multiplies every learning rate."""
 
-    def __init__(self):
-        self.problems, self.facts, self.schedule = [], {}, None
+    def __init__(self, trusted=True):
+        self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take a step of their own, by a learning rate
 
@@ -34,6 +34,9 @@ class Nodes:
     def named(self, kind, node, path):
         """What the function of this name makes of its arguments."""
         name, args = self.name_and_args(node, path)
+        if "." in name and not self.trusted:
+            self.problem(path, f"{name!r} would import code, and this config was left by a run: say --trust if it is yours")
+            raise Unbuilt
         try:
             function = parts.resolve(kind, name)
         except UserError as error:

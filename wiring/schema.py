@@ -18,6 +18,7 @@ DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotte
 def make_schema():
     """The schema of a whole config."""
     properties = {"$schema": {"type": "string"}, "title": {"type": "string"}, "seed": {"type": "integer", "minimum": 0}}
+    properties["resume"] = {"enum": [None, "auto"], "default": None}
     properties |= {name: section(options) for name, options in SECTIONS.items()}
     properties |= {kind: reference(kind) for kind in SINGLE}
     properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}

@@ -148,7 +148,7 @@ def test_padded_turns_foreign_tensors_into_arrays():
         ((np.zeros((4, 2), np.float32), np.int64(3)), "batch 1: every array needs the same first axis"),
         ((np.zeros((4, 2), np.float64), np.zeros(4, int)), "batch 1: found 0 float64"),
         ((np.zeros((4, 3), np.float32), np.zeros(4, int)), "batch 1: found 0 float32"),
-        ((np.zeros((4, 2), np.float32),), "batch 0 had 0 float32"),
+        ((np.zeros((4, 2), np.float32),), "the first had 0 float32"),
         ({"x": np.zeros((4, 2), np.float32)}, "batch 1: found x float32"),
     ],
     ids=["larger", "empty", "leaves disagree", "no axis", "dtype", "shape", "fewer leaves", "structure"],

@@ -15,12 +15,12 @@ from model.mlp import mlp
 from model.resnet import resnet
 from training.feed import Lanes, Resident
 from training.fit import fit
-from training.loop import Diverged
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
+from training.recovery import Diverged
 from training.runner import Runner, make_feeds
 from training.schedules import linear
 from training.sharding import make_mesh
@@ -318,7 +318,7 @@ def test_replicas_stacked_in_one_program_as_on_accelerators():
     assert taken == 10
     assert len(runner.read(reports)) == 2
     singles = [run(seed=seed, epochs=1, test=(X, Y)) for seed in (0, 1)]
-    losses = [s["loss"] / s["examples"] for s in runner.read(runner.evaluate("test"))]
+    losses = [s["loss"] / s["examples"] for s in runner.evaluate("test")]
     for r, single in enumerate(singles):
         assert_close(runner.replica_states()[r].params, single.params)
         assert losses[r] == pytest.approx(single.history[-1]["test_loss"], rel=1e-4)

@@ -1,5 +1,7 @@
 """The step: against Optax by hand, under masks, microbatches, bad steps, averaging and vmap."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,8 @@ from training.base import TrainState
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
-from training.optimizers import adam
-from training.update import gradient, gradient_update, zero_sums
+from training.optimizers import adam, sgd
+from training.update import accepted, bad_leaf_name, cleared, gradient, gradient_update, zero_sums
 
 MODEL = mlp((4,), 3, dims=(8,))
 
@@ -22,10 +24,10 @@ def objective_of(model=MODEL, loss=cross_entropy):
     return supervised(model, loss, {"accuracy": accuracy}, (), ())
 
 
-def first_state(update, objective, batch, seed=0, model=MODEL):
+def first_state(update, objective, batch, seed=0, model=MODEL, freeze=False):
     params, state = model.init(jax.random.key(1))
     opt, ema = update.init(params)
-    sums = zero_sums(objective, params, state, batch)
+    sums = zero_sums(objective, params, state, batch, freeze=freeze)
     return TrainState(jnp.int32(0), jnp.uint32(seed), params, state, opt, ema, sums, jnp.float32(1))
 
 
@@ -34,12 +36,29 @@ def random_batch(seed, rows=6):
     return rng.normal(size=(rows, 4)).astype(np.float32), rng.integers(0, 3, rows).astype(np.int32)
 
 
-def run(update, objective, batches, valid=None):
-    ts = first_state(update, objective, batches[0])
+def run(update, objective, batches, valid=None, freeze=False):
+    ts = first_state(update, objective, batches[0], freeze=freeze)
     step = jax.jit(update.step)
     for batch in batches:
         ts = step(ts, batch, len(batch[1]) if valid is None else valid)
     return ts
+
+
+def run_looped(update, ts, batches):
+    """The same steps in one compiled loop, as the runner's programs have it."""
+    held = jax.tree.map(lambda *a: jnp.stack(a), *batches)
+
+    @jax.jit
+    def loop(ts, count):
+        one = lambda i, ts: update.step(ts, jax.tree.map(lambda a: a[i], held), len(batches[0][1]))  # noqa: E731
+        return jax.lax.fori_loop(0, count, one, ts)
+
+    return loop(ts, len(batches))
+
+
+def hit(ts):
+    """What the first bad step hit, in words, from shapes alone."""
+    return bad_leaf_name(jax.eval_shape(lambda: ts), int(ts.sums["bad_leaf"]))
 
 
 def assert_close(a, b, rtol=1e-5, atol=1e-6):
@@ -106,9 +125,137 @@ def test_a_bad_step_changes_nothing_but_the_counters():
     assert_same(with_bad.opt, without.opt)
     assert with_bad.sums["bad_steps"] == 2
     assert with_bad.sums["first_bad"] == 1
+    assert with_bad.step == 4
     assert with_bad.sums["examples"] == without.sums["examples"] == 12
     assert without.sums["first_bad"] == -1
     assert np.isfinite(with_bad.sums["loss"])
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_a_frozen_run_stays_as_it_was_before_its_first_bad_step(looped):
+    objective = objective_of()
+    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
+    good = [random_batch(i) for i in range(4)]
+    bad, worse = (good[0][0] * np.nan, good[0][1]), (good[1][0], good[1][1] + 7)
+    batches = [*good[:2], bad, good[2], worse, good[3]]
+    if looped:
+        ts = run_looped(update, first_state(update, objective, good[0], freeze=True), batches)
+    else:
+        ts = run(update, objective, batches, freeze=True)
+    before = run(update, objective, good[:2])  # nothing bad, nothing to freeze
+    assert [int(ts.sums[name]) for name in ("bad_steps", "first_bad", "freeze")] == [1, 2, 1]
+    assert hit(ts) == "the loss"
+    assert_same(ts._replace(sums=cleared(ts.sums) | {"freeze": 0}), before)
+    assert before.step == 2
+
+
+def test_a_cleared_state_goes_on_as_if_the_bad_batch_had_not_been():
+    objective = objective_of()
+    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
+    good = [random_batch(i) for i in range(3)]
+    ts = run(update, objective, [*good[:2], (good[0][0] * np.inf, good[0][1])], freeze=True)
+    read = jax.device_get(ts)
+    for state in (ts._replace(sums=cleared(ts.sums)), read._replace(sums=cleared(read.sums))):
+        assert {leaf.dtype for name, leaf in state.sums.items() if name not in ("metrics", "loss")} == {np.dtype("int32")}
+        assert_same(jax.jit(update.step)(state, good[2], 6), run(update, objective, good, freeze=True))
+
+
+# Each column of a batch breaks another part of a step: these rows break nothing, the loss, a gradient, ...
+SOUND = (0, 1, 0, 0)
+BREAKS = {
+    "the loss": (np.nan, 1, 0, 0),
+    "the gradient of nest/1/root": (0, 0, 0, 0),
+    "opt/v/slope": (0, 1, 1e25, 0),
+    "state/seen": (0, 1, 0, 3e38),
+}
+FRAGILE = {"bias": 1.0, "nest": [1.0, {"root": 1.0}], "slope": 1.0}
+
+
+def fragile(params, state, x, key, train):
+    scale, root = params["nest"]
+    losses = scale * (params["bias"] - x[:, 0]) ** 2 + jnp.sqrt(root["root"] * x[:, 1]) + params["slope"] * x[:, 2]
+    return losses, {"seen": state["seen"] + x[:, 3].sum(), "steps": state["steps"] + 1}, {}
+
+
+def fragile_state(update, freeze=False):
+    params, state = jax.tree.map(jnp.float32, FRAGILE), {"seen": jnp.float32(0), "steps": jnp.int32(0)}
+    opt, ema = update.init(params)
+    sums = zero_sums(fragile, params, state, rows(SOUND), freeze=freeze)
+    return TrainState(jnp.int32(0), jnp.uint32(0), params, state, opt, ema, sums, jnp.float32(1))
+
+
+def rows(row):
+    """A batch of one row six times over."""
+    return np.tile(np.float32(row), (6, 1))
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_first_leaf_that_a_bad_step_hit_is_named(name):
+    update = gradient_update(fragile, adam(lr=0.01))
+    step, ts = jax.jit(update.step), fragile_state(update)
+    ts = step(step(ts, rows(SOUND), 6), rows(BREAKS[name]), 6)
+    assert (int(ts.sums["first_bad"]), hit(ts)) == (1, name)
+    for row in [row for other, row in BREAKS.items() if other != name]:
+        ts = step(ts, rows(row), 6)
+    assert [int(ts.sums[key]) for key in ("bad_steps", "first_bad")] == [4, 1]
+    assert hit(ts) == name  # the first one stays
+    assert ts.step == 5
+
+
+def test_weights_that_overflow_are_named():
+    update = gradient_update(fragile, sgd(lr=1e20), ema=0.5)
+    ts = jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 0)), 6)
+    assert hit(ts) == "params/slope"
+    ts = fragile_state(update)
+    apart = ts._replace(params=ts.params | {"slope": jnp.float32(-3e38)}, ema=ts.ema | {"slope": jnp.float32(3e38)})
+    assert hit(jax.jit(update.step)(apart, rows(SOUND), 6)) == "ema/slope"
+
+
+def test_a_label_outside_the_classes_and_a_huge_rate_break_the_loss():
+    objective, (x, y) = objective_of(), random_batch(0)
+    assert hit(run(gradient_update(objective, adam(lr=0.01)), objective, [(x, y + 7)])) == "the loss"
+    assert hit(run(gradient_update(objective, sgd(lr=1e30)), objective, [(x, y)] * 3)) == "the loss"
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_vmapped_replicas_freeze_each_by_itself(freeze):
+    update = gradient_update(fragile, adam(lr=0.01), ema=0.9)
+    broken = [rows(row) for row in (SOUND, *BREAKS.values())]
+    batches = [[rows(SOUND)] * 5, broken, [rows(SOUND)] * 5]
+    singles = [fragile_state(update, freeze) for _ in broken]
+    both, step = jax.tree.map(lambda *a: jnp.stack(a), *singles), jax.jit(update.step)
+    for batch in batches:
+        both = jax.jit(jax.vmap(update.step, (0, 0, None)))(both, np.stack(batch), 6)
+        singles = [step(ts, one, 6) for ts, one in zip(singles, batch, strict=True)]
+    assert both.step.tolist() == ([3, 1, 1, 1, 1] if freeze else [3] * 5)
+    assert both.sums["first_bad"].tolist() == [-1, 1, 1, 1, 1]
+    replicas = [jax.tree.map(lambda a, r=r: a[r], both) for r in range(5)]
+    assert [hit(ts) for ts in replicas[1:]] == list(BREAKS)
+    for ts, single in zip(replicas, singles, strict=True):
+        assert_close(ts, single)
+
+
+def test_gradients_of_another_tree_than_the_parameters_get_no_wrong_name():
+    update = gradient_update(fragile, adam(lr=0.01))
+    ts, ones, mask = fragile_state(update), jnp.ones(6), jnp.ones(6, bool)
+    grads = [jnp.ones((), jnp.int32), jnp.ones(2), jnp.array([1, jnp.inf])]
+    assert hit(accepted(ts, ts, grads, ones, {}, mask)) == "a gradient (leaf 1)"  # of those that are floats
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_counters_random_keys_and_other_floats_may_be_in_a_state(dtype, freeze):
+    update = gradient_update(fragile, sgd(lr=0.01))
+    opt = {"a": jnp.int32(5), "b": jax.random.key(1), "c": jnp.ones(3), "d": jnp.ones(2, dtype), "e": jnp.ones(2)}
+    ts = fragile_state(update, freeze)._replace(opt=opt)
+    ends = jax.jit(lambda ts, opt: accepted(ts, ts._replace(opt=opt), ts.params, jnp.ones(6), {}, jnp.ones(6, bool)))
+    new = {"a": jnp.int32(6), "b": jax.random.key(2), "c": 2 * opt["c"], "d": 2 * opt["d"], "e": 2 * opt["e"]}
+    good = ends(ts, new)
+    bad = ends(ts, new | {"d": new["d"].at[1].set(jnp.nan)})
+    plain = lambda opt: opt | {"b": jax.random.key_data(opt["b"])}  # noqa: E731
+    assert_same(plain(good.opt), plain(new))
+    assert_same(plain(bad.opt), plain(opt))
+    assert hit(bad) == "opt/d"
 
 
 def test_running_statistics_survive_a_bad_step_too():
@@ -121,6 +268,7 @@ def test_running_statistics_survive_a_bad_step_too():
     # The loss and the gradients stay finite, but the variance of such a batch is not.
     huge = jax.jit(update.step)(ts, (batch[0] * np.float32(1e25), batch[1]), 6)
     assert huge.sums["bad_steps"] == 1
+    assert re.fullmatch("state/.*/var", hit(huge))
     assert_same(huge.state, ts.state)
     good = jax.jit(update.step)(ts, batch, 6)
     assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(good.state), jax.tree.leaves(ts.state), strict=True))
@@ -140,6 +288,7 @@ def test_an_infinite_gradient_is_a_bad_step_though_the_loss_is_finite():
     objective = objective_of(loss=lambda output, target: jnp.sqrt(jnp.abs(output[0] * 0)))
     ts = run(gradient_update(objective, adam(lr=0.01)), objective, [random_batch(0)])
     assert ts.sums["bad_steps"] == 1
+    assert hit(ts) == "the gradient of head/bias"
 
 
 def test_averaged_weights_follow_their_formula():

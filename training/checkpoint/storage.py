@@ -1,0 +1,143 @@
+"""Checkpoints by name: a tree of arrays and a JSON record in one file or folder, whichever format its suffix says.
+
+A checkpoint `checkpoint-epoch_3` of several replicas is as many files, `checkpoint-epoch_3-replica_0.params` and so on.
+"""
+
+import importlib
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from utils import Damaged, named_leaves
+
+logger = logging.getLogger("main")
+
+SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # format: what its checkpoints are called
+RECORD = {"step": int, "epoch": int, "position": int, "replica": int, "replicas": int, "whole": bool, "elapsed": float}
+RECORD |= {"config": dict, "facts": dict, "data": dict, "metrics": dict, "lengths": dict, "callbacks": list, "best": list}
+RECORD |= {"regular": list, "rollbacks": int, "stopped": bool, "format": int}
+FORMAT = 1  # of the record
+
+
+class Found(NamedTuple):
+    """A checkpoint read whole: the files, arrays and record of each replica."""
+
+    name: str
+    paths: list
+    arrays: list
+    records: list
+
+    @property
+    def record(self):
+        """What all replicas have in common."""
+        return self.records[0]
+
+
+def save(path, tree, record):
+    """Write a tree of arrays under its names, and the record."""
+    form(path).write(path, named_leaves(jax.tree.map(without_key_type, tree)), record)
+
+
+def load(path):
+    """({name: array}, record) of a checkpoint, verified; the record is empty in a safetensors file that others wrote."""
+    return form(path).read(path)
+
+
+def form(path):
+    """The module that reads and writes such a checkpoint."""
+    name = "orbax_folder" if Path(path).suffix == SUFFIXES["orbax"] else "safetensor_file"
+    return importlib.import_module(f"training.checkpoint.{name}")
+
+
+def without_key_type(leaf):
+    """The numbers of a random key, as some optimizers hold one."""
+    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def places(folder, name, replicas, suffix):
+    """The path of each replica's file of a checkpoint."""
+    ends = [f"-replica_{r}" for r in range(replicas)] if replicas > 1 else [""]
+    return [Path(folder) / f"{name}{end}{suffix}" for end in ends]
+
+
+def files(folder, name):
+    """The files of a checkpoint that are there."""
+    return sorted(p for s in SUFFIXES.values() for end in ("", "-replica_*") for p in Path(folder).glob(f"{name}{end}{s}"))
+
+
+def checkpoints(folder):
+    """{name: its files} of the checkpoints in a folder, the oldest first; one whose record is unreadable counts as the newest."""
+    found = {}
+    for path in sorted(p for suffix in SUFFIXES.values() for p in Path(folder).glob(f"checkpoint-*{suffix}")):
+        found.setdefault(path.stem.split("-replica_")[0], []).append(path)
+    return dict(sorted(found.items(), key=lambda item: age(item[1][0])))
+
+
+def age(path):
+    """What sorts checkpoints: their step, and within it the end of an epoch, which comes after its evaluation, last."""
+    try:
+        record = form(path).read_record(path)
+        return record["step"], record["position"] == 0
+    except (Damaged, KeyError, TypeError):
+        return float("inf"), False
+
+
+def newest(folder):
+    """(the newest good checkpoint of a folder that a run can go on from, or None; what is wrong with those passed over)"""
+    wrong = []
+    for name, paths in reversed(checkpoints(folder).items()):
+        try:
+            return read_all(name, paths, whole=True), wrong
+        except Damaged as error:
+            wrong.append(f"{error}; passed over")
+    return None, wrong
+
+
+def read_all(name, paths, whole=False):
+    """The files of a checkpoint of a run; `whole` asks for all that a run needs to go on."""
+    read = [load(path) for path in paths]
+    for path, (_, record) in zip(paths, read, strict=True):
+        check_record(path, record)
+        if whole and not record["whole"]:
+            raise Damaged(f"{path}: holds weights alone (checkpoint.save_optimizer_state was false), so no run can go on from it")
+    replicas = read[0][1]["replicas"]
+    if sorted(record["replica"] for _, record in read) != list(range(replicas)):
+        raise Damaged(f"{paths[0]}: is one of {replicas} replicas, and not all of them are there")
+    read = sorted(zip(paths, read, strict=True), key=lambda item: item[1][1]["replica"])
+    return Found(name, [path for path, _ in read], [arrays for _, (arrays, _) in read], [record for _, (_, record) in read])
+
+
+def check_record(path, record):
+    """Refuse a record that this version does not understand; its digest says nothing about who wrote it."""
+    wrong = [key for key, kind in RECORD.items() if type(record.get(key)) is not kind]
+    wrong += [] if wrong or all(is_named_value(entry) for entry in record["best"]) else ["best"]
+    if wrong:
+        raise Damaged(f"{path}: is no checkpoint of a run: its record has no sound {', '.join(wrong)}")
+    if record["format"] > FORMAT:
+        raise Damaged(f"{path}: was written by a newer version (format {record['format']}; this one reads up to {FORMAT})")
+
+
+def is_named_value(entry):
+    """Whether this is [name, number]."""
+    return type(entry) is list and len(entry) == 2 and type(entry[0]) is str and type(entry[1]) in (int, float)
+
+
+def delete(path):
+    """Remove a checkpoint, a folder so that no half of it is ever seen under its name."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def remove_leftovers(folder):
+    """Remove what a process that was killed while writing left behind."""
+    for path in Path(folder).glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

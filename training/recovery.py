@@ -1,0 +1,117 @@
+"""A loop put back to a checkpoint; what happens when a run diverges or crashes."""
+
+import logging
+
+import jax.numpy as jnp
+import numpy as np
+
+from training.callbacks import remember
+from training.checkpoint.restore import filled
+from training.metric_log import Silent
+from training.run_folder import cut_back
+from training.update import cleared
+from utils import RunError, first_line
+
+logger = logging.getLogger("main")
+
+ADVICE = (
+    "A label outside the classes does that; else lower the learning rate, clip the gradients, or set training.on_nonfinite to "
+    "'skip' or 'rollback'"
+)
+
+
+class Diverged(RunError):
+    """A step whose loss, gradients or new state are not finite."""
+
+    def __init__(self, step, leaf, message=""):
+        super().__init__(message)
+        self.step, self.leaf = step, leaf  # batches taken before it; what was hit first
+
+
+def restore(loop, found):
+    """Put a loop where a checkpoint was taken."""
+    run, record = loop.run, found.record
+    run.step, run.position, loop.elapsed, loop.rollbacks = (record[k] for k in ("step", "position", "elapsed", "rollbacks"))
+    run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
+    run.metrics, run.stopped = record["metrics"], record["stopped"]
+    run.history = [row for row in loop.log.epochs() if row["epoch"] <= run.completed]
+    loop.pending = loop.logged = None
+    trees = [whole(loop, path, arrays) for path, arrays in zip(found.paths, found.arrays, strict=True)]
+    if len(trees) != len(loop.runner.lanes.seeds):
+        raise RunError(f"{found.name}: holds {len(trees)} replicas, this run has {len(loop.runner.lanes.seeds)}")
+    if "logged" in trees[0]:
+        loop.logged = [tree.pop("logged") for tree in trees]
+    template = loop.runner.replica_states()[0]
+    loop.runner.restore([template._replace(**{"sums": {}} | tree) for tree in trees])
+    remember(loop.callbacks, record["callbacks"])
+    loop.keeper.resumed(found)
+
+
+def whole(loop, path, arrays):
+    """The fields of a TrainState, and the sums at the last log line where an epoch had one, from a checkpoint's arrays."""
+    zeros = loop.runner.zeros()
+    like = loop.runner.replica_states()[0]._replace(sums=zeros)._asdict()
+    if not any(name.startswith("sums/") for name in arrays):  # it was taken at the end of an epoch
+        del like["sums"]
+        return filled(path, arrays, like)
+    if any(name.startswith("logged/") for name in arrays):
+        like["logged"] = zeros
+    tree = filled(path, arrays, like)
+    tree["sums"]["freeze"] = np.asarray(zeros["freeze"])  # as the config has it now
+    return tree
+
+
+def after_divergence(loop, bad):
+    """Go back to the last checkpoint, if that is wanted and was not done too often; else save what was finite, and end."""
+    run, keeper, options = loop.run, loop.keeper, loop.options
+    what = f"step {bad.step + 1} (epoch {run.epoch}) was not finite; {bad.leaf} was hit first"
+    found = keeper.newest() if options.on_nonfinite == "rollback" and loop.rollbacks < options.rollbacks else None
+    if found:
+        count = loop.rollbacks + 1
+        restore(loop, found)
+        reseed(loop, count)
+        cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
+        seeds = ", ".join(map(str, loop.runner.lanes.seeds))
+        logger.warning("%s. Back to %s with seed %s (%d of %d)", what, found.name, seeds, count, options.rollbacks)
+        return
+    spent = f" after {loop.rollbacks} rollbacks" if loop.rollbacks else ""
+    save_frozen(loop, bad)
+    last = keeper.last()
+    where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
+    raise Diverged(bad.step, bad.leaf, f"{what}{spent}. {where}{ADVICE}")
+
+
+def reseed(loop, count):
+    """Other randomness, and another order of the data, for the rest of the run."""
+    loop.rollbacks = count
+    states = loop.runner.replica_states()
+    seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in states]  # odd, so no count gives the same twice
+    loop.runner.restore([ts._replace(seed=np.uint32(seed)) for ts, seed in zip(states, seeds, strict=True)])
+
+
+def save_frozen(loop, bad):
+    """Save the state, which stayed as it was before the bad step. Replicas that went on have no common step to save."""
+    runner, run = loop.runner, loop.run
+    if len(runner.lanes.seeds) == 1 and bad.step > 0:
+        runner.states = [ts._replace(sums=cleared(ts.sums)) for ts in runner.states]
+        run.position, run.step = run.position + bad.step - run.step, bad.step
+        loop.keeper.ended(run, loop.cut)
+    else:
+        loop.keeper.wait()
+
+
+def rescue(loop, error):
+    """Save the state before a crash ends the run, if there is something to save and it can be."""
+    if isinstance(error, Diverged):
+        return
+    run, runner = loop.run, loop.runner
+    try:
+        loop.settle(Silent())
+        steps = {int(jnp.ravel(ts.step)[0]) for ts in runner.states}
+        if run.step == 0 or len(steps) > 1:
+            return
+        step = steps.pop()
+        run.position, run.step = run.position + step - run.step, step
+        loop.keeper.ended(run, loop.cut)
+    except Exception as second:
+        logger.warning("The state could not be saved: %s", first_line(second))
