@@ -95,7 +95,7 @@ def check(parts):
 
 def shapes(parts, resumed=False):
     """The parameters as shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
-    from training.checkpoint.restore import pretrained_from
+    from training.checkpoint.pretrained import pretrained_from
     from training.fit import compose
     from training.summary import check_monitors, trace_shapes
 

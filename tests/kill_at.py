@@ -55,7 +55,11 @@ class Torn:
         return self.file.write(data)
 
 
-utils.open = lambda *arguments, **keywords: Torn(builtins.open(*arguments, **keywords))
+def torn_open(*arguments, **keywords):
+    return Torn(builtins.open(*arguments, **keywords))
+
+
+utils.open = torn_open
 for name in ("fsync", "replace", "truncate", "unlink"):
     setattr(os, name, killed_in(getattr(os, name)))
 

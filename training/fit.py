@@ -11,21 +11,21 @@ from data_loader.loader import split
 from data_loader.nest import map_nest
 from training.callbacks import check_hooks
 from training.checkpoint.keeper import Keeper
+from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
-from training.checkpoint.restore import pretrained_from
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.options import CheckpointOptions, LoaderOptions, TrainingOptions
+from training.recovery import check_unchanged
 from training.resume import holding
 from training.run import Run
 from training.runner import Runner
 from training.transforms import scheduled
 from training.update import gradient_update
 from utils import UserError
-
 
 EVERY_EPOCH = CheckpointOptions()
 
@@ -81,8 +81,7 @@ def fit(
         runner = Runner(model, objective, make_update, sets, loader, restore=pretrained, **engine)
         try:
             probe = Probe(model, probe_input(runner.feeds["train"].shapes, preprocess))
-            if pretrained:
-                pretrained.check_probe(probe, *runner.replica_states()[0][2:4])
+            check_unchanged(runner, probe, pretrained, found)
             keeper, log = None, MetricLog()
             if folder is not None:
                 keeper = Keeper(folder, checkpoint, record, probe)

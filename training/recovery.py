@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.callbacks import remember
-from training.checkpoint.restore import filled
+from training.checkpoint.restore import check_meaning, filled, probe_of
 from training.metric_log import Silent
 from training.run_folder import cut_back
 from training.update import cleared
-from utils import RunError, first_line
+from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
 
@@ -38,7 +38,7 @@ def restore(loop, found):
     loop.pending = loop.logged = None
     trees = [whole(loop, path, arrays) for path, arrays in zip(found.paths, found.arrays, strict=True)]
     if len(trees) != len(loop.runner.lanes.seeds):
-        raise RunError(f"{found.name}: holds {len(trees)} replicas, this run has {len(loop.runner.lanes.seeds)}")
+        raise UserError(f"{found.name}: replicas: it holds {len(trees)}, this run has {len(loop.runner.lanes.seeds)}")
     if "logged" in trees[0]:
         loop.logged = [tree.pop("logged") for tree in trees]
     template = loop.runner.replica_states()[0]
@@ -59,6 +59,18 @@ def whole(loop, path, arrays):
     tree = filled(path, arrays, like)
     tree["sums"]["freeze"] = np.asarray(zeros["freeze"])  # as the config has it now
     return tree
+
+
+def check_unchanged(runner, probe, pretrained, found):
+    """Refuse to start or go on from weights to which model/ has since given another meaning."""
+    ts = runner.replica_states()[0]
+    if pretrained:
+        pretrained.check_probe(probe, ts.params, ts.state)
+    if found and probe_of(found.arrays[0]):
+        path, arrays, weights = found.paths[0], found.arrays[0], "params" if ts.ema is None else "ema"
+        tree = filled(path, arrays, {weights: ts.params, "state": ts.state})
+        answer = probe(tree[weights], tree["state"])
+        check_meaning(path, probe_of(arrays), answer, "say --override to go on with the model as it is now")
 
 
 def after_divergence(loop, bad):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from training.checkpoint.keeper import LOGS
+from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import Found, checkpoints, files, newest, read_all, remove_leftovers
 from training.run_folder import FINISHED, cut_back
 from utils import UserError
@@ -143,8 +144,10 @@ def changes(run, record, override=False):
             f"{', '.join(FREE[:-1])} may always change"
         )
     if override:
-        for each in run.found.records:
+        for each, arrays in zip(run.found.records, run.found.arrays, strict=True):
             each["stopped"] = False
+            for name in probe_of(arrays):
+                del arrays[name]
     return told(free | other)
 
 

@@ -105,5 +105,9 @@ def schema(annotation, kind_of):
         if inner[-1] is Ellipsis:
             return {"type": "array", "items": schema(inner[0], kind_of)}
         return {"type": "array", "items": [schema(i, kind_of) for i in inner], "minItems": len(inner), "maxItems": len(inner)}
+    if typing.is_typeddict(annotation):
+        keys = {key: schema(inner, kind_of) for key, inner in typing.get_type_hints(annotation).items()}
+        found = {"type": "object", "properties": keys, "required": sorted(annotation.__required_keys__)}
+        return found | {"additionalProperties": False}
     plain = SCHEMA_TYPES.get(origin or annotation)
     return {"type": plain} if plain else {}

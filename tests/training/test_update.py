@@ -172,8 +172,8 @@ FRAGILE = {"bias": 1.0, "nest": [1.0, {"root": 1.0}], "slope": 1.0}
 
 
 def fragile(params, state, x, key, train):
-    scale, root = params["nest"]
-    losses = scale * (params["bias"] - x[:, 0]) ** 2 + jnp.sqrt(root["root"] * x[:, 1]) + params["slope"] * x[:, 2]
+    shift, root = params["nest"]
+    losses = shift + (params["bias"] - x[:, 0]) ** 2 + jnp.sqrt(root["root"] * x[:, 1]) + params["slope"] * x[:, 2]
     return losses, {"seen": state["seen"] + x[:, 3].sum(), "steps": state["steps"] + 1}, {}
 
 
@@ -200,6 +200,24 @@ def test_the_first_leaf_that_a_bad_step_hit_is_named(name):
     assert [int(ts.sums[key]) for key in ("bad_steps", "first_bad")] == [4, 1]
     assert hit(ts) == name  # the first one stays
     assert ts.step == 5
+
+
+def test_the_cause_is_named_before_what_follows_from_it():
+    update = gradient_update(fragile, adam(lr=0.01))
+    assert hit(jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 3e38)), 6)) == "state/seen"
+    update = gradient_update(fragile, sgd(lr=1e-38, momentum=0.9))  # 1.9 * 2e38 is too much for the sum, and then the weight
+    ts = fragile_state(update)
+    for _ in range(2):
+        ts = jax.jit(update.step)(ts, rows((0, 1, 2e38, 0)), 6)
+    assert (int(ts.sums["first_bad"]), hit(ts)) == (1, "opt/m/slope")
+
+
+def test_a_loss_under_the_mask_breaks_nothing():
+    update = gradient_update(fragile, adam(lr=0.01))
+    batch = np.concatenate([rows(SOUND)[1:], np.float32([(2e19, 1, 0, 0)])])  # squared it is infinite, of a finite slope
+    step, ts = jax.jit(update.step), fragile_state(update)
+    assert step(ts, batch, 5).sums["bad_steps"] == 0
+    assert step(ts, batch, 6).sums["bad_steps"] == 1
 
 
 def test_weights_that_overflow_are_named():

@@ -1,19 +1,21 @@
-"""A checkpoint as a folder, written by Orbax: with several processes each writes the shards that it holds.
+"""A checkpoint as a folder, written by Orbax: with several processes, each writes the shards that it holds.
 
 checkpoint-epoch_3.orbax/
     arrays/       Orbax's own; without the arrays of size zero, which it refuses
-    rawtree.json  the record, and the dtype and shape of every array
-    SHA256SUMS    the digest of every other file, written last; `sha256sum -c SHA256SUMS` checks it by hand
+    rawtree.json  the record, and the type and shape of every array
+    SHA256SUMS    the digest of every other file, written last; `sha256sum -c SHA256SUMS` compares them by hand
 
-It is built beside its place, as `.<name>.tmp`, and renamed when it is whole and on the disk. One that is to be replaced
-waits as `.<name>.former` meanwhile; a reader that finds nothing in the place takes that one. Nothing is unpickled.
+It is built beside its place, as `.<name>.tmp`, and takes its name when all of it is on the disk. One that is to be replaced
+is `.<name>.former` meanwhile; a reader that finds nothing in the place takes that one. Nothing is unpickled.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -22,111 +24,160 @@ import numpy as np
 from utils import Damaged, RunError, UserError, first_line
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
-PATIENCE = 30 * 60  # seconds that a process waits for the others, one of which digests what all have written
 
 
 def write(path, arrays, record):
-    """Write {name: array} and a record; every process has to call this, and it returns when the folder is in its place."""
+    """Write {name: array} and the record. Every process has to call this; it returns when the folder is in its place."""
     ocp, path = import_orbax(), Path(path).absolute()
     arrays = {name: a if isinstance(a, jax.Array) else np.asarray(a) for name, a in arrays.items()}
-    note = json.dumps({"record": record, "arrays": {name: [str(a.dtype), a.shape] for name, a in arrays.items()}})
-    building, leads = beside(path, "tmp"), jax.process_index() == 0
+    note = json.dumps({"record": record, "arrays": {name: [a.dtype.name, a.shape] for name, a in arrays.items()}})
+    building, processes, first = beside(path, "tmp"), set(range(jax.process_count())), jax.process_index() == 0
     try:
-        if leads:
-            shutil.rmtree(building, ignore_errors=True)  # left by a run that was killed
+        if first:
+            shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
             building.mkdir()
-        wait_for_all(ocp, f"{building}: begun")
-        save_arrays(ocp, building / ARRAYS, {name: a for name, a in arrays.items() if a.size})
-        if leads:
+        ocp.multihost.sync_global_processes(f"{building}: begun", processes=processes)
+        if filled := {name: a for name, a in arrays.items() if a.size}:
+            with orbax(ocp, processes) as writer:
+                writer.save(building / ARRAYS, args=ocp.args.PyTreeSave(filled))
+        if first:
             seal(building, note)
             put(building, path)
-        wait_for_all(ocp, f"{path}: in its place")
-    except (OSError, ValueError, RuntimeError) as error:  # TensorStore says "disk full" by ValueError, JAX "peer lost" by the last
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise RunError(f"{path}: cannot be written: {reason}") from error
+        ocp.multihost.sync_global_processes(f"{path}: in its place", processes=processes)
+    # TensorStore tells of a full disk by a ValueError, JAX of a lost process by a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RunError(f"{path}: cannot be written: {reason(error)}") from error
     finally:
-        if leads:
+        if first:
             shutil.rmtree(building, ignore_errors=True)
 
 
 def read(path):
-    """({name: NumPy array}, record), after the digest of every file has been compared."""
-    ocp, folder = import_orbax(), find(path)
-    try:
-        check_digests(path, folder)
-        note = read_note(path, folder)
-        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in note["arrays"].items() if 0 in shape}
-        arrays |= restore_arrays(ocp, folder / ARRAYS, note["arrays"].keys() - arrays.keys())
-        return {name: arrays[name] for name in note["arrays"]}, note["record"]
-    except UserError:
-        raise
-    except Exception as error:  # Orbax and TensorStore raise whatever they like over metadata that someone made up
-        raise Damaged(f"{path}: cannot be read: {type(error).__name__}: {first_line(error)}") from error
+    """({name: NumPy array}, record), once the digest of every file is found right; each process reads for itself."""
+    ocp = import_orbax()
+    with telling(path):
+        folder = find(path)
+        compare_digests(path, folder)
+        note = json.loads((folder / NOTE).read_bytes())
+        forms = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in note["arrays"].items()}
+        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in forms.items() if 0 in shape}
+        if filled := forms.keys() - arrays:
+            wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in filled}
+            args = ocp.args.PyTreeRestore(item=dict.fromkeys(filled, 0), restore_args=wanted)
+            with orbax(ocp, {jax.process_index()}) as reader:
+                arrays |= reader.restore(folder / ARRAYS, args=args)
+        if {name: (a.dtype, a.shape) for name, a in arrays.items()} != forms:
+            raise Damaged(f"{path}: is damaged: its arrays are not those that {NOTE} tells of")
+        return {name: arrays[name] for name in forms}, dict(note["record"])
 
 
 def read_record(path):
-    """The record alone; of the arrays nothing is looked at."""
-    return read_note(path, find(path))["record"]
+    """The record alone; neither the arrays nor the digests are looked at."""
+    with telling(path):
+        return dict(json.loads((find(path) / NOTE).read_bytes())["record"])
 
 
 def import_orbax():
-    """Orbax, which is told to speak only of errors."""
+    """Orbax, whose log lines are dropped: what fails, it raises as well."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
-        raise UserError("checkpoints in Orbax's format: run `pip install -r training/requirements.txt`") from error
-    logging.getLogger("absl").setLevel(logging.ERROR)
+        raise UserError("Orbax is not installed: run `pip install -r training/requirements.txt`") from error
+    logging.getLogger("absl").addFilter(is_of_others)
     return ocp
 
 
+def is_of_others(line):
+    return f"{os.sep}orbax{os.sep}" not in line.pathname
+
+
+def orbax(ocp, processes):
+    """What writes and reads, all these processes together."""
+    # As they are named here, they wait for each other at the coordinator, not in a collective, which would mix with those
+    # of training where this runs in the background.
+    options = ocp.options.MultiprocessingOptions(primary_host=min(processes), active_processes=processes)
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=options), multiprocessing_options=options)
+
+
 def beside(path, role):
-    """A hidden sibling; its name is the same in all processes, and in the next run, which clears it away."""
+    """A hidden name by the path's, the same in every process, and in the next run, which clears it away."""
     return path.with_name(f".{path.name}.{role}")
 
 
 def find(path):
-    """The folder to read for a path: the path, or what was set aside for a successor that never came."""
-    for folder in (Path(path).absolute(), beside(Path(path).absolute(), "former")):
-        if folder.is_dir():
+    """The folder in that place, or the one set aside for another that never came."""
+    here = Path(path).absolute()
+    for folder in (here, beside(here, "former")):
+        if folder.exists():
             return folder
     raise UserError(f"{path}: there is no such checkpoint")
 
 
-def wait_for_all(ocp, stage):
-    """Go on when every process has come to this stage."""
-    # Naming the processes makes it wait through the coordinator, not by a collective that would mix with training's own.
-    ocp.multihost.sync_global_processes(stage, processes=set(range(jax.process_count())), timeout=PATIENCE)
+@contextmanager
+def telling(path):
+    """Make whatever is raised while a checkpoint is read one error that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except MemoryError as error:
+        raise UserError(f"{path}: there is no memory for its arrays") from error
+    except Exception as error:  # over files that someone made up, Orbax raises anything
+        raise Damaged(f"{path}: cannot be read: {reason(error)}") from error
 
 
-def checkpointer(ocp, processes):
-    """Orbax's synchronous writer and reader, used by these processes together."""
-    options = ocp.options.MultiprocessingOptions(primary_host=min(processes), active_processes=processes)
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    return ocp.Checkpointer(handler, multiprocessing_options=options)
-
-
-def save_arrays(ocp, folder, arrays):
-    if arrays:  # Orbax refuses to write nothing
-        with checkpointer(ocp, set(range(jax.process_count()))) as writer:
-            writer.save(folder, args=ocp.args.PyTreeSave(arrays))
-
-
-def restore_arrays(ocp, folder, names):
-    """{name: NumPy array} of a folder that has exactly these, read by this process alone."""
-    if not names:
-        return {}
-    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    with checkpointer(ocp, {jax.process_index()}) as reader:
-        return reader.restore(folder, args=ocp.args.PyTreeRestore(item=dict.fromkeys(names, 0), restore_args=as_numpy))
+def reason(error):
+    """What went wrong, in one line; of TensorStore's long ones, what the system said."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or first_line(error) or type(error).__name__
 
 
 def digests(folder):
-    """{file: SHA-256} of all that lies in a folder, but for the list of them."""
-    found = {}
-    for file in folder.rglob("*"):
-        if file.is_symlink() or not (file.is_dir() or file.is_file()):
-            found[str(file.relative_to(folder))] = "not a plain file"
-        elif file.is_file() and file != folder / SUMS:
-            with open(file, "rb") as opened:
-                found[str(file.relative_to(folder))] = hashlib.file_digest(opened, "sha256").hexdigest()
-    return found
+    """A line for every file in a folder but this list itself, as `sha256sum` writes them."""
+    lines = []
+    for file in sorted(file for file in folder.rglob("*") if not file.is_dir() and file != folder / SUMS):
+        if not file.is_file():
+            raise ValueError(f"{file.name} is no plain file")  # a pipe would be waited for
+        with open(file, "rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        lines.append(f"{digest}  {file.relative_to(folder).as_posix()}\n".encode())
+    return b"".join(lines)
+
+
+def compare_digests(path, folder):
+    """Refuse a folder that is not what was written, to the last bit."""
+    if not (folder / SUMS).is_file():
+        raise Damaged(f"{path}: is not whole: it has no {SUMS}, which is written last")
+    listed, found = (folder / SUMS).read_bytes(), digests(folder)
+    if listed != found:
+        differing = {*listed.split(b"\n")} ^ {*found.split(b"\n")}
+        wrong = sorted({line[66:].decode(errors="replace") for line in differing} - {""}) or [SUMS]
+        raise Damaged(f"{path}: is damaged: changed, missing or added: {', '.join(wrong[:4])}")
+
+
+def seal(folder, note):
+    """Add the note and the digests, and bring all of it to the disk."""
+    (folder / NOTE).write_text(note)
+    (folder / SUMS).write_bytes(digests(folder))
+    for entry in (folder, *folder.rglob("*")):
+        to_disk(entry)
+
+
+def put(folder, path):
+    """Rename a folder, in place of the one that may be there."""
+    former = beside(path, "former")
+    if path.is_dir():
+        shutil.rmtree(former, ignore_errors=True)  # of a process that was killed when it had all but done this
+        os.rename(path, former)
+    os.rename(folder, path)
+    to_disk(path.parent)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def to_disk(path):
+    """Make sure that a file, or the names in a folder, survive a loss of power."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

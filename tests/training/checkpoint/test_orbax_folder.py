@@ -1,0 +1,467 @@
+"""Orbax folders: what is written comes back bit by bit, from however many devices and processes; what was damaged never."""
+
+import errno
+import json
+import logging
+import os
+import pickle
+import random
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from training.checkpoint.orbax_folder import digests, read, read_record, write
+from utils import Damaged, RunError, UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}}
+LEAVES = {
+    "params/blocks/0/norm/weight": jnp.arange(6.0).reshape(2, 3).T,
+    "params/blocks/0": jnp.arange(7, dtype=jnp.bfloat16) / 3,  # a name that is the beginning of another
+    "params.blocks/[0] naïve/ключ": np.array([True, False, True]),
+    "zeros": jnp.zeros((3, 5)),  # chunks like these need not be stored
+    "step": jnp.int32(7),
+    "scalar": np.array(0.1),
+    "numpy scalar": np.uint8(3),
+    "key": jax.random.key_data(jax.random.key(3)),
+    "strided": np.arange(20, dtype=np.int64)[::-3],
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "big-endian": np.arange(5, dtype=">f8"),
+    "small": np.arange(8).astype(ml_dtypes.float8_e4m3fn),
+    "empty": jnp.zeros((0, 3)),
+    "empty half": np.zeros((2, 0), ml_dtypes.bfloat16),
+}
+
+
+def assert_same(arrays, leaves):
+    assert list(arrays) == list(leaves)
+    for name, leaf in leaves.items():
+        leaf = np.asarray(leaf)
+        leaf = leaf.astype(leaf.dtype.newbyteorder("="))
+        found = arrays[name]
+        assert type(found) is np.ndarray
+        assert (found.dtype, found.shape, found.tobytes()) == (leaf.dtype, leaf.shape, leaf.tobytes()), name
+
+
+def small(epoch):
+    return {"params/w": np.full((4, 3), epoch, np.float32), "n": np.int32(epoch), "none": np.zeros((0, 2))}
+
+
+def files(folder):
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def run(program, *args, **environment):
+    """Start a Python that runs a program with its output kept; it must be killed, for JAX may catch what asks it to end."""
+    command = [sys.executable, "-c", program, *map(str, args)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(*started, timeout=100):
+    """What each wrote to stdout and stderr, once all have ended well."""
+    try:
+        said = [process.communicate(timeout=timeout) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, (_, complaint) in zip(started, said, strict=True):
+        assert process.returncode == 0, complaint
+    return said
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """A folder of ours, to be damaged."""
+    path = tmp_path / "a.orbax"
+    write(path, small(3), {"epoch": 3})
+    return path
+
+
+def test_all_comes_back_bit_by_bit(tmp_path):
+    write(tmp_path / "a.orbax", LEAVES, RECORD)
+    arrays, record = read(tmp_path / "a.orbax")
+    assert record == RECORD == read_record(tmp_path / "a.orbax")
+    assert_same(arrays, LEAVES)
+    arrays["zeros"] += 1  # they are the caller's own
+    assert os.listdir(tmp_path) == ["a.orbax"]
+
+
+@pytest.mark.parametrize("leaves", [{}, {"none": np.zeros((0, 3), np.int8)}])
+def test_where_there_is_nothing_for_orbax_the_record_is_kept(tmp_path, leaves):
+    write(tmp_path / "a.orbax", leaves, RECORD)
+    arrays, record = read(tmp_path / "a.orbax")
+    assert record == RECORD
+    assert_same(arrays, leaves)
+
+
+def test_a_path_may_be_relative_and_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("a.orbax", small(3), {})
+    assert_same(read("a.orbax")[0], small(3))
+
+
+def test_another_takes_the_place_of_a_former_one(ours):
+    write(ours, {"w": np.ones(2)}, {"epoch": 4})
+    arrays, record = read(ours)
+    assert record == {"epoch": 4}
+    assert_same(arrays, {"w": np.ones(2)})
+    assert os.listdir(ours.parent) == [ours.name]
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="this machine has no sha256sum")
+def test_the_digests_are_as_sha256sum_has_them(ours):
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=ours, check=True, capture_output=True)
+    assert len((ours / "SHA256SUMS").read_text().splitlines()) == len(files(ours)) - 1
+
+
+SHARDED = """
+import sys
+import jax, numpy as np
+from jax.sharding import PartitionSpec as P
+from training.checkpoint.orbax_folder import read, write
+assert jax.device_count() == 4
+mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+def put(array, *axes):
+    return jax.device_put(array, jax.sharding.NamedSharding(mesh, P(*axes)))
+whole = np.arange(96, dtype=np.float32).reshape(8, 12)
+arrays = {"rows": put(whole, "a"), "both": put(whole, "a", "b"), "one axis": put(whole, ("a", "b")), "all": put(whole)}
+arrays["half"] = put(whole.astype("bfloat16"), None, "b")
+write(sys.argv[1], arrays, {"devices": 4})
+assert all((a == whole).all() for a in read(sys.argv[1])[0].values())
+"""
+
+
+def test_what_four_devices_hold_one_device_reads(tmp_path):
+    finished(run(SHARDED, tmp_path / "a.orbax", XLA_FLAGS="--xla_force_host_platform_device_count=4"))
+    arrays, record = read(tmp_path / "a.orbax")
+    whole = np.arange(96, dtype=np.float32).reshape(8, 12)
+    assert record == {"devices": 4}
+    assert_same(arrays, dict.fromkeys(("rows", "both", "one axis", "all"), whole) | {"half": whole.astype(ml_dtypes.bfloat16)})
+
+
+TWO_PROCESSES = """
+import sys, threading
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from training.checkpoint.orbax_folder import read, write
+path, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
+mesh = Mesh(jax.devices(), ("data",))
+whole = np.arange(96, dtype=np.float32).reshape(8, 12)
+def put(array, *axes):
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, P(*axes)), lambda cut: array[cut])
+def save():
+    for epoch in (1, 2, 3):  # each in place of the one before
+        arrays = {"rows": put(whole + epoch, "data"), "all": put(whole), "host": np.arange(epoch), "none": put(whole[:0])}
+        write(path, arrays, {"epoch": epoch})
+        arrays, record = read(path)  # both find it in its place when they return
+        assert record == {"epoch": epoch} and (arrays["rows"] == whole + epoch).all() and (arrays["all"] == whole).all()
+    done.append(True)
+done, total = [], jax.jit(lambda a: a * 0.5 + a.sum() * 0)
+writing = threading.Thread(target=save)
+writing.start()
+array = put(whole, "data")
+for _ in range(200):  # collectives of its own, which those of a checkpoint must not mix with
+    array = jax.block_until_ready(total(array))
+writing.join()
+assert done
+"""
+
+
+def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    finished(*(run(TWO_PROCESSES, tmp_path / "a.orbax", port, index, **flags) for index in (0, 1)))
+    assert os.listdir(tmp_path) == ["a.orbax"]
+    arrays, record = read(tmp_path / "a.orbax")
+    whole = np.arange(96, dtype=np.float32).reshape(8, 12)
+    assert record == {"epoch": 3}
+    assert_same(arrays, {"rows": whole + 3, "all": whole, "host": np.arange(3), "none": whole[:0]})
+
+
+def test_no_flipped_bit_is_read(ours):
+    rng = random.Random(0)
+    assert len(files(ours)) > 8
+    for file in files(ours):
+        data = file.read_bytes()
+        at_all = file.name in ("rawtree.json", "SHA256SUMS")
+        for at in range(len(data)) if at_all else {0, len(data) - 1, *(rng.randrange(len(data)) for _ in range(20))}:
+            file.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
+            with pytest.raises(Damaged, match=r"a\.orbax: is damaged: changed, missing or added: "):
+                read(ours)
+        file.write_bytes(data)
+    assert_same(read(ours)[0], small(3))
+
+
+def test_no_part_of_a_folder_is_read_and_none_with_more_in_it(ours):
+    for file in files(ours):
+        data, name = file.read_bytes(), file.relative_to(ours).as_posix()
+        for change in (data[:0], data[:-1], data[: len(data) // 2], data + b"\0", data * 2):
+            file.write_bytes(change)
+            with pytest.raises(Damaged, match=r"a\.orbax: is damaged: "):
+                read(ours)
+        file.unlink()
+        told = "it has no SHA256SUMS, which is written last" if name == "SHA256SUMS" else f"missing or added: {name}$"
+        with pytest.raises(Damaged, match=told):
+            read(ours)
+        file.write_bytes(data)
+    for name in ("more", "arrays/d/more", ".hidden", "arrays/checkpoint", "SHA256SUMS~", "\udcff", "a\nb"):
+        (ours / name).touch()
+        with pytest.raises(Damaged, match=r"a\.orbax: "):
+            read(ours)
+        (ours / name).unlink()
+    os.mkfifo(ours / "pipe")
+    with pytest.raises(Damaged, match="pipe is no plain file"):  # without waiting for one to write into it
+        read(ours)
+
+
+def test_a_folder_with_a_part_of_its_digests_is_refused(ours):
+    lines = (ours / "SHA256SUMS").read_text().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        (ours / "SHA256SUMS").write_text("".join(lines[:kept]))
+        with pytest.raises(Damaged, match="is damaged: "):
+            read(ours)
+
+
+@pytest.mark.parametrize("reader", [read, read_record])
+def test_what_is_no_checkpoint_is_told(tmp_path, reader):
+    path = tmp_path / "a.orbax"
+    with pytest.raises(UserError) as caught:
+        reader(path)
+    assert str(caught.value) == f"{path}: there is no such checkpoint"
+    assert not isinstance(caught.value, Damaged)
+    path.touch()
+    with pytest.raises(Damaged, match=r"a\.orbax: "):
+        reader(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Damaged, match=r"a\.orbax: "):
+        reader(path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def resealed(folder):
+    """Make the digests right again, as one would who means harm."""
+    (folder / "SHA256SUMS").write_bytes(digests(folder))
+
+
+def test_files_that_someone_made_up_are_refused_and_nothing_in_them_is_run(ours, monkeypatch):
+    monkeypatch.chdir(ours.parent)
+    for file in files(ours / "arrays"):
+        data = file.read_bytes()
+        for hostile in (pickle.dumps(Bomb()), b"", b"[]", b"{}", b"[" * 100_000, b'{"tree_metadata": {"os": {}}}'):
+            file.write_bytes(hostile)
+            resealed(ours)
+            try:
+                assert_same(read(ours)[0], small(3))  # some of Orbax's files tell nothing that is needed
+            except Damaged as error:
+                assert str(error).startswith(f"{ours}: ") and len(str(error)) < 2000
+        file.write_bytes(data)
+    (ours / "arrays" / "checkpoint").write_bytes(pickle.dumps(Bomb()))
+    for name in ("_METADATA", "_CHECKPOINT_METADATA"):  # names of types and of handlers
+        file = ours / "arrays" / name
+        file.write_text(file.read_text().replace("np.ndarray", "os.mkdir").replace("orbax.checkpoint", "antigravity"))
+    resealed(ours)
+    with suppress(Damaged):
+        read(ours)
+    assert "antigravity" not in sys.modules and not Path("exploded").exists()
+
+
+NOTES = [b"", b"[]", b"1", b"{", b"[" * 100_000, b"\xff", b'{"record": {}}', b'{"record": 1, "arrays": {}}']
+NOTES += [json.dumps({"record": {}, "arrays": arrays}).encode() for arrays in ([], {"a": 1}, {"a": ["float32"]})]
+FORMS = [["float32", [3, 4]], ["float64", [4, 3]], ["no type", [4, 3]], ["float32", [0, 2**70]], ["O", [4, 3]], ["float32", "ab"]]
+NOTES += [json.dumps({"record": {}, "arrays": {"params/w": form, "n": ["int32", []]}}).encode() for form in FORMS]
+NOTES += [json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode()]  # one too few
+NOTES += [json.dumps({"record": {}, "arrays": {name: ["int32", []] for name in ("n", "more")}}).encode()]
+
+
+@pytest.mark.parametrize("note", NOTES, ids=range(len(NOTES)))
+def test_a_note_that_does_not_fit_is_refused(ours, note):
+    (ours / "rawtree.json").write_bytes(note)
+    resealed(ours)
+    with pytest.raises(Damaged, match=r"a\.orbax: "):
+        read(ours)
+
+
+KILLED = """
+import os, sys
+import numpy as np
+import orbax.checkpoint  # once, for all the processes that are split off below
+from training.checkpoint.orbax_folder import write
+folder, count = sys.argv[1], 0
+def kill_at(stop):
+    def hook(event, args):
+        global count
+        into = event == "open" and str(args[0]).startswith(folder) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if into or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+            count += 1
+            if count == stop:
+                os.kill(os.getpid(), 9)
+    sys.addaudithook(hook)
+for stop in range(1, 1000):
+    child = os.fork()
+    if child == 0:
+        kill_at(stop)
+        write(f"{folder}/{stop}/a.orbax", {"params/w": np.full((4, 3), 4, np.float32)}, {"epoch": 4})
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        print(stop)
+        break
+"""
+
+
+@pytest.mark.parametrize("former", [True, False])
+def test_whenever_it_is_killed_the_former_or_the_new_one_is_read(tmp_path, former):
+    most = 120
+    for stop in range(1, most):
+        (tmp_path / str(stop)).mkdir()
+        if former and stop == 1:
+            write(tmp_path / "1" / "a.orbax", small(3), {"epoch": 3})
+        elif former:
+            shutil.copytree(tmp_path / "1" / "a.orbax", tmp_path / str(stop) / "a.orbax")
+    [(said, _)] = finished(run(KILLED, tmp_path, JAX_PLATFORMS="cpu"))
+    survived, seen = int(said), []
+    assert 10 < survived < most
+    for stop in range(1, survived + 1):
+        path = tmp_path / str(stop) / "a.orbax"
+        try:
+            arrays, record = read(path)
+            assert record == read_record(path)
+            assert_same(arrays, small(3) if record["epoch"] == 3 else {"params/w": np.full((4, 3), 4, np.float32)})
+            seen.append(record["epoch"])
+        except UserError as error:
+            assert str(error) == f"{path}: there is no such checkpoint"
+            seen.append(None)
+        assert all(name == "a.orbax" or name.startswith(".a.orbax.") for name in os.listdir(path.parent))
+        if stop % 5 == 0:  # the next to come clears up
+            write(path, small(5), {"epoch": 5})
+            assert read(path)[1] == {"epoch": 5}
+            assert os.listdir(path.parent) == ["a.orbax"]
+    before = 3 if former else None
+    turn = seen.index(4)
+    assert seen == [before] * turn + [4] * (survived - turn)
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_where_the_disk_is_full_the_former_one_stays(ours, monkeypatch, call):
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(RunError) as caught:
+        write(ours, small(4), {"epoch": 4})
+    assert str(caught.value) == f"{ours}: cannot be written: No space left on device"
+    assert os.listdir(ours.parent) == [ours.name]
+    assert read(ours)[1] == {"epoch": 3}
+
+
+def test_where_tensorstore_cannot_write_it_is_told_in_one_line_and_nothing_is_logged(ours, caplog, capfd):
+    caplog.set_level(logging.INFO)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = np.random.default_rng(0).integers(0, 256, 2**20, np.uint8)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))  # what the system refuses, from within TensorStore
+    try:
+        with pytest.raises(RunError) as caught:
+            write(ours, {"noise": noise}, {"epoch": 4})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value) == f"{ours}: cannot be written: File too large"
+    assert os.listdir(ours.parent) == [ours.name]
+    assert read(ours)[1] == {"epoch": 3}
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupt_leaves_the_former_one_and_no_other(ours, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(ours, small(4), {"epoch": 4})
+    assert read(ours)[1] == {"epoch": 3}
+    assert os.listdir(ours.parent) == [ours.name]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none" / "a.orbax", tmp_path / "file" / "a.orbax"):
+        with pytest.raises(RunError, match=r"a\.orbax: cannot be written: "):
+            write(path, small(3), {})
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_all_is_on_the_disk_before_it_takes_its_name_and_the_name_after(tmp_path, monkeypatch):
+    path, calls, fsync, rename = tmp_path / "a.orbax", [], os.fsync, os.rename
+
+    def note_fsync(descriptor):
+        calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def note_rename(source, target, **options):
+        if Path(target) == path:
+            building = Path(source)
+            assert {*calls} >= {building, *building.rglob("*")} and tmp_path not in calls
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    write(path, small(3), {})
+    assert calls[-1] == tmp_path
+
+
+def test_threads_write_and_read_at_once_and_leave_nothing_behind(tmp_path):
+    leaves, wrong = {f"params/{i}/w": jnp.full((8, 8), i) for i in range(10)}, []
+    before = threading.enumerate()
+
+    def work(which):
+        try:
+            for epoch in range(3):
+                path = tmp_path / f"{which}.orbax"
+                write(path, {name: leaf + which for name, leaf in leaves.items()}, {"epoch": epoch})
+                arrays, record = read(path)
+                assert record == {"epoch": epoch}
+                assert_same(arrays, {name: leaf + which for name, leaf in leaves.items()})
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    step, array = jax.jit(lambda a: a @ a / 64), jnp.ones((64, 64))
+    while any(thread.is_alive() for thread in threads):  # training goes on
+        array = step(array).block_until_ready()
+    assert not wrong
+    assert (array == 1).all()
+    assert threading.enumerate() == before
+    assert sorted(os.listdir(tmp_path)) == ["0.orbax", "1.orbax", "2.orbax"]
+
+
+def test_without_orbax_it_is_told_what_to_install(ours, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    for call in (lambda: read(ours), lambda: write(ours, small(4), {})):
+        with pytest.raises(UserError, match=r"pip install -r training/requirements\.txt"):
+            call()
+    assert read_record(ours) == {"epoch": 3}

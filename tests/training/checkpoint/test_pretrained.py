@@ -1,0 +1,224 @@
+"""The weights of a checkpoint, or of a file of others, to start from, by rules."""
+
+import logging
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from model.base import Model
+from model.layers.linear import linear, linear_init
+from model.mlp import mlp
+from training.checkpoint.pretrained import Pretrained, pretrained_from
+from training.checkpoint.probe import Probe
+from training.checkpoint.storage import save
+from training.options import TrainingOptions
+from utils import UserError, named_leaves
+
+MODEL = mlp((4,), 3, dims=(5,))
+FRESH = MODEL.init(jax.random.key(0))
+STORED = MODEL.init(jax.random.key(7))[0]
+
+
+def with_statistics():
+    """A model of which everything has a state: a layer, and the mean and the count of what it saw."""
+
+    def init(key):
+        return {"layers": [linear_init(key, 2, 3)]}, {"norm": {"mean": jnp.zeros(3), "count": jnp.int32(0)}}
+
+    def apply(params, state, x, *, train=False, key=None):
+        return linear(params["layers"][0], x) - state["norm"]["mean"], state
+
+    return Model(init, apply)
+
+
+def both(tree, other):
+    return zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+
+
+def assert_same(tree, other):
+    jax.tree.map(np.testing.assert_array_equal, tree, other)
+
+
+def test_weights_come_from_a_checkpoint_the_averaged_ones_where_there_are_such(tmp_path):
+    averaged = jax.tree.map(lambda a: a + 1, STORED)
+    rest = {"params": STORED, "opt": {"m": STORED}, "step": jnp.int32(3), "lr_scale": jnp.float32(1), "state": {}}
+    save(tmp_path / "plain.params", rest | {"ema": None}, {})
+    save(tmp_path / "averaged.params", rest | {"ema": averaged}, {})
+    for name, expected in (("plain", STORED), ("averaged", averaged)):
+        params, state = Pretrained(tmp_path / f"{name}.params")(*FRESH)
+        assert_same(params, expected)
+        assert state == {}
+        assert all(new.sharding == old.sharding and new.dtype == old.dtype for new, old in both(params, FRESH[0]))
+
+
+def test_a_file_as_pytorch_would_name_it_is_renamed_into_a_model(tmp_path):
+    weight, bias, mean = np.float16([[1, 2, 3], [4, 5, 6]]), np.float64([0.5, 0, 0]), np.float32([1, 1, 2])
+    file = {"layers.0.weight": weight, "layers.0.bias": bias, "bn.running_mean": mean, "bn.num_batches_tracked": np.int64([9])}
+    save_file(file, tmp_path / "torch.safetensors")
+    rename = [
+        [r"layers\.(\d+)\.(\w+)", r"layers/\1/\2"],
+        [r"bn\.running_(?P<what>\w+)", r"state/norm/\g<what>"],
+        [r"bn\.num_batches_tracked", None],
+        ["bn.*", "never reached, since the first match counts"],
+    ]
+    pretrained = Pretrained(tmp_path / "torch.safetensors", fresh=["state/norm/count"], rename=rename)
+    model = with_statistics()
+    params, state = pretrained(*model.init(jax.random.key(0)))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(model.apply(params, state, jnp.array([[1.0, 10.0]]))[0], [[40.5, 51, 61]])  # by hand
+
+
+def test_collections_of_others_beside_their_params_are_not_passed_over(tmp_path):
+    path = tmp_path / "flax.safetensors"
+    params = {
+        f"params/{name}": np.asarray(leaf)
+        for name, leaf in named_leaves({"layers": [linear_init(jax.random.key(1), 2, 3)]}).items()
+    }
+    save_file(params | {"batch_stats/mean": np.ones(3, np.float32)}, path)
+    fresh, model = ["state/norm/count"], with_statistics().init(jax.random.key(0))
+    with pytest.raises(UserError, match=r"unexpected: batch_stats/mean \(3,\)"):
+        Pretrained(path, fresh=fresh)(*model)
+    _, state = Pretrained(path, fresh=fresh, rename=[["batch_stats/(.*)", r"state/norm/\1"]])(*model)
+    np.testing.assert_array_equal(state["norm"]["mean"], 1)
+
+
+def test_fine_tuning_keeps_a_fresh_head_whatever_the_file_has_for_it(tmp_path):
+    save(tmp_path / "a.params", {"params": STORED | {"head": STORED["head"] | {"extra": jnp.zeros(2)}}}, {})
+    wide = mlp((4,), 10, dims=(5,)).init(jax.random.key(1))
+    with pytest.raises(UserError, match=r"head/weight: the file has \(5, 3\), the model has \(5, 10\)"):
+        Pretrained(tmp_path / "a.params")(*wide)
+    params, _ = Pretrained(tmp_path / "a.params", fresh=["head/.*"])(*wide)
+    assert_same(params["hidden"], STORED["hidden"])
+    assert_same(params["head"], wide[0]["head"])
+
+
+def test_every_difference_is_listed_under_the_models_names(tmp_path):
+    params = {
+        "head": {"weight": jnp.zeros((9, 3)), "bias": jnp.zeros(3, jnp.int32)},
+        "extra": jnp.zeros(2),
+        "hidden": [{"kernel": jnp.zeros((4, 6))}],
+    }
+    save(tmp_path / "a.params", {"params": params}, {})
+    with pytest.raises(UserError) as told:
+        Pretrained(tmp_path / "a.params", rename=[["(.*)/kernel", r"\1/weight"]]).check(*jax.eval_shape(lambda: FRESH))
+    assert str(told.value).splitlines()[0].endswith("a.params: does not fit the model")
+    assert sorted(str(told.value).splitlines()[1:]) == [
+        "  head/bias: the file has int32 (3,), the model has float32 (3,)",
+        "  head/weight: the file has (9, 3), the model has (5, 3)",
+        "  hidden/0/weight (in the file: hidden/0/kernel): the file has (4, 6), the model has (4, 5)",
+        "  missing: hidden/0/bias (5,)",
+        "  unexpected: extra (2,)",
+    ]
+
+
+def test_a_file_with_other_names_shows_some_of_both(tmp_path):
+    save(tmp_path / "a.params", {f"w{i}": jnp.zeros(3) for i in range(6)}, {})
+    told = r"it has none of the model's names; it has w0, w1, w2, w3, \.\.\.; the model has head/bias, head/weight, hidden/0/bias"
+    with pytest.raises(UserError, match=told):
+        Pretrained(tmp_path / "a.params")(*FRESH)
+
+
+def test_a_float_is_no_count(tmp_path):
+    params, state = with_statistics().init(jax.random.key(0))
+    state["norm"]["count"] = jnp.float32(3)
+    save(tmp_path / "a.params", {"params": params, "state": state}, {})
+    with pytest.raises(UserError, match=r"state/norm/count: the file has float32 \(\), the model has int32 \(\)"):
+        Pretrained(tmp_path / "a.params").check(*with_statistics().init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (
+            {"fresh": ["hed/.*"]},
+            "training.pretrained.fresh: the rule 'hed/.*' matches no name; there are: head/bias, head/weight",
+        ),
+        ({"fresh": ["head/(.*"]}, "training.pretrained.fresh: 'head/(.*' is not a regular expression: missing ),"),
+        ({"rename": [["head/(.*", "x"]]}, "training.pretrained.rename: 'head/(.*' is not a regular expression: missing ),"),
+        ({"rename": [["hed/.*", None]]}, "training.pretrained.rename: 'hed/.*' matches no name in "),
+        ({"rename": [["hed/.*", None]]}, "which has head/bias, head/weight, hidden/0/bias, hidden/0/weight"),
+        (
+            {"rename": [["head/(.*)", r"\2"]]},
+            r"training.pretrained.rename: ['head/(.*)', '\\2'] cannot be applied: invalid group",
+        ),
+        (
+            {"rename": [["head/(.*)", r"\g<a>"]]},
+            r"training.pretrained.rename: ['head/(.*)', '\\g<a>'] cannot be applied: unknown",
+        ),
+        ({"rename": [["head/.*", "head/bias"]]}, "training.pretrained.rename: head/bias and head/weight in "),
+        ({"rename": [["head/(.*)", r"hidden/0/\1"]]}, "both become hidden/0/"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_told(tmp_path, rules, message):
+    save(tmp_path / "a.params", {"params": STORED}, {})
+    with pytest.raises(UserError, match=re.escape(message)):
+        Pretrained(tmp_path / "a.params", **rules).check(*FRESH)
+
+
+# --- in the config
+
+
+def test_the_option_is_a_path_or_an_object(tmp_path):
+    path = str(tmp_path / "a.params")
+    save(path, {"params": STORED}, {})
+    rules = {"fresh": ["head/bias"], "rename": [["head/bias", None]]}
+    assert pretrained_from(TrainingOptions().pretrained) is None
+    for option, expected in ((path, STORED["head"]["bias"]), ({"path": path, **rules}, FRESH[0]["head"]["bias"] + 0)):
+        params, _ = pretrained_from(TrainingOptions(pretrained=option).pretrained)(*FRESH)
+        np.testing.assert_array_equal(params["head"]["bias"], expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "lines"),
+    [
+        (3, ["must be a path, an object with one, or null, got 3"]),
+        ("", ["must be a path, an object with one, or null, got ''"]),
+        ({"paht": "a"}, ["no such key 'paht'; did you mean 'path'? (path, fresh", "path must be that of a checkpoint, got None"]),
+        ({"path": "a", "fresh": "head/.*"}, ["fresh must be a list of regexes, got 'head/.*'"]),
+        ({"path": "a", "rename": [["a"]]}, ["rename must be a list of [regex, replacement or null], got [['a']]"]),
+        ({"path": "a", "rename": ["ab"], "probe": 1}, ["rename must be", "probe must be true or false, got 1"]),
+    ],
+)
+def test_an_option_of_another_form_is_told_at_its_place(option, lines):
+    with pytest.raises(ValueError) as told:
+        TrainingOptions(pretrained=option)
+    found = str(told.value).splitlines()
+    assert len(found) == len(lines)
+    assert all(line.startswith(f"pretrained: {start}") for line, start in zip(found, lines, strict=True))
+
+
+# --- has the code changed its meaning?
+
+
+def probed(tmp_path, activation="gelu"):
+    """A checkpoint with its probe, and the probe of a model that has another activation."""
+    spec = jax.ShapeDtypeStruct((2, 4), jnp.float32)
+    path = tmp_path / "a.params"
+    save(path, {"params": STORED} | Probe(mlp((4,), 3, dims=(5,), activation="gelu"), spec)(STORED, {}), {})
+    return path, Probe(mlp((4,), 3, dims=(5,), activation=activation), spec)
+
+
+def test_weights_of_a_model_that_means_something_else_by_now_are_refused(tmp_path):
+    path, probe = probed(tmp_path, "relu")
+    shapes = jax.eval_shape(lambda: FRESH)
+    with pytest.raises(UserError, match=r"a\.params: model/.* has changed its meaning .* differs by up to .*; bring it back"):
+        Pretrained(path).check_probe(probe, *shapes)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=re.escape(f"the model as it was lies in {tmp_path}/model; bring it back")):
+        Pretrained(path).check_probe(probe, *shapes)
+    Pretrained(path, probe=False).check_probe(probe, *shapes)
+    Pretrained(path, fresh=["head/.*"]).check_probe(probe, *FRESH)  # its answer says nothing
+    Pretrained(path).check_probe(probed(tmp_path)[1], *shapes)
+
+
+def test_a_probe_of_another_input_says_so_and_does_not_judge(tmp_path, caplog):
+    path, _ = probed(tmp_path)
+    pretrained, larger = Pretrained(path), Probe(MODEL, jax.ShapeDtypeStruct((2, 2, 2), jnp.float32))
+    with caplog.at_level(logging.INFO, "main"):
+        pretrained.check_probe(larger, *FRESH)
+        pretrained.check_probe(Probe(MODEL, None), *FRESH)
+    assert caplog.text.count("whether model/ still means the same is not checked") == 2

@@ -1,0 +1,366 @@
+"""Runs that go on, diverge or crash, through `fit`: the same bits as undisturbed, and what is told and saved."""
+
+import json
+import logging
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.mlp import mlp
+from model.resnet import resnet
+from training.base import Update
+from training.callbacks import early_stopping
+from training.checkpoint import storage
+from training.checkpoint.keeper import Keeper
+from training.fit import fit
+from training.optimizers import adam, sgd
+from training.options import CheckpointOptions
+from training.recovery import Diverged
+from training.schedules import linear
+from training.update import gradient_update
+from utils import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 6)).astype(np.float32)
+Y = (X[:, 0] + X[:, 1] > 0).astype(np.int32) + (X[:, 2] > 1)
+IMAGES = RNG.normal(size=(60, 8, 8, 1)).astype(np.float32)
+MODEL = mlp((6,), 3, dims=(16,))
+EPOCHS, STEPS = 3, 7  # of 32 examples, the last batch a short one
+
+
+class Streamed:
+    """The same examples, one at a time, counting what was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        return X[i], Y[i]
+
+
+class Batches:
+    """A loader of the user's own, with a short last batch."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __iter__(self):
+        return self.start_from(0)
+
+    def start_from(self, batch):
+        for i in range(batch * 32, len(X), 32):
+            self.read += 1
+            yield X[i : i + 32], Y[i : i + 32]
+
+
+class WithPosition(Batches):
+    def start_at(self, epoch, batch):
+        return self.start_from(batch)
+
+
+def train(folder, data=(X, Y), model=MODEL, **settings):
+    settings = {"optimizer": adam(lr=0.01), "epochs": EPOCHS, "batch_size": 32, "log_every": 3, "seed": 5} | settings
+    return fit(model, data, data if isinstance(data, tuple) else (X, Y), folder=folder, **settings)
+
+
+class Stop:
+    """Ends the run, as a signal does, after so many steps, wherever that is in an epoch."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_step_end(self, run):
+        if run.step >= self.after:
+            run.stopped, run.signal = True, "SIGTERM"
+
+
+def rows(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines]
+
+
+def assert_same(run, other):
+    """Everything but the sums of an epoch that is over."""
+    for ts, wanted in zip(run.states(), other.states(), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ts._replace(sums={}), wanted._replace(sums={}))
+
+
+FORMS = {
+    "resident": {},
+    "averaged, accumulated, scheduled": {"ema": 0.9, "accumulate": 2, "schedule": linear(total_steps=21)},
+    "dropout": {"model": mlp((6,), 3, dims=(16,), dropout=0.2)},
+    "replicas": {"replicas": 2},
+    "streamed": {"data": Streamed()},
+    "batches with a position": {"data": WithPosition()},
+    "batches without one": {"data": Batches()},
+    "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
+    "step by step": {"model": resnet((8, 8, 1), 3, widths=(4,), depth=1), "data": (IMAGES, Y[:60]), "batch_size": 10},
+}
+
+
+@pytest.mark.parametrize(("form", "stop"), [*((form, 10) for form in FORMS), ("resident", 14), ("streamed", 14)])
+def test_a_run_goes_on_to_the_same_bits_and_lines(tmp_path, form, stop):
+    """Stopped within the second epoch, and after all of its batches, before its evaluation."""
+    settings = FORMS[form] | {"log_every": 1 if stop == 14 else 3}
+    callbacks = settings.pop("callbacks", [])
+    undisturbed = train(tmp_path / "whole", callbacks=callbacks, **settings)
+    stopped = train(tmp_path / "cut", callbacks=[*callbacks, Stop(stop)], **settings)
+    assert stop <= stopped.step <= stop + 2 and not stopped.finished
+    gone_on = train(tmp_path / "cut", resume=True, callbacks=[*callbacks, Stop(10**9)], **settings)
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert [r["epoch"] for r in gone_on.history] == [r["epoch"] for r in undisturbed.history]
+
+
+def test_going_on_within_an_epoch_costs_no_replay_of_data(tmp_path):
+    data = Streamed()
+    train(tmp_path, data, callbacks=[Stop(10)])
+    data.asked.clear()
+    train(tmp_path, data, callbacks=[Stop(10**9)], resume=True)
+    rest = (EPOCHS * STEPS - 10) * 32
+    shapes_and_ahead = 3 * 32  # the first batch, for its shapes, and what is prefetched with it
+    assert rest <= len(data.asked) <= rest + shapes_and_ahead
+
+
+def test_a_loader_without_a_position_is_replayed_and_that_is_said(tmp_path, caplog):
+    for loader, told in ((Batches(), True), (WithPosition(), False)):
+        folder = tmp_path / type(loader).__name__
+        train(folder, loader, callbacks=[Stop(10)])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "main"):
+            train(folder, loader, callbacks=[Stop(10**9)], resume=True)
+        assert ("has no start_at(epoch, batch): reading 3 batches again to pass them" in caplog.text) == told
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = train(tmp_path)
+    again = train(tmp_path, resume=True)
+    assert again.finished and again.step == first.step and len(again.history) == EPOCHS
+    assert_same(again, first)
+    more = train(tmp_path, resume=True, epochs=EPOCHS + 1)
+    assert more.step == first.step + STEPS
+
+
+def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
+    train(tmp_path)
+    with pytest.raises(UserError, match=r"holds the checkpoints of a run; go on with it \(resume=True\), or name another"):
+        train(tmp_path)
+
+
+def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
+    class Counter:
+        memory = None
+        seen = ()
+
+        def on_training_start(self, run):
+            self.memory = {"epochs": 0}
+
+        def on_epoch_end(self, run):
+            self.memory["epochs"] += 1
+
+    train(tmp_path, callbacks=[Counter()])
+    counter = Counter()
+    train(tmp_path, callbacks=[counter], resume=True, epochs=EPOCHS + 2)
+    assert counter.memory == {"epochs": EPOCHS + 2}
+    records = {p.stem: storage.load(p)[1]["callbacks"] for p in tmp_path.glob("*.params")}
+    assert {name: memory[0][1]["epochs"] for name, memory in records.items()} == {f"checkpoint-epoch_{n}": n for n in range(1, 6)}
+
+
+def test_early_stopping_is_not_undone_by_going_on(tmp_path):
+    callbacks = [early_stopping(patience=2, min_delta=10.0)]
+    first = train(tmp_path, callbacks=callbacks, epochs=9)
+    assert first.completed == 3
+    again = train(tmp_path, callbacks=callbacks, epochs=9, resume=True)
+    assert again.completed == 3 and again.stopped and again.step == first.step
+
+
+def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
+    train(tmp_path)
+    with pytest.raises(UserError, match="replicas: it holds 1, this run has 2"):
+        train(tmp_path, resume=True, replicas=2)
+    with pytest.raises(UserError, match=r"does not fit this run(.|\n)*unexpected: opt/m/head/bias"):
+        train(tmp_path, resume=True, optimizer=sgd(lr=0.1), epochs=9)
+
+
+def test_a_changed_model_is_noticed(tmp_path):
+    train(tmp_path)
+
+    def apply(params, state, x, *, train=False, key=None):
+        out, state = MODEL.apply(params, state, x, train=train, key=key)
+        return 1.01 * out, state
+
+    with pytest.raises(UserError, match="has changed its meaning since this was written"):
+        train(tmp_path, model=MODEL._replace(apply=apply), resume=True)
+
+
+# --- divergence
+
+
+class Poison:
+    """The second log line's steps see a label that is no class, once or whenever the data is read."""
+
+    def __init__(self, bad_reads=10**9):
+        self.reads, self.bad_reads = 0, bad_reads
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        if i == 77:
+            self.reads += 1
+        bad = i == 77 and self.reads <= self.bad_reads
+        return X[i], np.int32(99) if bad else Y[i]
+
+
+def bad_step(seed=5, epoch=1):
+    """The step in an epoch that meets the poisoned example."""
+    from data_loader.loader import epoch_order
+
+    order, _ = epoch_order(len(X), 32, seed=seed, epoch=epoch, shuffle=True)
+    return int(np.argwhere(order == 77)[0][0])
+
+
+def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path):
+    with pytest.raises(Diverged) as told:
+        train(tmp_path / "bad", Poison(), log_every=100)
+    step = bad_step()
+    assert f"step {step + 1} (epoch 1) was not finite; the loss was hit first" in str(told.value)
+    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}" in str(told.value)
+    undisturbed = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log_every=1)
+    found, _ = storage.newest(tmp_path / "bad")
+    wanted, _ = storage.newest(tmp_path / "good")
+    assert found.record["step"] == step == undisturbed.step
+    for name, array in wanted.arrays[0].items():
+        if not name.startswith("logged/"):  # it logs more often
+            np.testing.assert_array_equal(found.arrays[0][name], array, err_msg=name)
+
+
+def test_from_there_the_run_goes_on_exactly_once_the_cause_is_gone(tmp_path):
+    with pytest.raises(Diverged):
+        train(tmp_path / "bad", Poison())
+    gone_on = train(tmp_path / "bad", Streamed(), resume=True)
+    assert_same(gone_on, train(tmp_path / "good", Streamed()))
+    assert rows(tmp_path / "bad") == rows(tmp_path / "good")
+
+
+def test_skipping_goes_on(tmp_path, caplog):
+    run = train(tmp_path, Poison(), on_nonfinite="skip")
+    assert run.finished and run.step == EPOCHS * STEPS
+    assert "skipped 1 steps" in caplog.text
+
+
+def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, caplog):
+    """The poison is gone after it was met once: one rollback, to the start of the run, and then the run ends well."""
+    run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log_every=1)
+    assert run.finished and run.step == EPOCHS * STEPS
+    assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
+    assert int(run.states()[0].seed) != 5
+    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(range(1, EPOCHS * STEPS + 1))
+    assert storage.newest(tmp_path)[0].record["rollbacks"] == 1
+
+
+def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
+    with pytest.raises(Diverged, match="after 2 rollbacks"):
+        train(tmp_path, Poison(), on_nonfinite="rollback", rollbacks=2)
+    seeds = re.findall(r"with seed (\d+)", caplog.text)
+    assert len(set(seeds)) == 2
+
+
+def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
+    settings = {"on_nonfinite": "rollback", "checkpoint": CheckpointOptions(every_steps=2), "log_every": 1}
+    undisturbed = train(tmp_path / "whole", Poison(bad_reads=1), **settings)
+    train(tmp_path / "cut", Poison(bad_reads=1), callbacks=[Stop(12)], **settings)
+    gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_rolling_back_needs_a_folder():
+    with pytest.raises(UserError, match="'rollback' needs checkpoints to go back to"):
+        train(None, on_nonfinite="rollback")
+
+
+def test_the_leaf_that_was_hit_first_is_named(tmp_path):
+    """Finite losses, but the optimizer's state overflows at the third step."""
+
+    def overflowing(objective, optimizer) -> Update:
+        usual = gradient_update(objective, optimizer)
+
+        def init(params):
+            return {"scale": jnp.float32(1e30), "usual": usual.init(params)[0]}, None
+
+        def step(ts, batch, valid):
+            from training.update import accepted, genuine
+
+            new = ts._replace(opt=ts.opt | {"scale": ts.opt["scale"] * 1e3})
+            losses, _, metrics = objective(ts.params, ts.state, batch, jax.random.key(0), True)
+            return accepted(ts, new, [], losses, metrics, genuine(batch, valid))
+
+        return Update(init, step)
+
+    with pytest.raises(Diverged, match=r"step 3 \(epoch 1\) was not finite; opt/scale was hit first"):
+        train(tmp_path, update=overflowing)
+
+
+# --- crashes
+
+
+class Broken:
+    """A callback with a mistake that shows at a certain step."""
+
+    def __init__(self, hook, at):
+        self.at = at
+        setattr(self, hook, self.fail)
+
+    def fail(self, run):
+        if run.step >= self.at:
+            raise KeyError("a mistake in a callback")
+
+
+class BrokenData(Streamed):
+    """An image that cannot be read is met in the second epoch."""
+
+    def __getitem__(self, i):
+        if len(self.asked) > 300:
+            raise OSError("cannot read image 7")
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"callbacks": [Broken("on_step_end", 12)]}, KeyError),
+        ({"callbacks": [Broken("on_epoch_start", 7)]}, KeyError),
+        ({"callbacks": [Broken("on_epoch_end", 14)]}, KeyError),
+        ({"callbacks": [Broken("on_training_end", 21)]}, KeyError),
+        ({"data": BrokenData()}, OSError),
+    ],
+)
+def test_before_a_crash_the_state_is_saved_and_the_run_goes_on_from_there(tmp_path, settings, error):
+    undisturbed = train(tmp_path / "whole")
+    with pytest.raises(error):
+        train(tmp_path / "cut", checkpoint=CheckpointOptions(every_epochs=0), **settings)
+    found, wrong = storage.newest(tmp_path / "cut")
+    assert not wrong and found.record["step"] >= 7
+    gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Broken("on_step_end", 10**9)])
+    assert gone_on.finished
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
+    from utils import RunError
+
+    def fail(*_):
+        raise RunError("no space")
+
+    monkeypatch.setattr(Keeper, "write", fail)
+    with pytest.raises(RunError, match="no space"):
+        train(tmp_path)
