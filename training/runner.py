@@ -37,7 +37,7 @@ class Runner:
         }
         self.zeros = compiled_start(lambda: zero_sums(objective, *trees[0], batch, freeze=freeze), self.lanes.mesh)
         self.states = self.first_states(trees, update)
-        self.copy = jax.jit(lambda ts: jax.tree.map(jnp.copy, ts), compiler_options={"xla_backend_optimization_level": 0})
+        self.copy = jax.jit(lambda ts: jax.tree.map(jnp.copy, ts))
 
     def first_trees(self, model):
         """(params, state) of each replica, drawn from its seed."""

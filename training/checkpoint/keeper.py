@@ -71,7 +71,8 @@ class Keeper:
         self.wait()
         if self.saved != (run.step, run.position):
             self.within_epoch(run, cut, whole=True)
-            self.wait()
+            self.background.join()
+            self.background.check()  # now there is nothing to go on with
         if self.best:
             names = ", ".join(f"{self.folder / name} ({value:.4f})" for name, value in self.best)
             logger.info("Best by %s: %s", self.options.monitor, names)

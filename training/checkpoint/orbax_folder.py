@@ -27,7 +27,10 @@ ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 
 
 def write(path, arrays, record):
-    """Write {name: array} and the record. Every process has to call this; it returns when the folder is in its place."""
+    """Write {name: array} and the record. Every process has to call this; it returns when the folder is in its place.
+
+    Where one process fails, it raises at once, and the others when they have waited five minutes for it.
+    """
     ocp, path = import_orbax(), Path(path).absolute()
     arrays = {name: a if isinstance(a, jax.Array) else np.asarray(a) for name, a in arrays.items()}
     note = json.dumps({"record": record, "arrays": {name: [a.dtype.name, a.shape] for name, a in arrays.items()}})
@@ -151,7 +154,7 @@ def compare_digests(path, folder):
     listed, found = (folder / SUMS).read_bytes(), digests(folder)
     if listed != found:
         differing = {*listed.split(b"\n")} ^ {*found.split(b"\n")}
-        wrong = sorted({line[66:].decode(errors="replace") for line in differing} - {""}) or [SUMS]
+        wrong = sorted({line[66:].decode(errors="replace") for line in differing})
         raise Damaged(f"{path}: is damaged: changed, missing or added: {', '.join(wrong[:4])}")
 
 

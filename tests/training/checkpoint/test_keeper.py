@@ -158,7 +158,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
         (tmp_path / name).write_bytes(data)
     found, wrong = storage.newest(tmp_path)
     assert found.name == "checkpoint-epoch_1"
-    assert sorted(line.split("/")[-1].split(":")[0] for line in wrong) == ["checkpoint-epoch_2.params", "checkpoint-epoch_3.params"]
+    assert sorted(line.split("/")[-1].split(":")[0] for line in wrong) == [
+        "checkpoint-epoch_2.params",
+        "checkpoint-epoch_3.params",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +273,9 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
 def test_a_checkpoint_opens_with_the_stock_library(tmp_path):
     from safetensors import safe_open
 
-    keeper = Keeper(tmp_path, CheckpointOptions(), {"config": {"title": "x"}}, lambda params, state: {"probe/output": jnp.ones(2)})
+    keeper = Keeper(
+        tmp_path, CheckpointOptions(), {"config": {"title": "x"}}, lambda params, state: {"probe/output": jnp.ones(2)}
+    )
     keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
     keeper.wait()
     with safe_open(tmp_path / "checkpoint-epoch_1.params", "numpy") as file:

@@ -1,0 +1,127 @@
+"""What saving costs: the sample with a checkpoint every epoch against none; a state of 50 million parameters, in the background
+against at once.
+
+python -m benchmarks.checkpoint [rounds]
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.overhead import log_to
+from benchmarks.results import record, spread
+from data_loader.base import Arrays
+from model.mlp import mlp
+from training.checkpoint import storage
+from training.checkpoint.keeper import Cut, Keeper, as_saved
+from training.checkpoint.probe import Probe, probe_input
+from training.fit import compose
+from training.loop import Loop
+from training.loss import cross_entropy
+from training.metric_log import MetricLog
+from training.objective import supervised
+from training.optimizers import adam
+from training.options import CheckpointOptions, LoaderOptions, TrainingOptions
+from training.runner import Runner
+from training.summary import count
+from training.update import gradient_update
+from wiring.build import build
+from wiring.config import read
+
+EPOCHS = 4  # in a row, and all of their checkpoints written, before the other form takes its turn
+
+
+def main(rounds=9):
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # on the disk of the project, not in memory
+        folder = Path(folder)
+        log_to(folder / "train.log")
+        every_epoch(folder, rounds)
+        large_state(folder, rounds)
+
+
+def every_epoch(folder, rounds):
+    """The sample's throughput with and without saving."""
+    parts = build(read("config.json", ["data=digits", "training.eval_every=0"]), "config.json")
+    objective = compose(parts.objective, parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
+    data = {"train": parts.data.load()["train"]}
+    loops = {}
+    for form in ("no checkpoints", "one every epoch"):
+        place = folder / form
+        place.mkdir()
+        runner = Runner(parts.model, objective, partial(gradient_update, objective, parts.optimizer), data, parts.loader)
+        probe = Probe(parts.model, probe_input(runner.feeds["train"].shapes, parts.preprocess))
+        keeper = Keeper(place, CheckpointOptions(keep=2), {"config": parts.config}, probe) if form != "no checkpoints" else None
+        log = MetricLog(place / "metrics.jsonl")
+        loops[form] = Loop(runner, objective, [], parts.training, log, parts.logging.every_steps, keeper)
+    rates = {form: [] for form in loops}
+    for i in range(rounds + 1):
+        for form, loop in loops.items() if i % 2 else reversed(loops.items()):
+            began = time.perf_counter()
+            for _ in range(EPOCHS):
+                loop.one_epoch()
+            loop.keeper.wait()
+            if i > 0:  # the first round compiles
+                rates[form].append(EPOCHS * len(data["train"]) / (time.perf_counter() - began))
+    without, saving = rates.values()
+    ratios = [b / a for a, b in zip(without, saving, strict=True)]
+    rows = [f"| {form}, images/s | {spread(values)} |" for form, values in rates.items()]
+    table = ["| sample | median (range) |", "|---|---|", *rows, f"| ratio, pair by pair | {spread(ratios)} |"]
+    record("A checkpoint every epoch", "python -m benchmarks.checkpoint", "\n".join(table))
+
+
+def large_state(folder, rounds):
+    """How long a save keeps a run of 50 million parameters (and as many of Adam's m and v) from its next step."""
+    model = mlp((784,), 10, dims=(6600, 6600))
+    objective = compose(supervised, model, cross_entropy, [])
+    data = {"train": Arrays(np.zeros((64, 784), np.float32), np.zeros(64, np.int32))}
+    runner = Runner(model, objective, partial(gradient_update, objective, adam()), data, LoaderOptions(batch_size=32))
+    loop = Loop(runner, objective, [], TrainingOptions(), MetricLog(), 50, Keeper(folder, CheckpointOptions(keep=1)))
+    loop.one_epoch()
+    loop.keeper.wait()
+    forms = {"written at once": at_once, "until the run goes on": goes_on}
+    times = {form: [] for form in forms}
+    for _ in range(rounds):
+        for form, save in forms.items():
+            loop.run.step += 1  # another name for the file
+            times[form].append(save(loop))
+            loop.keeper.wait()
+    at_once_, goes_on_ = times.values()
+    ratios = [b / a for a, b in zip(at_once_, goes_on_, strict=True)]
+    rows = [f"| {form}, s | {spread(values)} |" for form, values in times.items()]
+    megabytes = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.states)) // 10**6
+    head = f"| {count(runner.states[0].params):,} parameters, {megabytes} MB | median (range) |"
+    table = [head, "|---|---|", *rows, f"| goes on / at once, pair by pair | {spread(ratios)} |"]
+    record("Saving a large state", "python -m benchmarks.checkpoint", "\n".join(table))
+    return statistics.median(ratios)
+
+
+def at_once(loop):
+    """Seconds to write the state while everything waits."""
+    began = time.perf_counter()
+    cut = Cut(loop.runner.states, None, {"position": 0})
+    storage.save(loop.keeper.folder / "at_once.params", as_saved(cut.states[0], cut, 0, True), {})
+    return time.perf_counter() - began
+
+
+def goes_on(loop):
+    """Seconds until the next step can begin."""
+    taken = []
+
+    def cut():
+        taken.append(loop.cut())
+        return taken[0]
+
+    began = time.perf_counter()
+    loop.keeper.within_epoch(loop.run, cut)
+    jax.block_until_ready(taken[0].states)  # for this copy the next step would wait
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
