@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train check test lint format schema clean
+.PHONY: train check test torture lint format schema clean
 
 train: $(VENV)/train.done
 	$(BIN)/python train.py -c config.json
@@ -13,6 +13,9 @@ check: $(VENV)/train.done
 
 test: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+torture: $(VENV)/test.done
+	KILLS=300 $(BIN)/python -m pytest -n 2 --dist worksteal tests/test_survival.py
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

@@ -105,6 +105,7 @@ def shapes(parts, resumed=False):
         example, batch_size = parts.data.example, parts.loader.batch_size
         params, state, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size)
         check_monitors(monitors(parts), evaluated_sets(parts), reported)
+        parts.checkpoint.sign()
         if parts.training.pretrained and not resumed:
             pretrained_from(parts.training.pretrained).check(params, state)
     except UserError as error:

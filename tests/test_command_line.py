@@ -54,6 +54,7 @@ def test_a_run_leaves_its_folder_behind(small):
     assert {p.name for p in folder.iterdir()} == {
         "config.json",
         "environment.json",
+        "finished.json",
         "metrics.jsonl",
         "model",
         "train.log",
@@ -107,7 +108,7 @@ def test_pretrained_weights_are_loaded_strictly(small):
     code, _, err = run(small, "-c", "small.json", f"training.pretrained={weights}", "model.args.dims=[17]")
     assert code == 2
     assert "does not fit the model" in err
-    assert "params/hidden/0/weight: the file has (784, 16), the model has (784, 17)" in err
+    assert "hidden/0/weight: the file has (784, 16), the model has (784, 17)" in err
     code, _, err = run(small, "-c", "small.json", "training.pretrained=nowhere.params")
     assert code == 2
     assert "nowhere.params: there is no such checkpoint" in err

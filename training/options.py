@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Literal, Required, TypedDict, get_args, get_origin, get_type_hints
 
 from data_loader.base import Batch
+from utils import UserError
 
 
 def check(options, **at_least):
@@ -120,7 +121,6 @@ class CheckpointOptions:
 
     def __post_init__(self):
         check(self, every_epochs=0, every_steps=0, every_seconds=0, keep=1, save_top_k=1)
-        self.sign()
 
     def sign(self):
         """1 where the monitored metric is to be low, -1 where it is to be high."""
@@ -129,7 +129,7 @@ class CheckpointOptions:
         for sign, words in ((1, LOW_IS_GOOD), (-1, HIGH_IS_GOOD)):
             if any(word in self.monitor for word in words):
                 return sign
-        raise ValueError(f"mode: cannot tell whether {self.monitor!r} is good when low or when high; say 'min' or 'max'")
+        raise UserError(f"checkpoint.mode: cannot tell whether {self.monitor!r} is good when low or high; say 'min' or 'max'")
 
 
 LOW_IS_GOOD = ("loss", "error", "mse", "mae", "perplexity")

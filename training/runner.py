@@ -104,7 +104,7 @@ class Runner:
     def snapshot(self):
         """A copy of each replica's TrainState that the next step does not take away. An accelerator may have no room for a
         second one, so there it is made in the host's memory."""
-        if jax.default_backend() != "cpu":
+        if jax.default_backend() != "cpu" and jax.process_count() == 1:
             return jax.device_get([jax.tree.map(without_key_type, ts) for ts in self.replica_states()])
         return self.lanes.unstack([self.copy(ts) for ts in self.states])
 

@@ -91,11 +91,11 @@ def override(config, text):
 
 
 def descend(node, key, text):
-    """The object or list under `key`: made where there is none, and a part's name becomes {"name": name}."""
+    """The object or list under `key`: made where there is none; a name becomes {"name": name}, a path {"path": path}."""
     key = place(node, key, text)
     child = node[key] if isinstance(node, list) else node.get(key)
     if child is None or isinstance(child, str):
-        child = node[key] = {} if child is None else {"name": child}
+        child = node[key] = {} if child is None else {"path" if key == "pretrained" else "name": child}
     return child
 
 

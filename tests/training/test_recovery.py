@@ -100,6 +100,7 @@ FORMS = {
     "streamed": {"data": Streamed()},
     "batches with a position": {"data": WithPosition()},
     "batches without one": {"data": Batches()},
+    "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
     "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
     "step by step": {"model": resnet((8, 8, 1), 3, widths=(4,), depth=1), "data": (IMAGES, Y[:60]), "batch_size": 10},
 }
@@ -171,6 +172,16 @@ def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
     assert counter.memory == {"epochs": EPOCHS + 2}
     records = {p.stem: storage.load(p)[1]["callbacks"] for p in tmp_path.glob("*.params")}
     assert {name: memory[0][1]["epochs"] for name, memory in records.items()} == {f"checkpoint-epoch_{n}": n for n in range(1, 6)}
+
+
+def test_the_format_may_change_when_a_run_goes_on(tmp_path):
+    undisturbed = train(tmp_path / "whole")
+    stop = Stop(10)
+    for form in ("orbax", "safetensors", "orbax"):
+        gone_on = train(tmp_path / "cut", callbacks=[stop], resume=True, checkpoint=CheckpointOptions(format=form, keep=2))
+        stop.after += 6
+    assert_same(gone_on, undisturbed)
+    assert sorted(storage.checkpoints(tmp_path / "cut")) == ["checkpoint-epoch_3", "checkpoint-step_17"]
 
 
 def test_early_stopping_is_not_undone_by_going_on(tmp_path):

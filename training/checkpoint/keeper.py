@@ -36,6 +36,7 @@ class Keeper:
 
     def __init__(self, folder, options, record=None, probe=None):
         self.folder, self.options, self.probe = Path(folder), options, probe
+        self.sign = options.sign()
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.regular, self.best = [], []  # names, the oldest first; [name, value], the best first
         self.saved, self.time = None, time.monotonic()  # (step, position) of the latest, and when it was taken
@@ -81,8 +82,7 @@ class Keeper:
         """Whether a value is one of the best `save_top_k`; what was not measured, or is not finite, is not."""
         if value is None or not np.isfinite(value):
             return False
-        sign = self.options.sign()
-        return len(self.best) < self.options.save_top_k or sign * value < sign * self.best[-1][1]
+        return len(self.best) < self.options.save_top_k or self.sign * value < self.sign * self.best[-1][1]
 
     def save(self, cut, name, *, regular=True, value=None, whole=False):
         """Write a cut in the background, then delete what is no longer to be kept."""
@@ -93,7 +93,7 @@ class Keeper:
             self.regular = last if self.options.keep is None else last[-self.options.keep :]
         self.best = [entry for entry in self.best if entry[0] != name]
         if self.is_among_best(value):
-            ranked = sorted([*self.best, [name, value]], key=lambda entry: self.options.sign() * entry[1])
+            ranked = sorted([*self.best, [name, value]], key=lambda entry: self.sign * entry[1])
             self.best = ranked[: self.options.save_top_k]
         kept = {*self.regular, *(entry[0] for entry in self.best)}
         retired = {*before[0], *(entry[0] for entry in before[1])} - kept
@@ -108,14 +108,16 @@ class Keeper:
             flush_to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(cut.states), self.suffix)
         for replica, (path, ts) in enumerate(zip(paths, cut.states, strict=True)):
-            ts = jax.device_get(jax.tree.map(storage.without_key_type, ts))
+            if self.suffix != storage.SUFFIXES["orbax"]:  # which can write what is spread over several hosts
+                ts = jax.device_get(jax.tree.map(storage.without_key_type, ts))
             tree = as_saved(ts, cut, replica, known["whole"])
             if self.probe is not None:
                 tree |= self.probe(ts.params if ts.ema is None else ts.ema, ts.state)
             mine = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths), "format": storage.FORMAT}
             storage.save(path, tree, {**self.record, **cut.where, **known, **mine})
         logger.info("Saved %s", ", ".join(map(str, paths)))
-        for path in [path for old in retired for path in storage.files(self.folder, old)]:
+        old = [path for gone in retired for path in storage.files(self.folder, gone)]
+        for path in [*old, *(set(storage.files(self.folder, name)) - set(paths))]:  # also of the same name in another format
             storage.delete(path)
 
     def check(self):

@@ -139,5 +139,6 @@ def delete(path):
 
 def remove_leftovers(folder):
     """Remove what a process that was killed while writing left behind."""
-    for path in Path(folder).glob(".*.tmp"):
+    former = [path for path in Path(folder).glob(".*.former") if path.with_name(path.stem[1:]).exists()]
+    for path in [*Path(folder).glob(".*.tmp"), *former]:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.keeper import Cut, Keeper
 from training.options import CheckpointOptions
-from utils import RunError
+from utils import RunError, UserError
 
 TS = TrainState(jnp.int32(0), jnp.uint32(5), {"w": jnp.ones(3)}, {}, {"m": jnp.ones(3)}, None, {"loss": jnp.zeros(())}, 1.0)
 WHERE = {"elapsed": 0.0, "rollbacks": 0, "stopped": False, "metrics": {}, "callbacks": []}
@@ -78,8 +78,8 @@ def test_whether_low_or_high_is_good_is_seen_from_the_name(tmp_path, monitor, be
 
 
 def test_a_name_that_does_not_tell_must_be_told():
-    with pytest.raises(ValueError, match="mode: cannot tell whether 'test_speed' is good when low or when high"):
-        CheckpointOptions(monitor="test_speed")
+    with pytest.raises(UserError, match=r"checkpoint\.mode: cannot tell whether 'test_speed' is good when low or high"):
+        CheckpointOptions(monitor="test_speed").sign()
     assert CheckpointOptions(monitor="test_speed", mode="max").sign() == -1
 
 
@@ -265,9 +265,13 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".checkpoint-epoch_3.params.77.tmp").write_bytes(b"half")
     (tmp_path / ".checkpoint-epoch_3.orbax.77.tmp").mkdir()
     (tmp_path / ".checkpoint-epoch_3.orbax.77.tmp" / "x").write_bytes(b"half")
+    (tmp_path / ".checkpoint-epoch_2.orbax.former").mkdir()  # the one beside it was put into its place
+    (tmp_path / "checkpoint-epoch_2.orbax").mkdir()
+    (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()  # the only one
     (tmp_path / "metrics.jsonl").write_text("")
     storage.remove_leftovers(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    left = [".checkpoint-epoch_1.orbax.former", "checkpoint-epoch_2.orbax", "metrics.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == left
 
 
 def test_a_checkpoint_opens_with_the_stock_library(tmp_path):

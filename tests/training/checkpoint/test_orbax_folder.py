@@ -24,6 +24,9 @@ import pytest
 from training.checkpoint.orbax_folder import digests, read, read_record, write
 from utils import Damaged, RunError, UserError
 
+# Where one array fails, TensorStore reports the others to an event loop that Orbax has closed by then.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}}
 LEAVES = {
@@ -377,8 +380,6 @@ def test_where_the_disk_is_full_the_former_one_stays(ours, monkeypatch, call):
     assert read(ours)[1] == {"epoch": 3}
 
 
-# Where one of its writes fails, TensorStore reports others to an event loop that Orbax has closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_where_tensorstore_cannot_write_it_is_told_in_one_line_and_nothing_is_logged(ours, caplog, capfd):
     caplog.set_level(logging.INFO)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
