@@ -37,7 +37,8 @@ class Runner:
         }
         self.zeros = compiled_start(lambda: zero_sums(objective, *trees[0], batch, freeze=freeze), self.lanes.mesh)
         self.states = self.first_states(trees, update)
-        self.copy = jax.jit(lambda ts: jax.tree.map(jnp.copy, ts))
+        self.copies = []  # the latest snapshot, whose memory the next one takes: fresh memory costs four times the copy
+        self.copy = jax.jit(lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True)
 
     def first_trees(self, model):
         """(params, state) of each replica, drawn from its seed."""
@@ -102,17 +103,20 @@ class Runner:
         self.states = [ts._replace(lr_scale=jnp.full_like(ts.lr_scale, factor)) for ts in self.states]
 
     def snapshot(self):
-        """A copy of each replica's TrainState that the next step does not take away. An accelerator may have no room for a
-        second one, so there it is made in the host's memory."""
+        """A copy of each replica's TrainState, which the next snapshot takes away, but not the next step. An accelerator may have
+        no room for a second one, so there it is made in the host's memory."""
         if jax.default_backend() != "cpu" and jax.process_count() == 1:
             return jax.device_get([jax.tree.map(without_key_type, ts) for ts in self.replica_states()])
-        return self.lanes.unstack([self.copy(ts) for ts in self.states])
+        same = jax.tree.structure(self.copies) == jax.tree.structure(self.states)
+        memory = self.copies if same else [None] * len(self.states)
+        self.copies = [self.copy(*both) for both in zip(self.states, memory, strict=True)]
+        return self.lanes.unstack(self.copies)
 
     def restore(self, states):
         """Go on from one TrainState for each replica; their seeds decide the order of the data."""
         self.lanes.seeds = [int(ts.seed) for ts in states]
         placed = self.lanes.stack(jax.device_put(states, replicated(self.lanes.mesh)))
-        self.states = [self.copy(ts) for ts in placed]  # JAX may have borrowed the host's memory, which must not be donated
+        self.states = [self.copy(ts, None) for ts in placed]  # JAX may have borrowed the host's memory, which must not be donated
 
     def replica_states(self):
         """The TrainState of each replica."""
