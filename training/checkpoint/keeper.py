@@ -12,6 +12,7 @@ import numpy as np
 
 from training.checkpoint import storage
 from training.checkpoint.background import Background
+from training.checkpoint.record import FORMAT
 from utils import RunError
 
 logger = logging.getLogger("main")
@@ -39,7 +40,7 @@ class Keeper:
         self.sign = options.sign()
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.regular, self.best = [], []  # names, the oldest first; [name, value], the best first
-        self.saved, self.time = None, time.monotonic()  # (step, position) of the latest, and when it was taken
+        self.saved, self.time = None, time.monotonic()  # (step, position, whole) of the latest, and when it was taken
         self.background = Background()
         several = jax.process_count() > 1
         form = {"auto": "orbax" if several else "safetensors"}.get(options.format, options.format)
@@ -68,10 +69,11 @@ class Keeper:
         self.save(cut, f"checkpoint-epoch_{run.completed}" if between else f"checkpoint-step_{run.step}", whole=whole)
 
     def ended(self, run, cut):
-        """Save where a run stopped, whole, and wait until all is written."""
+        """Save where a run stopped, whole if it is to be gone on with, and wait until all is written."""
         self.wait()
-        if self.saved != (run.step, run.position):
-            self.within_epoch(run, cut, whole=True)
+        whole = self.options.save_optimizer_state or not run.finished
+        if self.saved != (run.step, run.position, whole):
+            self.within_epoch(run, cut, whole)
             self.background.join()
             self.background.check()  # now there is nothing to go on with
         if self.best:
@@ -98,7 +100,7 @@ class Keeper:
         kept = {*self.regular, *(entry[0] for entry in self.best)}
         retired = {*before[0], *(entry[0] for entry in before[1])} - kept
         taken, whole = cut(), whole or self.options.save_optimizer_state
-        self.saved, self.time = (taken.where["step"], taken.where["position"]), time.monotonic()
+        self.saved, self.time = (taken.where["step"], taken.where["position"], whole), time.monotonic()
         known = {"best": self.best, "regular": self.regular, "whole": whole, "lengths": self.lengths()}
         self.background.start(partial(self.write, taken, name, known, retired))
 
@@ -113,7 +115,7 @@ class Keeper:
             tree = as_saved(ts, cut, replica, known["whole"])
             if self.probe is not None:
                 tree |= self.probe(ts.params if ts.ema is None else ts.ema, ts.state)
-            mine = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths), "format": storage.FORMAT}
+            mine = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths), "format": FORMAT}
             storage.save(path, tree, {**self.record, **cut.where, **known, **mine})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         old = [path for gone in retired for path in storage.files(self.folder, gone)]
@@ -124,7 +126,7 @@ class Keeper:
         """Tell of an error of the background: the run stops by it, or goes on without that checkpoint."""
         try:
             self.background.check()
-        except RunError as error:
+        except (RunError, OSError) as error:
             self.regular, self.best = self.undo
             self.saved = None
             if self.options.on_write_error == "stop":
@@ -158,7 +160,7 @@ class Keeper:
         self.best = [entry for entry in record["best"] if entry[0] in names]
         others = {entry[0] for entry in self.best} - set(record["regular"])
         self.regular = [name for name in names[: names.index(found.name) + 1] if name not in others]
-        self.saved, self.time = (record["step"], record["position"]), time.monotonic()
+        self.saved, self.time = (record["step"], record["position"], record["whole"]), time.monotonic()
 
 
 class NoKeeper:

@@ -12,15 +12,12 @@ from typing import NamedTuple
 
 import jax
 
+from training.checkpoint.record import check_record
 from utils import Damaged, named_leaves
 
 logger = logging.getLogger("main")
 
 SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # format: what its checkpoints are called
-RECORD = {"step": int, "epoch": int, "position": int, "replica": int, "replicas": int, "whole": bool, "elapsed": float}
-RECORD |= {"config": dict, "facts": dict, "data": dict, "metrics": dict, "lengths": dict, "callbacks": list, "best": list}
-RECORD |= {"regular": list, "rollbacks": int, "stopped": bool, "format": int}
-FORMAT = 1  # of the record
 
 
 class Found(NamedTuple):
@@ -106,25 +103,10 @@ def read_all(name, paths, whole=False):
         if whole and not record["whole"]:
             raise Damaged(f"{path}: holds weights alone (checkpoint.save_optimizer_state was false), so no run can go on from it")
     replicas = read[0][1]["replicas"]
-    if sorted(record["replica"] for _, record in read) != list(range(replicas)):
+    if replicas != len(read) or sorted(record["replica"] for _, record in read) != list(range(replicas)):
         raise Damaged(f"{paths[0]}: is one of {replicas} replicas, and not all of them are there")
     read = sorted(zip(paths, read, strict=True), key=lambda item: item[1][1]["replica"])
     return Found(name, [path for path, _ in read], [arrays for _, (arrays, _) in read], [record for _, (_, record) in read])
-
-
-def check_record(path, record):
-    """Refuse a record that this version does not understand; its digest says nothing about who wrote it."""
-    wrong = [key for key, kind in RECORD.items() if type(record.get(key)) is not kind]
-    wrong += [] if wrong or all(is_named_value(entry) for entry in record["best"]) else ["best"]
-    if wrong:
-        raise Damaged(f"{path}: is no checkpoint of a run: its record has no sound {', '.join(wrong)}")
-    if record["format"] > FORMAT:
-        raise Damaged(f"{path}: was written by a newer version (format {record['format']}; this one reads up to {FORMAT})")
-
-
-def is_named_value(entry):
-    """Whether this is [name, number]."""
-    return type(entry) is list and len(entry) == 2 and type(entry[0]) is str and type(entry[1]) in (int, float)
 
 
 def delete(path):

@@ -23,7 +23,9 @@ WHERE = {"elapsed": 0.0, "rollbacks": 0, "stopped": False, "metrics": {}, "callb
 
 def a_run(epoch, epochs=99, position=0, step=None, **metrics):
     step = epoch * 10 + position if step is None else step
-    return SimpleNamespace(epoch=epoch, completed=epoch, epochs=epochs, position=position, step=step, metrics=metrics)
+    finished = epoch == epochs and not position
+    told = {"epoch": epoch, "completed": epoch, "epochs": epochs, "position": position, "step": step, "finished": finished}
+    return SimpleNamespace(**told, metrics=metrics)
 
 
 def cut_of(run, replicas=1):
@@ -127,10 +129,16 @@ def test_weights_alone_are_kept_without_the_optimizer_but_a_stopped_run_is_saved
     found, wrong = storage.newest(tmp_path)
     assert found is None
     assert "holds weights alone" in wrong[0]
+    keeper.ended(a_run(1), cut_of(a_run(1)))  # stopped where its weights are saved already
+    assert storage.newest(tmp_path)[0].name == "checkpoint-epoch_1"
     run = a_run(1, position=4)
     keeper.ended(run, cut_of(run))
     assert {"opt/m", "sums/loss", "step"} <= storage.load(tmp_path / "checkpoint-step_14.params")[0].keys()
     assert storage.newest(tmp_path)[0].name == "checkpoint-step_14"
+    last = a_run(2, epochs=2)
+    keeper.epoch_ended(last, cut_of(last))
+    keeper.ended(last, cut_of(last))
+    assert not storage.load(tmp_path / "checkpoint-epoch_2.params")[1]["whole"]
 
 
 def test_each_replica_has_its_file_and_only_all_of_them_are_a_checkpoint(tmp_path):
@@ -170,6 +178,9 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
         ({"epoch": "3"}, "no sound epoch"),
         ({"lengths": None}, "no sound lengths"),
         ({"best": [["a"]]}, "no sound best"),
+        ({"lengths": {"train.log": -1}}, "no sound lengths"),
+        ({"callbacks": [3]}, "no sound callbacks"),
+        ({"position": -1}, "no sound position"),
         ({"format": 2}, "was written by a newer version"),
         ({"step": True}, "no sound step"),
     ],

@@ -1,0 +1,34 @@
+"""The record of a checkpoint: what is in it, and whether one that was read is sound. Its digest does not tell who wrote it."""
+
+from utils import Damaged
+
+FORMAT = 1
+RECORD = {"step": int, "epoch": int, "position": int, "replica": int, "replicas": int, "whole": bool, "elapsed": float}
+RECORD |= {"config": dict, "facts": dict, "data": dict, "metrics": dict, "lengths": dict, "callbacks": list, "best": list}
+RECORD |= {"regular": list, "rollbacks": int, "stopped": bool, "format": int}
+
+
+def is_count(value):
+    return type(value) is int and value >= 0
+
+
+def is_pair(value, *kinds):
+    """Whether this is [name, something of these kinds]."""
+    return type(value) is list and len(value) == 2 and type(value[0]) is str and isinstance(value[1], kinds)
+
+
+INSIDE = dict.fromkeys(("step", "epoch", "position", "replica", "replicas", "rollbacks"), is_count) | {
+    "lengths": lambda lengths: all(map(is_count, lengths.values())),
+    "best": lambda best: all(is_pair(entry, int, float) for entry in best),
+    "callbacks": lambda memories: all(is_pair(entry, object) for entry in memories),
+}
+
+
+def check_record(path, record):
+    """Refuse a record that this version does not understand."""
+    wrong = [key for key, kind in RECORD.items() if type(record.get(key)) is not kind]
+    wrong = wrong or [key for key, sound in INSIDE.items() if not sound(record[key])]
+    if wrong:
+        raise Damaged(f"{path}: is no checkpoint of a run: its record has no sound {', '.join(wrong)}")
+    if record["format"] > FORMAT:
+        raise Damaged(f"{path}: was written by a newer version (format {record['format']}; this one reads up to {FORMAT})")
