@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from utils import RunError, UserError, first_line
@@ -27,7 +28,7 @@ def main(argv=None):
     arguments = parse(argv)
     gc.disable()  # while modules load and shapes are traced there is no garbage, and looking for it takes a fifth of the time
     sys.path.append(os.getcwd())  # a dotted name may stand beside the config
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop takes over, both signals just end the run
+    end_at_signals()
     try:
         if arguments.list:
             print(*(listing(kind) for kind in chosen_kinds(arguments.list)), sep="\n\n")
@@ -42,10 +43,9 @@ def main(argv=None):
         return FAILED
     except (RunError, OSError) as error:
         return fail(error, FAILED)
-    except KeyboardInterrupt:
-        return fail("Interrupted; nothing more was saved", FAILED)
     except Exception as error:
         if not isinstance(error, MemoryError) and "Out of memory" not in str(error):
+            to_log(traceback.format_exc())
             raise
         hint = "take a smaller loader.batch_size, cut batches with training.accumulate, or stream with loader.device_budget_mb=0"
         return fail(f"Out of memory: {first_line(error)}\n{hint}", FAILED)
@@ -87,17 +87,34 @@ def check(parts):
     """Print what would run."""
     from training.summary import table
 
-    params = shapes(parts)
+    template = shapes(parts)
     print(json.dumps(parts.config, indent=2))
-    print(table(params))
+    print(table(template.params))
     return DONE
 
 
+def end_at_signals(folder=None):
+    """Until the loop takes over, and when a signal comes twice, the process ends at once; an exception would get lost in a
+    callback of JAX's, or tear down what it is still compiling. What was killed can be gone on with anyway."""
+
+    def end(_number, _frame):
+        saved = folder is not None and any(folder.glob("checkpoint-*"))
+        if folder is not None and not (folder / "config.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # nothing has run
+        more = "; the run can be gone on with from its last checkpoint" if saved else "; nothing was saved"
+        os.write(2, f"Interrupted{more}\n".encode())
+        os._exit(STOPPED if saved else FAILED)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
 def shapes(parts, resumed=False):
-    """The parameters as shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
+    """A TrainState of shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
     from training.checkpoint.pretrained import pretrained_from
-    from training.fit import compose
-    from training.summary import check_monitors, trace_shapes
+    from training.checkpoint.storage import check_format
+    from training.fit import compose, configured
+    from training.summary import blueprint, check_monitors, trace_shapes
 
     pieces = (parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
     try:
@@ -105,12 +122,15 @@ def shapes(parts, resumed=False):
         example, batch_size = parts.data.example, parts.loader.batch_size
         params, state, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size)
         check_monitors(monitors(parts), evaluated_sets(parts), reported)
-        parts.checkpoint.sign()
+        for part in [part for part in (parts.checkpoint, *parts.callbacks) if hasattr(part, "sign")]:
+            part.sign()
+        check_format(parts.checkpoint.format)
         if parts.training.pretrained and not resumed:
             pretrained_from(parts.training.pretrained).check(params, state)
+        update = configured(parts.update, objective, parts.optimizer, parts.training)(unroll=False)
+        return blueprint(objective, update, params, state, example, batch_size)
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error
-    return params
 
 
 def monitors(parts):
@@ -129,46 +149,50 @@ def train(parts, arguments):
     """Begin a run in a folder of its own, or go on with one."""
     from training import resume
 
-    named = arguments.resume or parts.resume
-    folder = resume.unfinished(parts.checkpoint.dir, parts.title) if named == "auto" else named and resume.run_folder_of(named)
-    params = shapes(parts, resumed=bool(folder))
-    if folder is None:
-        return fit_in(*begun(parts), parts, params)
-    run = resume.opened(folder, None if named == "auto" else named)
+    named, run, why = arguments.resume or parts.resume, None, None
+    if named == "auto":
+        run, why = resume.unfinished(parts.checkpoint.dir, parts.title)
+    elif named:
+        run = resume.opened(resume.run_folder_of(named), named)
+    template = shapes(parts, resumed=run is not None)
+    if run is None:
+        return fit_in(*begun(parts, why), parts, template)
     if end := resume.at_its_end(run, parts.training.epochs, arguments.override):
         print(end)
         return DONE
-    try:
-        return fit_in(run, *taken_up(run, parts, arguments.override), parts, params)
-    except KeyboardInterrupt:
-        return fail("Interrupted; the run can be gone on with from its last checkpoint", STOPPED if run.found else FAILED)
+    return fit_in(run, *taken_up(run, parts, template, arguments.override), parts, template)
 
 
-def begun(parts):
-    """A new run: its folder, its data, and the record for its checkpoints."""
+def begun(parts, why):
+    """A new run: its folder, its data, and the record for its checkpoints. `why` tells that there was none to go on with."""
     from data_loader.base import loaded
     from training import resume, run_folder
 
     run = resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title))
+    end_at_signals(run.folder)
     set_up_logging(run.folder / "train.log")
+    if why:
+        logger.info("%s: beginning a new one", why)
     try:
         sets = loaded(parts.data)
+        record = run_folder.record(parts.config, parts.facts, sets)
+        run_folder.describe(run.folder, record, sets, ROOT)
     except BaseException:
         shutil.rmtree(run.folder)  # nothing has run
         raise
-    record = run_folder.record(parts.config, parts.facts, sets)
-    run_folder.describe(run.folder, record, sets, ROOT)
     return run, sets, record
 
 
-def taken_up(run, parts, override):
+def taken_up(run, parts, template, override):
     """The data and the record of a run that is gone on with, once they are known to be the same as then, or insisted on."""
     from data_loader.base import loaded
-    from training import resume, run_folder
+    from training import recovery, resume, run_folder
 
+    end_at_signals(run.folder)
     sets = loaded(parts.data)
     record = run_folder.record(parts.config, parts.facts, sets)
-    changes = resume.changes(run, record, override) if run.found else []
+    changes = resume.changes(run, record, override)
+    recovery.check_fits(run.found, template, parts.training.replicas)  # nothing in the folder was touched so far
     resume.tidied(run)
     set_up_logging(run.folder / "train.log")
     for message in [*run.passed_over, *run_folder.changes_of_environment(run.folder, ROOT)]:
@@ -179,12 +203,12 @@ def taken_up(run, parts, override):
     return sets, record
 
 
-def fit_in(run, sets, record, parts, params):
+def fit_in(run, sets, record, parts, template):
     """Train in a run's folder."""
     from training import run_folder
     from training.fit import fit
 
-    announce(parts, sets, run, params)
+    announce(parts, sets, run, template.params)
     gc.enable()
     done = fit(
         parts.model,
@@ -224,6 +248,8 @@ def announce(parts, sets, run, params):
     logger.info("Run folder: %s", run.folder)
     if run.found:
         logger.info("Going on from %s, after step %d", run.found.name, run.found.record["step"])
+    if not parts.checkpoint.save_optimizer_state:
+        logger.warning("checkpoint.save_optimizer_state is false: a run that is killed cannot be gone on with")
 
 
 def set_up_logging(file):
@@ -237,11 +263,16 @@ def set_up_logging(file):
 def fail(error, code):
     """Say one message, also to the run's log; no traceback, since the mistake is not in this program."""
     print(error, file=sys.stderr)
-    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, str(error), (), None)
+    to_log(str(error))
+    return code
+
+
+def to_log(message):
+    """Write an error to the run's log alone."""
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
     for handler in logger.handlers:
         if isinstance(handler, logging.FileHandler) and os.path.exists(handler.baseFilename):
             handler.handle(record)
-    return code
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 on_training_start, on_epoch_start, on_step_end (at every log line within an epoch), on_epoch_end, on_training_end
 
-A Run (training/loop.py) tells epoch, step, metrics (of the latest line; means over the replicas), states() and params. A
+A Run (training/run.py) tells epoch, step, metrics (of the latest line; means over the replicas), states() and params. A
 callback changes it by what it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied.
 An attribute `monitor`, if it has one, is the name of a metric, and train.py checks it before the run. What a callback must
 remember is JSON in an attribute `memory`: every checkpoint holds it, and a run that goes on puts it back after
@@ -15,6 +15,7 @@ import logging
 from typing import Literal
 
 from training.base import Callback
+from training.options import sign_of
 from utils import UserError
 
 logger = logging.getLogger("main")
@@ -63,22 +64,26 @@ def remember(callbacks, found):
         logger.warning("The callbacks are not those of the checkpoint, so all of them start anew")
         return
     for callback, (_, memory) in zip(callbacks, found, strict=True):
-        if memory is not None:
+        if hasattr(callback, "memory"):
             callback.memory = memory
 
 
 def early_stopping(
-    monitor: str = "test_loss", mode: Literal["min", "max"] = "min", patience: int = 3, min_delta: float = 0.0
+    monitor: str = "test_loss", mode: Literal["auto", "min", "max"] = "auto", patience: int = 3, min_delta: float = 0.0
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations."""
     if patience < 1:
         raise ValueError(f"patience: must be at least 1, got {patience}")
-    return EarlyStopping(monitor, 1 if mode == "min" else -1, patience, min_delta)
+    return EarlyStopping(monitor, mode, patience, min_delta)
 
 
 class EarlyStopping:
-    def __init__(self, monitor, sign, patience, min_delta):
-        self.monitor, self.sign, self.patience, self.min_delta = monitor, sign, patience, min_delta
+    def __init__(self, monitor, mode, patience, min_delta):
+        self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
+
+    def sign(self):
+        """1 where the metric is to be low, -1 where it is to be high."""
+        return sign_of(self.monitor, self.mode, "early_stopping: mode")
 
     def on_training_start(self, run):
         self.memory = {"best": None, "waited": 0}
@@ -86,7 +91,7 @@ class EarlyStopping:
     def on_epoch_end(self, run):
         if self.monitor not in run.metrics:  # this epoch was not evaluated
             return None
-        value, best = self.sign * run.metrics[self.monitor], self.memory["best"]
+        value, best = self.sign() * run.metrics[self.monitor], self.memory["best"]
         improved = value < (float("inf") if best is None else best) - self.min_delta
         self.memory = {"best": value, "waited": 0} if improved else {"best": best, "waited": self.memory["waited"] + 1}
         return {"stop": self.memory["waited"] >= self.patience}

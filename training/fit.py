@@ -1,6 +1,7 @@
 """`fit` composes the parts of a run and trains them; it is all that a notebook needs."""
 
 import inspect
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import numpy as np
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import split
 from data_loader.nest import map_nest
+from training import run_folder
 from training.callbacks import check_hooks
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
+from training.checkpoint.storage import check_format
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.metric_log import MetricLog, show_on_console
@@ -58,7 +61,8 @@ def fit(
     `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; `objective` and `update` are
     factories as in training/objective.py and training/update.py; `options` are the fields of LoaderOptions and TrainingOptions:
     epochs, batch_size, replicas, ... With a `folder` the run leaves metrics.jsonl and checkpoints there, as `checkpoint` says,
-    each with the `record`; `resume=True` goes on from the newest good one there, if there is one.
+    each with the `record`; `resume=True` goes on from the newest good one there, if there is one, `resume="override"` also with
+    other options or data.
     """
     if metrics is None:
         metrics = [accuracy] if loss is cross_entropy else []
@@ -73,22 +77,33 @@ def fit(
     if not 0 <= seed <= 2**32 - training.replicas:
         raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
     check_hooks(callbacks)
-    if training.on_nonfinite == "rollback" and folder is None:
-        raise UserError("training.on_nonfinite: 'rollback' needs checkpoints to go back to; give fit a `folder`")
-    with holding(folder, resume) as found:
+    checkpoint = CheckpointOptions(**checkpoint) if isinstance(checkpoint, dict) else checkpoint
+    check_format(checkpoint.format)
+    record = record or own_record(seed, loader, training, sets)
+    if folder is None and (resume or training.on_nonfinite == "rollback"):
+        raise UserError("fit: to resume, or to roll back, there must be checkpoints; give it a `folder`")
+    with holding(folder, resume, record) as found:
         pretrained = None if found else pretrained_from(training.pretrained)
         engine = {"seed": seed, "replicas": training.replicas, "freeze": training.on_nonfinite != "skip"}
-        runner = Runner(model, objective, make_update, sets, loader, restore=pretrained, **engine)
-        try:
+        with closing(Runner(model, objective, make_update, sets, loader, restore=pretrained, **engine)) as runner:
             probe = Probe(model, probe_input(runner.feeds["train"].shapes, preprocess))
             check_unchanged(runner, probe, pretrained, found)
-            keeper, log = None, MetricLog()
-            if folder is not None:
-                keeper = Keeper(folder, checkpoint, record, probe)
-                log = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on")
+            log, keeper = observers(folder, checkpoint, record, probe)
             return Loop(runner, objective, callbacks, training, log, log_every, keeper, found).run_all()
-        finally:
-            runner.close()
+
+
+def observers(folder, checkpoint, record, probe):
+    """(the metric log, the keeper) of a run; without a folder there is nothing to keep."""
+    if folder is None:
+        return MetricLog(), None
+    log = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on")
+    return log, Keeper(folder, checkpoint, record, probe)
+
+
+def own_record(seed, loader, training, sets):
+    """What `fit` can tell of a run whose caller tells nothing: functions are not compared, so a collate_fn is left out."""
+    config = {"seed": seed, "loader": vars(loader) | {"collate_fn": None}, "training": vars(training)}
+    return run_folder.record(config, {}, {name: dataset for name, dataset in sets.items() if has_items(dataset)})
 
 
 def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):

@@ -10,6 +10,7 @@ from training.metric_log import difference, progress_bar, sayable, values
 from training.run import Run
 from training.stop import stop_signals
 from training.update import bad_leaf_name
+from utils import RunError
 
 logger = logging.getLogger("main")
 
@@ -29,10 +30,12 @@ class Loop:
         self.watched = any(hasattr(callback, "on_step_end") for callback in callbacks)
         self.chunk = 8  # steps in a call, until their pace is known
         self.settled = None  # when the last chunk was done
-        self.pending = None  # the chunk in flight: (reports, position after it, batches taken)
+        self.flying = []  # chunks that are not settled: (reports, position after it, batches taken)
         self.logged = None  # this epoch's sums at the last log line
         self.began, self.elapsed = 0.0, 0.0  # when this epoch began; its seconds before the run was gone on with
         self.rollbacks = 0  # how often the run went back to a checkpoint
+        self.underway = False  # whether the states are those of the run
+        self.stop_answered = False  # whether a callback stopped the run
 
     def run_all(self):
         """Train to the end, or until a signal or a callback stops the run."""
@@ -47,8 +50,8 @@ class Loop:
                         recovery.after_divergence(self, error)
                 self.notify("on_training_end")
                 self.keeper.ended(run, self.cut)
-                if run.signal:
-                    logger.info("Stopped by %s after step %d", run.signal, run.step)
+                if run.stopped:
+                    logger.info("Stopped by %s after step %d", run.signal or "a callback", run.step)
         except Exception as error:
             recovery.rescue(self, error)
             raise
@@ -60,7 +63,8 @@ class Loop:
         if self.found:
             recovery.restore(self, self.found)
         elif self.options.on_nonfinite == "rollback":
-            self.keeper.within_epoch(self.run, self.cut)  # something to go back to from the first epoch
+            self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
+        self.underway = True
 
     def one_epoch(self):
         """Training, evaluation and the lines that close an epoch; what stops the run within the epoch leaves it unfinished."""
@@ -71,6 +75,8 @@ class Loop:
         else:
             logger.info("---- STARTING EPOCH %d ----", run.epoch)
             self.notify("on_epoch_start")
+        if run.stopped and not run.position:
+            return
         sums = self.train_epoch()
         evaluated = None if run.stopped else self.evaluate()
         if evaluated is None:
@@ -79,6 +85,8 @@ class Loop:
         run.metrics = values("train", sums, self.finish) | evaluated
         seconds = time.perf_counter() - self.began
         examples, skipped = (sum(int(s[name]) for s in sums) for name in ("examples", "bad_steps"))
+        if not examples:
+            raise RunError(f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}")
         run.history.append(self.log.epoch(run.epoch, run.step, run.metrics, seconds, examples))
         run.completed, run.position, self.elapsed = run.epoch, 0, 0.0
         if skipped:
@@ -91,7 +99,7 @@ class Loop:
         run, runner = self.run, self.runner
         runner.begin(run.epoch, run.position)
         position, first_step = run.position, run.step - run.position
-        self.settled, self.pending = None, None
+        self.settled, self.flying = None, []
         if position == 0:
             self.logged = None
         sums, taken = None, 1
@@ -99,13 +107,12 @@ class Loop:
             while taken:
                 taken, reports = runner.train(self.next_chunk(position, first_step + position))
                 position += taken
-                sums = self.settle(bar) or sums
-                self.pending = (reports, position, taken) if taken else None
+                self.flying += [(reports, position, taken)] if taken else []
                 due = taken and position != run.steps and self.keeper.due(first_step + position)
-                if due or (self.watched and position % self.log_every == 0):  # what a hook sees and answers is of this very step
-                    sums = self.settle(bar) or sums
+                exact = due or (self.watched and position % self.log_every == 0)  # a hook sees and answers this very step
+                sums = self.settle(bar, leave=0 if exact else 1) or sums
                 if due:
-                    self.keeper.within_epoch(run, self.cut)
+                    self.keeper.save(run, self.cut)
                 if run.stopped:
                     break
             sums = self.settle(bar) or sums
@@ -115,11 +122,15 @@ class Loop:
         """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
         return min(self.chunk, self.log_every - position % self.log_every, self.keeper.steps_left(step))
 
-    def settle(self, bar):
-        """Wait for the chunk in flight, check it, log it, and tell the callbacks; None where there is none."""
-        if self.pending is None:
-            return None
-        (reports, position, taken), self.pending = self.pending, None
+    def settle(self, bar, leave=0):
+        """Settle the chunks in flight, but for the last `leave`; the sums after them, None where there are none."""
+        sums = None
+        while len(self.flying) > leave:
+            sums = self.settle_chunk(*self.flying.pop(0), bar)
+        return sums
+
+    def settle_chunk(self, reports, position, taken, bar):
+        """Wait for a chunk, check it, log it, and tell the callbacks."""
         run, sums = self.run, self.runner.read(reports)
         self.check_finite(sums)
         run.step, run.position = run.step + taken, position
@@ -163,7 +174,7 @@ class Loop:
         """Call a hook of every callback, and do what they answer."""
         answers = notify(self.callbacks, hook, self.run)
         if answers.get("stop"):
-            self.run.stopped = True
+            self.run.stopped = self.stop_answered = True
         if "lr_scale" in answers:
             self.runner.scale_rate(answers["lr_scale"])
 
@@ -171,8 +182,7 @@ class Loop:
         """The run at this moment, between two chunks, all books in order."""
         run = self.run
         where = {"step": run.step, "epoch": run.epoch if run.position else run.completed, "position": run.position}
-        stopped = run.stopped and not run.signal  # by a callback
         elapsed = time.perf_counter() - self.began if run.position else 0.0
-        where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": stopped}
+        where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": self.stop_answered}
         where |= {"metrics": sayable(run.metrics), "callbacks": memories(self.callbacks)}
         return Cut(self.runner.snapshot(), self.logged, where)

@@ -1,10 +1,12 @@
 """From sums to named values: `<set>_<metric>`, said on the console and written to metrics.jsonl, a JSON object a line."""
 
+import contextlib
 import json
 import logging
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -47,7 +49,7 @@ class MetricLog:
     the run is to go on without."""
 
     def __init__(self, path=None, go_on=False):
-        self.path, self.go_on, self.unwritten = path, go_on, ""
+        self.path, self.go_on, self.unwritten, self.told = path, go_on, "", False
 
     def progress(self, epoch, position, steps, step, named):
         """A line within an epoch."""
@@ -78,20 +80,28 @@ class MetricLog:
         self.unwritten += json.dumps(sayable(row)) + "\n"
         try:
             append(self.path, self.unwritten)
-            self.unwritten = ""
+            self.unwritten, self.told = "", False
         except OSError as error:
             message = f"{self.path}: cannot be written: {error.strerror}"
             if not self.go_on:
                 raise RunError(message) from error
-            logger.error("%s; its lines are kept until it can be", message)
+            if not self.told:
+                logger.error("%s; its lines are kept until it can be", message)
+            self.told = True
+
+    def forget(self):
+        """Drop what could not be written: the run goes back to before it."""
+        self.unwritten = ""
 
     def epochs(self):
-        """The rows of the epochs so far, as `epoch` answered them."""
-        if self.path is None or not os.path.exists(self.path):
-            return []
-        with open(self.path) as file:
-            rows = [json.loads(line) for line in file if '"end_of_epoch": true' in line]
-        return [{k: v for k, v in row.items() if k != "end_of_epoch"} for row in rows]
+        """The rows of the epochs so far, as `epoch` answered them; a line that someone broke is passed over."""
+        rows = []
+        if self.path is not None and os.path.exists(self.path):
+            for line in Path(self.path).read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    rows.append(json.loads(line))
+        rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
+        return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
 
 
 def sayable(row):

@@ -1,6 +1,7 @@
 """The sections of a config that name no parts: their keys, types, defaults and ranges. `fit` takes the same names."""
 
 import difflib
+import math
 from dataclasses import dataclass
 from os import PathLike
 from typing import Literal, Required, TypedDict, get_args, get_origin, get_type_hints
@@ -121,19 +122,27 @@ class CheckpointOptions:
 
     def __post_init__(self):
         check(self, every_epochs=0, every_steps=0, every_seconds=0, keep=1, save_top_k=1)
+        if not math.isfinite(self.every_seconds):
+            raise ValueError(f"every_seconds: must be finite, got {self.every_seconds}; 0 is never")
+        if self.save_top_k > 1 and self.monitor is None:
+            raise ValueError(f"save_top_k: {self.save_top_k} best by what? Name a metric with `monitor`")
 
     def sign(self):
         """1 where the monitored metric is to be low, -1 where it is to be high."""
-        if self.mode != "auto" or self.monitor is None:
-            return -1 if self.mode == "max" else 1
-        for sign, words in ((1, LOW_IS_GOOD), (-1, HIGH_IS_GOOD)):
-            if any(word in self.monitor for word in words):
-                return sign
-        raise UserError(f"checkpoint.mode: cannot tell whether {self.monitor!r} is good when low or high; say 'min' or 'max'")
+        return sign_of(self.monitor, self.mode, "checkpoint.mode")
 
 
-LOW_IS_GOOD = ("loss", "error", "mse", "mae", "perplexity")
-HIGH_IS_GOOD = ("accuracy", "f1", "precision", "recall", "auc", "iou", "score")
+LOW_IS_GOOD = {"loss", "error", "mse", "rmse", "mae", "perplexity"}
+HIGH_IS_GOOD = {"accuracy", "f1", "precision", "recall", "auc", "iou"}
+
+
+def sign_of(monitor, mode, place):
+    """1 where a metric is to be low, -1 where it is to be high; `auto` tells by its name."""
+    words = set((monitor or "loss").split("_"))
+    low, high = words & LOW_IS_GOOD, words & HIGH_IS_GOOD
+    if mode == "auto" and bool(low) == bool(high):
+        raise UserError(f"{place}: cannot tell whether {monitor!r} is good when low or high; say 'min' or 'max'")
+    return -1 if mode == "max" or (mode == "auto" and high) else 1
 
 
 @dataclass(frozen=True)

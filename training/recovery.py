@@ -15,8 +15,8 @@ from utils import RunError, UserError, first_line
 logger = logging.getLogger("main")
 
 ADVICE = (
-    "A label outside the classes does that; else lower the learning rate, clip the gradients, or set training.on_nonfinite to "
-    "'skip' or 'rollback'"
+    "A label outside the classes does that; else lower the learning rate (to go on with --resume and a changed config, say "
+    "--override), clip the gradients, or set training.on_nonfinite to 'skip' or 'rollback'"
 )
 
 
@@ -30,41 +30,40 @@ class Diverged(RunError):
 
 def restore(loop, found):
     """Put a loop where a checkpoint was taken."""
-    run, record = loop.run, found.record
+    run, runner, record = loop.run, loop.runner, found.record
+    zeros, now = runner.zeros(), runner.replica_states()[0]
+    trees = check_fits(found, now._replace(sums=zeros), len(runner.lanes.seeds))
     run.step, run.position, loop.elapsed, loop.rollbacks = (record[k] for k in ("step", "position", "elapsed", "rollbacks"))
     run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
-    run.metrics, run.stopped = record["metrics"], record["stopped"]
+    run.metrics, loop.stop_answered = record["metrics"], loop.stop_answered or record["stopped"]
+    run.stopped = bool(run.signal) or loop.stop_answered
     run.history = [row for row in loop.log.epochs() if row["epoch"] <= run.completed]
-    loop.pending = loop.logged = None
-    trees = [whole(loop, path, arrays) for path, arrays in zip(found.paths, found.arrays, strict=True)]
-    if len(trees) != len(loop.runner.lanes.seeds):
-        raise UserError(f"{found.name}: replicas: it holds {len(trees)}, this run has {len(loop.runner.lanes.seeds)}")
-    if "logged" in trees[0]:
-        loop.logged = [tree.pop("logged") for tree in trees]
-    template = loop.runner.replica_states()[0]
-    loop.runner.restore([template._replace(**{"sums": {}} | tree) for tree in trees])
+    loop.flying, loop.logged = [], [tree.pop("logged") for tree in trees] if "logged" in trees[0] else None
+    for tree in trees:  # whether a bad step freezes them is for the config of now to say
+        tree["sums"] = tree["sums"] | {"freeze": np.asarray(zeros["freeze"])} if "sums" in tree else {}
+    runner.restore([now._replace(**tree) for tree in trees])
     remember(loop.callbacks, record["callbacks"])
     loop.keeper.resumed(found)
 
 
-def whole(loop, path, arrays):
-    """The fields of a TrainState, and the sums at the last log line where an epoch had one, from a checkpoint's arrays."""
-    zeros = loop.runner.zeros()
-    like = loop.runner.replica_states()[0]._replace(sums=zeros)._asdict()
-    if not any(name.startswith("sums/") for name in arrays):  # it was taken at the end of an epoch
-        del like["sums"]
-        return filled(path, arrays, like)
-    if any(name.startswith("logged/") for name in arrays):
-        like["logged"] = zeros
-    tree = filled(path, arrays, like)
-    tree["sums"]["freeze"] = np.asarray(zeros["freeze"])  # as the config has it now
-    return tree
+def check_fits(found, template, replicas):
+    """The trees of each replica in a checkpoint, if it fits a TrainState, of which shapes suffice. Within an epoch they hold its
+    sums, and, if it had a log line, the sums at that."""
+    if found is None:
+        return []
+    if len(found.arrays) != replicas:
+        raise UserError(f"{found.name}: replicas: it holds {len(found.arrays)}, this run has {replicas}")
+    like = {**template._asdict(), "logged": template.sums}
+    there = {name.split("/")[0] for name in found.arrays[0]}
+    like = {name: tree for name, tree in like.items() if name in there or name not in ("sums", "logged")}
+    return [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
 
 
 def check_unchanged(runner, probe, pretrained, found):
     """Refuse to start or go on from weights to which model/ has since given another meaning."""
     ts = runner.replica_states()[0]
     if pretrained:
+        logger.info("Starting from %s", pretrained)
         pretrained.check_probe(probe, ts.params, ts.state)
     if found and probe_of(found.arrays[0]):
         path, arrays, weights = found.paths[0], found.arrays[0], "params" if ts.ema is None else "ema"
@@ -76,21 +75,22 @@ def check_unchanged(runner, probe, pretrained, found):
 def after_divergence(loop, bad):
     """Go back to the last checkpoint, if that is wanted and was not done too often; else save what was finite, and end."""
     run, keeper, options = loop.run, loop.keeper, loop.options
-    what = f"step {bad.step + 1} (epoch {run.epoch}) was not finite; {bad.leaf} was hit first"
+    what = f"step {bad.step + 1} (epoch {run.epoch}) was not finite: {bad.leaf} was hit first"
     found = keeper.newest() if options.on_nonfinite == "rollback" and loop.rollbacks < options.rollbacks else None
     if found:
         count = loop.rollbacks + 1
         restore(loop, found)
         reseed(loop, count)
         cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
+        loop.log.forget()
         seeds = ", ".join(map(str, loop.runner.lanes.seeds))
         logger.warning("%s. Back to %s with seed %s (%d of %d)", what, found.name, seeds, count, options.rollbacks)
         return
-    spent = f" after {loop.rollbacks} rollbacks" if loop.rollbacks else ""
+    spent = f"The run went back {loop.rollbacks} times already. " if loop.rollbacks else ""
     save_frozen(loop, bad)
     last = keeper.last()
     where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-    raise Diverged(bad.step, bad.leaf, f"{what}{spent}. {where}{ADVICE}")
+    raise Diverged(bad.step, bad.leaf, f"{what}. {spent}{where}{ADVICE}")
 
 
 def reseed(loop, count):
@@ -114,7 +114,7 @@ def save_frozen(loop, bad):
 
 def rescue(loop, error):
     """Save the state before a crash ends the run, if there is something to save and it can be."""
-    if isinstance(error, Diverged):
+    if not loop.underway or isinstance(error, RunError):  # a disk that failed, or a divergence, which saved what it could
         return
     run, runner = loop.run, loop.runner
     try:

@@ -1,6 +1,7 @@
 """Going on with a run: which one, from which of its checkpoints, and with what changed in its config."""
 
 import json
+import logging
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +10,15 @@ from typing import NamedTuple
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import Found, checkpoints, files, newest, read_all, remove_leftovers
-from training.run_folder import FINISHED, cut_back
-from utils import UserError
+from training.run_folder import FINISHED, cut_back, flat
+from utils import RunError, UserError
 
-FREE = ("training.epochs", "checkpoint", "logging", "resume", "$schema")  # keys that may differ when a run is gone on with
+# Keys that may differ when a run is gone on with.
+FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "checkpoint", "logging")
+SILENT = ("resume", "$schema")  # they say nothing of the run
+
+
+logger = logging.getLogger("main")
 
 
 class Opened(NamedTuple):
@@ -20,17 +26,23 @@ class Opened(NamedTuple):
 
     folder: Path
     found: Found | None  # the checkpoint to go on from; None where the run has none yet
-    lock: int | None
+    lock: int
     passed_over: list  # what is wrong with newer checkpoints
 
 
 def unfinished(base, title):
-    """The folder of the latest run of this title that was begun, did not come to its end, and is not being trained now."""
-    folders = [path.parent for path in (Path(base) / title).glob("*/environment.json")]
+    """(the latest run of this title that was begun and did not come to its end, taken, None), or (None, why there is none)"""
+    folders = [path.parent for path in (Path(base) / title).glob("*/environment.json") if (path.parent / "config.json").exists()]
+    whys = []
     for folder in sorted(folders, key=lambda f: (f / "environment.json").stat().st_mtime_ns, reverse=True):
-        if (folder / "config.json").exists() and not (folder / FINISHED).exists() and not is_locked(folder):
-            return folder
-    return None
+        if (folder / FINISHED).exists():
+            whys.append(f"{folder} is finished")
+            continue
+        try:
+            return opened(folder), None
+        except Locked:
+            whys.append(f"{folder} is being trained by another process")
+    return None, f"No unfinished run of {title} ({whys[0]})" if whys else f"No run of {title} to go on with"
 
 
 def run_folder_of(named):
@@ -38,10 +50,12 @@ def run_folder_of(named):
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
     if not named.exists():
-        raise UserError(f"--resume {named}: there is no such folder; name a run, as saved/<title>/<run>, or say: --resume auto")
+        there = [path.name for paths in checkpoints(folder).values() for path in paths] if folder != named else []
+        hint = f"{folder} has {', '.join(there)}" if there else "name a run, as saved/<title>/<run>, or say: --resume auto"
+        raise UserError(f"--resume {named}: there is no such {'checkpoint' if folder != named else 'folder'}; {hint}")
     if not (folder / "config.json").exists():
-        runs = sorted(path.parent.name for path in folder.glob("*/config.json"))
-        hint = f"; did you mean {folder / runs[-1]}?" if runs else ""
+        runs = sorted(path.parent for path in [*folder.glob("*/config.json"), *folder.parent.glob("config.json")])
+        hint = f"; did you mean {runs[-1]}?" if runs else ""
         raise UserError(f"--resume {named}: is not the folder of a run: it has no config.json{hint}")
     return folder
 
@@ -52,7 +66,7 @@ def opened(folder, named=None):
     try:
         found, wrong = chosen(folder, named)
     except BaseException:
-        os.close(lock)
+        close(lock)
         raise
     return Opened(folder, found, lock, wrong)
 
@@ -66,10 +80,16 @@ def chosen(folder, named):
             raise UserError(f"{folder}: no checkpoint of this run can be gone on from\n  {told}")
         return found, wrong
     name = Path(named).stem.split("-replica_")[0]
+    if Path(named) not in files(folder, name):
+        raise UserError(f"--resume {named}: is no checkpoint; {folder} has {', '.join(checkpoints(folder)) or 'none'}")
     found, names = read_all(name, files(folder, name), whole=True), list(checkpoints(folder))
     if later := names[names.index(name) + 1 :]:
         raise UserError(f"--resume {named}: the run has later checkpoints; move them away first: {', '.join(later)}")
     return found, []
+
+
+class Locked(RunError):
+    """Another process trains in this folder."""
 
 
 def locked(folder):
@@ -81,19 +101,22 @@ def locked(folder):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise UserError(f"{folder}: another process is training this run; wait for it, or stop it first") from None
+        raise Locked(f"{folder}: another process is training this run; wait for it, or stop it first") from None
     except OSError:  # a file system without locks
         pass
+    HELD.add(handle)
     return handle
 
 
-def is_locked(folder):
-    """Whether another process is training in this folder."""
-    try:
-        os.close(locked(folder))
-    except UserError:
-        return True
-    return False
+HELD = set()  # locks of this process
+os.register_at_fork(after_in_child=lambda: [close(handle) for handle in list(HELD)])  # a child that lives on does not train
+
+
+def close(handle):
+    """Give a lock back."""
+    if handle in HELD:
+        HELD.remove(handle)
+        os.close(handle)
 
 
 def tidied(run):
@@ -103,7 +126,7 @@ def tidied(run):
 
 
 @contextmanager
-def holding(folder, resume):
+def holding(folder, resume, record):
     """The checkpoint to go on from, if there is one; the folder belongs to this run alone as long as this is open."""
     if folder is None or isinstance(resume, Opened):  # the caller holds it
         yield resume.found if resume else None
@@ -112,36 +135,45 @@ def holding(folder, resume):
     run = opened(Path(folder))
     try:
         if resume:
+            told = changes(run, record, resume == "override") if run.found else []
             tidied(run)
-        elif run.found:
-            raise UserError(f"{folder}: holds the checkpoints of a run; go on with it (resume=True), or name another folder")
+            for message in [*run.passed_over, *told]:
+                logger.warning(message)
+        elif run.found or (run.folder / "metrics.jsonl").exists():
+            raise UserError(f"{folder}: holds a run; go on with it (resume=True), or name another folder")
         yield run.found
     finally:
-        os.close(run.lock)
+        close(run.lock)
 
 
 def at_its_end(run, epochs, override):
     """Why there is nothing to go on with, or None."""
-    if run.found is None or run.found.record["position"] or not (run.folder / FINISHED).exists():
+    if run.found is None:
         return None
-    record = run.found.record
-    if record["epoch"] >= epochs:
-        return f"{run.folder}: is finished, {record['epoch']} of {epochs} epochs; raise training.epochs to go on"
-    if record["stopped"] and not override:
-        return f"{run.folder}: a callback stopped it after epoch {record['epoch']}; say --override to go on all the same"
+    record, marked = run.found.record, (run.folder / FINISHED).exists()
+    whole = record["epoch"] - bool(record["position"])
+    if whole > epochs or (whole == epochs and (marked or record["position"])):
+        return f"{run.folder}: has its {whole} epochs, and training.epochs is {epochs}; raise it to go on"
+    if marked and record["stopped"] and not override:
+        return f"{run.folder}: a callback stopped it in epoch {record['epoch']}; say --override to go on all the same"
     return None
 
 
 def changes(run, record, override=False):
     """What changed in config, facts and data since a run's checkpoint, a line each; what must not is refused, unless the user
     insists, which also overrules a callback that stopped the run."""
-    free, other = differences(run.found.record, record)
+    if run.found is None:
+        return ["there is no checkpoint yet, so the run starts over"]
+    try:
+        free, other = differences(run.found.record, record)
+    except RecursionError as error:
+        raise UserError(f"{run.found.paths[0]}: the config in it is nested too deeply to be one") from error
     if other and not override:
         lines = "\n  ".join(told(other))
         raise UserError(
             f"{run.folder}: this is not the config, or not the data, that the run was trained with\n  {lines}\n"
-            "Bring it back, begin a new run, or say --override to go on with what is new; "
-            f"{', '.join(FREE[:-1])} may always change"
+            'Bring it back, begin a new run, or say --override (fit: resume="override") to go on with what is new; '
+            f"{', '.join(FREE)} may always change"
         )
     if override:
         for each, arrays in zip(run.found.records, run.found.arrays, strict=True):
@@ -155,7 +187,7 @@ def differences(old, new):
     """({path: (old, new)} of what may differ, the same of what may not) between two records."""
     old, new = (flat({**r["config"], "facts": r["facts"], "fingerprint of the data": r["data"]}) for r in (old, new))
     free, other = {}, {}
-    for path in [path for path in {**old, **new} if old.get(path, ABSENT) != new.get(path, ABSENT)]:
+    for path in [path for path in {**old, **new} if old.get(path, ABSENT) != new.get(path, ABSENT) and path not in SILENT]:
         may = any(path == key or path.startswith(f"{key}.") for key in (*FREE, "facts.total_steps"))
         (free if may else other)[path] = (old.get(path, ABSENT), new.get(path, ABSENT))
     return free, other
@@ -168,11 +200,3 @@ def told(changed):
     """Differences in words, a line each."""
     shown = {path: [v if v is ABSENT else json.dumps(v) for v in pair] for path, pair in changed.items()}
     return [f"{path}: {old} -> {new}" for path, (old, new) in shown.items()]
-
-
-def flat(value, path=""):
-    """{path.to.key: value} of nested objects and lists."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    if not items:
-        return {path: value}
-    return {k: v for key, inner in items for k, v in flat(inner, f"{path}.{key}".lstrip(".")).items()}

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from data_loader.loader import fingerprint
 from training.metric_log import sayable
-from utils import RunError, atomic_write
+from utils import RunError, UserError, atomic_write
 
 logger = logging.getLogger("main")
 
@@ -41,7 +42,7 @@ def new_folder(base, title):
 def record(config, facts, datasets):
     """What every checkpoint of a run tells of it, as plain JSON."""
     found = {name: fingerprint(dataset) for name, dataset in datasets.items()}
-    return json.loads(json.dumps({"config": config, "facts": facts, "data": found}))
+    return json.loads(json.dumps({"config": config, "facts": facts, "data": found}, default=str))
 
 
 def describe(folder, record, datasets, root):
@@ -49,7 +50,8 @@ def describe(folder, record, datasets, root):
     try:
         shutil.copytree(Path(root) / "model", folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
     except shutil.Error as error:  # it lists every file; the first tells enough
-        raise RunError(f"{folder / 'model'}: cannot be written: {error.args[0][0][2]}") from error
+        why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
+        raise RunError(f"{folder / 'model'}: cannot be written: {why}") from error
     except OSError as error:
         raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
     data = {name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]} for name, d in datasets.items()}
@@ -61,8 +63,8 @@ def describe(folder, record, datasets, root):
 def update(folder, record, root):
     """Write the config that the run goes by; it has no end any more, if it had one."""
     schema = os.path.relpath(Path(root) / "config.schema.json", folder)
-    write_json(folder / "config.json", record["config"] | {"$schema": schema})
     (folder / FINISHED).unlink(missing_ok=True)
+    write_json(folder / "config.json", record["config"] | {"$schema": schema})
 
 
 def finish(folder, run):
@@ -73,21 +75,35 @@ def finish(folder, run):
 def changes_of_environment(folder, root):
     """What is not as it was when the run began, a line each: the same bits are promised for the same machine and versions."""
     try:
-        before = json.loads((folder / "environment.json").read_text())
-    except (OSError, ValueError):
+        before = flat(json.loads((folder / "environment.json").read_text()))
+    except (OSError, ValueError, RecursionError):
         return [f"{folder / 'environment.json'}: cannot be read, so what changed since is not known"]
-    now = json.loads(json.dumps(environment(root)))
-    return [f"{key} was {before.get(key)}, is now {value}" for key, value in now.items() if before.get(key) != value]
+    now = flat(json.loads(json.dumps(environment(root))))
+    changed = [key for key, value in now.items() if before.get(key) != value]
+    return [f"The {key} was {before.get(key, 'another')!r}, is now {now[key]!r}: the bits may differ" for key in changed]
+
+
+def flat(value, path=""):
+    """{path.to.key: value} of nested objects and lists."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not items:
+        return {path: value}
+    return {k: v for key, inner in items for k, v in flat(inner, f"{path}.{key}".lstrip(".")).items()}
 
 
 def cut_back(folder, lengths, names):
     """Cut logs back to the bytes that they had when a checkpoint was taken; one that it does not know was not there yet."""
-    for path in [path for path in (Path(folder) / name for name in names) if path.exists()]:
-        length = max(0, int(lengths.get(path.name, 0)))
-        if path.stat().st_size < length:
+    for path in [Path(folder) / name for name in names]:
+        if path.is_symlink():
+            raise UserError(f"{path}: is a link to another file, which is not cut back with the run; remove it")
+        there, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
+        if there < length:
             logger.warning("%s: is shorter than when the checkpoint was taken: lines are missing", path)
-        else:
-            os.truncate(path, length)
+        elif there > length:
+            try:
+                os.truncate(path, length)
+            except OSError as error:
+                raise RunError(f"{path}: cannot be cut back to the checkpoint: {error.strerror}") from error
 
 
 def write_json(path, value):

@@ -3,11 +3,14 @@
 import difflib
 import os
 import traceback
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from training.base import TrainState
 from training.metric_log import reported_name
+from training.update import zero_sums
 from utils import UserError, first_line, format_bytes, named_leaves
 
 
@@ -30,6 +33,15 @@ def trace_shapes(model, objective, optimizer, example, batch_size):
         raise UserError(f"objective: the metrics of training ({forms(metrics)}) and evaluation ({forms(evaluated)}) differ")
     trace_optimizer(optimizer, params)
     return params, state, ["loss", *reported_names(objective, metrics)]
+
+
+def blueprint(objective, update, params, state, example, batch_size):
+    """The TrainState that a run will have, as shapes."""
+    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
+    opt, ema = attempt("update: its state cannot be made", update.init, params)
+    sums = jax.eval_shape(lambda: zero_sums(objective, params, state, batch))
+    number = partial(jax.ShapeDtypeStruct, ())
+    return TrainState(number(jnp.int32), number(jnp.uint32), params, state, opt, ema, sums, number(jnp.float32))
 
 
 def trace_objective(objective, params, state, batch, key, *, train):

@@ -53,7 +53,7 @@ def read(path, overrides=()):
     try:
         config = json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
-        line = text.splitlines()[error.lineno - 1].strip() if text.strip() else ""
+        line = [*text.splitlines(), ""][error.lineno - 1].strip()
         message = f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}\n  {line}"
         raise UserError(f"{message}\n  (JSON has no comments, and no comma before a closing bracket)") from error
     except ValueError as error:

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from training.options import CheckpointOptions
 from training.recovery import Diverged
 from training.schedules import linear
 from training.update import gradient_update
-from utils import UserError
+from utils import RunError, UserError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 6)).astype(np.float32)
@@ -71,7 +73,7 @@ def train(folder, data=(X, Y), model=MODEL, **settings):
 
 
 class Stop:
-    """Ends the run, as a signal does, after so many steps, wherever that is in an epoch."""
+    """Ends the run, as a signal does, after so many steps, at the next log line."""
 
     def __init__(self, after):
         self.after = after
@@ -126,7 +128,7 @@ def test_going_on_within_an_epoch_costs_no_replay_of_data(tmp_path):
     data.asked.clear()
     train(tmp_path, data, callbacks=[Stop(10**9)], resume=True)
     rest = (EPOCHS * STEPS - 10) * 32
-    shapes_and_ahead = 3 * 32  # the first batch, for its shapes, and what is prefetched with it
+    shapes_and_ahead = 3 * 32 + 2  # the first batch, for its shapes, what is prefetched with it, and the fingerprint
     assert rest <= len(data.asked) <= rest + shapes_and_ahead
 
 
@@ -151,8 +153,17 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
     train(tmp_path)
-    with pytest.raises(UserError, match=r"holds the checkpoints of a run; go on with it \(resume=True\), or name another"):
+    with pytest.raises(UserError, match=r"holds a run; go on with it \(resume=True\), or name another"):
         train(tmp_path)
+
+
+def test_other_options_or_data_are_refused_unless_one_insists(tmp_path):
+    train(tmp_path, callbacks=[Stop(10)])
+    with pytest.raises(UserError, match=r"loader\.batch_size: 32 -> 16"):
+        train(tmp_path, resume=True, batch_size=16)
+    with pytest.raises(UserError, match=r"fingerprint of the data\.train"):
+        train(tmp_path, (X + 1, Y), resume=True)
+    assert train(tmp_path, (X + 1, Y), resume="override").finished
 
 
 def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
@@ -184,6 +195,37 @@ def test_the_format_may_change_when_a_run_goes_on(tmp_path):
     assert sorted(storage.checkpoints(tmp_path / "cut")) == ["checkpoint-epoch_3", "checkpoint-step_17"]
 
 
+class Signal:
+    """A signal that comes in a certain hook, once."""
+
+    def __init__(self, hook, epoch=0):
+        self.epoch, self.sent = epoch, False
+        setattr(self, hook, self.send)
+
+    def send(self, run):
+        if run.epoch == self.epoch and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)])
+def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
+    undisturbed = train(tmp_path / "whole")
+    train(tmp_path / "cut", callbacks=[Signal("on_epoch_end", epoch=1)])
+    stopped = train(tmp_path / "cut", resume=True, callbacks=[Signal(hook, epoch=0 if hook == "on_training_start" else 2)])
+    assert stopped.signal == "SIGTERM" and stopped.step == steps and not stopped.position
+    assert_same(train(tmp_path / "cut", resume=True), undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_a_callback_that_stopped_the_run_is_not_forgotten_for_a_signal_at_the_same_moment(tmp_path):
+    stopping = early_stopping(patience=1, min_delta=10.0)
+    stopped = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=2)], epochs=9)
+    assert stopped.signal and stopped.completed == 2
+    again = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=-1)], epochs=9, resume=True)
+    assert again.completed == 2
+
+
 def test_early_stopping_is_not_undone_by_going_on(tmp_path):
     callbacks = [early_stopping(patience=2, min_delta=10.0)]
     first = train(tmp_path, callbacks=callbacks, epochs=9)
@@ -195,7 +237,7 @@ def test_early_stopping_is_not_undone_by_going_on(tmp_path):
 def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(UserError, match="replicas: it holds 1, this run has 2"):
-        train(tmp_path, resume=True, replicas=2)
+        train(tmp_path, resume="override", replicas=2, epochs=9)
     with pytest.raises(UserError, match=r"does not fit this run(.|\n)*unexpected: opt/m/head/bias"):
         train(tmp_path, resume=True, optimizer=sgd(lr=0.1), epochs=9)
 
@@ -242,8 +284,8 @@ def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path)
     with pytest.raises(Diverged) as told:
         train(tmp_path / "bad", Poison(), log_every=100)
     step = bad_step()
-    assert f"step {step + 1} (epoch 1) was not finite; the loss was hit first" in str(told.value)
-    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}" in str(told.value)
+    assert f"step {step + 1} (epoch 1) was not finite: the loss was hit first" in str(told.value)
+    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in str(told.value)
     undisturbed = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log_every=1)
     found, _ = storage.newest(tmp_path / "bad")
     wanted, _ = storage.newest(tmp_path / "good")
@@ -259,6 +301,11 @@ def test_from_there_the_run_goes_on_exactly_once_the_cause_is_gone(tmp_path):
     gone_on = train(tmp_path / "bad", Streamed(), resume=True)
     assert_same(gone_on, train(tmp_path / "good", Streamed()))
     assert rows(tmp_path / "bad") == rows(tmp_path / "good")
+
+
+def test_a_run_that_skips_everything_ends(tmp_path):
+    with pytest.raises(RunError, match="no step of epoch 1 was finite, so all were skipped"):
+        train(tmp_path, (X, Y * 0 + 99), on_nonfinite="skip")
 
 
 def test_skipping_goes_on(tmp_path, caplog):
@@ -278,7 +325,7 @@ def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, cap
 
 
 def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
-    with pytest.raises(Diverged, match="after 2 rollbacks"):
+    with pytest.raises(Diverged, match="The run went back 2 times already"):
         train(tmp_path, Poison(), on_nonfinite="rollback", rollbacks=2)
     seeds = re.findall(r"with seed (\d+)", caplog.text)
     assert len(set(seeds)) == 2
@@ -294,7 +341,7 @@ def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
 
 
 def test_rolling_back_needs_a_folder():
-    with pytest.raises(UserError, match="'rollback' needs checkpoints to go back to"):
+    with pytest.raises(UserError, match="to roll back, there must be checkpoints"):
         train(None, on_nonfinite="rollback")
 
 
@@ -316,7 +363,7 @@ def test_the_leaf_that_was_hit_first_is_named(tmp_path):
 
         return Update(init, step)
 
-    with pytest.raises(Diverged, match=r"step 3 \(epoch 1\) was not finite; opt/scale was hit first"):
+    with pytest.raises(Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was hit first"):
         train(tmp_path, update=overflowing)
 
 
@@ -360,15 +407,14 @@ def test_before_a_crash_the_state_is_saved_and_the_run_goes_on_from_there(tmp_pa
         train(tmp_path / "cut", checkpoint=CheckpointOptions(every_epochs=0), **settings)
     found, wrong = storage.newest(tmp_path / "cut")
     assert not wrong and found.record["step"] >= 7
-    gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Broken("on_step_end", 10**9)])
+    data = Streamed() if "data" in settings else (X, Y)
+    gone_on = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_step_end", 10**9)])
     assert gone_on.finished
     assert_same(gone_on, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
 
 def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
-    from utils import RunError
-
     def fail(*_):
         raise RunError("no space")
 

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
+from training.checkpoint.retention import Kept, kept_so_far
 from utils import RunError
 
 logger = logging.getLogger("main")
@@ -37,14 +37,15 @@ class Keeper:
 
     def __init__(self, folder, options, record=None, probe=None):
         self.folder, self.options, self.probe = Path(folder), options, probe
-        self.sign = options.sign()
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
-        self.regular, self.best = [], []  # names, the oldest first; [name, value], the best first
+        self.kept = self.undo = Kept()  # as it is, and as it was before the write in progress
+        self.undeleted = []  # files that would not go
         self.saved, self.time = None, time.monotonic()  # (step, position, whole) of the latest, and when it was taken
         self.background = Background()
         several = jax.process_count() > 1
         form = {"auto": "orbax" if several else "safetensors"}.get(options.format, options.format)
         self.suffix = storage.SUFFIXES[form]
+        options.sign()  # cannot be told later
 
     def due(self, step):
         """Whether a run is to be saved now, within an epoch or not."""
@@ -58,51 +59,34 @@ class Keeper:
     def epoch_ended(self, run, cut):
         """Save a run at the end of an epoch, where that is due or the best so far; `cut()` takes the Cut."""
         by_epoch = self.options.every_epochs and run.epoch % self.options.every_epochs == 0
-        due = by_epoch or run.epoch == run.epochs or self.due(run.step)
-        value = run.metrics.get(self.options.monitor)
-        if due or self.is_among_best(value):
-            self.save(cut, f"checkpoint-epoch_{run.epoch}", regular=bool(due), value=value)
-
-    def within_epoch(self, run, cut, whole=False):
-        """Save a run as it stands."""
-        between = run.position == 0 and run.step > 0
-        self.save(cut, f"checkpoint-epoch_{run.completed}" if between else f"checkpoint-step_{run.step}", whole=whole)
+        due = bool(by_epoch or run.epoch == run.epochs or self.due(run.step))
+        if due or self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options):
+            self.save(run, cut, regular=due)
 
     def ended(self, run, cut):
         """Save where a run stopped, whole if it is to be gone on with, and wait until all is written."""
         self.wait()
-        whole = self.options.save_optimizer_state or not run.finished
-        if self.saved != (run.step, run.position, whole):
-            self.within_epoch(run, cut, whole)
+        if self.saved is None or self.saved[:2] != (run.step, run.position) or not (self.saved[2] or run.finished):
+            self.save(run, cut, whole=not run.finished)
             self.background.join()
             self.background.check()  # now there is nothing to go on with
-        if self.best:
-            names = ", ".join(f"{self.folder / name} ({value:.4f})" for name, value in self.best)
+        if self.kept.best:
+            names = ", ".join(f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best)
             logger.info("Best by %s: %s", self.options.monitor, names)
+        elif self.options.monitor:
+            logger.warning("checkpoint.monitor: %s was never measured, or never finite", self.options.monitor)
 
-    def is_among_best(self, value):
-        """Whether a value is one of the best `save_top_k`; what was not measured, or is not finite, is not."""
-        if value is None or not np.isfinite(value):
-            return False
-        return len(self.best) < self.options.save_top_k or self.sign * value < self.sign * self.best[-1][1]
-
-    def save(self, cut, name, *, regular=True, value=None, whole=False):
+    def save(self, run, cut, *, regular=True, whole=False):
         """Write a cut in the background, then delete what is no longer to be kept."""
         self.wait()  # never two copies of a state
-        self.undo = before = (self.regular, self.best)
-        if regular:
-            last = [*(n for n in self.regular if n != name), name]
-            self.regular = last if self.options.keep is None else last[-self.options.keep :]
-        self.best = [entry for entry in self.best if entry[0] != name]
-        if self.is_among_best(value):
-            ranked = sorted([*self.best, [name, value]], key=lambda entry: self.sign * entry[1])
-            self.best = ranked[: self.options.save_top_k]
-        kept = {*self.regular, *(entry[0] for entry in self.best)}
-        retired = {*before[0], *(entry[0] for entry in before[1])} - kept
+        between = run.position == 0 and run.step > 0  # epochs, so that what was measured belongs to it
+        name = f"checkpoint-epoch_{run.completed}" if between else f"checkpoint-step_{run.step}"
+        value = run.metrics.get(self.options.monitor) if between else None
+        self.undo, self.kept = self.kept, self.kept.add(name, value, self.options, regular)
         taken, whole = cut(), whole or self.options.save_optimizer_state
         self.saved, self.time = (taken.where["step"], taken.where["position"], whole), time.monotonic()
-        known = {"best": self.best, "regular": self.regular, "whole": whole, "lengths": self.lengths()}
-        self.background.start(partial(self.write, taken, name, known, retired))
+        known = self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
+        self.background.start(partial(self.write, taken, name, known, self.undo.names() - self.kept.names()))
 
     def write(self, cut, name, known, retired):
         """The files of a checkpoint, one for each replica; runs in the background."""
@@ -119,16 +103,15 @@ class Keeper:
             storage.save(path, tree, {**self.record, **cut.where, **known, **mine})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         old = [path for gone in retired for path in storage.files(self.folder, gone)]
-        for path in [*old, *(set(storage.files(self.folder, name)) - set(paths))]:  # also of the same name in another format
-            storage.delete(path)
+        twins = set(storage.files(self.folder, name)) - set(paths)  # of the same name in another format
+        self.undeleted = [path for path in {*old, *twins, *self.undeleted} if path not in paths and not storage.delete(path)]
 
     def check(self):
         """Tell of an error of the background: the run stops by it, or goes on without that checkpoint."""
         try:
             self.background.check()
         except (RunError, OSError) as error:
-            self.regular, self.best = self.undo
-            self.saved = None
+            self.kept, self.saved = self.undo, None
             if self.options.on_write_error == "stop":
                 raise
             logger.error("%s; going on without it", error)
@@ -147,19 +130,22 @@ class Keeper:
         return found
 
     def last(self):
-        """Where the latest checkpoint is, or None."""
-        return self.folder / self.regular[-1] if self.regular else None
+        """The file of the latest checkpoint, or None."""
+        return self.file(self.kept.regular[-1]) if self.kept.regular else None
+
+    def file(self, name):
+        """A file of a checkpoint."""
+        return next(iter(storage.files(self.folder, name)), self.folder / name)
 
     def lengths(self):
         """The bytes of the logs so far."""
         return {log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()}
 
     def resumed(self, found):
-        """Go on after a checkpoint: with what it knew as the best, and the older ones that are there."""
-        names, record = list(storage.checkpoints(self.folder)), found.record
-        self.best = [entry for entry in record["best"] if entry[0] in names]
-        others = {entry[0] for entry in self.best} - set(record["regular"])
-        self.regular = [name for name in names[: names.index(found.name) + 1] if name not in others]
+        """Go on after a checkpoint, with it and the older ones that are there."""
+        records, record = storage.records(self.folder), found.record
+        older = list(records)[: list(records).index(found.name) + 1]
+        self.kept = kept_so_far({name: records[name] for name in older}, record["regular"], self.options)
         self.saved, self.time = (record["step"], record["position"], record["whole"]), time.monotonic()
 
 
@@ -172,15 +158,23 @@ class NoKeeper:
     def steps_left(self, step):
         return 2**30
 
-    def check(self):
-        """Nothing is written, so nothing fails."""
-
     def epoch_ended(self, run, cut):
-        """Nothing is saved, here and in the next ones."""
+        pass
 
-    within_epoch = ended = epoch_ended
+    def ended(self, run, cut):
+        pass
 
-    wait = newest = last = check
+    def check(self):
+        pass
+
+    def wait(self):
+        pass
+
+    def newest(self):
+        return None
+
+    def last(self):
+        return None
 
 
 def as_saved(ts, cut, replica, whole):

@@ -1,13 +1,14 @@
 """The weights that a run starts from: those of a checkpoint, or of a safetensors file that others wrote."""
 
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from training.base import TrainState
 from training.checkpoint.restore import as_stored, check_meaning, differences, probe_of, refuse, some, typed
-from training.checkpoint.storage import load
+from training.checkpoint.storage import checkpoints, load
 from utils import UserError, map_named, match_rules, named_leaves
 
 # Top-level names in a checkpoint that are about the run, not about the model.
@@ -33,6 +34,8 @@ class Pretrained:
     def __init__(self, path, fresh=(), rename=(), probe=True):
         check_regexes("fresh", fresh)
         check_regexes("rename", [regex for regex, _ in rename])
+        if (Path(path) / "config.json").exists():
+            raise UserError(f"{path}: is the folder of a run; name one of its checkpoints ({', '.join(checkpoints(path))})")
         arrays, _ = load(path)
         self.path, self.fresh = path, fresh
         found = weights(arrays)
@@ -40,6 +43,10 @@ class Pretrained:
         self.arrays = {name: found[old] for name, old in self.names.items()}
         compared = probe and not fresh  # a new head answers differently
         self.probe = probe_of(arrays) if compared else {}
+
+    def __str__(self):
+        fresh = f", but for {', '.join(self.fresh)}" if self.fresh else ""
+        return f"the weights of {self.path}{fresh}"
 
     def check(self, params, state):
         """Refuse what does not fit this model, of which shapes suffice."""

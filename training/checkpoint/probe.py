@@ -53,12 +53,20 @@ class Probe:
 
         try:
             self.question = ask(self.spec)
-            with jax.default_matmul_precision("highest"):
+            with jax.default_matmul_precision("highest"), jax.default_device(host()):
                 lowered = jax.jit(output).lower(*weights, self.question)
         except Exception:  # a model may need more than (params, state, x)
             self.spec = None
         else:
             self.compiled = lowered.compile({"xla_backend_optimization_level": 0})
+
+
+def host():
+    """The CPU, since a full accelerator has no room for the weights a second time; None where JAX was told not to use it."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 def ask(spec):

@@ -9,7 +9,7 @@ RECORD |= {"regular": list, "rollbacks": int, "stopped": bool, "format": int}
 
 
 def is_count(value):
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**53
 
 
 def is_pair(value, *kinds):
@@ -19,6 +19,7 @@ def is_pair(value, *kinds):
 
 INSIDE = dict.fromkeys(("step", "epoch", "position", "replica", "replicas", "rollbacks"), is_count) | {
     "lengths": lambda lengths: all(map(is_count, lengths.values())),
+    "regular": lambda names: all(type(name) is str for name in names),
     "best": lambda best: all(is_pair(entry, int, float) for entry in best),
     "callbacks": lambda memories: all(is_pair(entry, object) for entry in memories),
 }

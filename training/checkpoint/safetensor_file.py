@@ -30,6 +30,7 @@ NO_DIGEST = b"0" * 64  # is hashed in the place of the digest, which cannot be p
 # Looked for besides `rawtree`: one damaged byte in that word must not make ours a file of others, which is not verified.
 # Others may put a hash of their own under this name, but hardly as the first of several metadata.
 SIGNED = re.compile(rb'\{"__metadata__":\{"sha256":"([0-9a-f]{64})","')
+TEXT = re.compile(rb"[\t\n\r -~]{8}")
 FOREIGN = {rb"\x80[\x02-\x05][^\0]": "a pickle", rb"PK[\3\5][\4\6]": "a zip file, as torch.save and numpy.savez write"}
 
 
@@ -132,6 +133,8 @@ def read_header(path, file):
         for magic, what in FOREIGN.items():
             if re.match(magic, start):
                 raise Damaged(f"{path}: is {what}; it is not read, since that could run code: save its arrays as safetensors")
+        if TEXT.match(start):
+            raise not_whole(path, "it begins as a text")
         claim = f"its header claims {length} bytes, of {LONGEST_HEADER} at most; " if size >= 8 else ""
         raise not_whole(path, f"{claim}it has {size} bytes in all")
     raw = file.read(length)

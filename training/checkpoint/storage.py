@@ -4,6 +4,7 @@ A checkpoint `checkpoint-epoch_3` of several replicas is as many files, `checkpo
 """
 
 import importlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from training.checkpoint.record import check_record
-from utils import Damaged, named_leaves
+from utils import Damaged, UserError, named_leaves
 
 logger = logging.getLogger("main")
 
@@ -50,6 +51,12 @@ def form(path):
     return importlib.import_module(f"training.checkpoint.{name}")
 
 
+def check_format(name):
+    """Refuse a format whose library is not there, before anything was trained."""
+    if name == "orbax" and importlib.util.find_spec("orbax") is None:
+        raise UserError("checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`")
+
+
 def without_key_type(leaf):
     """The numbers of a random key, as some optimizers hold one."""
     is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -72,16 +79,28 @@ def checkpoints(folder):
     found = {}
     for path in sorted(p for suffix in SUFFIXES.values() for p in Path(folder).glob(f"checkpoint-*{suffix}")):
         found.setdefault(path.stem.split("-replica_")[0], []).append(path)
-    return dict(sorted(found.items(), key=lambda item: age(item[1][0])))
+    return dict(sorted(found.items(), key=lambda item: age(record_of(item[1][0]))))
 
 
-def age(path):
-    """What sorts checkpoints: their step, and within it the end of an epoch, which comes after its evaluation, last."""
+def records(folder):
+    """{name: record} of the checkpoints whose record can be read, the oldest first; not verified."""
+    found = {name: record_of(paths[0]) for name, paths in checkpoints(folder).items()}
+    return {name: record for name, record in found.items() if record}
+
+
+def record_of(path):
+    """The record of a checkpoint, or None where it is not sound."""
     try:
         record = form(path).read_record(path)
-        return record["step"], record["position"] == 0
-    except (Damaged, KeyError, TypeError):
-        return float("inf"), False
+        check_record(path, record)
+    except Damaged:
+        return None
+    return record
+
+
+def age(record):
+    """What sorts checkpoints: their step, and within it the end of an epoch, which comes after its evaluation, last."""
+    return (record["step"], record["position"] == 0) if record else (float("inf"), False)
 
 
 def newest(folder):
@@ -110,17 +129,25 @@ def read_all(name, paths, whole=False):
 
 
 def delete(path):
-    """Remove a checkpoint, a folder so that no half of it is ever seen under its name."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.rename(hidden)
-    shutil.rmtree(hidden)
+    """Remove a checkpoint, a folder so that no half of it is ever seen under its name; whether that went well."""
+    try:
+        if path.is_dir():
+            hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            path.rename(hidden)
+            shutil.rmtree(hidden)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s: cannot be deleted: %s", path, error.strerror)
+        return False
+    return True
+
+
+LEFTOVERS = (".checkpoint-*.tmp", *(f".{name}.json.*.tmp" for name in ("config", "environment", "finished")))
 
 
 def remove_leftovers(folder):
     """Remove what a process that was killed while writing left behind."""
-    former = [path for path in Path(folder).glob(".*.former") if path.with_name(path.stem[1:]).exists()]
-    for path in [*Path(folder).glob(".*.tmp"), *former]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    former = [path for path in Path(folder).glob(".checkpoint-*.former") if path.with_name(path.stem[1:]).exists()]
+    for path in [*(path for pattern in LEFTOVERS for path in Path(folder).glob(pattern)), *former]:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -14,11 +15,12 @@ from training.base import TrainState
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.keeper import Cut, Keeper
+from training.metric_log import sayable
 from training.options import CheckpointOptions
 from utils import RunError, UserError
 
 TS = TrainState(jnp.int32(0), jnp.uint32(5), {"w": jnp.ones(3)}, {}, {"m": jnp.ones(3)}, None, {"loss": jnp.zeros(())}, 1.0)
-WHERE = {"elapsed": 0.0, "rollbacks": 0, "stopped": False, "metrics": {}, "callbacks": []}
+WHERE = {"elapsed": 0.0, "rollbacks": 0, "stopped": False, "callbacks": []}
 
 
 def a_run(epoch, epochs=99, position=0, step=None, **metrics):
@@ -29,7 +31,7 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
 
 
 def cut_of(run, replicas=1):
-    where = WHERE | {"step": run.step, "epoch": run.epoch, "position": run.position}
+    where = WHERE | {"step": run.step, "epoch": run.epoch, "position": run.position, "metrics": sayable(run.metrics)}
     states = [TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)}) for r in range(replicas)]
     return lambda: Cut(states, None, where)
 
@@ -96,7 +98,7 @@ def test_steps_and_seconds_are_due(monkeypatch, tmp_path):
     assert not keeper.due(5)
     clock[0] = 160.0
     assert keeper.due(5)
-    keeper.within_epoch(a_run(1, position=3), cut_of(a_run(1, position=3)))
+    keeper.save(a_run(1, position=3), cut_of(a_run(1, position=3)))
     assert not keeper.due(6)
     keeper.wait()
 
@@ -117,6 +119,62 @@ def test_the_best_and_the_older_ones_survive_a_resume(tmp_path):
                 keeper.resumed(storage.newest(folder)[0])
         keeper.wait()
     assert names(tmp_path / "cut") == names(tmp_path / "whole") == [f"checkpoint-epoch_{n}" for n in (2, 8, 9, 10)]
+
+
+def test_what_is_best_is_ranked_anew_when_the_config_has_changed(tmp_path):
+    """By another metric, and fewer of them: what is no longer among the best goes as any other."""
+    before = CheckpointOptions(monitor="test_accuracy", keep=1, save_top_k=3)
+    keeper = Keeper(tmp_path, before)
+    for epoch, (accuracy, loss) in enumerate([(0.5, 1.0), (0.9, 3.0), (0.8, 2.0), (0.1, 4.0)], 1):
+        run = a_run(epoch, test_accuracy=accuracy, test_loss=loss)
+        keeper.epoch_ended(run, cut_of(run))
+    keeper.wait()
+    assert names(tmp_path) == [f"checkpoint-epoch_{n}" for n in (1, 2, 3, 4)]
+    keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss", keep=1))
+    keeper.resumed(storage.newest(tmp_path)[0])
+    assert keeper.kept.best == (["checkpoint-epoch_1", 1.0],)
+    run = a_run(5, test_loss=5.0)
+    keeper.epoch_ended(run, cut_of(run))
+    keeper.wait()
+    assert names(tmp_path) == ["checkpoint-epoch_1", "checkpoint-epoch_5"]
+
+
+def test_the_best_stays_the_best_when_its_checkpoint_is_written_again(tmp_path):
+    """As of a run that keeps weights alone and is stopped at the end of its best epoch."""
+    options = CheckpointOptions(monitor="test_loss", keep=1, save_optimizer_state=False)
+    keeper = Keeper(tmp_path, options)
+    for epoch, loss in enumerate([3.0, 1.0], 1):
+        run = a_run(epoch, test_loss=loss)
+        keeper.epoch_ended(run, cut_of(run))
+    keeper.ended(run, cut_of(run))
+    keeper = Keeper(tmp_path, options)
+    keeper.resumed(storage.newest(tmp_path)[0])
+    for epoch in (3, 4):
+        run = a_run(epoch, test_loss=2.0)
+        keeper.epoch_ended(run, cut_of(run))
+    keeper.wait()
+    assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_4"]
+
+
+def test_a_file_that_cannot_be_deleted_costs_no_checkpoint(tmp_path, monkeypatch, caplog):
+    keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
+    real, stuck = Path.unlink, [True]
+
+    def unlink(path, missing_ok=False):
+        if stuck[0] and path.suffix == ".params":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        real(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    for epoch in (1, 2, 3):
+        keeper.epoch_ended(a_run(epoch), cut_of(a_run(epoch)))
+    keeper.wait()
+    assert "checkpoint-epoch_1.params: cannot be deleted: Permission denied" in caplog.text
+    assert keeper.kept.regular == ("checkpoint-epoch_3",)
+    stuck[0] = False
+    keeper.epoch_ended(a_run(4), cut_of(a_run(4)))
+    keeper.wait()
+    assert names(tmp_path) == ["checkpoint-epoch_4"]
 
 
 def test_weights_alone_are_kept_without_the_optimizer_but_a_stopped_run_is_saved_whole(tmp_path):
@@ -180,6 +238,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
         ({"best": [["a"]]}, "no sound best"),
         ({"lengths": {"train.log": -1}}, "no sound lengths"),
         ({"callbacks": [3]}, "no sound callbacks"),
+        ({"regular": [[1]]}, "no sound regular"),
         ({"position": -1}, "no sound position"),
         ({"format": 2}, "was written by a newer version"),
         ({"step": True}, "no sound step"),
@@ -280,8 +339,9 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "checkpoint-epoch_2.orbax").mkdir()
     (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()  # the only one
     (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / ".notes.tmp").mkdir()  # not ours
     storage.remove_leftovers(tmp_path)
-    left = [".checkpoint-epoch_1.orbax.former", "checkpoint-epoch_2.orbax", "metrics.jsonl"]
+    left = [".checkpoint-epoch_1.orbax.former", ".notes.tmp", "checkpoint-epoch_2.orbax", "metrics.jsonl"]
     assert sorted(p.name for p in tmp_path.iterdir()) == left
 
 

@@ -1,0 +1,40 @@
+"""Which checkpoints of a run are kept: the last ones, and the best ones."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Kept(NamedTuple):
+    """The names of checkpoints: the last ones, the oldest first, and [name, value] of the best ones, the best first."""
+
+    regular: tuple = ()
+    best: tuple = ()
+
+    def names(self):
+        return {*self.regular, *(name for name, _ in self.best)}
+
+    def add(self, name, value, options, regular=True):
+        """What is kept once there is another one; `value` is what is monitored, None where it was not measured."""
+        last = [*(n for n in self.regular if n != name), name] if regular else list(self.regular)
+        best = [entry for entry in self.best if entry[0] != name or value is None]
+        if self.is_among_best(value, options):
+            best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
+        return Kept(tuple(last[-options.keep :] if options.keep else last), tuple(best[: options.save_top_k]))
+
+    def is_among_best(self, value, options):
+        """Whether a value is one of the best `save_top_k`; what was not measured, or is not finite, is not."""
+        if value is None or not np.isfinite(value):
+            return False
+        sign = options.sign()
+        return len(self.best) < options.save_top_k or sign * value < sign * self.best[-1][1]
+
+
+def kept_so_far(records, regular, options):
+    """What a run that goes on keeps of {name: record}, the oldest first: ranked anew, since the config may have changed."""
+    kept = Kept()
+    for name, record in records.items():
+        value = record["metrics"].get(options.monitor) if record["position"] == 0 else None
+        kept = kept.add(name, value, options, regular=False)
+    best = {name for name, _ in kept.best}
+    return kept._replace(regular=tuple(name for name in records if name in regular or name not in best))
