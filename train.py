@@ -198,7 +198,7 @@ def taken_up(run, parts, template, override):
     for message in [*run.passed_over, *run_folder.changes_of_environment(run.folder, ROOT)]:
         logger.warning(message)
     for change in changes:
-        logger.info("Changed: %s", change)
+        logger.info(change)
     run_folder.update(run.folder, record, ROOT)
     return sets, record
 

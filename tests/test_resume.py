@@ -246,6 +246,21 @@ def test_a_run_in_progress_is_not_gone_on_with_by_another_process(place):
     assert goes_on(place, "--resume", only_run(place, "Busy"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_first_program_is_compiled_ends_the_process_at_once(place, number):
+    process = start(place, "-c", "small.json", "title=Early", "model.name=convnext", "model.args={}")
+    for line in process.stdout:
+        if "Run folder" in line:
+            break
+    time.sleep(0.3)
+    process.send_signal(number)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 3
+    assert err == "Interrupted; nothing was saved\n"
+    assert process.returncode == 1
+
+
 def test_a_second_signal_ends_a_run_at_once(place):
     process = start(place, "-c", "small.json", "title=Twice", "training.epochs=100000")
     for line in process.stdout:

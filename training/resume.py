@@ -17,7 +17,6 @@ from utils import RunError, UserError
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "checkpoint", "logging")
 SILENT = ("resume", "$schema")  # they say nothing of the run
 
-
 logger = logging.getLogger("main")
 
 
@@ -135,9 +134,9 @@ def holding(folder, resume, record):
     run = opened(Path(folder))
     try:
         if resume:
-            told = changes(run, record, resume == "override") if run.found else []
+            changed = changes(run, record, resume == "override") if run.found else []
             tidied(run)
-            for message in [*run.passed_over, *told]:
+            for message in [*run.passed_over, *changed]:
                 logger.warning(message)
         elif run.found or (run.folder / "metrics.jsonl").exists():
             raise UserError(f"{folder}: holds a run; go on with it (resume=True), or name another folder")
@@ -163,13 +162,13 @@ def changes(run, record, override=False):
     """What changed in config, facts and data since a run's checkpoint, a line each; what must not is refused, unless the user
     insists, which also overrules a callback that stopped the run."""
     if run.found is None:
-        return ["there is no checkpoint yet, so the run starts over"]
+        return ["There is no checkpoint yet, so the run starts over"]
     try:
         free, other = differences(run.found.record, record)
     except RecursionError as error:
         raise UserError(f"{run.found.paths[0]}: the config in it is nested too deeply to be one") from error
     if other and not override:
-        lines = "\n  ".join(told(other))
+        lines = "\n  ".join(line.removeprefix("Changed: ") for line in told(other))
         raise UserError(
             f"{run.folder}: this is not the config, or not the data, that the run was trained with\n  {lines}\n"
             'Bring it back, begin a new run, or say --override (fit: resume="override") to go on with what is new; '
@@ -199,4 +198,4 @@ ABSENT = "(absent)"
 def told(changed):
     """Differences in words, a line each."""
     shown = {path: [v if v is ABSENT else json.dumps(v) for v in pair] for path, pair in changed.items()}
-    return [f"{path}: {old} -> {new}" for path, (old, new) in shown.items()]
+    return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]
