@@ -108,6 +108,19 @@ def assert_same(run, other):
         jax.tree.map(np.testing.assert_array_equal, ts._replace(sums={}), wanted._replace(sums={}))
 
 
+class Slower:
+    """Lowers the rate by what it remembers, at log lines within the epochs."""
+
+    memory = None
+
+    def on_training_start(self, run):
+        self.memory = {"scale": 1.0}
+
+    def on_step_end(self, run):
+        self.memory["scale"] *= 0.9
+        return {"lr_scale": self.memory["scale"]}
+
+
 FORMS = {
     "resident": {},
     "averaged, accumulated, scheduled": {"ema": 0.9, "accumulate": 2, "schedule": linear(total_steps=21)},
@@ -117,6 +130,7 @@ FORMS = {
     "batches with a position": {"data": WithPosition()},
     "batches without one": {"data": Batches()},
     "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
+    "a rate that a callback lowers": {"callbacks": [Slower()]},
     "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
     "step by step": {"model": resnet((8, 8, 1), 3, widths=(4,), depth=1), "data": (IMAGES, Y[:60]), "batch_size": 10},
 }
