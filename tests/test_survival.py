@@ -92,9 +92,13 @@ def assert_same_run(folder, reference):
     assert sorted(p.name for p in folder.glob("*.params")) == sorted(p.name for p in reference.glob("*.params"))
 
 
-def only_run(place, title):
-    (folder,) = (place / "saved" / title).iterdir()
-    return folder
+def assert_all_ended_the_same(place, title, *arguments, reference):
+    """What was interrupted goes on to its end; so often interrupted, more than one run may have come to it."""
+    assert train(place, *arguments).returncode == 0
+    folders = [path.parent for path in (place / "saved" / title).glob("*/finished.json")]
+    assert folders
+    for folder in folders:
+        assert_same_run(folder, reference)
 
 
 def test_killed_at_random_moments_a_run_ends_at_the_same_bits(form):
@@ -116,10 +120,7 @@ def test_killed_at_random_moments_a_run_ends_at_the_same_bits(form):
             found, wrong = newest(folder)
             assert not wrong, wrong
             assert found or not list(folder.glob("*.params"))
-    assert train(place, *arguments).returncode == 0
-    finished = [folder for folder in (place / "saved" / title).iterdir() if (folder / "finished.json").exists()]
-    assert len(finished) == 1
-    assert_same_run(finished[0], reference)
+    assert_all_ended_the_same(place, title, *arguments, reference=reference)
 
 
 def test_killed_while_writing_a_run_ends_at_the_same_bits(form):
@@ -130,14 +131,14 @@ def test_killed_while_writing_a_run_ends_at_the_same_bits(form):
     for _ in range(max(3, KILLS // 4)):
         done = train(place, luck.randrange(5, 200), *arguments, program="tests/kill_at.py")
         assert done.returncode in (-signal.SIGKILL, 0), done.stdout
-    assert train(place, *arguments).returncode == 0
-    assert_same_run(only_run(place, title), reference)
+    assert_all_ended_the_same(place, title, *arguments, reference=reference)
 
 
 def test_stopped_by_signals_a_run_exits_with_75_in_time_and_ends_at_the_same_bits(form):
     place, more, reference = form
     title, luck = f"Stopped {KILLS}", random.Random(KILLS + 2)
     arguments = [*more, f"title={title}", "--resume", "auto"]
+    stopped = 0
     for stop in range(max(2, KILLS // 5)):
         process = start(place, *arguments)
         for line in process.stdout:
@@ -147,10 +148,12 @@ def test_stopped_by_signals_a_run_exits_with_75_in_time_and_ends_at_the_same_bit
         began = time.monotonic()
         process.send_signal(signal.SIGTERM if stop % 2 else signal.SIGINT)
         out, _ = process.communicate(timeout=60)
-        assert process.returncode == 75, out
         assert "Traceback" not in out
         assert time.monotonic() - began < 4  # 2 s and a chunk, which is 0.3 s, or the first one with its compilation
-        found, _ = newest(only_run(place, title))
-        assert f"after step {found.record['step']}" in out
-    assert train(place, *arguments).returncode == 0
-    assert_same_run(only_run(place, title), reference)
+        if "Stopped by" in out:
+            assert process.returncode == 75, out
+            folder = max((place / "saved" / title).iterdir())
+            assert f"after step {newest(folder)[0].record['step']}" in out
+            stopped += 1
+    assert stopped
+    assert_all_ended_the_same(place, title, *arguments, reference=reference)
