@@ -69,7 +69,7 @@ class Loop:
     def one_epoch(self):
         """Training, evaluation and the lines that close an epoch; what stops the run within the epoch leaves it unfinished."""
         run, self.began = self.run, time.perf_counter() - self.elapsed
-        run.epoch, run.metrics = run.completed + 1, {}
+        run.epoch = run.completed + 1
         if run.position:
             logger.info("---- GOING ON WITH EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
         else:
@@ -77,6 +77,7 @@ class Loop:
             self.notify("on_epoch_start")
         if run.stopped and not run.position:
             return
+        run.metrics = {}
         sums = self.train_epoch()
         evaluated = None if run.stopped else self.evaluate()
         if evaluated is None:

@@ -1,5 +1,6 @@
 """Runs that go on, diverge or crash, through `fit`: the same bits as undisturbed, and what is told and saved."""
 
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import pytest
 
 from model.mlp import mlp
 from model.resnet import resnet
+from training import metric_log
 from training.base import Update
 from training.callbacks import early_stopping
 from training.checkpoint import storage
@@ -241,6 +243,7 @@ def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
     undisturbed, lines = reference()
     train(tmp_path / "cut", callbacks=[Signal("on_epoch_end", epoch=1)])
     stopped = train(tmp_path / "cut", resume=True, callbacks=[Signal(hook, epoch=0 if hook == "on_training_start" else 2)])
+    assert all(record["metrics"] for record in storage.records(tmp_path / "cut").values())
     assert stopped.signal == "SIGTERM" and stopped.step == steps and not stopped.position
     assert_same(train(tmp_path / "cut", resume=True), undisturbed)
     assert rows(tmp_path / "cut") == lines
@@ -351,6 +354,22 @@ def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, cap
     assert int(run.states()[0].seed) != 5
     assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(range(1, EPOCHS * STEPS + 1))
     assert storage.newest(tmp_path)[0].record["rollbacks"] == 1
+
+
+def test_lines_that_a_full_disk_kept_back_are_dropped_by_a_roll_back(tmp_path, monkeypatch):
+    left, real = [bad_step()], metric_log.append
+    assert left[0] > 0
+
+    def append(path, text):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, text)
+
+    monkeypatch.setattr(metric_log, "append", append)
+    checkpoint = CheckpointOptions(on_write_error="go_on")
+    train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log_every=1, checkpoint=checkpoint)
+    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(range(1, EPOCHS * STEPS + 1))
 
 
 def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):

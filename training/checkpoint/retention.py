@@ -17,7 +17,7 @@ class Kept(NamedTuple):
     def add(self, name, value, options, regular=True):
         """What is kept once there is another one; `value` is what is monitored, None where it was not measured."""
         last = [*(n for n in self.regular if n != name), name] if regular else list(self.regular)
-        best = [entry for entry in self.best if entry[0] != name or value is None]
+        best = [entry for entry in self.best if entry[0] != name]
         if self.is_among_best(value, options):
             best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
         return Kept(tuple(last[-options.keep :] if options.keep else last), tuple(best[: options.save_top_k]))
