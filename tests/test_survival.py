@@ -32,7 +32,7 @@ CONFIG = {
     "optimizer": [{"name": "clip_by_global_norm", "args": {"max_norm": 1.0}}, {"name": "adamw", "args": {"lr": 0.01}}],
     "schedule": "cosine",
     "training": {"epochs": EPOCHS, "ema": 0.9},
-    "checkpoint": {"every_epochs": 2, "every_steps": 3, "keep": 3, "monitor": "test_loss", "save_top_k": 2},
+    "checkpoint": {"every_epochs": 2, "every_steps": 7, "keep": 3, "monitor": "test_loss", "save_top_k": 2},
     "logging": {"every_steps": 3},
     "callbacks": [{"name": "early_stopping", "args": {"patience": 10000}}],
 }

@@ -77,7 +77,6 @@ class Loop:
             self.notify("on_epoch_start")
         if run.stopped and not run.position:
             return
-        run.metrics = {}
         sums = self.train_epoch()
         evaluated = None if run.stopped else self.evaluate()
         if evaluated is None:

@@ -239,6 +239,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
         ({"lengths": {"train.log": -1}}, "no sound lengths"),
         ({"callbacks": [3]}, "no sound callbacks"),
         ({"regular": [[1]]}, "no sound regular"),
+        ({"replicas": 2**40}, "is one of 1099511627776 replicas"),
         ({"position": -1}, "no sound position"),
         ({"format": 2}, "was written by a newer version"),
         ({"step": True}, "no sound step"),
@@ -282,6 +283,19 @@ def test_a_full_disk_stops_the_run_at_its_next_step_and_spares_the_earlier_check
     keeper.check()  # it is told once
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-epoch_1.params"]
     assert (tmp_path / "checkpoint-epoch_1.params").read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not tell which file a descriptor is of")
+def test_the_logs_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    done, sync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{int(file)}")).name) or sync(file))
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("replaced") or replace(*paths))
+    keeper = Keeper(tmp_path, CheckpointOptions())
+    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    keeper.wait()
+    assert done[0] == "metrics.jsonl"
+    assert done[1].startswith(".checkpoint-epoch_1.params") and done[2:] == ["replaced", tmp_path.name]
 
 
 def test_or_the_run_goes_on_and_saves_again_when_there_is_room(tmp_path, monkeypatch, caplog):
