@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.checkpoint.storage import load, newest
+from training.checkpoint.storage import Incomplete, load, newest
 
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("KILLS", "10"))
@@ -123,8 +123,8 @@ def test_killed_at_random_moments_a_run_ends_at_the_same_bits(form):
         process.communicate()
         for folder in (place / "saved" / title).glob("*"):
             found, wrong = newest(folder)
-            assert not wrong, wrong
-            assert found or not list(folder.glob("*.params"))
+            assert all(isinstance(error, Incomplete) for error in wrong), wrong
+            assert found or wrong or not list(folder.glob("*.params"))
     assert_all_ended_the_same(place, title, *arguments, reference=reference)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
-from training.checkpoint.storage import Found, checkpoints, files, newest, read_all, remove_leftovers
+from training.checkpoint.storage import Found, Incomplete, checkpoints, files, newest, read_all, remove_leftovers
 from training.run_folder import FINISHED, cut_back, flat
 from utils import RunError, UserError
 
@@ -74,10 +74,10 @@ def chosen(folder, named):
     """(the checkpoint, what is wrong with newer ones)"""
     if named is None or Path(named) == folder:
         found, wrong = newest(folder)
-        if found is None and wrong:
-            told = "\n  ".join(wrong)
+        if found is None and not all(isinstance(error, Incomplete) for error in wrong):
+            told = "\n  ".join(map(str, wrong))
             raise UserError(f"{folder}: no checkpoint of this run can be gone on from\n  {told}")
-        return found, wrong
+        return found, [f"{error}; passed over" for error in wrong]
     name = Path(named).stem.split("-replica_")[0]
     if Path(named) not in files(folder, name):
         raise UserError(f"--resume {named}: is no checkpoint; {folder} has {', '.join(checkpoints(folder)) or 'none'}")

@@ -172,6 +172,17 @@ def test_a_loader_without_a_position_is_replayed_and_that_is_said(tmp_path, capl
         assert ("has no start_at(epoch, batch): reading 3 batches again to pass them" in caplog.text) == told
 
 
+def test_killed_between_the_files_of_its_first_checkpoint_a_run_starts_over(tmp_path):
+    """Each replica has a file of its own."""
+    undisturbed = train(tmp_path / "whole", replicas=2)
+    train(tmp_path / "cut", replicas=2, callbacks=[Stop(3)], checkpoint=CheckpointOptions(every_epochs=0))
+    _, other = sorted((tmp_path / "cut").glob("*.params"))
+    other.unlink()
+    gone_on = train(tmp_path / "cut", replicas=2, callbacks=[Stop(10**9)], resume=True)
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path):
     first = train(tmp_path)
     again = train(tmp_path, resume=True)

@@ -125,8 +125,8 @@ class Keeper:
         """The newest good checkpoint, or None."""
         self.wait()
         found, wrong = storage.newest(self.folder)
-        for message in wrong:
-            logger.warning(message)
+        for error in wrong:
+            logger.warning("%s; passed over", error)
         return found
 
     def last(self):

@@ -21,6 +21,10 @@ logger = logging.getLogger("main")
 SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # format: what its checkpoints are called
 
 
+class Incomplete(Damaged):
+    """Files of some replicas only: the process was killed between them, which a run's very first checkpoint may be."""
+
+
 class Found(NamedTuple):
     """A checkpoint read whole: the files, arrays and record of each replica."""
 
@@ -104,13 +108,13 @@ def age(record):
 
 
 def newest(folder):
-    """(the newest good checkpoint of a folder that a run can go on from, or None; what is wrong with those passed over)"""
+    """(the newest good checkpoint of a folder that a run can go on from, or None; the errors of those passed over)"""
     wrong = []
     for name, paths in reversed(checkpoints(folder).items()):
         try:
             return read_all(name, paths, whole=True), wrong
         except Damaged as error:
-            wrong.append(f"{error}; passed over")
+            wrong.append(error)
     return None, wrong
 
 
@@ -123,7 +127,7 @@ def read_all(name, paths, whole=False):
             raise Damaged(f"{path}: holds weights alone (checkpoint.save_optimizer_state was false), so no run can go on from it")
     replicas = read[0][1]["replicas"]
     if replicas != len(read) or sorted(record["replica"] for _, record in read) != list(range(replicas)):
-        raise Damaged(f"{paths[0]}: is one of {replicas} replicas, and not all of them are there")
+        raise Incomplete(f"{paths[0]}: is one of {replicas} replicas, and not all of them are there")
     read = sorted(zip(paths, read, strict=True), key=lambda item: item[1][1]["replica"])
     return Found(name, [path for path, _ in read], [arrays for _, (arrays, _) in read], [record for _, (_, record) in read])
 
