@@ -75,8 +75,8 @@ def rows(folder):
 
 
 def assert_same_run(folder, reference, more_saved):
-    """The same weights, optimizer state and everything else in the last checkpoints, and the same lines; and the same files, unless
-    signals had more of them written, which then are among the last ones."""
+    """The same weights, optimizer state and everything else in the last checkpoints, and the same lines; the same files, too,
+    unless signals had more of them written, which then are among the last ones."""
     names = sorted(p.name for p in reference.glob(f"checkpoint-epoch_{EPOCHS}*"))
     assert names == sorted(p.name for p in folder.glob(f"checkpoint-epoch_{EPOCHS}*"))
     for name in names:
