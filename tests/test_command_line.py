@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, run, start
+
 SMALL = {
     "title": "Small",
     "model": {"name": "mlp", "args": {"dims": [16]}},
@@ -25,20 +25,6 @@ SMALL = {
     "checkpoint": {"monitor": "test_loss"},
     "logging": {"every_steps": 5},
 }
-
-
-def start(folder, *arguments):
-    """train.py in a process of its own, its caches and runs in a folder of the test's."""
-    command = [sys.executable, str(ROOT / "train.py"), *map(str, arguments)]
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def run(folder, *arguments):
-    process = start(folder, *arguments)
-    out, err = process.communicate(timeout=120)
-    assert "Traceback" not in out + err, err
-    return process.returncode, out, err
 
 
 @pytest.fixture
