@@ -5,6 +5,8 @@ import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75  # exit codes; 75: stopped by a signal with a checkpoint written
+
 
 class UserError(Exception):
     """A mistake that the user can mend; shown as one message without a traceback, exit code 2."""

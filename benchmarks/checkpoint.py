@@ -27,7 +27,8 @@ from training.loss import cross_entropy
 from training.metric_log import MetricLog
 from training.objective import supervised
 from training.optimizers import adam
-from training.options import CheckpointOptions, LoaderOptions, TrainingOptions
+from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from training.readings import Reader
 from training.runner import Runner
 from training.summary import count
 from training.update import gradient_update
@@ -48,7 +49,8 @@ def main(rounds=9):
 def every_epoch(folder, rounds):
     """The sample's throughput with and without saving."""
     parts = build(read("config.json", ["data=digits", "training.eval_every=0"]), "config.json")
-    objective = compose(parts.objective, parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
+    functions = {label: metric.function for label, metric in parts.metrics.items()}
+    objective = compose(parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment)
     data = {"train": parts.data.load()["train"]}
     loops = {}
     for form in ("no checkpoints", "one every epoch"):
@@ -58,7 +60,7 @@ def every_epoch(folder, rounds):
         probe = Probe(parts.model, probe_input(runner.feeds["train"].shapes, parts.preprocess))
         keeper = Keeper(place, CheckpointOptions(keep=2), {"config": parts.config}, probe) if form != "no checkpoints" else None
         log = MetricLog(place / "metrics.jsonl")
-        loops[form] = Loop(runner, objective, [], parts.training, log, parts.logging.every_steps, keeper)
+        loops[form] = Loop(runner, Reader(objective.finish), [], parts.training, log, parts.logging, keeper=keeper)
     rates = {form: [] for form in loops}
     for i in range(rounds + 1):
         for form, loop in loops.items() if i % 2 else reversed(loops.items()):
@@ -78,10 +80,11 @@ def every_epoch(folder, rounds):
 def large_state(folder, rounds):
     """How long a save keeps a run of 50 million parameters (and as many of Adam's m and v) from its next step."""
     model = mlp((784,), 10, dims=(6600, 6600))
-    objective = compose(supervised, model, cross_entropy, [])
+    objective = compose(supervised, model, cross_entropy, {})
     data = {"train": Arrays(np.zeros((64, 784), np.float32), np.zeros(64, np.int32))}
     runner = Runner(model, objective, partial(gradient_update, objective, adam()), data, LoaderOptions(batch_size=32))
-    loop = Loop(runner, objective, [], TrainingOptions(), MetricLog(), 50, Keeper(folder, CheckpointOptions(keep=1)))
+    keeper = Keeper(folder, CheckpointOptions(keep=1))
+    loop = Loop(runner, Reader(), [], TrainingOptions(), MetricLog(), LoggingOptions(), keeper=keeper)
     loop.one_epoch()
     loop.keeper.wait()
     forms = {"written at once": at_once, "until the run goes on": goes_on}
@@ -104,8 +107,8 @@ def large_state(folder, rounds):
 def at_once(loop):
     """Seconds to write the state while everything waits."""
     began = time.perf_counter()
-    cut = Cut(loop.runner.states, None, {"position": 0})
-    storage.save(loop.keeper.folder / "at_once.params", as_saved(cut.states[0], cut, 0, True), {})
+    cut = Cut(loop.runner.states, {"position": 0})
+    storage.save(loop.keeper.folder / "at_once.params", as_saved(cut.states[0], cut, True), {})
     return time.perf_counter() - began
 
 

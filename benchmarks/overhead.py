@@ -1,10 +1,11 @@
-"""What the loop costs: epochs of `fit`, logging and metrics on, against a bare loop over the same compiled step.
+"""What the loop costs: epochs of it, logging and metrics on, against a bare loop over the same compiled step. What watching
+costs: epochs of the sample with everything on, as config.json has it, and with everything off, evaluation included.
 
 python -m benchmarks.overhead [rounds]   (the sample of config.json; epochs interleaved in one process)
 """
 
+import json
 import logging
-import statistics
 import sys
 import tempfile
 import time
@@ -18,36 +19,101 @@ from benchmarks.results import record, spread
 from data_loader.loader import epoch_order
 from training.fit import compose
 from training.loop import Loop
+from training.measures import measures
 from training.metric_log import MetricLog
+from training.options import LoggingOptions
+from training.publish import About, Publisher
+from training.rates import LearningRates
+from training.readings import Reader
 from training.runner import Runner
 from training.update import gradient_update
 from wiring.build import build
 from wiring.config import read
 
+OFF = ["logging.every_steps=0", "logging.learning_rate=false", "callbacks=[]"]
+KEYS = ("log_all", "learning_rate", "gradient_norm", "parameter_norm", "leaf_statistics", "histograms")
+TRACKERS = '["console", "jsonl", "csv", "tensorboard", {"name": "wandb", "args": {"mode": "offline"}}]'
+CALLBACKS = (
+    "confusion_matrix",
+    "sample_images",
+    "gradient_spike_monitor",
+    "learning_rate_monitor",
+    "profiler",
+    {"name": "early_stopping", "args": {"patience": 10**6}},
+    {"name": "reduce_on_plateau", "args": {"monitor": "test_loss", "patience": 10**6}},
+)
+ON = [*(f"logging.{key}=true" for key in KEYS), f"logging.trackers={TRACKERS}", f"callbacks={json.dumps(CALLBACKS)}"]
+
 
 def main(rounds=15):
-    parts = build(read("config.json", ["data=digits", "training.eval_every=0"]), "config.json")
-    objective = compose(parts.objective, parts.model, parts.loss, parts.metrics, parts.preprocess, parts.augment)
-    make_update = partial(gradient_update, objective, parts.optimizer)
-    data = {"train": parts.data.load()["train"]}
-    engines = [Runner(parts.model, objective, make_update, data, parts.loader) for _ in range(4)]
     with tempfile.TemporaryDirectory() as folder:
         log_to(Path(folder) / "train.log")
-        log = MetricLog(Path(folder) / "metrics.jsonl")
-        loop = Loop(engines[0], objective, [], parts.training, log, parts.logging.every_steps)
-        forms = {
-            "fit": loop.one_epoch,
-            "bare, one call an epoch": partial(bare_epoch, engines[1], 10**9),
-            "bare, one call a step": partial(bare_epoch, engines[2], 1),
-            "by hand, one call an epoch": by_hand(engines[3], make_update(unroll=False).step, data["train"], parts.loader),
-        }
-        rates = measure(forms, len(data["train"]), rounds)
+        loop_against_bare_steps(Path(folder), rounds)
+        watching(Path(folder), rounds)
+
+
+def loop_against_bare_steps(folder, rounds):
+    """The loop, logging at every 22nd step, against nothing but its steps."""
+    loop, (parts, data) = loop_of(folder / "loop", ["training.eval_every=0"])
+    objective = compose(
+        parts.objective, parts.model, parts.loss, measures(parts.metrics, (), LoggingOptions())[0], parts.preprocess
+    )
+    make_update = partial(gradient_update, objective, parts.optimizer)
+    engines = [Runner(parts.model, objective, make_update, data, parts.loader) for _ in range(3)]
+    forms = {
+        "fit": loop.one_epoch,
+        "bare, one call an epoch": partial(bare_epoch, engines[0], 10**9),
+        "bare, one call a step": partial(bare_epoch, engines[1], 1),
+        "by hand, one call an epoch": by_hand(engines[2], make_update(unroll=False).step, data["train"], parts.loader),
+    }
+    rates = measure(forms, len(data["train"]), rounds)
     best = np.max(list(rates.values())[1:], axis=0)
-    ratios = [fit / bare for fit, bare in zip(rates["fit"], best, strict=True)]
-    rows = [f"| {name} | {spread(values)} |" for name, values in rates.items()]
-    table = ["| form | images/s, median (range) |", "|---|---|", *rows, f"| fit / best bare, pair by pair | {spread(ratios)} |"]
-    record("Overhead of the loop", "python -m benchmarks.overhead", "\n".join(table))
-    return statistics.median(ratios)
+    ratios = {"fit / best bare, pair by pair": [fit / bare for fit, bare in zip(rates["fit"], best, strict=True)]}
+    record("Overhead of the loop", "python -m benchmarks.overhead", table(rates, ratios))
+
+
+def watching(folder, rounds):
+    """Epochs with their evaluation; what a tracker has still to do when one ends counts to it."""
+    forms = {"all off": OFF, "as config.json has it": [], "all on": ON}
+    loops = {name: loop_of(folder / name, overrides)[0] for name, overrides in forms.items()}
+    epochs = {name: partial(epoch_and_trackers, loop) for name, loop in loops.items()}
+    rates = measure(epochs, loops["all off"].runner.feed.size, rounds)
+    for loop in loops.values():
+        loop.notify("on_training_end")
+        loop.log.publish.close({})
+    off = rates["all off"]
+    ratios = {f"{name} / all off": [a / b for a, b in zip(rates[name], off, strict=True)] for name in list(forms)[1:]}
+    record("What watching costs", "python -m benchmarks.overhead", table(rates, ratios))
+
+
+def loop_of(folder, overrides):
+    """(a Loop of the sample that writes into a folder, (its parts, its data)), begun."""
+    folder.mkdir()
+    parts = build(read("config.json", ["data=digits", *overrides]), "config.json")
+    data, log = parts.data.load(), parts.logging
+    functions, watch = measures(parts.metrics, parts.callbacks, log)
+    objective = compose(parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment)
+    runner = Runner(parts.model, objective, partial(gradient_update, objective, parts.optimizer), data, parts.loader, watch=watch)
+    publish = Publisher(log.trackers, About(folder, parts.title, parts.config, 0))
+    seen = {"sets": data, "folder": folder, "config": parts.config, "publish": publish}
+    rates = LearningRates(parts.rates if "learning_rate" in watch.needs else None, runner)
+    reader, lines = Reader(objective.finish, watch.hidden), MetricLog(folder / "metrics.jsonl", publish=publish)
+    loop = Loop(runner, reader, parts.callbacks, parts.training, lines, log, seen=seen, rates=rates)
+    loop.begin()
+    return loop, (parts, data)
+
+
+def epoch_and_trackers(loop):
+    """One epoch, and all that the trackers were told of it done."""
+    loop.one_epoch()
+    while any(channel.queue.qsize() or channel.since is not None for channel in loop.log.publish.channels):
+        time.sleep(0.001)
+
+
+def table(rates, ratios):
+    """Images a second of each form, and ratios of the pairs."""
+    rows = [f"| {name} | {spread(values)} |" for name, values in (rates | ratios).items()]
+    return "\n".join(["| form | images/s, median (range) |", "|---|---|", *rows])
 
 
 def bare_epoch(engine, count):

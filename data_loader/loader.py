@@ -3,10 +3,11 @@
 import hashlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 
-from data_loader.base import Arrays, Batch
+from data_loader.base import Arrays, Batch, has_items
 from data_loader.nest import map_nest, named_nest
 from utils import UserError
 
@@ -71,6 +72,23 @@ def _subset(dataset, indices):
     if type(dataset) is not Arrays or any(isinstance(a, np.memmap) for _, a in named_nest(dataset.arrays)):
         return Subset(dataset, indices)  # a memory-mapped file stays on disk
     return Arrays(*dataset[indices], dataset.source)
+
+
+class Firsts:
+    """The first batches of an iterable of batches, in every epoch."""
+
+    def __init__(self, iterable, count):
+        self.iterable, self.count = iterable, count
+
+    def __iter__(self):
+        return islice(self.iterable, self.count)
+
+
+def first_batches(dataset, count, batch_size):
+    """The first so many batches of a dataset, or of an iterable of batches, as a dataset of their own."""
+    if not has_items(dataset):
+        return Firsts(dataset, count)
+    return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
 
 
 def collate(examples) -> Batch:

@@ -50,7 +50,7 @@ def test_the_notebook_example():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_table_of_names_is_complete(kind):
-    (row,) = [line for line in README.splitlines() if re.match(rf"\| `(loader\.)?{kind}` \|", line)]
+    (row,) = [line for line in README.splitlines() if re.match(rf"\| `(loader\.|logging\.)?{kind}` \|", line)]
     named = set(re.findall(r"`(\w+)`", row.split("|")[2]))
     assert named == set(find(kind)[0])
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from training.checkpoint.storage import Incomplete, load, newest
+from training.rates import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("KILLS", "10"))
@@ -36,7 +37,9 @@ CONFIG = {
     "logging": {"every_steps": 3},
     "callbacks": [{"name": "early_stopping", "args": {"patience": 10000}}],
 }
-FORMS = {"resident": [], "streamed with replicas": ["loader.device_budget_mb=0", "training.replicas=2"]}
+STREAMED = ["loader.device_budget_mb=0", "training.replicas=2"]
+WATCHED = ["logging.log_all=true", "logging.parameter_norm=true", 'callbacks=["gradient_spike_monitor"]']
+FORMS = {"resident": [], "streamed with replicas, every step logged": [*STREAMED, *WATCHED]}
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -71,7 +74,7 @@ def train(place, *arguments, program="train.py"):
 def rows(folder):
     """metrics.jsonl but for times and rates."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def assert_same_run(folder, reference, more_saved):

@@ -48,4 +48,6 @@ class Update(NamedTuple):
     step: Callable  # (TrainState, batch, valid) -> TrainState
 
 
-Callback = NewType("Callback", object)  # an object with any of the hooks of training.callbacks
+Callback = NewType("Callback", object)  # an object with any of the hooks of training/hooks.py
+
+Tracker = NewType("Tracker", object)  # an object with any of the methods that training/publish.py calls

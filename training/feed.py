@@ -1,12 +1,14 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
-Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `program(step, report, looped)`, which
-makes the program for a step, `begin(epoch, start)`, which goes to a batch of an epoch, `calls(count)`: the arguments of the
-calls that take up to `count` batches, and `close()`.
+Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `nbytes` (on the device) and `waited`
+(seconds for batches); `program(name, step, report, looped)` makes the program for a step, `begin(epoch, start)` goes to a batch
+of an epoch, `calls(count)` answers the arguments of the calls that take up to `count` batches, `peek()` those of the next one,
+`batch(epoch, position)` a batch as it was, and `close()` ends it.
 A lane is one call of a program: one replica, or all of them stacked.
 """
 
 import logging
+import time
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
@@ -17,7 +19,7 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
-from training.programs import Program, over_batch, over_rows
+from training.programs import Program, compiled_start, over_batch, over_rows
 from training.sharding import check_divides, replicated, sharded
 
 logger = logging.getLogger("main")
@@ -32,6 +34,18 @@ class Lanes:
     def stack(self, trees):
         """From one tree for each replica to one for each lane."""
         return [jax.tree.map(lambda *a: jnp.stack(a), *trees)] if self.stacked else list(trees)
+
+    def start(self, make):
+        """The compiled function that makes a lane of what `make` makes for one replica."""
+        rows = (len(self.seeds),) if self.stacked else ()
+
+        def zeros():
+            return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
+
+        return compiled_start(zeros, self.mesh)
+
+    def __len__(self):
+        return 1 if self.stacked else len(self.seeds)
 
     def unstack(self, trees):
         """From one tree for each lane back to one for each replica."""
@@ -50,25 +64,27 @@ class Lanes:
         """The shapes of one replica's share of a lane."""
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:] if self.stacked else a.shape, a.dtype), lane)
 
-    def program(self, function, axes):
+    def program(self, name, function, axes):
         """The program over all replicas at once where they are stacked; `axes` tells which arguments are."""
-        return Program(jax.vmap(function, in_axes=axes) if self.stacked else function, self.mesh)
+        return Program(jax.vmap(function, in_axes=axes) if self.stacked else function, self.mesh, name)
 
 
 class Resident:
     """A dataset on the device: the host ships an epoch's order as int32 indices, and the program gathers."""
 
-    def __init__(self, arrays, options, lanes, shuffle):
+    waited = 0.0
+
+    def __init__(self, arrays, options, lanes, shuffle, limit=None):
         self.options, self.lanes, self.shuffle = options, lanes, shuffle
         self.data = jax.device_put(arrays, replicated(lanes.mesh))
-        self.size = len(jax.tree.leaves(arrays)[0])
-        self.steps = -(-self.size // options.batch_size)
+        self.size, self.nbytes = len(jax.tree.leaves(arrays)[0]), sum(a.nbytes for a in jax.tree.leaves(self.data))
+        self.steps = limited(-(-self.size // options.batch_size), limit)
         self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.data)
 
-    def program(self, step, report, looped):
+    def program(self, name, step, report, looped):
         """Many steps in one call, or one."""
         self.looped = looped
-        return self.lanes.program(over_rows(step, report, self.lanes.mesh, looped), (0, 0, None, 0, None, None, None))
+        return self.lanes.program(name, over_rows(step, report, self.lanes.mesh, looped), (0, 0, None, 0, None, None, None))
 
     def begin(self, epoch, start=0):
         """Draw the order of an epoch; its first `start` batches were taken before."""
@@ -85,6 +101,18 @@ class Resident:
             yield [(self.data, order, self.valid, np.int32(self.row), np.int32(taken)) for order in self.orders], taken
             self.row += taken
 
+    def peek(self):
+        """The arguments of the next call's first lane; None where there is none."""
+        lanes, _ = next(self.calls(1), (None, None))
+        return lanes and lanes[0]
+
+    def batch(self, epoch, position):
+        """(batch, genuine examples) of each replica at a position of an epoch, on the host."""
+        drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
+        return [
+            (jax.tree.map(lambda a, o=order: np.asarray(a[o[position]]), self.data), valid[position]) for order, valid in drawn
+        ]
+
     def close(self):
         """Nothing is open."""
 
@@ -92,23 +120,25 @@ class Resident:
 class Streamed:
     """Batches from the host, one call each; `source(epoch, start)` yields ([a batch for each replica], genuine examples)."""
 
-    def __init__(self, source, options, lanes, steps):
-        self.source, self.options, self.lanes, self.steps = source, options, lanes, steps
+    def __init__(self, source, options, lanes, steps, limit=None):
+        self.source, self.options, self.lanes, self.limit, self.waited = source, options, lanes, limit, 0.0
+        self.steps = limited(steps, limit)
         self.exact = getattr(source, "exact", True)  # whether it can go to a batch of an epoch
         self.stream = self.read(1, 0)
         first = next(self.stream)
         self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
         (batch, *_), _ = first
         self.shapes = lanes.shapes_of_one(batch)
+        self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
 
     def read(self, epoch, start):
         """The thread that reads ahead and puts batches onto the devices."""
         ready = ((self.lanes.put(batch), np.int32(valid)) for batch, valid in self.source(epoch, start))
         return prefetch(ready, self.options.prefetch)
 
-    def program(self, step, report, looped):
+    def program(self, name, step, report, looped):
         """One step a call."""
-        return self.lanes.program(over_batch(step, report), (0, 0, 0, None))
+        return self.lanes.program(name, over_batch(step, report), (0, 0, 0, None))
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
@@ -119,25 +149,50 @@ class Streamed:
         if start and not self.exact:
             logger.warning("The training data has no start_at(epoch, batch): reading %d batches again to pass them", start)
             self.items = islice(self.items, start, None)
+        if self.limit is not None:
+            self.items = islice(self.items, self.limit - start)
 
     def calls(self, count):
         """(the arguments of each lane, batches taken) of each call."""
-        for lanes, valid in islice(self.items, count):
+        for _ in range(count):
+            asked = time.perf_counter()
+            lanes, valid = next(self.items, (None, None))
+            self.waited += time.perf_counter() - asked
+            if lanes is None:
+                return
             yield [(batch, valid) for batch in lanes], 1
+
+    def peek(self):
+        """The arguments of the next call's first lane; None where there is none."""
+        item = next(self.items, None)
+        self.items = self.items if item is None else chain([item], self.items)
+        return item and (item[0][0], item[1])
+
+    def batch(self, epoch, position):
+        """(batch, genuine examples) of each replica at a position of an epoch, read again; None where they cannot be had."""
+        if not self.exact:
+            return None
+        pieces, valid = next(iter(self.source(epoch, position)), (None, 0))
+        return pieces and [(piece, valid) for piece in pieces]
 
     def close(self):
         """End the thread that reads ahead."""
         self.stream.close()
 
 
-def make_feed(dataset, options, lanes, *, shuffle, budget):
+def make_feed(dataset, options, lanes, *, shuffle, budget, limit=None):
     """The feed that fits the data: resident where it is held in arrays within the budget of bytes, else streamed."""
     if type(dataset) is Arrays and nbytes(dataset) <= budget and options.collate_fn is None:
-        return Resident(dataset.arrays, options, lanes, shuffle)
+        return Resident(dataset.arrays, options, lanes, shuffle, limit)
     if not has_items(dataset):
-        return Streamed(Brought(dataset, lanes), options, lanes, length(dataset))
+        return Streamed(Brought(dataset, lanes), options, lanes, length(dataset), limit)
     steps = -(-len(dataset) // options.batch_size)
-    return Streamed(partial(drawn, dataset, options, lanes, shuffle), options, lanes, steps)
+    return Streamed(partial(drawn, dataset, options, lanes, shuffle), options, lanes, steps, limit)
+
+
+def limited(steps, limit):
+    """How many batches are taken of `steps`, of which nobody may know how many they are."""
+    return steps if None in (steps, limit) else min(steps, limit)
 
 
 def nbytes(dataset):

@@ -1,6 +1,7 @@
 """`fit` composes the parts of a run and trains them; it is all that a notebook needs."""
 
 import inspect
+import re
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -8,20 +9,25 @@ from pathlib import Path
 import numpy as np
 
 from data_loader.base import Arrays, has_items, length
-from data_loader.loader import split
+from data_loader.loader import first_batches, split
 from data_loader.nest import map_nest
 from training import run_folder
-from training.callbacks import check_hooks
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
+from training.console import show_on_console
+from training.hooks import check_hooks
 from training.loop import Loop
 from training.loss import cross_entropy
-from training.metric_log import MetricLog, show_on_console
+from training.measures import measures, part_name
+from training.metric_log import MetricLog
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
-from training.options import CheckpointOptions, LoaderOptions, TrainingOptions
+from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from training.publish import About, Publisher
+from training.rates import LearningRates
+from training.readings import Reader
 from training.recovery import check_unchanged
 from training.resume import holding
 from training.run import Run
@@ -31,6 +37,7 @@ from training.update import gradient_update
 from utils import UserError
 
 EVERY_EPOCH = CheckpointOptions()
+EVERY_50_STEPS = LoggingOptions()
 
 
 def fit(
@@ -49,55 +56,81 @@ def fit(
     update=gradient_update,
     callbacks=(),
     seed=0,
-    log_every=50,
+    log=EVERY_50_STEPS,
     folder=None,
     checkpoint=EVERY_EPOCH,
     record=None,
     resume=False,
+    rates=None,
     **options,
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
 
-    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; `objective` and `update` are
-    factories as in training/objective.py and training/update.py; `options` are the fields of LoaderOptions and TrainingOptions:
-    epochs, batch_size, replicas, ... With a `folder` the run leaves metrics.jsonl and checkpoints there, as `checkpoint` says,
-    each with the `record`; `resume=True` goes on from the newest good one there, if there is one, `resume="override"` also with
-    other options or data.
+    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one may be `tracked(...)` (see
+    training/tally.py). `val` is one set or {name: set}. `objective` and `update` are factories as in training/objective.py and
+    training/update.py; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ... `log` and
+    `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their fields; `rates` are learning rates to log, {name:
+    number or function of the step}. With a `folder` the run leaves metrics.jsonl and checkpoints there, each with the `record`;
+    `resume=True` goes on from the newest good one there, if there is one, `resume="override"` also with other options or data.
     """
-    if metrics is None:
-        metrics = [accuracy] if loss is cross_entropy else []
-    if log_every < 1:
-        raise ValueError(f"log_every: must be at least 1, got {log_every}")
     loader, training = split_options(options)
-    objective = compose(objective, model, loss, metrics, preprocess, augment, training.precision)
+    log = LoggingOptions(**log) if isinstance(log, dict) else log
+    checkpoint = CheckpointOptions(**checkpoint) if isinstance(checkpoint, dict) else checkpoint
+    metrics = default_metrics(loss) if metrics is None else metrics
+    functions, watch = measures(metrics, callbacks, log)
+    objective = compose(objective, model, loss, functions, preprocess, augment, training.precision)
     optimizer = optimizer if schedule is None else scheduled(optimizer, schedule)
     make_update = configured(update, objective, optimizer, training)
-    sets = datasets(train, val, test, loader)
+    sets = datasets(train, val, test, loader, training.overfit_batches)
     show_on_console()
+    check_run(seed, training, callbacks, folder, resume, log.trackers)
+    check_format(checkpoint.format)
+    record = record or own_record(seed, loader, training, sets)
+    with holding(folder, resume, record) as found:
+        pretrained = None if found else pretrained_from(training.pretrained)
+        given = {"seed": seed, "watch": watch, "restore": pretrained, **engine_options(training)}
+        with closing(Runner(model, objective, make_update, sets, loader, **given)) as runner:
+            probe = Probe(model, probe_input(runner.feed.shapes, preprocess))
+            check_unchanged(runner, probe, pretrained, found)
+            lines, keeper = observers(folder, checkpoint, log, record, probe, found)
+            seen = {"sets": sets, "folder": folder and Path(folder), "config": record["config"], "publish": lines.publish}
+            rates = LearningRates(rates if "learning_rate" in watch.needs else None, runner)
+            reader = Reader(getattr(objective, "finish", Reader().finish), watch.hidden)
+            told = {"keeper": keeper, "found": found, "seen": seen, "rates": rates}
+            return Loop(runner, reader, callbacks, training, lines, log, **told).run_all()
+
+
+def engine_options(training):
+    """What the Runner takes of the TrainingOptions."""
+    return {"replicas": training.replicas, "freeze": training.on_nonfinite != "skip", "limit": training.limit_batches}
+
+
+def check_run(seed, training, callbacks, folder, resume, trackers):
+    """Refuse what cannot be run."""
     if not 0 <= seed <= 2**32 - training.replicas:
         raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
     check_hooks(callbacks)
-    checkpoint = CheckpointOptions(**checkpoint) if isinstance(checkpoint, dict) else checkpoint
-    check_format(checkpoint.format)
-    record = record or own_record(seed, loader, training, sets)
     if folder is None and (resume or training.on_nonfinite == "rollback"):
         raise UserError("fit: to resume, or to roll back, there must be checkpoints; give it a `folder`")
-    with holding(folder, resume, record) as found:
-        pretrained = None if found else pretrained_from(training.pretrained)
-        engine = {"seed": seed, "replicas": training.replicas, "freeze": training.on_nonfinite != "skip"}
-        with closing(Runner(model, objective, make_update, sets, loader, restore=pretrained, **engine)) as runner:
-            probe = Probe(model, probe_input(runner.feeds["train"].shapes, preprocess))
-            check_unchanged(runner, probe, pretrained, found)
-            log, keeper = observers(folder, checkpoint, record, probe)
-            return Loop(runner, objective, callbacks, training, log, log_every, keeper, found).run_all()
+    if folder is None and trackers:
+        raise UserError("fit: trackers write into the folder of a run; give it a `folder`")
 
 
-def observers(folder, checkpoint, record, probe):
-    """(the metric log, the keeper) of a run; without a folder there is nothing to keep."""
+def default_metrics(loss):
+    """Accuracy for what classifies."""
+    return [accuracy] if getattr(loss, "func", loss) is cross_entropy else []
+
+
+def observers(folder, checkpoint, log, record, probe, found):
+    """(the metric log with its trackers, the keeper) of a run; without a folder there is nothing to keep."""
     if folder is None:
         return MetricLog(), None
-    log = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on")
-    return log, Keeper(folder, checkpoint, record, probe)
+    about = About(
+        Path(folder), record["config"].get("title", Path(folder).name), record["config"], found.record["step"] if found else 0
+    )
+    publish = Publisher(log.trackers, about)
+    lines = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on", publish)
+    return lines, Keeper(folder, checkpoint, record, probe)
 
 
 def own_record(seed, loader, training, sets):
@@ -107,21 +140,11 @@ def own_record(seed, loader, training, sets):
 
 
 def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):
-    """The objective over the model in its precision, with metrics under their names."""
-    names = list(metrics) if isinstance(metrics, dict) else [part_name(fn) for fn in metrics]
-    for i, name in enumerate(names):
-        if name in ("loss", *names[:i]) or "/" in name:
-            raise UserError(f"metrics: the name {name!r} is taken, or has a '/'; give {{name: function}} with other names")
-    named = metrics if isinstance(metrics, dict) else dict(zip(names, metrics, strict=True))
+    """The objective over the model in its precision; `metrics` are {label: function}."""
     try:
-        return objective(with_precision(model, precision), loss, named, preprocess, augment)
+        return objective(with_precision(model, precision), loss, metrics, preprocess, augment)
     except ValueError as error:
         raise UserError(f"objective.args.{error}") from error
-
-
-def part_name(fn):
-    """The name of a function, also under functools.partial."""
-    return getattr(fn, "func", fn).__name__
 
 
 def split_options(options):
@@ -147,19 +170,30 @@ def configured(update, objective, optimizer, training):
     return make_update
 
 
-def datasets(train, val, test, loader):
+def datasets(train, val, test, loader, overfit=0):
     """The sets of a run by name, with a validation set cut off the training set where `val_size` says so."""
-    sets = {"train": as_dataset(train), "val": as_dataset(val), "test": as_dataset(test)}
+    held_out = val if isinstance(val, dict) else {"val": val}
+    check_names(held_out)
+    sets = {"train": as_dataset(train)} | {name: as_dataset(data) for name, data in {**held_out, "test": test}.items()}
     if loader.val_size:
-        if val is not None:
+        if "val" in held_out and held_out["val"] is not None:
             raise UserError("loader.val_size: the data brings its own validation set; leave val_size at 0")
         if not has_items(sets["train"]):
             raise UserError("loader.val_size: an iterable of batches cannot be split; leave val_size at 0")
         sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
+    if overfit:
+        sets["train"] = first_batches(sets["train"], overfit, loader.batch_size)
     for name, dataset in sets.items():
         if dataset is not None and length(dataset) == 0:
             raise UserError(f"data: the {name} set is empty")
     return {name: dataset for name, dataset in sets.items() if dataset is not None}
+
+
+def check_names(sets):
+    """Metrics are called <set>_<metric>."""
+    for name in sets:
+        if not re.fullmatch(r"[a-z0-9-]+", name) or name in ("train", "test"):
+            raise UserError(f"data: a validation set cannot be called {name!r}; use small letters, digits and '-'")
 
 
 def as_dataset(data):

@@ -1,38 +1,39 @@
-"""The loop over chunks of steps and epochs: what is logged, evaluated, saved, and told to callbacks, and when."""
+"""The loop over epochs: training, evaluation, checkpoints, and what is told to callbacks, and when."""
 
 import logging
-import time
 
-from training import recovery
-from training.callbacks import memories, notify
+import jax
+import numpy as np
+
+from training import evaluations, recovery, sanity
 from training.checkpoint.keeper import Cut, NoKeeper
-from training.metric_log import difference, progress_bar, sayable, values
+from training.flight import Flight
+from training.hooks import memories, notify
+from training.metric_log import sayable
+from training.rates import Rates
 from training.run import Run
 from training.stop import stop_signals
-from training.update import bad_leaf_name
-from utils import RunError
+from training.view import View
+from utils import RunError, named_leaves
 
 logger = logging.getLogger("main")
 
-CHUNK_SECONDS = 0.3  # of work in one call: bounds how late a log line or a signal is seen
+TRACKERS_SECONDS = {False: 30.0, True: 1.0}  # that the trackers get to end; a signal leaves no time
 
 
 class Loop:
-    """Drives a Runner through its epochs. A chunk's sums are read while the next chunk computes, so the device never waits for a
-    log line; any step can be a log or save point without changing a bit, since a chunk's length is a run-time number. `found`
-    is the checkpoint to go on from."""
+    """Drives a Runner through its epochs. `reader` names what was measured, `reporting` are the LoggingOptions, `found` is the
+    checkpoint to go on from, `seen` what callbacks see besides the Run, `rates` the learning rates at a step."""
 
-    def __init__(self, runner, objective, callbacks, options, log, log_every, keeper=None, found=None):
-        self.runner, self.callbacks, self.options, self.log, self.log_every = runner, callbacks, options, log, log_every
-        self.keeper, self.found = keeper or NoKeeper(), found
-        self.finish = getattr(objective, "finish", lambda means: means)
-        self.run = Run(runner, options.epochs, runner.feeds["train"].steps)
-        self.watched = any(hasattr(callback, "on_step_end") for callback in callbacks)
-        self.chunk = 8  # steps in a call, until their pace is known
-        self.settled = None  # when the last chunk was done
-        self.flying = []  # chunks that are not settled: (reports, position after it, batches taken)
-        self.logged = None  # this epoch's sums at the last log line
-        self.began, self.elapsed = 0.0, 0.0  # when this epoch began; its seconds before the run was gone on with
+    def __init__(self, runner, reader, callbacks, options, log, reporting, *, keeper=None, found=None, seen=None, rates=None):
+        self.runner, self.reader, self.callbacks, self.options = runner, reader, callbacks, options
+        self.log, self.reporting, self.keeper, self.found = log, reporting, keeper or NoKeeper(), found
+        self.run = Run(runner, options.epochs, runner.feed.steps)
+        self.learning_rate = rates or (lambda step: {})
+        self.view = View(self.run, lambda: self.learning_rate(self.run.step), **(seen or {}))
+        self.rates = Rates(runner.compiled, lambda: runner.feed.waited)
+        self.flight = Flight(self)
+        self.elapsed = 0.0  # seconds of this epoch before the run was gone on with
         self.rollbacks = 0  # how often the run went back to a checkpoint
         self.underway = False  # whether the states are those of the run
         self.stop_answered = False  # whether a callback stopped the run
@@ -48,28 +49,35 @@ class Loop:
                         self.one_epoch()
                     except recovery.Diverged as error:
                         recovery.after_divergence(self, error)
-                self.notify("on_training_end")
                 self.keeper.ended(run, self.cut)
+                evaluations.after_the_last(self)
+                self.notify("on_training_end")
                 if run.stopped:
                     logger.info("Stopped by %s after step %d", run.signal or "a callback", run.step)
         except Exception as error:
             recovery.rescue(self, error)
             raise
+        finally:
+            run.published = self.log.publish.close(run.metrics, TRACKERS_SECONDS[bool(run.signal)])
         return run
 
     def begin(self):
         """Start, or go on from a checkpoint."""
+        sanity.check(self)
         self.notify("on_training_start")
         if self.found:
             recovery.restore(self, self.found)
-        elif self.options.on_nonfinite == "rollback":
-            self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
+        else:
+            evaluations.before_the_first(self)
+            if self.options.on_nonfinite == "rollback":
+                self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
         self.underway = True
 
     def one_epoch(self):
         """Training, evaluation and the lines that close an epoch; what stops the run within the epoch leaves it unfinished."""
-        run, self.began = self.run, time.perf_counter() - self.elapsed
-        run.epoch = run.completed + 1
+        run = self.run
+        self.rates.start_epoch(self.elapsed)
+        run.epoch, run.evaluated = run.completed + 1, []
         if run.position:
             logger.info("---- GOING ON WITH EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
         else:
@@ -77,102 +85,53 @@ class Loop:
             self.notify("on_epoch_start")
         if run.stopped and not run.position:
             return
-        sums = self.train_epoch()
-        evaluated = None if run.stopped else self.evaluate()
-        if evaluated is None:
+        measured = self.train_and_evaluate()
+        if measured is None:
             run.metrics = {}  # of an unfinished epoch there are none
             return
-        run.metrics = values("train", sums, self.finish) | evaluated
-        seconds = time.perf_counter() - self.began
-        examples, skipped = (sum(int(s[name]) for s in sums) for name in ("examples", "bad_steps"))
-        if not examples:
-            raise RunError(f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}")
-        run.history.append(self.log.epoch(run.epoch, run.step, run.metrics, seconds, examples))
+        run.metrics = measured
+        run.history.append(self.log.epoch(run.epoch, run.step, measured, self.rates.epoch()))
         run.completed, run.position, self.elapsed = run.epoch, 0, 0.0
-        if skipped:
-            logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
+        self.show_histograms()
         self.notify("on_epoch_end")
         self.keeper.epoch_ended(run, self.cut)
 
-    def train_epoch(self):
-        """The steps of one epoch, or the rest of it; what each replica summed up over it."""
-        run, runner = self.run, self.runner
+    def train_and_evaluate(self):
+        """{metric: value} of an epoch, None where it was not trained or measured to its end."""
+        run, runner, flight = self.run, self.runner, self.flight
         runner.begin(run.epoch, run.position)
-        position, first_step = run.position, run.step - run.position
-        self.settled, self.flying = None, []
-        if position == 0:
-            self.logged = None
-        sums, taken = None, 1
-        with progress_bar(run.epoch, run.steps, position) as bar:
-            while taken:
-                taken, reports = runner.train(self.next_chunk(position, first_step + position))
-                position += taken
-                self.flying += [(reports, position, taken)] if taken else []
-                due = taken and position != run.steps and self.keeper.due(first_step + position)
-                exact = due or (self.watched and position % self.log_every == 0)  # a hook sees and answers this very step
-                sums = self.settle(bar, leave=0 if exact else 1) or sums
-                if due:
-                    self.keeper.save(run, self.cut)
-                if run.stopped:
-                    break
-            sums = self.settle(bar) or sums
-        return sums or runner.read([ts.sums for ts in runner.states])
+        if runner.prepare():
+            sanity.tell_of_memory(runner)
+        before = sum(int(s["epoch"]["examples"]) for s in runner.sums()) if run.position else 0
+        first_step = run.step
+        self.rates.start_training()
+        sums = flight.train()
+        if run.stopped:
+            return None
+        flight.single_steps(sums, flight.lined)
+        examples = sum(int(s["epoch"]["examples"]) for s in sums)
+        skipped = sum(int(s["bad_steps"]) for s in sums)
+        if not examples:
+            raise RunError(f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}")
+        if skipped:
+            logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
+        self.rates.end_training(run.step - first_step, examples - before)
+        tallies = [s["epoch"] for s in (runner.sums() if runner.gathers else sums)]
+        run.arrays |= self.reader.arrays("train", tallies)
+        run.metrics = self.reader.values("train", tallies) | self.learning_rate(run.step)
+        self.log.measured(run.epoch, "train", run.metrics)
+        evaluated = evaluations.of_epoch(self)
+        return None if evaluated is None else run.metrics | evaluated
 
-    def next_chunk(self, position, step):
-        """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
-        return min(self.chunk, self.log_every - position % self.log_every, self.keeper.steps_left(step))
+    def show_histograms(self):
+        """The weights of the first replica, leaf by leaf, for the trackers that show them."""
+        if self.reporting.histograms and self.log.publish.channels_for("histogram"):
+            for name, leaf in named_leaves(self.run.states()[0].params).items():
+                self.log.publish.histogram(self.run.step, name, np.asarray(jax.device_get(leaf), np.float32).ravel())
 
-    def settle(self, bar, leave=0):
-        """Settle the chunks in flight, but for the last `leave`; the sums after them, None where there are none."""
-        sums = None
-        while len(self.flying) > leave:
-            sums = self.settle_chunk(*self.flying.pop(0), bar)
-        return sums
-
-    def settle_chunk(self, reports, position, taken, bar):
-        """Wait for a chunk, check it, log it, and tell the callbacks."""
-        run, sums = self.run, self.runner.read(reports)
-        self.check_finite(sums)
-        run.step, run.position = run.step + taken, position
-        bar.update(taken)
-        self.keep_pace(taken)
-        if position % self.log_every == 0:
-            run.metrics = values("train", difference(sums, self.logged), self.finish)
-            self.log.progress(run.epoch, position, run.steps, run.step, run.metrics)
-            self.logged = sums
-            self.notify("on_step_end")
-        self.keeper.check()
-        return sums
-
-    def check_finite(self, sums):
-        """Stop at steps that are not finite, unless they are to be skipped."""
-        bad = [(int(s["first_bad"]), int(s["bad_leaf"])) for s in sums if s["bad_steps"]]
-        if bad and self.options.on_nonfinite != "skip":
-            step, leaf = min(bad)
-            raise recovery.Diverged(step, bad_leaf_name(self.run.states()[0], leaf))
-
-    def keep_pace(self, taken):
-        """Set the length of the next chunk from the time of this one; the first is left out, as it may hold a compilation."""
-        now = time.perf_counter()
-        if self.settled:
-            self.chunk = max(1, round(CHUNK_SECONDS * taken / (now - self.settled)))
-        self.settled = now
-
-    def evaluate(self):
-        """The metrics of the held-out sets where an evaluation is due; None where a signal came in between."""
-        run, found = self.run, {}
-        if not self.options.eval_every or run.epoch % self.options.eval_every:
-            return found
-        for name in [name for name in self.runner.feeds if name != "train"]:
-            sums = self.runner.evaluate(name, self.chunk, lambda: run.stopped)
-            if sums is None:
-                return None
-            found |= values(name, sums, self.finish)
-        return found
-
-    def notify(self, hook):
-        """Call a hook of every callback, and do what they answer."""
-        answers = notify(self.callbacks, hook, self.run)
+    def notify(self, hook, callbacks=None, always=False):
+        """Call a hook of every callback, or of some, and do what they answer."""
+        answers = notify(self.callbacks if callbacks is None else callbacks, hook, self.view, always)
         if answers.get("stop"):
             self.run.stopped = self.stop_answered = True
         if "lr_scale" in answers:
@@ -182,7 +141,8 @@ class Loop:
         """The run at this moment, between two chunks, all books in order."""
         run = self.run
         where = {"step": run.step, "epoch": run.epoch if run.position else run.completed, "position": run.position}
-        elapsed = time.perf_counter() - self.began if run.position else 0.0
+        where |= {"lined": self.flight.lined if run.position else 0}
+        elapsed = self.rates.elapsed() if run.position else 0.0
         where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": self.stop_answered}
         where |= {"metrics": sayable(run.metrics), "callbacks": memories(self.callbacks)}
-        return Cut(self.runner.snapshot(), self.logged, where)
+        return Cut(self.runner.snapshot(), where)

@@ -1,83 +1,80 @@
-"""From sums to named values: `<set>_<metric>`, said on the console and written to metrics.jsonl, a JSON object a line."""
+"""The lines of a run: said on the console, written to metrics.jsonl, a JSON object a line, and handed to the trackers."""
 
 import contextlib
 import json
 import logging
 import os
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
-import jax
 import numpy as np
 
-from utils import RunError, named_leaves
+from training.publish import Publisher
+from utils import RunError
 
 logger = logging.getLogger("main")
 
 
-def values(prefix, sums, finish):
-    """{"train_loss": ...} from the sums of each replica; with several, the mean, and each as `train_loss/0`."""
-    replicas = [{f"{prefix}_{k}": v for k, v in finished(s, finish).items()} for s in sums]
-    named = {name: float(np.mean([r[name] for r in replicas])) for name in replicas[0]}
-    if len(replicas) > 1:
-        named |= {f"{name}/{r}": value for name in replicas[0] for r, value in enumerate(x[name] for x in replicas)}
-    return named
-
-
-def finished(sums, finish):
-    """The reported loss and metrics of one replica, as floats."""
-    count = int(sums["examples"]) or float("nan")  # of no example there is no mean
-    reported = {"loss": sums["loss"] / count, **finish(jax.tree.map(lambda total: total / count, sums["metrics"]))}
-    return {reported_name(name): float(value) for name, value in named_leaves(reported).items()}
-
-
-def reported_name(leaf_name):
-    """What a number within a metric's dict is called."""
-    return leaf_name.replace("/", "_")
-
-
-def difference(now, before):
-    """What came to the sums since an earlier reading of the same epoch."""
-    if before is None:
-        return now
-    return [jax.tree.map(np.subtract, a, b) for a, b in zip(now, before, strict=True)]
-
-
 class MetricLog:
-    """Where the values of a run go; without a file, to the console alone. What a full disk does not take is written later, if
-    the run is to go on without."""
+    """Where the values of a run go; without a file, to the console and the trackers alone. What a full disk does not take is
+    written later, if the run is to go on without."""
 
-    def __init__(self, path=None, go_on=False):
+    def __init__(self, path=None, go_on=False, publish=None):
         self.path, self.go_on, self.unwritten, self.told = path, go_on, "", False
+        self.publish = publish or Publisher()
 
-    def progress(self, epoch, position, steps, step, named):
-        """A line within an epoch."""
+    def progress(self, where, steps, named, rates):
+        """A line within an epoch; `where` tells epoch, position and step."""
+        position = where["position"]
         share = f"{position}/{steps} ({100 * position // steps}%)" if steps else f"{position}"
-        logger.info("Epoch %d [%s] -- Loss: %.4f", epoch, share, named["train_loss"])
-        self.write({"epoch": epoch, "step": step, **named})
+        logger.info("Epoch %d [%s] -- Loss: %.4f", where["epoch"], share, named["train_loss"])
+        self.write({"epoch": where["epoch"], "step": where["step"], **named, **rates})
+        self.publish.scalars(where["step"], named | rates)
 
-    def epoch(self, epoch, step, named, seconds, examples):
-        """The lines that close an epoch; answers its row."""
+    def each_step(self, epoch, values, first):
+        """A row for each of some steps, the first of which is the `first` one of the run; values are arrays."""
+        columns = {name: found.tolist() for name, found in values.items()}
+        for i, step in enumerate(range(first, first + len(columns["train_loss"]))):
+            self.write({"epoch": epoch, "step": step, **{k: v[i] for k, v in columns.items()}, "each_step": True}, flush=False)
+        self.flush()
+
+    def measured(self, epoch, prefix, named):
+        """A line for each value of a set."""
         for name, value in named.items():
-            if "/" in name:
+            metric = name.removeprefix(f"{prefix}_")
+            if "/" in name or metric == name:
                 continue
             if not np.isfinite(value):
                 logger.warning("Epoch %d: %s is not finite; does a label lie outside the classes?", epoch, name)
-            prefix, metric = name.split("_", 1)
             label = "avg Loss:" if metric == "loss" else f"{metric} @"
             each = [f"{v:.4f}" for k, v in named.items() if k.startswith(f"{name}/")]
             logger.info("Epoch %d [%s] %s %.4f%s", epoch, prefix, label, value, f" ({' '.join(each)})" if each else "")
-        logger.info("---- Epoch %d took %.2f seconds to complete! ----", epoch, seconds)
-        row = {"epoch": epoch, "step": step, **named, "seconds": seconds, "examples_per_second": examples / seconds}
+
+    def epoch(self, epoch, step, named, rates):
+        """The lines that close an epoch; answers its row."""
+        logger.info("---- Epoch %d took %.2f seconds to complete! ----", epoch, rates["seconds"])
+        row = {"epoch": epoch, "step": step, **named, **rates}
         self.write(row | {"end_of_epoch": True})
+        # Trackers draw the mean of an epoch and the lines within it as two curves.
+        own = {f"{k}_epoch" if k.startswith("train_") else k: v for k, v in {**named, **rates}.items()}
+        self.publish.scalars(step, own)
         return row
 
-    def write(self, row):
+    def row(self, row, named):
+        """A row of its own: what was measured before the first epoch, or after the last."""
+        self.write(row | named)
+        self.publish.scalars(row["step"], named)
+
+    def write(self, row, flush=True):
         """Append one row to metrics.jsonl."""
+        if self.path is not None:
+            self.unwritten += json.dumps(sayable(row)) + "\n"
+            if flush:
+                self.flush()
+
+    def flush(self):
+        """Write what is not written yet."""
         if self.path is None:
             return
-        self.unwritten += json.dumps(sayable(row)) + "\n"
         try:
             append(self.path, self.unwritten)
             self.unwritten, self.told = "", False
@@ -89,9 +86,10 @@ class MetricLog:
                 logger.error("%s; its lines are kept until it can be", message)
             self.told = True
 
-    def forget(self):
-        """Drop what could not be written: the run goes back to before it."""
+    def forget(self, step):
+        """Drop what could not be written, and what the trackers have after a step: the run goes back to before it."""
         self.unwritten = ""
+        self.publish.back_to(step)
 
     def epochs(self):
         """The rows of the epochs so far, as `epoch` answered them; a line that someone broke is passed over."""
@@ -120,34 +118,3 @@ def append(path, text):
         except OSError:
             file.truncate(before)
             raise
-
-
-@contextmanager
-def progress_bar(epoch, steps, position=0):
-    """A tqdm bar over the steps of an epoch where the output is a terminal; log lines then print above it."""
-    if not sys.stderr.isatty():
-        yield Silent()
-        return
-    from tqdm import tqdm
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
-    with (
-        logging_redirect_tqdm([logger]),
-        tqdm(total=steps, initial=position, desc=f"Epoch {epoch}", unit="step", leave=False) as bar,
-    ):
-        yield bar
-
-
-class Silent:
-    """A bar that nobody sees."""
-
-    def update(self, _taken):
-        pass
-
-
-def show_on_console():
-    """Let log lines reach standard output where nobody has set logging up, as in a notebook."""
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler(sys.stdout))

@@ -3,7 +3,8 @@
 objective(params, state, batch, key, train) -> (loss of each example, state, {metric: value of each example})
 
 A factory here receives the config's model, loss, metrics, preprocess and augment. `objective.finish`, where present, maps
-the means of the metrics to what is reported.
+the means of the metrics to what is reported. A loss may answer a dict of terms: their sum is minimized, and each is reported
+as `loss_<term>`.
 """
 
 import jax
@@ -20,7 +21,8 @@ def supervised(model, loss, metrics, preprocess, augment) -> Objective:
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment if train else (), augment_key, x)
         output, state = model.apply(params, state, x, train=train, key=model_key)
-        return jax.vmap(loss)(output, target), state, measure(metrics, output, target)
+        losses, terms = summed(jax.vmap(loss)(output, target))
+        return losses, state, terms | measure(metrics, output, target)
 
     objective.finish = finish_means(metrics)
     return objective
@@ -42,8 +44,9 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
         x = jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x)  # each with its mirror in the batch
         output, state = model.apply(params, state, x, train=True, key=model_key)
         mirrored = jax.tree.map(lambda a: a[::-1], target)
-        losses = share * jax.vmap(loss)(output, target) + (1 - share) * jax.vmap(loss)(output, mirrored)
-        return losses, state, measure(metrics, output, target)
+        both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
+        losses, terms = summed(jax.tree.map(lambda a, b: share * a + (1 - share) * b, *both))
+        return losses, state, terms | measure(metrics, output, target)
 
     objective.finish = plain.finish
     return objective
@@ -60,7 +63,8 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
         output = output.reshape(clean.shape)
-        return jax.vmap(loss)(output, clean), state, measure(metrics, output, clean)
+        losses, terms = summed(jax.vmap(loss)(output, clean))
+        return losses, state, terms | measure(metrics, output, clean)
 
     objective.finish = finish_means(metrics)
     return objective
@@ -76,6 +80,12 @@ def inputs(preprocess, augment, key, x):
     return x
 
 
+def summed(losses):
+    """(the loss of each example, {name: its terms}) where a loss may be a dict of terms."""
+    terms = losses if isinstance(losses, dict) else {}
+    return sum(terms.values()) if terms else losses, {f"loss_{name}": term for name, term in terms.items()}
+
+
 def measure(metrics, output, target):
     """Every metric of every example; metrics are {name: function of one example}."""
     return {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
@@ -88,7 +98,7 @@ def finish_means(metrics):
         function = getattr(metric, "func", metric)  # of a functools.partial
         return getattr(function, "finish", lambda mean: mean)
 
-    return lambda means: {name: finish_of(metrics[name])(mean) for name, mean in means.items()}
+    return lambda means: {name: finish_of(metrics.get(name))(mean) for name, mean in means.items()}
 
 
 def with_precision(model, precision):

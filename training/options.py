@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Literal, Required, TypedDict, get_args, get_origin, get_type_hints
 
 from data_loader.base import Batch
+from training.base import Tracker
 from utils import UserError
 
 
@@ -89,16 +90,21 @@ class TrainingOptions:
 
     epochs: int = 10
     eval_every: int = 1  # epochs; 0: never
+    eval_initial: bool = False  # before the first step too
+    test_at: Literal["epochs", "end"] = "epochs"  # end: the test set once, after training, with the best checkpoint
+    limit_batches: int | None = None  # at most so many of every set, in each pass over it
+    overfit_batches: int = 0  # train on the first ones alone, the same in every epoch; 0: on all
     precision: Literal["float32", "bfloat16"] = "float32"
     replicas: int = 1  # seeds trained side by side
     accumulate: int = 1  # microbatches a batch is cut into
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    detect_nans: bool = False  # a run that stops by a step that is not finite names the layer and the operation that made it
     rollbacks: int = 3  # how often a run that is not finite goes back to its last checkpoint, with another seed
     ema: float | None = None  # decay of the averaged weights, which are then evaluated and saved
     pretrained: str | PretrainedOptions | None = None  # a checkpoint to start from
 
     def __post_init__(self):
-        check(self, epochs=1, eval_every=0, replicas=1, accumulate=1, rollbacks=1)
+        check(self, epochs=1, eval_every=0, limit_batches=1, overfit_batches=0, replicas=1, accumulate=1, rollbacks=1)
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema: must lie between 0 and 1, got {self.ema}")
         check_pretrained(self.pretrained)
@@ -147,12 +153,23 @@ def sign_of(monitor, mode, place):
 
 @dataclass(frozen=True)
 class LoggingOptions:
-    """How often a run reports."""
+    """How often a run reports, what, and to whom."""
 
-    every_steps: int = 50
+    every_steps: int = 50  # 0: not by steps
+    every_seconds: int | float = 0  # 0: not by time
+    log_all: bool = False  # the values of every single step as well, written together
+    learning_rate: bool = True
+    gradient_norm: bool = False
+    parameter_norm: bool = False
+    leaf_statistics: bool = False  # both norms of each leaf
+    histograms: bool = False  # of the weights, at the end of every epoch, for the trackers that show them
+    trackers: tuple[Tracker, ...] = ()
+    report: bool = True  # report.html at the end
 
     def __post_init__(self):
-        check(self, every_steps=1)
+        check(self, every_steps=0, every_seconds=0)
+        if not math.isfinite(self.every_seconds):
+            raise ValueError(f"every_seconds: must be finite, got {self.every_seconds}; 0 is never")
 
 
 def check_together(loader, training, checkpoint):

@@ -5,12 +5,12 @@ import logging
 import jax.numpy as jnp
 import numpy as np
 
-from training.callbacks import remember
 from training.checkpoint.restore import check_meaning, filled, probe_of
-from training.metric_log import Silent
+from training.console import Silent
+from training.hooks import remember
 from training.run_folder import cut_back
 from training.update import cleared
-from utils import RunError, UserError, first_line
+from utils import RunError, UserError, first_line, map_named, named_leaves
 
 logger = logging.getLogger("main")
 
@@ -31,32 +31,48 @@ class Diverged(RunError):
 def restore(loop, found):
     """Put a loop where a checkpoint was taken."""
     run, runner, record = loop.run, loop.runner, found.record
-    zeros, now = runner.zeros(), runner.replica_states()[0]
-    trees = check_fits(found, now._replace(sums=zeros), len(runner.lanes.seeds))
+    zeros, now = runner.zero_sums(), runner.replica_states()[0]
+    trees = check_fits(found, now, len(runner.lanes.seeds))
     run.step, run.position, loop.elapsed, loop.rollbacks = (record[k] for k in ("step", "position", "elapsed", "rollbacks"))
     run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
     run.metrics, loop.stop_answered = record["metrics"], loop.stop_answered or record["stopped"]
     run.stopped = bool(run.signal) or loop.stop_answered
     run.history = [row for row in loop.log.epochs() if row["epoch"] <= run.completed]
-    loop.flying, loop.logged = [], [tree.pop("logged") for tree in trees] if "logged" in trees[0] else None
-    for tree in trees:  # whether a bad step freezes them is for the config of now to say
-        tree["sums"] = tree["sums"] | {"freeze": np.asarray(zeros["freeze"])} if "sums" in tree else {}
+    loop.flight.flying, loop.flight.lined = [], record["lined"]
+    for tree, arrays in zip(trees, found.arrays, strict=True):
+        tree["sums"] = sums_so_far(arrays, zeros) if run.position else {}
     runner.restore([now._replace(**tree) for tree in trees])
     remember(loop.callbacks, record["callbacks"])
     loop.keeper.resumed(found)
 
 
 def check_fits(found, template, replicas):
-    """The trees of each replica in a checkpoint, if it fits a TrainState, of which shapes suffice. Within an epoch they hold its
-    sums, and, if it had a log line, the sums at that."""
+    """The trees of each replica in a checkpoint but for its sums, if it fits a TrainState, of which shapes suffice."""
     if found is None:
         return []
     if len(found.arrays) != replicas:
         raise UserError(f"{found.name}: replicas: it holds {len(found.arrays)}, this run has {replicas}")
-    like = {**template._asdict(), "logged": template.sums}
-    there = {name.split("/")[0] for name in found.arrays[0]}
-    like = {name: tree for name, tree in like.items() if name in there or name not in ("sums", "logged")}
+    like = {name: tree for name, tree in template._asdict().items() if name != "sums"}
     return [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
+
+
+def sums_so_far(arrays, zeros):
+    """What an epoch has summed up in a checkpoint; what is measured in another way now starts at `zeros`."""
+    sums = {}
+    for part, tree in zeros.items():
+        under = {name: f"sums/{part}/{name}".rstrip("/") for name in named_leaves(tree)}
+        fits = all(same_form(arrays.get(under[name]), leaf) for name, leaf in named_leaves(tree).items())
+        sums[part] = map_named(lambda name, _, under=under: np.asarray(arrays[under[name]]), tree) if fits else tree
+        if not fits and part == "epoch":
+            logger.warning(
+                "The config measures otherwise than the checkpoint did: the values of this epoch are of its rest alone"
+            )
+    return sums | {"freeze": zeros["freeze"]}  # whether a bad step freezes a state is for the config of now to say
+
+
+def same_form(array, leaf):
+    """Whether an array is there, and as it should be."""
+    return array is not None and array.shape == leaf.shape and array.dtype == leaf.dtype
 
 
 def check_unchanged(runner, probe, pretrained, found):
@@ -82,15 +98,35 @@ def after_divergence(loop, bad):
         restore(loop, found)
         reseed(loop, count)
         cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
-        loop.log.forget()
+        loop.log.forget(run.step)
         seeds = ", ".join(map(str, loop.runner.lanes.seeds))
         logger.warning("%s. Back to %s with seed %s (%d of %d)", what, found.name, seeds, count, options.rollbacks)
         return
     spent = f"The run went back {loop.rollbacks} times already. " if loop.rollbacks else ""
     save_frozen(loop, bad)
     last = keeper.last()
+    what = f"{what}.\n{culprit(loop, bad)}\n" if options.detect_nans else f"{what}. "
     where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-    raise Diverged(bad.step, bad.leaf, f"{what}. {spent}{where}{ADVICE}")
+    raise Diverged(bad.step, bad.leaf, f"{what}{spent}{where}{ADVICE}")
+
+
+def culprit(loop, bad):
+    """The layer and the operation that made the first value that is not finite, found by taking the step once more, by hand."""
+    from training.nan_search import first_bad_op
+
+    run, runner = loop.run, loop.runner
+    states = runner.replica_states()
+    bad_ones = [r for r, ts in enumerate(states) if int(ts.sums["first_bad"]) == bad.step]
+    replica = next(iter(bad_ones), 0)  # a single one was cleared when it was saved
+    batches = runner.feed.batch(run.epoch, run.position + bad.step - run.step)
+    if batches is None:
+        return "The step cannot be taken once more, so the operation is not known: its data cannot be read again"
+    ts = states[replica]
+    try:
+        told = first_bad_op(runner.update.step, ts._replace(sums=cleared(ts.sums)), *batches[replica])
+    except Exception as error:  # whatever becomes of the search, the run ends by what it was asked about
+        return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
+    return told or "Taken once more, by hand, the step is finite: its operations are not those of the compiled one"
 
 
 def reseed(loop, count):
@@ -118,7 +154,7 @@ def rescue(loop, error):
         return
     run, runner = loop.run, loop.runner
     try:
-        loop.settle(Silent())
+        loop.flight.settle(Silent())
         steps = {int(jnp.ravel(ts.step)[0]) for ts in runner.states}
         if run.step == 0 or len(steps) > 1:
             return

@@ -14,7 +14,7 @@ from training.run_folder import FINISHED, cut_back, flat
 from utils import RunError, UserError
 
 # Keys that may differ when a run is gone on with.
-FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "checkpoint", "logging")
+FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans", "checkpoint", "logging")
 SILENT = ("resume", "$schema")  # they say nothing of the run
 
 logger = logging.getLogger("main")
@@ -44,18 +44,19 @@ def unfinished(base, title):
     return None, f"No unfinished run of {title} ({whys[0]})" if whys else f"No run of {title} to go on with"
 
 
-def run_folder_of(named):
+def run_folder_of(named, option="--resume"):
     """The run's folder that the user names by itself, or by one of its checkpoints."""
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
     if not named.exists():
         there = [path.name for paths in checkpoints(folder).values() for path in paths] if folder != named else []
-        hint = f"{folder} has {', '.join(there)}" if there else "name a run, as saved/<title>/<run>, or say: --resume auto"
-        raise UserError(f"--resume {named}: there is no such {'checkpoint' if folder != named else 'folder'}; {hint}")
+        auto = ", or say: --resume auto" if option == "--resume" else ""
+        hint = f"{folder} has {', '.join(there)}" if there else f"name a run, as saved/<title>/<run>{auto}"
+        raise UserError(f"{option} {named}: there is no such {'checkpoint' if folder != named else 'folder'}; {hint}")
     if not (folder / "config.json").exists():
         runs = sorted(path.parent for path in [*folder.glob("*/config.json"), *folder.parent.glob("config.json")])
         hint = f"; did you mean {runs[-1]}?" if runs else ""
-        raise UserError(f"--resume {named}: is not the folder of a run: it has no config.json{hint}")
+        raise UserError(f"{option} {named}: is not the folder of a run: it has no config.json{hint}")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""What callbacks see of a run, and what `fit` returns."""
+"""The state of a run, which `fit` returns, and of which callbacks get a View."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,13 @@ class Run:
     position: int = 0  # batches taken of the epoch in progress
     step: int = 0  # batches taken in all
     metrics: dict = field(default_factory=dict)  # of the latest line: within an epoch, or at its end
+    arrays: dict = field(default_factory=dict)  # what is measured for callbacks alone
+    per_step: dict = field(default_factory=dict)  # the values of the steps since the last line, where a callback needs them
+    evaluated: list = field(default_factory=list)  # the sets that were measured in this epoch
     history: list = field(default_factory=list)  # a row an epoch
     stopped: bool = False
     signal: str | None = None  # the signal that stopped it
+    published: bool = True  # whether the trackers ended as well; where one is stuck, so would be the interpreter's exit
 
     def states(self):
         """The TrainState of each replica. Its arrays are gone with the next step: copy what must outlive a hook."""

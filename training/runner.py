@@ -1,42 +1,66 @@
 """The engine of a run: the states of its replicas, and the compiled programs that train and evaluate them."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from training.base import TrainState
 from training.checkpoint.storage import without_key_type
+from training.evaluator import Evaluator, advance, rows_of
 from training.feed import Lanes, Resident, make_feed, nbytes
 from training.programs import compiled_start, loops_are_slow
 from training.sharding import make_mesh, replicated
-from training.update import add_sums, zero_sums
+from training.tally import Watch
+from training.update import read_of, shapes_of_values, zero_sums
 from utils import UserError
+
+EVERYTHING = Watch()  # every metric, in every phase, as a mean
 
 
 class Runner:
     """Trains and evaluates the replicas of a run; their states stay on the devices.
 
     `sets` are {"train": dataset, "test": dataset, ...}; `make_update(unroll=...)` answers the Update; `restore` may replace the
-    first (params, state); `freeze` holds the state as it was before a step that is not finite. Replicas are one vmapped program
-    on accelerators; on the CPU one program called for each is faster (a ResNet step: 181 ms against 814).
+    first (params, state); `freeze` holds the state as it was before a step that is not finite; `watch` is what is measured.
+    Replicas are one vmapped program on accelerators; on the CPU one program called for each is faster (a ResNet step: 181 ms
+    against 814).
     """
 
     def __init__(
-        self, model, objective, make_update, sets, options, *, seed=0, replicas=1, restore=None, freeze=False, stacked=None
+        self,
+        model,
+        objective,
+        make_update,
+        sets,
+        options,
+        *,
+        seed=0,
+        replicas=1,
+        restore=None,
+        freeze=False,
+        watch=EVERYTHING,
+        limit=None,
+        stacked=None,
     ):
         stacked = jax.default_backend() != "cpu" if stacked is None else stacked
         self.lanes = Lanes(range(seed, seed + replicas), make_mesh(), stacked and replicas > 1)
-        self.feeds = make_feeds(sets, options, self.lanes)
-        batch = self.feeds["train"].shapes
+        self.feeds = make_feeds(sets, options, self.lanes, limit)
+        self.feed = feed = self.feeds["train"]
         trees = self.first_trees(model)
         trees = [restore(*tree) for tree in trees] if restore else trees
-        looped = not loops_are_slow(objective, *trees[0], batch)
-        update = make_update(unroll=not looped)
-        self.programs = {
-            name: feed.program(*(training(update) if name == "train" else evaluation(objective)), looped)
-            for name, feed in self.feeds.items()
-        }
-        self.zeros = compiled_start(lambda: zero_sums(objective, *trees[0], batch, freeze=freeze), self.lanes.mesh)
-        self.states = self.first_states(trees, update)
+        looped = not loops_are_slow(objective, *trees[0], feed.shapes)
+        self.update = make_update(unroll=not looped)
+        self.program = feed.program("train", *training(self.update), looped)
+        held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
+        self.evaluator = Evaluator(objective, held_out, self.lanes, trees[0], watch, looped)
+        modes = watch.modes(shapes_of_values(objective, *trees[0], feed.shapes), "TRAIN", "EPOCH")
+        self.gathers = rows_of("train", feed, modes)  # how many rows CONCAT gathers in an epoch
+        self.ring = watch.ring
+        zeros = partial(zero_sums, objective, *trees[0], feed.shapes, freeze=freeze, watch=watch, rows=self.gathers)
+        self.zeros = self.lanes.start(zeros)  # of a lane
+        self.rate_scale = 1.0
+        self.states = self.first_states(trees, self.update)
         self.copies = []  # the latest snapshot, whose memory the next one takes: fresh memory costs four times the copy
         self.copy = jax.jit(lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True)
 
@@ -58,48 +82,61 @@ class Runner:
         start = compiled_start(first, self.lanes.mesh, *arguments[0])
         return self.lanes.stack([start(*a) for a in arguments])
 
-    def empty_sums(self):
-        """Zeroed accumulators for each lane."""
-        return self.lanes.stack([self.zeros() for _ in self.lanes.seeds])
-
     def begin(self, epoch, start=0):
         """Start an epoch of training, or go on in it after its first `start` batches."""
-        self.feeds["train"].begin(epoch, start)
+        self.feed.begin(epoch, start)
         if start == 0:
-            self.states = [ts._replace(sums=sums) for ts, sums in zip(self.states, self.empty_sums(), strict=True)]
+            self.states = [ts._replace(sums=self.zeros()) for ts in self.states]
 
     def train(self, count):
         """Up to `count` steps: how many were taken, and what the epoch has summed up so far, still on the device."""
-        return self.advance("train", [()] * len(self.states), self.states, count)
+        return advance(self.feed, self.program, [()] * len(self.states), self.states, count)
 
-    def evaluate(self, name, count=2**30, stopped=lambda: False):
-        """What a whole dataset sums up to; None where `stopped` says so between two calls of `count` batches."""
-        self.feeds[name].begin(epoch=1)
-        weights = [(ts.params if ts.ema is None else ts.ema, ts.state) for ts in self.states]
-        sums, taken, before = self.empty_sums(), 1, None
-        while taken:
-            taken, reports = self.advance(name, weights, sums, count)
-            jax.block_until_ready(before)  # while the next ones compute
-            before = reports
-            if stopped():
-                return None
-        return self.read(sums)
+    def new_window(self):
+        """Begin the sums of another log line; those of the last one were read with its steps."""
+        self.states = [ts._replace(sums=ts.sums | {"window": self.zeros()["window"]}) for ts in self.states]
 
-    def advance(self, name, consts, carries, count):
-        """Drive the carries, in place, over up to `count` batches of a set: (batches taken, reports)."""
-        taken, reports = 0, [None] * len(carries)
-        for lanes, steps in self.feeds[name].calls(count):
-            for lane, arguments in enumerate(lanes):
-                carries[lane], reports[lane] = self.programs[name](consts[lane], carries[lane], *arguments)
-            taken += steps
-        return taken, reports
+    def prepare(self):
+        """Compile the step ahead of the first one; whether that was still to be done."""
+        if self.program.compiled is not None:
+            return False
+        lane = self.feed.peek()
+        if lane is not None:
+            self.program.prepare((), self.states[0], *lane)
+        return lane is not None
+
+    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None):
+        """The tally of a whole set, by the weights of now or others; None where `stopped` says so between two calls of `count`
+        batches."""
+        return self.evaluator.measure(name, weights or self.weights(), count, stopped)
+
+    def try_out(self, name):
+        """The tally of the first batch of a set."""
+        return self.evaluator.try_out(name, self.weights())
+
+    def compiled(self):
+        """The seconds that compiling the step and the evaluations took so far."""
+        return sum(program.seconds for program in (self.program, *self.evaluator.programs.values()))
+
+    def weights(self):
+        """(params, state) of each lane as they are evaluated."""
+        return [(ts.params if ts.ema is None else ts.ema, ts.state) for ts in self.states]
 
     def read(self, reports):
         """Sums as NumPy arrays, one tree for each replica; waits for them."""
         return self.lanes.unstack(jax.device_get(reports))
 
+    def zero_sums(self):
+        """The sums of one replica before its first step, on the host."""
+        return self.read([self.zeros()])[0]
+
+    def sums(self):
+        """The sums of the epoch so far, all of them, of each replica."""
+        return self.read([ts.sums for ts in self.states])
+
     def scale_rate(self, factor):
         """Multiply every later update by this."""
+        self.rate_scale = float(factor)
         self.states = [ts._replace(lr_scale=jnp.full_like(ts.lr_scale, factor)) for ts in self.states]
 
     def snapshot(self):
@@ -115,6 +152,7 @@ class Runner:
     def restore(self, states):
         """Go on from one TrainState for each replica; their seeds decide the order of the data."""
         self.lanes.seeds = [int(ts.seed) for ts in states]
+        self.rate_scale = float(states[0].lr_scale)
         placed = self.lanes.stack(jax.device_put(states, replicated(self.lanes.mesh)))
         self.states = [self.copy(ts, None) for ts in placed]  # JAX may have borrowed the host's memory, which must not be donated
 
@@ -128,14 +166,16 @@ class Runner:
             feed.close()
 
 
-def make_feeds(sets, options, lanes):
+def make_feeds(sets, options, lanes, limit=None):
     """{set: its feed}; as many sets as fit the budget live on the device, the first ones first. All must have one form."""
     feeds, budget = {}, options.device_budget_mb * 2**20
     try:
         for name, dataset in sets.items():
-            feeds[name] = make_feed(dataset, options, lanes, shuffle=name == "train" and options.shuffle, budget=budget)
+            shuffle = name == "train" and options.shuffle
+            feeds[name] = make_feed(dataset, options, lanes, shuffle=shuffle, budget=budget, limit=limit)
             budget -= nbytes(dataset) if isinstance(feeds[name], Resident) else 0
-            check_form(name, feeds[name].shapes, feeds["train"].shapes)
+            first = next(iter(feeds))
+            check_form(name, feeds[name].shapes, first, feeds[first].shapes)
     except BaseException:
         for feed in feeds.values():
             feed.close()
@@ -143,26 +183,17 @@ def make_feeds(sets, options, lanes):
     return feeds
 
 
-def check_form(name, batch, train):
-    """The examples of every set must be of the shape and type of the training set's."""
+def check_form(name, batch, first, expected):
+    """The examples of every set must be of the shape and type of the first one's."""
 
     def form(tree):
         return jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", tree)
 
-    if form(batch) != form(train):
-        raise UserError(f"data: an example of the {name} set is {form(batch)}, one of the training set is {form(train)}")
+    if form(batch) != form(expected):
+        whose = "training" if first == "train" else first
+        raise UserError(f"data: an example of the {name} set is {form(batch)}, one of the {whose} set is {form(expected)}")
 
 
 def training(update):
-    """(step, report) of training: the carry is the TrainState, the report its sums."""
-    return lambda _, ts, batch, valid: update.step(ts, batch, valid), lambda ts: ts.sums
-
-
-def evaluation(objective):
-    """(step, report) of an evaluation: constants are (params, state), the carry is the sums; randomness, if any, is constant."""
-
-    def step(weights, sums, batch, valid):
-        losses, _, metrics = objective(*weights, batch, jax.random.key(0), False)
-        return add_sums(sums, losses, metrics, jnp.arange(len(losses)) < valid)
-
-    return step, lambda sums: sums
+    """(step, report) of training: the carry is the TrainState, the report what is read of its sums."""
+    return lambda _, ts, batch, valid: update.step(ts, batch, valid), lambda ts: read_of(ts.sums)

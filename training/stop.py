@@ -1,9 +1,13 @@
 """Signals that end a run in order."""
 
 import logging
+import os
+import shutil
 import signal
 import threading
 from contextlib import contextmanager
+
+from utils import FAILED, STOPPED
 
 logger = logging.getLogger("main")
 
@@ -29,3 +33,19 @@ def stop_signals(run):
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+
+
+def end_at_signals(folder=None):
+    """Until the loop takes over, and when a signal comes twice, the process ends at once; an exception would get lost in a
+    callback of JAX's, or tear down what it is still compiling. What was killed can be gone on with anyway."""
+
+    def end(_number, _frame):
+        saved = folder is not None and any(folder.glob("checkpoint-*"))
+        if folder is not None and not (folder / "config.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # nothing has run
+        more = "; the run can be gone on with from its last checkpoint" if saved else "; nothing was saved"
+        os.write(2, f"Interrupted{more}\n".encode())
+        os._exit(STOPPED if saved else FAILED)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)

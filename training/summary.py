@@ -1,6 +1,5 @@
 """What a run will be, from shapes alone: whether the model fits the data, and a table of its parameters."""
 
-import difflib
 import os
 import traceback
 from functools import partial
@@ -9,13 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from training.base import TrainState
-from training.metric_log import reported_name
 from training.update import zero_sums
 from utils import UserError, first_line, format_bytes, named_leaves
 
 
-def trace_shapes(model, objective, optimizer, example, batch_size):
-    """(params, state, names of what is reported): shapes alone, once everything that a step calls was traced with them."""
+def trace_shapes(model, objective, optimizer, example, batch_size, watch):
+    """(params, state, {label: what it is called}): shapes alone, once everything that a step calls was traced with them."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
     trees = attempt("model: the parameters cannot be made", model.init, key)
@@ -32,14 +30,14 @@ def trace_shapes(model, objective, optimizer, example, batch_size):
     if jax.tree.structure(metrics) != jax.tree.structure(evaluated) or forms(metrics) != forms(evaluated):
         raise UserError(f"objective: the metrics of training ({forms(metrics)}) and evaluation ({forms(evaluated)}) differ")
     trace_optimizer(optimizer, params)
-    return params, state, ["loss", *reported_names(objective, metrics)]
+    return params, state, {"loss": ["loss"], **reported_names(objective, metrics, watch)}
 
 
-def blueprint(objective, update, params, state, example, batch_size):
+def blueprint(objective, update, params, state, example, batch_size, watch):
     """The TrainState that a run will have, as shapes."""
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
     opt, ema = attempt("update: its state cannot be made", update.init, params)
-    sums = jax.eval_shape(lambda: zero_sums(objective, params, state, batch))
+    sums = jax.eval_shape(lambda: zero_sums(objective, params, state, batch, watch=watch))
     number = partial(jax.ShapeDtypeStruct, ())
     return TrainState(number(jnp.int32), number(jnp.uint32), params, state, opt, ema, sums, number(jnp.float32))
 
@@ -88,27 +86,22 @@ def attempt(what, fn, *arguments):
         raise UserError(f"{what}: {where}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def reported_names(objective, metrics):
-    """What the metrics are called in the end; each must be one number, or a dict of them."""
+def reported_names(objective, metrics, watch):
+    """{label: what it is called in the end}; each must be one number, or a dict of them, unless it is for callbacks alone."""
     finish = getattr(objective, "finish", lambda means: means)
+    metrics = {label: tree for label, tree in metrics.items() if not watch.aside(label)}
     means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
-    reported = named_leaves(attempt("metrics: the means cannot be finished", finish, means))
-    for name in metrics.keys() - {name.split("/")[0] for name in reported}:
-        raise UserError(f"metrics: {name} answers nothing; return a number")
-    for name, leaf in reported.items():
-        if leaf.shape != ():
-            raise UserError(f"metrics: {name} ends with shape {leaf.shape}; return a number, or give the function a `finish`")
-    return [reported_name(name) for name in reported]
-
-
-def check_monitors(monitors, sets, reported):
-    """Refuse {place: metric} whose metric will never be measured on these sets, before an hour is lost."""
-    measured = [f"{name}_{metric}" for name in sets for metric in reported]
-    for place, monitor in monitors.items():
-        if monitor is not None and monitor not in measured:
-            near = difflib.get_close_matches(monitor, measured, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{place}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
+    found = {label: {} for label in metrics}
+    for name, leaf in named_leaves(attempt("metrics: the means cannot be finished", finish, means)).items():
+        found.setdefault(name.split("/")[0], {})[name] = leaf
+    for label, leaves in found.items():
+        if not leaves:
+            raise UserError(f"metrics: {label} answers nothing; return a number")
+        for name, leaf in leaves.items():
+            if leaf.shape != ():
+                mend = "return a number, give the function a `finish`, or say mode CONCAT"
+                raise UserError(f"metrics: {name} ends with shape {leaf.shape}; {mend}")
+    return {label: [name.replace("/", "_") for name in leaves] for label, leaves in found.items()}
 
 
 def count(params):

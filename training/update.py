@@ -5,6 +5,7 @@
 import jax
 import jax.numpy as jnp
 
+from training import tally
 from training.base import Update
 from utils import UserError, path_name
 
@@ -53,7 +54,8 @@ def accepted(ts, new, grads, losses, metrics, mask):
     stands = frozen(sums)
     taken = good & ~stands
     kept = {name: jax.tree.map(lambda n, o: jnp.where(taken, n, o), getattr(new, name), getattr(ts, name)) for name in MADE}
-    return ts._replace(step=ts.step + ~stands, sums=add_sums(sums, losses, metrics, mask & taken), **kept)
+    sums = measured(sums, ts.step, losses, metrics, mask & taken, taken, tally.norms_of(grads, kept["params"]))
+    return ts._replace(step=ts.step + ~stands, sums=sums, **kept)
 
 
 def all_finite(ts, new, grads, losses):
@@ -140,13 +142,32 @@ def moving_average(ema, params, decay, step):
     return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
 
 
-def zero_sums(objective, params, state, batch, *, freeze=False):
+def measured(sums, step, losses, metrics, mask, taken, norms):
+    """The accumulators after one more step: of the epoch, of the lines within it, and of single steps where they are kept."""
+    values = {**metrics, "loss": losses}
+    epoch, window = (tally.of_step(sums[part], values, mask, taken, norms) for part in ("epoch", "window"))
+    sums = sums | {"epoch": tally.merged(sums["epoch"], epoch), "window": tally.merged(sums["window"], window)}
+    if "ring" in sums:
+        place = step % jax.tree.leaves(sums["ring"])[0].shape[0]
+        sums["ring"] = jax.tree.map(lambda steps, one: steps.at[place].set(one), sums["ring"], window)
+    return sums
+
+
+def zero_sums(objective, params, state, batch, *, freeze=False, watch=tally.Watch(), rows=0):  # noqa: B008
     """Accumulators of zeros for one epoch; arguments may be arrays or their shapes. `freeze`: the first bad step is the last."""
+    shapes = shapes_of_values(objective, params, state, batch)
+    extras = watch.extras(params)
+    epoch, window = (watch.modes(shapes, "TRAIN", freq) for freq in ("EPOCH", "STEP"))
+    sums = {"epoch": tally.empty_of_steps(epoch, shapes, extras, rows), "window": tally.empty_of_steps(window, shapes, extras)}
+    if watch.ring:
+        sums["ring"] = jax.tree.map(lambda a: jnp.full((watch.ring, *a.shape), a), sums["window"])
+    return sums | {name: jnp.int32(value) for name, value in ({"freeze": freeze} | NONE_BAD).items()}
+
+
+def shapes_of_values(objective, params, state, batch):
+    """{label: shapes} of what an objective tells of each example of a batch, its loss among it."""
     seen = jax.eval_shape(lambda p, s, b: objective(p, s, b, jax.random.key(0), False), params, state, batch)
-    losses, _, metrics = seen
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape[1:], jnp.promote_types(a.dtype, jnp.float32)), (losses, metrics))
-    counters = {name: jnp.int32(value) for name, value in ({"examples": 0, "freeze": freeze} | NONE_BAD).items()}
-    return {"loss": zeros[0], "metrics": zeros[1], **counters}
+    return {**seen[2], "loss": seen[0]}
 
 
 def cleared(sums):
@@ -154,12 +175,6 @@ def cleared(sums):
     return sums | {name: 0 * sums[name] + value for name, value in NONE_BAD.items()}
 
 
-def add_sums(sums, losses, metrics, mask):
-    """The accumulators with one more batch, the examples under the mask."""
-
-    def add(total, values):
-        genuine = mask.reshape(-1, *(1,) * (values.ndim - 1))
-        return total + jnp.where(genuine, values, 0).astype(total.dtype).sum(0)
-
-    added = jax.tree.map(add, (sums["loss"], sums["metrics"]), (losses, metrics))
-    return sums | {"loss": added[0], "metrics": added[1], "examples": sums["examples"] + mask.sum(dtype=jnp.int32)}
+def read_of(sums):
+    """What is read of the sums at every chunk."""
+    return sums | {part: tally.without_rows(sums[part]) for part in ("epoch", "window")}

@@ -1,5 +1,6 @@
 """A config made into the parts of a run; every problem is collected, and all are told at once."""
 
+import re
 from types import SimpleNamespace
 
 from utils import UserError
@@ -46,6 +47,7 @@ class Builder:
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.top(kind))
         self.check_optimizer()
+        built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
         return built
 
@@ -108,6 +110,13 @@ class Builder:
         if names and not any("." in name for name in names):  # another library's may well step without saying so
             self.nodes.problem("optimizer", "no link of this chain takes a step; end it with an optimizer, such as sgd")
 
+    def rates(self, schedule):
+        """{name: the learning rate at a step}"""
+        found = self.nodes.rates.values()
+        names = ["learning_rate"] if len(found) == 1 else [f"learning_rate_{i}" for i in range(len(found))]
+        scaled = [lambda step, rate=rate: rate * schedule(step) for rate in found] if schedule else found
+        return dict(zip(names, scaled, strict=True))
+
     def several(self, kind):
         """The parts that a top-level list names."""
         nodes = self.config[kind]
@@ -127,11 +136,11 @@ class Builder:
             places = {label: f"metrics.{label}" for label in nodes}
         else:
             built, places = {}, {}
-            for i, function in enumerate(self.several("metrics") or []):
+            for i, metric in enumerate(self.several("metrics") or []):
                 label = self.nodes.resolved[f"metrics.{i}"]["name"].rpartition(".")[2]
                 if label in built:
                     self.nodes.problem(f"metrics.{i}", f"{label!r} stands in the list twice; give labels: {{label: metric, ...}}")
-                built[label], places[label] = function, f"metrics.{i}"
+                built[label], places[label] = metric, f"metrics.{i}"
         for label in [label for label in built if label == "loss" or "/" in label]:
             self.nodes.problem(places[label], f"the name {label!r} is taken, or has a '/'; give labels: {{label: metric, ...}}")
         return built
@@ -159,8 +168,8 @@ class Builder:
                 "data", f"the {name} set is {'empty' if name in data.sizes else 'missing'}; sizes are {data.sizes}"
             )
             return
-        for name in [name for name in data.sizes if name not in ("train", "val", "test")]:
-            self.nodes.problem("data", f"names the set {name!r}; a run has the sets train, val and test")
+        for name in [name for name in data.sizes if not re.fullmatch(r"[a-z0-9-]+", name)]:
+            self.nodes.problem("data", f"names the set {name!r}; a name has small letters, digits and '-'")
         told = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in told.items() if value is not None}
         try:
@@ -170,6 +179,8 @@ class Builder:
             return
         facts["steps_per_epoch"] = -(-left // loader.batch_size)
         if built.training:
+            limits = [limit for limit in (built.training.limit_batches, built.training.overfit_batches) if limit]
+            facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
             facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
 
     def learn_input_shape(self, built):

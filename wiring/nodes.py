@@ -9,6 +9,7 @@ from wiring.config import show
 from wiring.values import Misfit, convert
 
 GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")  # arguments of an update that fit passes from the training section
+BESIDE = {"metrics": ("mode", "freq", "phase")}  # keys that a node of a kind may have beside name and args
 
 
 class Unbuilt(Exception):
@@ -22,6 +23,7 @@ class Nodes:
         self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take a step of their own, by a learning rate
+        self.rates = {}  # {path: learning rate}
 
     def problem(self, path, message):
         """Note what is wrong at a place of the config."""
@@ -33,7 +35,7 @@ class Nodes:
 
     def named(self, kind, node, path):
         """What the function of this name makes of its arguments."""
-        name, args = self.name_and_args(node, path)
+        name, args, beside = self.name_and_args(node, path, BESIDE.get(kind, ()))
         if "." in name and not self.trusted:
             self.problem(path, f"{name!r} would import code, and this config was left by a run: say --trust if it is yours")
             raise Unbuilt
@@ -45,12 +47,24 @@ class Nodes:
         accepted = parts.arguments(function, parts.KINDS[kind].given)
         accepted = {k: p for k, p in accepted.items() if kind != "update" or k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
-        self.resolved[path] = {"name": name, "args": with_defaults(args, accepted)}
+        self.resolved[path] = {"name": name, "args": with_defaults(args, accepted), **beside}
         if parts.KINDS[kind].given:
-            return partial(function, **values) if values else function
+            function = partial(function, **values) if values else function
+            return self.tracked(function, beside, path) if kind == "metrics" else function
         if kind == "optimizer":
             return self.rated(function, values, accepted, path)
         return self.call(function, values, f"{path}.args", kind)
+
+    def tracked(self, metric, beside, path):
+        """A metric with its mode, freq and phase."""
+        from training.tally import tracked
+
+        try:
+            return tracked(metric, **beside)
+        except ValueError as error:
+            for line in str(error).splitlines():
+                self.problem(*(f"{path}.{line}".split(": ", 1)))
+            raise Unbuilt from error
 
     def each(self, kind, nodes, path):
         """The parts of a list, all of them tried."""
@@ -86,6 +100,7 @@ class Nodes:
         if not isinstance(rate, int | float):
             return self.call(factory, values, f"{path}.args", "optimizer")
         self.stepping.add(path)
+        self.rates[path] = rate
         if self.schedule and name == "learning_rate" and accepted[name].annotation is not float:
             return self.call(factory, values | {name: lambda step: rate * self.schedule(step)}, f"{path}.args", "optimizer")
         return self.scheduled(self.call(factory, values, f"{path}.args", "optimizer"))
@@ -96,17 +111,18 @@ class Nodes:
 
         return scheduled(optimizer, self.schedule) if self.schedule else optimizer
 
-    def name_and_args(self, node, path):
-        """A node's name and args, in either of its forms."""
+    def name_and_args(self, node, path, beside=()):
+        """A node's name and args, in either of its forms, and what it has of the keys that may stand beside them."""
         node = {"name": node} if isinstance(node, str) else node
         if not isinstance(node, dict) or not isinstance(node.get("name"), str):
             self.problem(path, f'must be a name or {{"name": ..., "args": {{...}}}}, found {show(node)}')
-        elif extra := [key for key in node if key not in ("name", "args")]:
-            self.problem(path, f"has {', '.join(map(repr, extra))} beside 'name' and 'args'; move it into 'args'")
+        elif extra := [key for key in node if key not in ("name", "args", *beside)]:
+            known = " and ".join(map(repr, ("name", "args", *beside)))
+            self.problem(path, f"has {', '.join(map(repr, extra))} beside {known}; move it into 'args'")
         elif not isinstance(node.get("args", {}), dict):
             self.problem(f"{path}.args", f"must be an object of the arguments of {node['name']}, found {show(node['args'])}")
         else:
-            return node["name"], node.get("args", {})
+            return node["name"], node.get("args", {}), {key: node[key] for key in beside if key in node}
         raise Unbuilt
 
     def values(self, name, given, accepted, path):

@@ -6,9 +6,11 @@
 import inspect
 import json
 from pathlib import Path
+from typing import get_type_hints
 
 from wiring import parts, values
 from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL
+from wiring.nodes import BESIDE
 
 SINGLE = ("model", "data", "loss", "objective", "update", "schedule")
 LISTS = ("preprocess", "augment", "metrics", "callbacks")
@@ -61,8 +63,17 @@ def part(kind):
         }
         for part_name, function in found.items()
     ]
-    spelled = {"type": "object", "properties": {"name": name, "args": {"type": "object"}}, "required": ["name"], "allOf": cases}
+    keys = {"name": name, "args": {"type": "object"}, **beside(kind)}
+    spelled = {"type": "object", "properties": keys, "required": ["name"], "allOf": cases}
     return {"anyOf": [name, spelled | {"additionalProperties": False}]}
+
+
+def beside(kind):
+    """The schema of what may stand beside name and args."""
+    from training.tally import Tracked
+
+    hints = get_type_hints(Tracked)
+    return {key: values.schema(hints[key], parts.kind_of) for key in BESIDE.get(kind, ())}
 
 
 def call(accepted, doc):

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
-import sys
+import os, signal, sys
 from pathlib import Path
 import jax, numpy as np
 folder, precision, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -25,8 +25,8 @@ from training.preprocess import to_unit
 
 class Stop:
     def on_step_end(self, run):
-        run.stopped = run.stopped or run.step == stop
-        run.signal = "SIGTERM" if run.stopped else None
+        if run.step == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 rng = np.random.default_rng(0)
 x, y = rng.integers(0, 256, (150, 8, 8, 1)).astype(np.uint8), rng.integers(0, 3, 150).astype(np.int32)
@@ -35,7 +35,7 @@ models = {
     "vit": vit((8, 8, 1), 3, dim=8, depth=1, heads=2, dropout=0.1),
 }
 for name in ("vit",) if precision == "float32" else ("resnet",):
-    settings = {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log_every": 1}
+    settings = {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log": {"every_steps": 1}}
     fit(models[name], (x, y), (x[:77], y[:77]), folder=folder / name, resume=True, callbacks=[Stop()], **settings)
 """
 

@@ -20,12 +20,14 @@ from model.mlp import mlp
 from model.resnet import resnet
 from training import metric_log
 from training.base import Update
-from training.callbacks import early_stopping
+from training.callbacks.early_stopping import early_stopping
 from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper
 from training.fit import fit
+from training.hooks import CallbackFailed
 from training.optimizers import adam, sgd
 from training.options import CheckpointOptions
+from training.rates import TIMES
 from training.recovery import Diverged
 from training.schedules import linear
 from training.update import gradient_update
@@ -74,7 +76,7 @@ class WithPosition(Batches):
 
 
 def train(folder, data=(X, Y), model=MODEL, **settings):
-    settings = {"optimizer": adam(lr=0.01), "epochs": EPOCHS, "batch_size": 32, "log_every": 3, "seed": 5} | settings
+    settings = {"optimizer": adam(lr=0.01), "epochs": EPOCHS, "batch_size": 32, "log": {"every_steps": 3}, "seed": 5} | settings
     return fit(model, data, data if isinstance(data, tuple) else (X, Y), folder=folder, **settings)
 
 
@@ -89,19 +91,19 @@ def reference():
 
 
 class Stop:
-    """Ends the run, as a signal does, after so many steps, at the next log line."""
+    """Ends the run by a signal, after so many steps, at the next log line."""
 
     def __init__(self, after):
         self.after = after
 
     def on_step_end(self, run):
-        if run.step >= self.after:
-            run.stopped, run.signal = True, "SIGTERM"
+        if run.step >= self.after and not run.signal:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def rows(folder):
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def assert_same(run, other):
@@ -141,7 +143,7 @@ FORMS = {
 @pytest.mark.parametrize(("form", "stop"), [*((form, 10) for form in FORMS), ("resident", 14), ("streamed", 14)])
 def test_a_run_goes_on_to_the_same_bits_and_lines(tmp_path, form, stop):
     """Stopped within the second epoch, and after all of its batches, before its evaluation."""
-    settings = FORMS[form] | {"log_every": 1 if stop == 14 else 3}
+    settings = FORMS[form] | {"log": {"every_steps": 1 if stop == 14 else 3}}
     callbacks = settings.pop("callbacks", [])
     undisturbed = train(tmp_path / "whole", callbacks=callbacks, **settings)
     stopped = train(tmp_path / "cut", callbacks=[*callbacks, Stop(stop)], **settings)
@@ -324,11 +326,11 @@ def bad_step(seed=5, epoch=1):
 
 def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path):
     with pytest.raises(Diverged) as told:
-        train(tmp_path / "bad", Poison(), log_every=100)
+        train(tmp_path / "bad", Poison(), log={"every_steps": 100})
     step = bad_step()
     assert f"step {step + 1} (epoch 1) was not finite: the loss was hit first" in str(told.value)
     assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in str(told.value)
-    undisturbed = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log_every=1)
+    undisturbed = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1})
     found, _ = storage.newest(tmp_path / "bad")
     wanted, _ = storage.newest(tmp_path / "good")
     assert found.record["step"] == step == undisturbed.step
@@ -359,7 +361,7 @@ def test_skipping_goes_on(tmp_path, caplog):
 
 def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, caplog):
     """The poison is gone after it was met once: one rollback, to the start of the run, and then the run ends well."""
-    run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log_every=1)
+    run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1})
     assert run.finished and run.step == EPOCHS * STEPS
     assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
     assert int(run.states()[0].seed) != 5
@@ -379,7 +381,7 @@ def test_lines_that_a_full_disk_kept_back_are_dropped_by_a_roll_back(tmp_path, m
 
     monkeypatch.setattr(metric_log, "append", append)
     checkpoint = CheckpointOptions(on_write_error="go_on")
-    train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log_every=1, checkpoint=checkpoint)
+    train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1}, checkpoint=checkpoint)
     assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(range(1, EPOCHS * STEPS + 1))
 
 
@@ -391,7 +393,7 @@ def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
 
 
 def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
-    settings = {"on_nonfinite": "rollback", "checkpoint": CheckpointOptions(every_steps=2), "log_every": 1}
+    settings = {"on_nonfinite": "rollback", "checkpoint": CheckpointOptions(every_steps=2), "log": {"every_steps": 1}}
     undisturbed = train(tmp_path / "whole", Poison(bad_reads=1), **settings)
     train(tmp_path / "cut", Poison(bad_reads=1), callbacks=[Stop(12)], **settings)
     gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
@@ -453,10 +455,10 @@ class BrokenData(Streamed):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"callbacks": [Broken("on_step_end", 12)]}, KeyError),
-        ({"callbacks": [Broken("on_epoch_start", 7)]}, KeyError),
-        ({"callbacks": [Broken("on_epoch_end", 14)]}, KeyError),
-        ({"callbacks": [Broken("on_training_end", 21)]}, KeyError),
+        ({"callbacks": [Broken("on_step_end", 12)]}, CallbackFailed),
+        ({"callbacks": [Broken("on_epoch_start", 7)]}, CallbackFailed),
+        ({"callbacks": [Broken("on_epoch_end", 14)]}, CallbackFailed),
+        ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
         ({"data": BrokenData()}, OSError),
     ],
 )

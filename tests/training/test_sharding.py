@@ -30,7 +30,7 @@ models = {
     "vit": vit((8, 8, 1), 3, dim=8, depth=1, heads=2, dropout=0.1),
 }
 def losses(model, **settings):
-    settings |= {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log_every": 1}
+    settings |= {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log": {"every_steps": 1}}
     run = fit(model, (x, y), (x[:77], y[:77]), **settings)
     program = run.runner.programs["train"].compiled.as_text()
     assert ("all-reduce" in program) == (jax.device_count() > 1), "batches are not sharded"

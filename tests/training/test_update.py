@@ -88,8 +88,8 @@ def test_steps_equal_optax_by_hand():
         params = optax.apply_updates(params, updates)
     assert_close(ts.params, params)
     assert ts.step == 5
-    assert ts.sums["examples"] == 30
-    np.testing.assert_allclose(ts.sums["loss"], total, rtol=1e-5)
+    assert ts.sums["epoch"]["examples"] == 30
+    np.testing.assert_allclose(ts.sums["epoch"]["values"]["loss"]["MEAN"], total, rtol=1e-5)
 
 
 def test_masked_rows_count_for_nothing():
@@ -126,9 +126,9 @@ def test_a_bad_step_changes_nothing_but_the_counters():
     assert with_bad.sums["bad_steps"] == 2
     assert with_bad.sums["first_bad"] == 1
     assert with_bad.step == 4
-    assert with_bad.sums["examples"] == without.sums["examples"] == 12
+    assert with_bad.sums["epoch"]["examples"] == without.sums["epoch"]["examples"] == 12
     assert without.sums["first_bad"] == -1
-    assert np.isfinite(with_bad.sums["loss"])
+    assert np.isfinite(with_bad.sums["epoch"]["values"]["loss"]["MEAN"])
 
 
 @pytest.mark.parametrize("looped", [False, True])
@@ -156,7 +156,7 @@ def test_a_cleared_state_goes_on_as_if_the_bad_batch_had_not_been():
     ts = run(update, objective, [*good[:2], (good[0][0] * np.inf, good[0][1])], freeze=True)
     read = jax.device_get(ts)
     for state in (ts._replace(sums=cleared(ts.sums)), read._replace(sums=cleared(read.sums))):
-        assert {leaf.dtype for name, leaf in state.sums.items() if name not in ("metrics", "loss")} == {np.dtype("int32")}
+        assert {leaf.dtype for name, leaf in state.sums.items() if name not in ("epoch", "window")} == {np.dtype("int32")}
         assert_same(jax.jit(update.step)(state, good[2], 6), run(update, objective, good, freeze=True))
 
 
@@ -339,10 +339,10 @@ def test_randomness_is_a_function_of_seed_and_step():
     ts = first_state(update, objective, batch, model=model)
     again, later = update.step(ts, batch, 6), update.step(ts._replace(step=jnp.int32(1)), batch, 6)
     other = update.step(ts._replace(seed=jnp.uint32(1)), batch, 6)
-    loss = update.step(ts, batch, 6).sums["loss"]
-    assert again.sums["loss"] == loss
-    assert later.sums["loss"] != loss
-    assert other.sums["loss"] != loss
+    loss = update.step(ts, batch, 6).sums["epoch"]["values"]["loss"]["MEAN"]
+    assert again.sums["epoch"]["values"]["loss"]["MEAN"] == loss
+    assert later.sums["epoch"]["values"]["loss"]["MEAN"] != loss
+    assert other.sums["epoch"]["values"]["loss"]["MEAN"] != loss
 
 
 def test_the_whole_update_can_be_vmapped():
@@ -370,4 +370,6 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights():
     assert {leaf.dtype for leaf in jax.tree.leaves(ts.params)} == {np.dtype("float32")}
     out, _ = with_precision(MODEL, "bfloat16").apply(ts.params, {}, random_batch(0)[0])
     assert out.dtype == np.float32
-    np.testing.assert_allclose(ts.sums["loss"], full.sums["loss"], rtol=0.02)
+    np.testing.assert_allclose(
+        ts.sums["epoch"]["values"]["loss"]["MEAN"], full.sums["epoch"]["values"]["loss"]["MEAN"], rtol=0.02
+    )

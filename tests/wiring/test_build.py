@@ -73,7 +73,7 @@ def spoiled(config, *overrides):
         ("training.accumulate=3", "c: training.accumulate: a batch of 16 does not divide into 3 microbatches"),
         ("training.ema=1.5", "c: training.ema: must lie between 0 and 1, got 1.5"),
         ("checkpoint.keep=0", "c: checkpoint.keep: must be at least 1, got 0"),
-        ("logging.every_steps=0", "c: logging.every_steps: must be at least 1, got 0"),
+        ("logging.every_steps=-1", "c: logging.every_steps: must be at least 0, got -1"),
         ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, found -1"),
         ("title=a/b", "c: title: must be a name that a folder can have"),
         ("metrics=accuracy", 'c: metrics: must be a list, found "accuracy"'),

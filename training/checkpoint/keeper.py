@@ -25,7 +25,6 @@ class Cut:
     """A run at one moment, as a checkpoint holds it."""
 
     states: list  # a copied TrainState for each replica
-    logged: list | None  # each replica's sums at the latest log line of the epoch, if there was one
     where: dict  # step, epoch, position and what else the loop remembers
 
 
@@ -96,7 +95,7 @@ class Keeper:
         for replica, (path, ts) in enumerate(zip(paths, cut.states, strict=True)):
             if self.suffix != storage.SUFFIXES["orbax"]:  # which can write what is spread over several hosts
                 ts = jax.device_get(jax.tree.map(storage.without_key_type, ts))
-            tree = as_saved(ts, cut, replica, known["whole"])
+            tree = as_saved(ts, cut, known["whole"])
             if self.probe is not None:
                 tree |= self.probe(ts.params if ts.ema is None else ts.ema, ts.state)
             mine = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths), "format": FORMAT}
@@ -128,6 +127,12 @@ class Keeper:
         for error in wrong:
             logger.warning("%s; passed over", error)
         return found
+
+    def best(self):
+        """The best checkpoint by what is monitored, or None."""
+        self.wait()
+        names = [name for name, _ in self.kept.best]
+        return storage.read_all(names[0], storage.files(self.folder, names[0])) if names else None
 
     def last(self):
         """The file of the latest checkpoint, or None."""
@@ -173,19 +178,20 @@ class NoKeeper:
     def newest(self):
         return None
 
+    def best(self):
+        return None
+
     def last(self):
         return None
 
 
-def as_saved(ts, cut, replica, whole):
+def as_saved(ts, cut, whole):
     """The tree that a checkpoint holds: within an epoch with its sums, and without the optimizer's state if not whole."""
     if not whole:
         return {"params": ts.params, "state": ts.state, "ema": ts.ema}
     tree = ts._asdict()
     if not cut.where["position"]:
         del tree["sums"]
-    elif cut.logged:
-        tree["logged"] = cut.logged[replica]
     return tree
 
 

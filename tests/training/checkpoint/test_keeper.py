@@ -20,7 +20,7 @@ from training.options import CheckpointOptions
 from utils import RunError, UserError
 
 TS = TrainState(jnp.int32(0), jnp.uint32(5), {"w": jnp.ones(3)}, {}, {"m": jnp.ones(3)}, None, {"loss": jnp.zeros(())}, 1.0)
-WHERE = {"elapsed": 0.0, "rollbacks": 0, "stopped": False, "callbacks": []}
+WHERE = {"elapsed": 0.0, "lined": 0, "rollbacks": 0, "stopped": False, "callbacks": []}
 
 
 def a_run(epoch, epochs=99, position=0, step=None, **metrics):
@@ -33,7 +33,7 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
 def cut_of(run, replicas=1):
     where = WHERE | {"step": run.step, "epoch": run.epoch, "position": run.position, "metrics": sayable(run.metrics)}
     states = [TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)}) for r in range(replicas)]
-    return lambda: Cut(states, None, where)
+    return lambda: Cut(states, where)
 
 
 def names(folder):
@@ -241,7 +241,8 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
         ({"regular": [[1]]}, "no sound regular"),
         ({"replicas": 2**40}, "is one of 1099511627776 replicas"),
         ({"position": -1}, "no sound position"),
-        ({"format": 2}, "was written by a newer version"),
+        ({"format": 3}, "was written by a newer version"),
+        ({"format": 1}, "was written by an earlier version"),
         ({"step": True}, "no sound step"),
     ],
 )

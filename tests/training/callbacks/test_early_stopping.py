@@ -1,11 +1,10 @@
-"""Callbacks: early stopping by hand, and what is refused."""
+"""Early stopping, by hand."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from training.callbacks import check_hooks, early_stopping, notify
-from utils import UserError
+from training.callbacks.early_stopping import early_stopping
 
 
 def stops_after(values, **options):
@@ -44,15 +43,7 @@ def test_a_second_run_starts_anew():
         assert callback.on_epoch_end(SimpleNamespace(metrics={"test_loss": 3.0})) == {"stop": False}
 
 
-def test_one_stop_is_enough_whatever_the_others_answer():
-    stop, go_on = (SimpleNamespace(on_epoch_end=lambda run, s=s: {"stop": s}) for s in (True, False))
-    assert notify([stop, go_on], "on_epoch_end", None)["stop"]
-    assert notify([go_on, stop], "on_epoch_end", None)["stop"]
-    assert not notify([go_on, go_on], "on_epoch_end", None)["stop"]
-
-
-def test_answers_and_hooks_that_nobody_knows_are_refused():
-    with pytest.raises(UserError, match=r"answered \['lr'\]"):
-        notify([SimpleNamespace(on_epoch_end=lambda run: {"lr": 1})], "on_epoch_end", None)
-    with pytest.raises(UserError, match="'on_epoch_ended', which is no hook"):
-        check_hooks([SimpleNamespace(on_epoch_ended=print)])
+@pytest.mark.parametrize("argument", ["patience", "every_n_epochs"])
+def test_ranges_are_told_with_their_argument(argument):
+    with pytest.raises(ValueError, match=f"^{argument}: must be at least 1, got 0"):
+        early_stopping(**{argument: 0})

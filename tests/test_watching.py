@@ -1,0 +1,210 @@
+"""What a user at the command line has to watch and debug a run: evaluating, watching, reporting, quick and slow ways to run."""
+
+import csv
+import json
+import signal
+import time
+
+import pytest
+
+from tests.processes import ROOT, run, start
+
+SMALL = {
+    "title": "Small",
+    "model": {"name": "mlp", "args": {"dims": [16]}},
+    "data": {"name": "digits", "args": {"train_size": 320, "test_size": 100}},
+    "loader": {"batch_size": 64},
+    "preprocess": ["to_unit"],
+    "loss": "cross_entropy",
+    "metrics": [{"name": "accuracy", "phase": "EVAL"}],
+    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
+    "training": {"epochs": 2},
+    "logging": {"every_steps": 2, "trackers": ["csv"], "gradient_norm": True},
+    "callbacks": [{"name": "confusion_matrix", "args": {"every_n_epochs": 2}}],
+}
+
+MINE = """
+from training.base import Callback
+
+
+class Mine:
+    def on_step_end(self, run):
+        if run.step >= 4:
+            return {"stop": {}["nothing"]}
+
+
+def failing() -> Callback:
+    return Mine()
+
+
+def stepping(path: str) -> Callback:
+    raise RuntimeError("never built")
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def folder_of(place, title="Small"):
+    (folder,) = (place / "saved" / title).iterdir()
+    return folder
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that others look at."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "small.json").write_text(json.dumps(SMALL))
+    code, out, err = run(place, "-c", "small.json")
+    assert code == 0, out + err
+    return place, folder_of(place), out
+
+
+def test_a_run_tells_before_its_first_step_what_will_run_and_leaves_what_was_asked_for(trained):
+    _, folder, out = trained
+    before = out[: out.index("Epoch 1 [2/5")]
+    assert "5 steps an epoch, 10 in all, of 64 examples each, on 1 x cpu" in before
+    assert "Train data: 320 examples" in before and "The model has" in before and "memory about" in before
+    ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
+    assert ends[0]["compile_seconds"] > 0 == ends[1]["compile_seconds"]
+    assert {"learning_rate", "gradient_norm", "test_accuracy", "steps_per_second", "waiting"} <= ends[0].keys()
+    assert "train_accuracy" not in ends[0]  # its phase is EVAL
+    with open(folder / "metrics.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["test_loss"]) for row in table if row["test_loss"]] == pytest.approx([row["test_loss"] for row in ends])
+    confusion = json.loads((folder / "pictures" / "confusion_matrix-test.json").read_text())
+    assert confusion["epoch"] == 2 and sum(map(sum, confusion["matrix"])) == 100
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
+    place, folder, _ = trained
+    ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
+    code, out, err = run(place, "--evaluate", folder / "checkpoint-epoch_1.params")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["metrics"] == {name: ends[0][name] for name in ("test_loss", "test_accuracy")}
+    assert (told["checkpoint"], told["epoch"], told["step"]) == ("checkpoint-epoch_1", 1, 5)
+    assert json.loads((folder / "evaluation-checkpoint-epoch_1.json").read_text()) == told
+    code, _, err = run(place, "--evaluate", folder / "checkpoint-epoch_7.params")
+    assert code == 2 and "checkpoint-epoch_7.params: there is no such checkpoint" in err and "checkpoint-epoch_2.params" in err
+
+
+def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(small):
+    settings = ["training.eval_every=0", "training.epochs=30", "logging.trackers=[]", "callbacks=[]", "checkpoint.keep=null"]
+    training = start(small, "-c", "small.json", *settings)
+    while not list(small.glob("saved/Small/*/checkpoint-epoch_1.params")):
+        assert training.poll() is None
+        time.sleep(0.05)
+    code, out, err = run(small, "--watch", folder_of(small))
+    assert code == 0, err
+    assert training.wait(60) == 0
+    found = rows(folder_of(small) / "evaluations.jsonl")
+    assert [row["epoch"] for row in found] == list(range(1, 31))
+    assert found[-1]["metrics"]["test_loss"] < found[0]["metrics"]["test_loss"]
+    assert [json.loads(line) for line in out.splitlines()] == found
+    assert run(small, "--watch", folder_of(small))[:2] == (0, "")  # nothing is left to be evaluated
+
+
+def test_a_report_compares_runs(trained):
+    place, folder, _ = trained
+    (folder / "report.html").unlink()
+    code, out, err = run(place, "--report", folder)
+    assert (code, out.strip()) == (0, str(folder / "report.html")), err
+    code, _, err = run(place, "--report", place / "nothing")
+    assert code == 2 and "nothing" in err
+
+
+def test_two_steps_of_everything(small):
+    code, out, err = run(small, "-c", "small.json", "--fast-dev-run")
+    assert code == 0, err
+    assert "2 steps an epoch, 2 in all" in out and "Epoch 1 [test] avg Loss" in out
+    assert not (small / "saved").exists()
+    code, _, err = run(small, "-c", "small.json", "--fast-dev-run", "--check")
+    assert code == 2 and "do not go together" in err
+
+
+def test_debugging_compiles_nothing_so_that_a_print_sees_values(small):
+    (small / "mine.py").write_text(
+        "from training.base import Preprocessed\n"
+        "def shown(x) -> Preprocessed:\n    return x\n"
+        "from training.base import Update\nfrom training.update import gradient_update\n"
+        "def slowly(objective, optimizer) -> Update:\n"
+        "    plain = gradient_update(objective, optimizer)\n"
+        "    def step(ts, batch, valid):\n"
+        "        print('step', int(ts.step), float(batch[0].mean()))\n"
+        "        return plain.step(ts, batch, valid)\n"
+        "    return plain._replace(step=step)\n"
+    )
+    tiny = ["training.epochs=1", "training.limit_batches=2", "logging.trackers=[]"]
+    code, out, err = run(small, "-c", "small.json", "update=mine.slowly", "--debug", *tiny)
+    assert code == 0, err
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("step ")] == [["step", "0"], ["step", "1"]]
+
+
+def test_a_callback_that_raises_is_named_and_the_state_saved(small):
+    code, _, err = run(small, "-c", "small.json", 'callbacks=["mine.failing"]')
+    assert code == 1
+    assert "callbacks: Mine.on_step_end failed in epoch 1 after step 4: " in err and "mine.py, line 8: KeyError" in err
+    assert (folder_of(small) / "checkpoint-step_4.params").exists()
+    assert "Traceback" in (folder_of(small) / "train.log").read_text()
+
+
+def test_the_debugger_opens_where_it_was_raised(small):
+    process = start(small, "-c", "small.json", 'callbacks=["mine.failing"]', "--post-mortem")
+    process.stdin = None
+    out, err = process.communicate(timeout=120)
+    assert "(Pdb)" in out and "mine.py(8)on_step_end()" in out and 'return {"stop": {}' in out
+    assert process.returncode == 1, err
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('metrics=[{"name": "accuracy", "mode": "MEDIAN"}]', "metrics.0.mode: must be one of MEAN, SUM, SINGLE"),
+        ('metrics=[{"name": "accuracy", "phase": "DEV"}]', "metrics.0.phase: must be one of TRAIN, VAL, TEST, EVAL, ANY"),
+        ('metrics=[{"name": "accuracy", "freq": "STEP", "phase": "TEST"}]', "metrics.0.freq: STEP is within an epoch"),
+        ('logging.trackers=["tensorbord"]', "logging.trackers.0: no trackers 'tensorbord'; did you mean 'tensorboard'?"),
+        ('callbacks=[{"name": "early_stopping", "args": {"monitor": "train_accuracy"}}]', "'train_accuracy' is not measured"),
+        ("checkpoint.monitor=test_los", "checkpoint.monitor: 'test_los' is not measured; did you mean 'test_loss'?"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(small, override, message):
+    code, _, err = run(small, "-c", "small.json", override)
+    assert code == 2 and message in err, err
+    assert not (small / "saved").exists()
+
+
+def test_a_signal_does_not_wait_for_a_tracker(small):
+    (small / "mine.py").write_text(
+        "import time\nfrom training.base import Tracker\n"
+        "class Stuck:\n    def scalars(self, step, values):\n        time.sleep(1000)\n"
+        "def stuck() -> Tracker:\n    return Stuck()\n"
+    )
+    process = start(small, "-c", "small.json", 'logging.trackers=["mine.stuck"]', "training.epochs=100000", "callbacks=[]")
+    while not list(small.glob("saved/Small/*/checkpoint-epoch_2.params")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert time.monotonic() - began < 6
+    assert "tracker stuck: dropped" in out + err
+
+
+def test_trackers_that_are_not_named_are_not_imported():
+    import subprocess
+    import sys
+
+    code = "import sys, train; train.main(['--check']); print('\\n'.join(sys.modules), file=sys.stderr)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert not {"training.trackers.wandb_run", "wandb", "tensorboardX", "training.report.page"} & set(out.stderr.splitlines())

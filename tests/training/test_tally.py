@@ -1,0 +1,116 @@
+"""What is added up on the device: every mode against NumPy over the genuine examples, whatever the batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from training import tally
+from training.readings import Reader
+
+RNG = np.random.default_rng(0)
+BATCHES = [(5, 5), (5, 3), (5, 0), (5, 1), (5, 4)]  # rows, and how many of them are genuine
+MODES = ("MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT")
+BY_HAND = {
+    "MEAN": lambda rows: np.concatenate(rows).mean(0),
+    "SUM": lambda rows: np.concatenate(rows).sum(0),
+    "SINGLE": lambda rows: [r for r in rows if len(r)][-1].mean(0),
+    "MAX": lambda rows: np.concatenate(rows).max(0),
+    "MIN": lambda rows: np.concatenate(rows).min(0),
+    "STD": lambda rows: np.concatenate(rows).std(0),
+    "CONCAT": lambda rows: np.concatenate(rows),
+}
+
+
+def added_up(mode, batches, values, rows=64):
+    """One jitted pass over the batches, as an evaluation makes it."""
+    tree = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), values[0])
+    seen = tally.empty({"x": mode}, {"x": tree}, rows)
+    step = jax.jit(lambda seen, x, n: tally.merged(seen, tally.of_batch(seen, {"x": x}, jnp.arange(5) < n)))
+    for (_, valid), batch in zip(batches, values, strict=True):
+        seen = step(seen, batch, valid)
+    return tally.results(jax.device_get(seen))[0]["x"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_every_mode_is_over_the_genuine_examples(mode, shape):
+    values = [RNG.normal(7, 2, (rows, *shape)).astype(np.float32) for rows, _ in BATCHES]
+    genuine = [v[:valid] for v, (_, valid) in zip(values, BATCHES, strict=True)]
+    found = added_up(mode, BATCHES, values)
+    np.testing.assert_allclose(found, BY_HAND[mode](genuine), rtol=1e-5)
+    if mode != "CONCAT":
+        assert np.shape(found) == shape
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_does_not_count_may_be_anything(mode):
+    values = [np.where(np.arange(5) < valid, np.arange(5) + 1.0, np.nan).astype(np.float32) for _, valid in BATCHES]
+    assert np.isfinite(added_up(mode, BATCHES, values)).all()
+
+
+@pytest.mark.parametrize("mode", ["MEAN", "STD", "CONCAT"])
+def test_a_metric_may_be_a_dict(mode):
+    values = [{"a": v, "b": {"c": 2 * v}} for v in RNG.normal(size=(5, 5)).astype(np.float32)]
+    found = added_up(mode, [(5, 5)] * 5, values)
+    for name, got in (("a", found["a"]), ("c", found["b"]["c"])):
+        rows = [v["a"] if name == "a" else v["b"]["c"] for v in values]
+        np.testing.assert_allclose(got, BY_HAND[mode](rows), rtol=1e-5)
+
+
+def test_a_spread_far_from_zero_keeps_its_digits():
+    values = [(1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)]  # its sum of squares has none left in float32
+    expected = np.concatenate(values).astype(np.float64).std()
+    assert abs(added_up("STD", [(5, 5)] * 40, values) - expected) < 1e-3 * expected
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "CONCAT"])
+def test_of_nothing_there_is_nothing(mode):
+    assert np.isnan(added_up(mode, [(5, 0)], [np.ones(5, np.float32)]))
+
+
+def test_integers_are_not_cut_off():
+    values = [np.full(5, 2**24, np.int32)]
+    assert added_up("MAX", [(5, 5)], values) == 2**24
+    assert added_up("CONCAT", [(5, 4)], values).dtype == np.int32
+
+
+def test_rows_are_gathered_up_to_the_last_place():
+    values = [np.arange(5, dtype=np.int32) + 5 * i for i in range(4)]
+    np.testing.assert_array_equal(added_up("CONCAT", [(5, 5)] * 4, values, rows=25), np.arange(20))  # (steps + 1) * rows
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"mode": "mean"}, "mode: must be one of MEAN, SUM, SINGLE, MAX, MIN, STD, CONCAT, got 'mean'"),
+        ({"freq": "HOUR"}, "freq: must be one of STEP, EPOCH, ANY"),
+        ({"phase": "DEV"}, "phase: must be one of TRAIN, VAL, TEST, EVAL, ANY"),
+        ({"freq": "STEP", "phase": "EVAL"}, "EVAL would never be measured"),
+        ({"freq": "STEP", "mode": "CONCAT"}, "CONCAT gathers a whole epoch"),
+    ],
+)
+def test_a_rule_that_does_not_exist(rule, message):
+    with pytest.raises(ValueError, match=message):
+        tally.tracked(abs, **rule)
+
+
+@pytest.mark.parametrize(
+    ("phase", "sets"),
+    [
+        ("ANY", "train val odd-ones test"),
+        ("EVAL", "val odd-ones test"),
+        ("VAL", "val odd-ones"),
+        ("TEST", "test"),
+        ("TRAIN", "train"),
+    ],
+)
+def test_phases(phase, sets):
+    watch = tally.Watch({"x": tally.tracked(abs, phase=phase)})
+    measured = [name for name in ("train", "val", "odd-ones", "test") if watch.modes(["x"], tally.phase_of(name), "EPOCH")]
+    assert " ".join(measured) == sets
+
+
+def test_values_of_replicas_are_averaged_and_told_one_by_one():
+    tallies = [{"examples": np.int32(4), "values": {"loss": {"MEAN": np.float32(4 * x)}}} for x in (1.0, 3.0)]
+    assert Reader().values("val", tallies) == {"val_loss": 2.0, "val_loss/0": 1.0, "val_loss/1": 3.0}

@@ -1,0 +1,147 @@
+"""The steps of an epoch as chunks in flight: one computes while the one before is read, checked, logged and told to callbacks."""
+
+import logging
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from training import recovery
+from training.console import progress_bar
+from training.hooks import steps_left
+from training.update import bad_leaf_name
+
+logger = logging.getLogger("main")
+
+CHUNK_SECONDS = 0.3  # of work in one call: bounds how late a log line or a signal is seen
+
+
+class Chunk(NamedTuple):
+    """Steps in flight."""
+
+    reports: Any
+    position: int  # in the epoch, after them
+    taken: int
+    since: int | None  # the position of the line before, where they end with a line
+    asking: list  # callbacks that want to be told of them, besides the lines
+
+
+class Flight:
+    """Drives the steps of a loop's epochs. Any step can be a log or save point without changing a bit, since a chunk's length is
+    a run-time number."""
+
+    def __init__(self, loop):
+        self.loop, self.run, self.runner, self.reporting = loop, loop.run, loop.runner, loop.reporting
+        self.watched = any(hasattr(callback, "on_step_end") for callback in loop.callbacks)
+        self.stepping = [callback for callback in loop.callbacks if hasattr(callback, "steps_left")]
+        self.chunk = 8  # steps in a call, until their pace is known
+        self.settled = None  # when the last chunk was done
+        self.flying = []  # chunks that are not settled
+        self.lined, self.lined_at = 0, 0.0  # the position of the last log line of this epoch, and when it was
+
+    def train(self):
+        """The steps of one epoch, or the rest of it; what each replica summed up over it."""
+        run, runner, keeper = self.run, self.runner, self.loop.keeper
+        position, first_step = run.position, run.step - run.position
+        self.settled, self.flying, self.lined_at = None, [], time.monotonic()
+        self.lined = self.lined if position else 0
+        sums, taken = None, 1
+        with progress_bar(run.epoch, run.steps, position) as bar:
+            while taken:
+                wants = [(first_step + position + steps_left(c, first_step + position), c) for c in self.stepping]
+                taken, reports = runner.train(self.length(position, first_step + position, wants))
+                position += taken
+                chunk = Chunk(reports, position, taken, self.line_since(position, taken), at(first_step + position, wants))
+                self.flying += [chunk] if taken else []
+                due = taken and position != run.steps and keeper.due(first_step + position)
+                exact = (
+                    due or chunk.asking or (self.watched and chunk.since is not None)
+                )  # a hook sees and answers this very step
+                sums = self.settle(bar, leave=0 if exact else 1) or sums
+                if due:
+                    keeper.save(run, self.loop.cut)
+                if run.stopped:
+                    break
+            sums = self.settle(bar) or sums
+        return sums or runner.sums()
+
+    def length(self, position, step, wants):
+        """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
+        every, ring = self.reporting.every_steps, self.runner.ring
+        to_line = every - position % every if every else 2**30
+        to_full_ring = ring - (position - self.lined) if ring else 2**30
+        asked = [target - step for target, _ in wants]
+        return min(self.chunk, to_line, to_full_ring, self.loop.keeper.steps_left(step), *asked)
+
+    def line_since(self, position, taken):
+        """Where a line is due after these steps: the position of the line before. The next one then counts from here."""
+        every, seconds, before = self.reporting.every_steps, self.reporting.every_seconds, self.lined
+        by_time = seconds and time.monotonic() - self.lined_at >= seconds
+        full = self.runner.ring and position - before >= self.runner.ring
+        if not taken or not (by_time or full or (every and position % every == 0)):
+            return None
+        self.runner.new_window()  # these steps have told theirs in their report
+        self.lined, self.lined_at = position, time.monotonic()
+        return before
+
+    def settle(self, bar, leave=0):
+        """Settle the chunks in flight, but for the last `leave`; the sums after them, None where there are none."""
+        sums = None
+        while len(self.flying) > leave:
+            sums = self.settle_chunk(self.flying.pop(0), bar)
+        return sums
+
+    def settle_chunk(self, chunk, bar):
+        """Wait for a chunk, check it, log it, and tell the callbacks."""
+        run, sums = self.run, self.runner.read(chunk.reports)
+        self.check_finite(sums)
+        run.step, run.position = run.step + chunk.taken, chunk.position
+        bar.update(chunk.taken)
+        self.keep_pace(chunk.taken)
+        if chunk.since is not None:
+            self.line(sums, chunk.since)
+            self.loop.notify("on_step_end")
+        elif chunk.asking:
+            self.loop.notify("on_step_end", chunk.asking)
+        self.loop.keeper.check()
+        return sums
+
+    def line(self, sums, since):
+        """A log line of the steps since the last one."""
+        run, loop = self.run, self.loop
+        windows = [s["window"] for s in sums]
+        self.single_steps(sums, since)
+        run.metrics = loop.reader.values("train", windows) | loop.learning_rate(run.step)
+        rates = loop.rates.new_line(run.position - since, sum(int(window["examples"]) for window in windows))
+        loop.log.progress({"epoch": run.epoch, "position": run.position, "step": run.step}, run.steps, run.metrics, rates)
+
+    def single_steps(self, sums, since):
+        """The values of each step since the last line, where they are wanted."""
+        run, loop, count = self.run, self.loop, self.run.position - since
+        run.per_step = {}
+        if not self.runner.ring or not count:
+            return
+        steps = np.arange(run.step - count, run.step)
+        values = loop.reader.each_step([s["ring"] for s in sums], steps)
+        run.per_step = {"step": steps + 1} | {name.removeprefix("train_"): value for name, value in values.items()}
+        if self.reporting.log_all:
+            loop.log.each_step(run.epoch, values, run.step - count + 1)
+
+    def check_finite(self, sums):
+        """Stop at steps that are not finite, unless they are to be skipped."""
+        bad = [(int(s["first_bad"]), int(s["bad_leaf"])) for s in sums if s["bad_steps"]]
+        if bad and self.loop.options.on_nonfinite != "skip":
+            step, leaf = min(bad)
+            raise recovery.Diverged(step, bad_leaf_name(self.run.states()[0], leaf))
+
+    def keep_pace(self, taken):
+        """Set the length of the next chunk from the time of this one; the first is left out, as it may hold a compilation."""
+        now = time.perf_counter()
+        if self.settled:
+            self.chunk = max(1, round(CHUNK_SECONDS * taken / (now - self.settled)))
+        self.settled = now
+
+
+def at(step, wants):
+    """The callbacks that asked for a step."""
+    return [callback for target, callback in wants if target == step]

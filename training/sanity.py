@@ -1,0 +1,40 @@
+"""Before the first step: what will run and what it needs, and a dry run of what would else fail after an hour."""
+
+import logging
+
+import jax
+
+from training.evaluations import at_the_end, in_epochs
+from utils import format_bytes
+
+logger = logging.getLogger("main")
+
+
+def check(loop):
+    """Measure one batch of every held-out set, and tell what will run."""
+    runner, run = loop.runner, loop.run
+    for name in [*in_epochs(runner.feeds, loop.options), *at_the_end(runner.feeds, loop.options)]:
+        loop.reader.values(name, runner.try_out(name))
+    tell(run, runner)
+
+
+def tell(run, runner):
+    """What will run, in a few lines."""
+    devices = runner.lanes.mesh.devices.flat
+    batch = jax.tree.leaves(runner.feed.shapes)[0].shape[0]
+    steps = "An epoch of unknown length" if run.steps is None else f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
+    several = f", {len(runner.lanes.seeds)} replicas" if len(runner.lanes.seeds) > 1 else ""
+    logger.info("%s of %d examples each, on %d x %s%s", steps, batch, len(devices), devices[0].device_kind, several)
+
+
+def tell_of_memory(runner):
+    """What compiling the step took, and what it and the data need of a device's memory."""
+    needs = {"state": size(runner.states[0]) * len(runner.states), "data": sum(feed.nbytes for feed in runner.feeds.values())}
+    needs |= {"step": runner.program.memory["temp_size_in_bytes"]} if runner.program.memory else {}
+    shown = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
+    logger.info("Compiled in %.1f s; memory about %s: %s", runner.compiled(), format_bytes(sum(needs.values())), shown)
+
+
+def size(tree):
+    """The bytes of a tree of arrays."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

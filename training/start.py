@@ -1,0 +1,168 @@
+"""A run from its parts to its exit code: checked by shapes, begun in a folder of its own or gone on with, trained, closed."""
+
+import gc
+import logging
+import os
+import shutil
+
+from data_loader.base import loaded
+from training import recovery, resume, run_folder
+from training.checkpoint.pretrained import pretrained_from
+from training.checkpoint.storage import check_format
+from training.console import set_up_logging
+from training.evaluations import in_epochs
+from training.fit import compose, configured, fit
+from training.measures import check_monitors, measured_names, measures
+from training.stop import end_at_signals
+from training.summary import blueprint, count, trace_shapes
+from utils import DONE, STOPPED, UserError
+
+logger = logging.getLogger("main")
+
+
+def shapes(parts, resumed=False):
+    """A TrainState of shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
+    try:
+        functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
+        pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
+        objective = compose(parts.objective, *pieces, parts.training.precision)
+        example, batch_size = parts.data.example, parts.loader.batch_size
+        params, state, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size, watch)
+        check_monitors(monitors(parts), measured_names(evaluated_sets(parts), reported, watch, parts.rates))
+        for part in [part for part in (parts.checkpoint, *parts.callbacks) if hasattr(part, "sign")]:
+            part.sign()
+        check_format(parts.checkpoint.format)
+        if parts.training.pretrained and not resumed:
+            pretrained_from(parts.training.pretrained).check(params, state)
+        update = configured(parts.update, objective, parts.optimizer, parts.training)(unroll=False)
+        return blueprint(objective, update, params, state, example, batch_size, watch)
+    except UserError as error:
+        raise UserError(f"{parts.source}: {error}") from error
+
+
+def monitors(parts):
+    """{place in the config: the metric that is monitored there}"""
+    callbacks = {f"callbacks.{i}.args.monitor": getattr(c, "monitor", None) for i, c in enumerate(parts.callbacks)}
+    return {"checkpoint.monitor": parts.checkpoint.monitor} | callbacks
+
+
+def evaluated_sets(parts):
+    """The sets that metrics are measured on while a run trains."""
+    held_out = ["val"] if parts.loader.val_size else []
+    return ["train", *(in_epochs([*parts.data.sizes, *held_out], parts.training) if parts.training.eval_every else [])]
+
+
+def train(parts, root, named=None, override=False):
+    """Begin a run, or go on with the one that is named: a folder, a checkpoint, or auto."""
+    named, run, why = named or parts.resume, None, None
+    if named == "auto":
+        run, why = resume.unfinished(parts.checkpoint.dir, parts.title)
+    elif named:
+        run = resume.opened(resume.run_folder_of(named), named)
+    template = shapes(parts, resumed=run is not None)
+    if run is None:
+        return fit_in(*begun(parts, root, why), parts, template)
+    if end := resume.at_its_end(run, parts.training.epochs, override):
+        print(end)
+        return DONE
+    return fit_in(run, *taken_up(run, parts, root, template, override), parts, template)
+
+
+def begun(parts, root, why):
+    """A new run: its folder, its data, and the record for its checkpoints. `why` tells that there was none to go on with."""
+    run = resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title))
+    end_at_signals(run.folder)
+    set_up_logging(root, run.folder / "train.log")
+    if why:
+        logger.info("%s: beginning a new one", why)
+    try:
+        sets = loaded(parts.data)
+        record = run_folder.record(parts.config, parts.facts, sets)
+        run_folder.describe(run.folder, record, sets, root)
+    except BaseException:
+        shutil.rmtree(run.folder)  # nothing has run
+        raise
+    return run, sets, record
+
+
+def taken_up(run, parts, root, template, override):
+    """The data and the record of a run that is gone on with, once they are known to be the same as then, or insisted on."""
+    end_at_signals(run.folder)
+    sets = loaded(parts.data)
+    record = run_folder.record(parts.config, parts.facts, sets)
+    changes = resume.changes(run, record, override)
+    recovery.check_fits(run.found, template, parts.training.replicas)  # nothing in the folder was touched so far
+    resume.tidied(run)
+    set_up_logging(root, run.folder / "train.log")
+    for message in [*run.passed_over, *run_folder.changes_of_environment(run.folder, root)]:
+        logger.warning(message)
+    for change in changes:
+        logger.info(change)
+    run_folder.update(run.folder, record, root)
+    return sets, record
+
+
+def fit_in(run, sets, record, parts, template):
+    """Train in a run's folder."""
+    announce(parts, sets, run, template.params)
+    gc.enable()
+    done = fit(
+        parts.model,
+        sets["train"],
+        sets.get("test"),
+        {name: dataset for name, dataset in sets.items() if name not in ("train", "test")},
+        loss=parts.loss,
+        metrics=parts.metrics,
+        optimizer=parts.optimizer,
+        preprocess=parts.preprocess,
+        augment=parts.augment,
+        objective=parts.objective,
+        update=parts.update,
+        callbacks=parts.callbacks,
+        seed=parts.seed,
+        log=parts.logging,
+        folder=run.folder,
+        checkpoint=parts.checkpoint,
+        record=record,
+        resume=run,
+        rates=parts.rates,
+        **vars(parts.loader),
+        **vars(parts.training),
+    )
+    stopped = done.signal and not done.finished
+    if not stopped:
+        run_folder.finish(run.folder, done)
+    if parts.logging.report:
+        report(run.folder)
+    return close(done, STOPPED if stopped else DONE)
+
+
+def report(folder):
+    """The page of a run; what goes wrong with it is no reason to fail."""
+    from training.report.page import write_report
+
+    try:
+        logger.info("Report: %s", write_report([folder]))
+    except Exception as error:  # the run itself went well
+        logger.warning("%s: no report could be written: %s", folder, error)
+
+
+def close(done, code):
+    """The exit code; where a tracker is stuck, the process ends at once, since the interpreter would wait for it."""
+    if not done.published:
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def announce(parts, sets, run, params):
+    """The first lines of a run."""
+    logger.info("Start Training! [%s]", parts.title)
+    logger.info("The model has %d parameters", count(params))
+    for name, dataset in sets.items():
+        logger.info("%s data: %d examples from %s", name.capitalize(), parts.data.sizes[name], run_folder.source(dataset))
+    logger.info("Run folder: %s", run.folder)
+    if run.found:
+        logger.info("Going on from %s, after step %d", run.found.name, run.found.record["step"])
+    if not parts.checkpoint.save_optimizer_state:
+        logger.warning("checkpoint.save_optimizer_state is false: a run that is killed cannot be gone on with")
