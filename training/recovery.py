@@ -107,6 +107,7 @@ def after_divergence(loop, bad):
     last = keeper.last()
     what = f"{what}.\n{culprit(loop, bad)}\n" if options.detect_nans else f"{what}. "
     where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
+    where += "" if options.detect_nans else "training.detect_nans=true names the operation that made it. "
     raise Diverged(bad.step, bad.leaf, f"{what}{spent}{where}{ADVICE}")
 
 

@@ -5,17 +5,25 @@ import logging
 import jax
 
 from training.evaluations import at_the_end, in_epochs
+from training.hooks import called
+from training.measures import check_monitors
 from utils import format_bytes
 
 logger = logging.getLogger("main")
 
 
 def check(loop):
-    """Measure one batch of every held-out set, and tell what will run."""
-    runner, run = loop.runner, loop.run
-    for name in [*in_epochs(runner.feeds, loop.options), *at_the_end(runner.feeds, loop.options)]:
+    """Measure one batch of every held-out set, look whether what is monitored is measured, and tell what will run."""
+    runner, options = loop.runner, loop.options
+    measured = [*loop.reader.values("train", [runner.zero_sums()["epoch"]]), *loop.learning_rate(0)]
+    for name in in_epochs(runner.feeds, options):
+        named = loop.reader.values(name, runner.try_out(name))
+        measured += named if options.eval_every else []
+    for name in at_the_end(runner.feeds, options):
         loop.reader.values(name, runner.try_out(name))
-    tell(run, runner)
+    monitors = {f"{called(callback)}.monitor": getattr(callback, "monitor", None) for callback in loop.callbacks}
+    check_monitors(monitors | {"checkpoint.monitor": loop.keeper.monitor}, [name for name in measured if "/" not in name])
+    tell(loop.run, runner)
 
 
 def tell(run, runner):

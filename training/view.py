@@ -1,5 +1,6 @@
 """A run as callbacks see it: everything of it can be read, nothing can be set."""
 
+from copy import deepcopy
 from types import MappingProxyType
 
 from training.publish import Publisher
@@ -25,13 +26,8 @@ class View:
     """
 
     def __init__(self, run, learning_rate, *, sets=None, folder=None, config=None, publish=None):
-        fixed = {
-            "sets": MappingProxyType(sets or {}),
-            "folder": folder,
-            "config": config or {},
-            "publish": publish or Publisher(),
-        }
-        vars(self).update(fixed, _run=run, learning_rate=learning_rate)
+        fixed = {"sets": MappingProxyType(sets or {}), "folder": folder, "config": deepcopy(config or {})}
+        vars(self).update(fixed, publish=publish or Publisher(), learning_rate=learning_rate, _run=run)
 
     def __getattr__(self, name):
         run = vars(self)["_run"]

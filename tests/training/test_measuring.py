@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from model.mlp import mlp
+from training.callbacks.early_stopping import early_stopping
 from training.checkpoint import storage
 from training.fit import fit
 from training.loss import cross_entropy
@@ -289,6 +290,13 @@ def test_a_metric_of_a_callback_is_for_it_alone_and_must_have_a_name_of_its_own(
     seen.metrics = {"accuracy": tracked(accuracy)}
     with pytest.raises(UserError, match="Seen measures 'accuracy', a name that another metric has"):
         run(callbacks=[seen])
+
+
+@pytest.mark.parametrize("settings", [{"callbacks": [early_stopping("val_loss")]}, {"checkpoint": {"monitor": "val_loss"}}])
+def test_what_is_monitored_must_be_measured(tmp_path, settings):
+    with pytest.raises(UserError, match=r"monitor: 'val_loss' is not measured; did you mean 'train_loss'\? \(train_loss, "):
+        run(tmp_path, **settings)
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_a_callback_is_called_at_the_steps_that_it_asks_for(tmp_path):

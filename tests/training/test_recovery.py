@@ -482,3 +482,18 @@ def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Keeper, "write", fail)
     with pytest.raises(RunError, match="no space"):
         train(tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{}, {"data": Streamed()}, {"replicas": 2}, {"accumulate": 2}, {"ema": 0.9}])
+def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
+    plain = mlp((6,), 3, dims=(8,))
+
+    def apply(params, state, x, *, train=False, key=None):
+        out, state = plain.apply(params, state, x, train=train, key=key)
+        return jnp.log(out + 0.5), state  # of what is negative sooner or later
+
+    model = plain._replace(apply=apply)
+    with pytest.raises(Diverged) as found:
+        train(tmp_path, **{"model": model, "detect_nans": True} | settings)
+    told = str(found.value)
+    assert "log made the first nan, in the forward pass" in told and "in apply" in told and "after head/bias" in told

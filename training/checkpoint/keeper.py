@@ -41,6 +41,7 @@ class Keeper:
         self.undeleted = []  # files that would not go
         self.saved, self.time = None, time.monotonic()  # (step, position, whole) of the latest, and when it was taken
         self.background = Background()
+        self.monitor = options.monitor
         several = jax.process_count() > 1
         form = {"auto": "orbax" if several else "safetensors"}.get(options.format, options.format)
         self.suffix = storage.SUFFIXES[form]
@@ -156,6 +157,8 @@ class Keeper:
 
 class NoKeeper:
     """Keeps nothing, for a run without a folder."""
+
+    monitor = None
 
     def due(self, step):
         return False
