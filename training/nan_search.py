@@ -139,14 +139,15 @@ def tell_op(op, kind, phase):
 
 
 def places(frames):
-    """Where the code is: the innermost line, inside a library too, with that of the user's and the model's that called it."""
-    own = next((i for i, (file, *_) in enumerate(frames) if not is_library(file)), 0)
-    shown = frames[:1] + frames[own : own + 1] * (own > 0)
-    outer = [f for f in frames[own + 1 :] if f[0] != frames[own][0] and not is_library(f[0]) and Path(f[0]).parent != HERE]
-    names = [f"{short(file)}:{line} in {function.rpartition('<locals>.')[2]}" for file, line, function in shown + outer[:1]]
-    if text := linecache.getline(*frames[own][:2]).strip() if frames else "":
-        names[len(shown) - 1] += f" (`{text}`)"
-    return ", called from ".join(names)
+    """Where the code is, from the innermost file, which may be a library's, to that of the model."""
+    files = [file for file, *_ in frames]
+    own = next((i for i, file in enumerate(files) if not is_library(file)), 0)
+    callers = [i for i in range(own + 1, len(files)) if not is_library(files[i]) and Path(files[i]).parent != HERE]
+    callers = [i for i in callers if files[i] != files[i - 1]]
+    names = [f"{short(file)}:{line} in {function.rpartition('<locals>.')[2]}" for file, line, function in frames]
+    if own < len(frames) and (text := linecache.getline(*frames[own][:2]).strip()):
+        names[own] += f" (`{text}`)"
+    return ", called from ".join(names[i] for i in sorted({0, own, *callers}) if i < len(names)) or "of no line of Python"
 
 
 def is_in(frame, function):

@@ -74,19 +74,18 @@ class Replay:
             return Value(atom.val, constant=True) if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            given, place = [read(atom) for atom in eqn.invars], (eqn, *path)
-            called, arguments = call_of(eqn, given)
-            if called is None:
+            given, place, called = [read(atom) for atom in eqn.invars], (eqn, *path), CALLS.get(eqn.primitive.name)
+            if called:
+                made = self.flatten(eqn.params[called], given, place, rounds)
+            else:
                 made = [Value() for _ in eqn.outvars]
                 self.ops.append(Op(place, rounds, hold(given), made))
-            else:
-                made = self.flatten(called, arguments, place, rounds)
             values |= dict(zip(eqn.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def reach(self, targets):
-        """Evaluate what the targets need and is not evaluated yet."""
-        wanted, chosen = set(targets), []
+        """Evaluate what the targets need and is not evaluated yet; the targets are held."""
+        wanted, chosen = set(hold(targets)), []
         for op in reversed(self.ops):
             if op.order is None and not wanted.isdisjoint(op.outputs):
                 chosen.append(op)
@@ -133,9 +132,9 @@ class Replay:
         release(carry)
 
     def inside(self, closed, given, op, rounds=()):
-        """The outputs of a body, evaluated, and held for the caller."""
+        """The outputs of a body, evaluated and held."""
         around, self.ops = self.ops, []
-        made = hold(self.flatten(closed, hold(given), op.path, op.rounds + rounds))
+        made = self.flatten(closed, hold(given), op.path, op.rounds + rounds)
         self.reach(made)
         release(given)
         self.ops = around
@@ -159,17 +158,6 @@ class Replay:
         op.sources = {kind: sources(op, kind) for value in op.outputs for kind in value.bad}
         if any(op.is_first(kind) for kind in op.sources):
             op.arrays = [value.array for value in op.inputs], list(arrays)
-
-
-def call_of(eqn, given):
-    """(what an equation calls, with which values) where it is a call, or a choice by the platform; else (None, None)."""
-    name = eqn.primitive.name
-    if name in CALLS:
-        return eqn.params[CALLS[name]], given
-    maker = given[0].maker if name == "cond" else None
-    if maker is not None and maker.name == "platform_index":
-        return eqn.params["branches"][int(bind(maker.path[0], [])[0])], given[1:]
-    return None, None
 
 
 def bind(eqn, arrays):

@@ -40,6 +40,9 @@ def tell_of_memory(runner):
     needs = {"state": size(runner.states[0]) * len(runner.states), "data": sum(feed.nbytes for feed in runner.feeds.values())}
     needs |= {"step": runner.program.memory["temp_size_in_bytes"]} if runner.program.memory else {}
     shown = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
+    if not runner.compiled():
+        logger.info("Nothing is compiled (--debug), so this is slow")
+        return
     logger.info("Compiled in %.1f s; memory about %s: %s", runner.compiled(), format_bytes(sum(needs.values())), shown)
 
 

@@ -87,13 +87,13 @@ def test_names_the_operation_its_place_the_parameter_before_it_and_the_numbers()
 
 def test_names_the_line_of_the_model_that_called_a_layer():
     def init(key):
-        return {"norm": layer_norm_init(4), "head": linear_init(key, 4, 3)}, {}
+        return {"body": linear_init(key, 4, 5), "norm": layer_norm_init(5), "head": linear_init(key, 5, 3)}, {}
 
     def apply(params, state, x, *, train=False, key=None):
-        return linear(params["head"], layer_norm(params["norm"], x)), state
+        return linear(params["head"], layer_norm(params["norm"], linear(params["body"], x))), state
 
     def large(params):
-        return params | {"norm": params["norm"] | {"scale": jnp.full(4, 3e38)}}
+        return params | {"norm": params["norm"] | {"scale": jnp.full(5, 3e38)}}
 
     told = search(Model(init, apply), change=large)
     assert told.startswith("mul made the first inf, in the forward pass: model/layers/norm.py:")
@@ -110,6 +110,7 @@ def test_a_slope_that_is_infinite_is_of_the_backward_pass():
     assert told.startswith("div made the first inf, in the backward pass, as the slope of this line: ")
     assert f": {line_of(root)}, after body/bias; it got float32 0.5 and float32[8,5] all finite from " in told
     assert told.endswith("div(0.5, 0) = inf")
+    assert search(net(jax.checkpoint(root))).startswith(f"div made the first inf, in the backward pass: {line_of(root)}")
 
 
 @jax.custom_vjp
@@ -168,9 +169,17 @@ def guarded(x):
     return jnp.where(x > 0, jax.lax.stop_gradient(jnp.log(x)), x)
 
 
+def checked(x):
+    y = jax.lax.stop_gradient(jnp.log(x))
+    return jnp.where(jnp.isfinite(y), y, x)
+
+
 def test_what_is_masked_is_innocent():
     assert is_good(net(guarded))
+    assert is_good(net(checked))
     assert search(net(lambda x: logarithm(guarded(x)))).startswith(FORWARD)
+    told = search(net(lambda x: jnp.where(x > 0, jnp.log(x), jnp.sqrt(x))))
+    assert told.startswith("sqrt made the first nan, in the forward pass: ")
 
 
 def test_a_mask_of_infinities_is_innocent_until_it_makes_a_nan():
@@ -179,6 +188,8 @@ def test_a_mask_of_infinities_is_innocent_until_it_makes_a_nan():
 
     assert is_good(net(lambda x: masked(x, x.min(-1, keepdims=True))))
     assert search(net(lambda x: logarithm(masked(x, x.min(-1, keepdims=True)) - 1e-6))).startswith(FORWARD)
+    told = search(net(lambda x: jax.nn.softmax(jax.lax.stop_gradient(jnp.log(jnp.where(x > 0, 1, 0.0))) + jnp.sqrt(x))))
+    assert told.startswith("sqrt made the first nan, in the forward pass: ")
     told = search(net(lambda x: masked(x, jnp.inf)))  # nothing is left
     assert told.startswith("sub made the first nan, in the forward pass: ")
     assert told.endswith("sub(-inf, -inf) = nan")
@@ -197,11 +208,12 @@ def test_the_microbatch_is_told():
 
 
 def test_the_round_of_a_recurrent_layer_is_told():
-    def cell(h, i):
-        return jnp.where(i == 2, logarithm(-jnp.abs(h)), h), None
+    def cell(carry, _):
+        h, count = carry
+        return (jnp.where(count == 1, logarithm(-jnp.abs(h)), h), count + 1), None
 
-    told = search(net(lambda x: jax.lax.scan(cell, x, jnp.arange(5), reverse=True)[0]))
-    assert told.startswith(FORWARD.replace("pass:", "pass, in round 3 of 5 of a loop:"))
+    told = search(net(lambda x: jax.lax.scan(cell, (x, 0), jnp.arange(5), reverse=True)[0][0]))
+    assert told.startswith(FORWARD.replace("pass:", "pass, in round 4 of 5 of a loop:"))
 
 
 @jax.custom_jvp

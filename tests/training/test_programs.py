@@ -92,6 +92,7 @@ def test_names_survive_vmap_and_may_be_given():
         two = Program(stacked, MESH)
         for rows in (4, 3):
             two(2.0, jax.tree.map(lambda a: jnp.stack([a, a]), start()), jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
+    assert Program(over_rows(add, report, MESH, looped=False), MESH).arguments[-1] == "count"
     with pytest.raises(UserError, match=r"compiled for genuine int32\[\], and was now given float32\[\]"):
         program(arguments=("weights", "sums", "batch", "genuine"))(2.0, start(), batch(), 4.0)
 
@@ -107,6 +108,7 @@ def test_prepare_compiles_without_running_and_measures():
     found, total = prepared(2.0, carry, batch(), np.int32(4))  # the carry was not donated before
     np.testing.assert_array_equal(found["total"], 2 * 4 * 4 * np.ones(3))
     assert total == 96
+    assert carry["total"].is_deleted()
     assert (prepared.compiled, prepared.seconds) == (compiled, seconds)
 
 

@@ -35,14 +35,16 @@ class Probe:
         self.lock, self.compiled, self.question = threading.Lock(), None, None
 
     def __call__(self, params, state):
+        if jax.config.jax_disable_jit:  # a breakpoint() in the model must not stop the thread that saves, too
+            return {}
         # From numbers on the host, so that it is the same program on any mesh.
         weights = jax.device_get(jax.tree.map(without_key_type, (params, state)))
-        with self.lock, jax.disable_jit(False):  # the same program while somebody debugs
+        with self.lock:
             if self.compiled is None and self.spec is not None:
                 self.compile(weights)
-            if self.compiled is None:
-                return {}
-            answer = {"input": self.question, "output": self.compiled(*weights, self.question)}
+        if self.compiled is None:
+            return {}
+        answer = {"input": self.question, "output": self.compiled(*weights, self.question)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": answer}).items()}
 
     def compile(self, weights):
