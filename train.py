@@ -8,6 +8,8 @@ import os
 import sys
 import tempfile
 import traceback
+from bdb import BdbQuit
+from dataclasses import replace
 from pathlib import Path
 
 from training.stop import end_at_signals
@@ -25,7 +27,7 @@ def main(argv=None):
     """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and an exit code."""
     arguments = parse(argv)
     gc.disable()  # while modules load and shapes are traced there is no garbage, and looking for it takes a fifth of the time
-    sys.path.append(os.getcwd())  # a dotted name may stand beside the config
+    sys.path.append(os.getcwd())  # a dotted name may stand where one runs it
     end_at_signals()
     try:
         return run(arguments)
@@ -33,7 +35,7 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if arguments.post_mortem:
+        if arguments.post_mortem and (error.__cause__ or not isinstance(error, UserError)):
             post_mortem(error)
         return failed(error)
 
@@ -80,6 +82,8 @@ def run(arguments):
 
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
+    if trusted:
+        sys.path.append(str(file.resolve().parent))  # a dotted name may stand beside the config
     if arguments.fast_dev_run:
         return fast_dev_run(file, arguments.overrides)
     parts = build(read(file, arguments.overrides), file.name, trusted)
@@ -125,26 +129,31 @@ def check(parts):
 
 def fast_dev_run(file, overrides):
     """Two steps of everything, so that what is wrong anywhere shows within seconds; nothing is left of it."""
+    from training import stop
     from training.start import train
 
-    quick = (
-        "training.epochs=1",
-        "training.limit_batches=2",
-        "training.eval_every=1",
-        "training.eval_initial=true",
-        "resume=null",
-    )
     with tempfile.TemporaryDirectory(prefix="fast-dev-run-") as folder:
-        config = read(file, overrides)
-        for text in (*quick, f"checkpoint.dir={folder}"):
-            config = override(config, text)
-        for i, tracker in enumerate(config.get("logging", {}).get("trackers", ())):
-            if tracker == "wandb" or (isinstance(tracker, dict) and tracker.get("name") == "wandb"):
-                config = override(config, f"logging.trackers.{i}.args.mode=offline")
-        code = train(build(config, file.name), ROOT)
+        stop.TEMPORARY.append(folder)
+        config = override(override(read(file, overrides), "resume=null"), f"checkpoint.dir={folder}")
+        quick = {"wandb": ("mode", "offline"), "jsonl": ("file", "tracked.jsonl")}
+        for name, (key, value) in quick.items():
+            for i in places((config.get("logging") or {}).get("trackers"), name):
+                config = override(config, f"logging.trackers.{i}.args.{key}={value}")
+        for i in places(config.get("callbacks"), "profiler"):
+            config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
+        parts = build(config, file.name)  # by the real number of steps, which schedules need
+        parts.training = replace(parts.training, epochs=1, limit_batches=2, eval_every=1, eval_initial=True)
+        parts.logging = replace(parts.logging, every_steps=1)
+        code = train(parts, ROOT)
         logging.shutdown()
-    print("Two steps of everything went well; their folder is gone")
+    print("Two steps of everything went well; their folder is gone" if code == DONE else "Stopped; the folder is gone")
     return code
+
+
+def places(nodes, name):
+    """Where a list of a config names a part."""
+    nodes = enumerate(nodes if isinstance(nodes, list) else ())
+    return [i for i, node in nodes if node == name or (isinstance(node, dict) and node.get("name") == name)]
 
 
 def post_mortem(error):
@@ -170,11 +179,9 @@ def failed(error):
         return fail(f"Out of memory: {first_line(error)}\n{hint}", FAILED)
     to_log("".join(traceback.format_exception(error)))
     if isinstance(error, CallbackFailed):
-        print(
-            f"{error}\nThe state was saved; the traceback is in train.log, --post-mortem opens the debugger there",
-            file=sys.stderr,
-        )
-        return FAILED
+        return fail(f"{error}\nThe traceback is in train.log; --post-mortem opens the debugger there", FAILED)
+    if isinstance(error, BdbQuit):
+        return fail("Left the debugger", FAILED)
     raise error
 
 

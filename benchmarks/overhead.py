@@ -97,7 +97,7 @@ def loop_of(folder, overrides):
     publish = Publisher(log.trackers, About(folder, parts.title, parts.config, 0))
     seen = {"sets": data, "folder": folder, "config": parts.config, "publish": publish}
     rates = LearningRates(parts.rates if "learning_rate" in watch.needs else None, runner)
-    reader, lines = Reader(objective.finish, watch.hidden), MetricLog(folder / "metrics.jsonl", publish=publish)
+    reader, lines = Reader(objective.finish, watch.hidden, runner.leaves), MetricLog(folder / "metrics.jsonl", publish=publish)
     loop = Loop(runner, reader, parts.callbacks, parts.training, lines, log, seen=seen, rates=rates)
     loop.begin()
     return loop, (parts, data)

@@ -1,9 +1,10 @@
 """Checkpoints measured outside of training: one that is named, or those of a run as they appear."""
 
+import gc
 import json
 import logging
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from training.feed import Lanes
 from training.fit import compose, datasets
 from training.measures import measures
 from training.metric_log import append, sayable
+from training.programs import loops_are_slow
 from training.readings import Reader
 from training.resume import run_folder_of
 from training.run_folder import FINISHED, write_json
@@ -56,7 +58,7 @@ def watch(parts, named):
                 seen.add(name)
                 try:
                     row = measurer.row(folder, name)
-                except (Damaged, FileNotFoundError) as error:  # deleted meanwhile, or being replaced
+                except Damaged as error:  # deleted meanwhile, or being replaced
                     logger.warning("%s: passed over: %s", name, error)
                     continue
                 append(folder / EVALUATIONS, json.dumps(row) + "\n")
@@ -68,8 +70,15 @@ def watch(parts, named):
 
 
 def rows(path):
-    """The JSON lines of a file that may not be there."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The JSON lines of a file that may not be there; a torn last one is ended, and passed over."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    if text and not text.endswith("\n"):
+        append(path, "\n")
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict) and "checkpoint" in row]
 
 
 class Measurer:
@@ -90,10 +99,12 @@ class Measurer:
         self.feeds = make_feeds(sets, parts.loader, self.lanes, parts.training.limit_batches)
         key = jax.random.key(0)
         self.trees = jax.eval_shape(parts.model.init, key)
-        self.evaluator = Evaluator(objective, self.feeds, self.lanes, self.trees, watch)
+        batch = next(iter(self.feeds.values())).shapes
+        looped = not loops_are_slow(objective, *self.trees, batch)
+        self.evaluator = Evaluator(objective, self.feeds, self.lanes, self.trees, watch, looped)
         self.reader = Reader(getattr(objective, "finish", Reader().finish))
-        shapes = next(iter(self.feeds.values())).shapes
-        self.probe = Probe(parts.model, probe_input(shapes, parts.preprocess))
+        self.probe = Probe(parts.model, probe_input(batch, parts.preprocess))
+        gc.enable()  # which train.py has switched off while things are made
 
     def row(self, folder, name):
         """What a checkpoint of a run measures."""

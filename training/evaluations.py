@@ -63,21 +63,26 @@ def before_the_first(loop):
 def after_the_last(loop):
     """The test set, once, with the best checkpoint, or with the last weights where no best one is known."""
     run, names = loop.run, at_the_end(loop.runner.feeds, loop.options)
-    if run.signal or not names or not run.completed:
+    if not names or not run.completed:
+        return
+    run.untested = True  # until it is
+    if run.signal:
         return
     best = loop.keeper.best()
     label = best.name if best else "the last weights"
     logger.info("Testing %s", label)
-    found = measure(loop, names, weights_of(loop.runner, best) if best else None, always=True)
+    trees = weights_of(loop.runner, best) if best else None
+    run.tested = trees and trees[0]
+    found = measure(loop, names, loop.runner.lanes.stack(trees) if best else None, always=True)
+    run.tested, run.untested = None, found is None
     if found:
         loop.log.row({"epoch": run.epoch, "step": run.step, "final": label}, found)
 
 
 def weights_of(runner, found):
-    """(params, state) of each lane from a checkpoint."""
+    """(params, state) of each replica from a checkpoint."""
     now = runner.replica_states()[0]
     which = "params" if now.ema is None else "ema"
     like = {which: now.params, "state": now.state}
     trees = [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
-    placed = jax.device_put([(tree[which], tree["state"]) for tree in trees], replicated(runner.lanes.mesh))
-    return runner.lanes.stack(placed)
+    return jax.device_put([(tree[which], tree["state"]) for tree in trees], replicated(runner.lanes.mesh))

@@ -74,8 +74,7 @@ def fit(
     `resume=True` goes on from the newest good one there, if there is one, `resume="override"` also with other options or data.
     """
     loader, training = split_options(options)
-    log = LoggingOptions(**log) if isinstance(log, dict) else log
-    checkpoint = CheckpointOptions(**checkpoint) if isinstance(checkpoint, dict) else checkpoint
+    log, checkpoint = made_of(LoggingOptions, "log", log), made_of(CheckpointOptions, "checkpoint", checkpoint)
     metrics = default_metrics(loss) if metrics is None else metrics
     functions, watch = measures(metrics, callbacks, log)
     objective = compose(objective, model, loss, functions, preprocess, augment, training.precision)
@@ -95,9 +94,17 @@ def fit(
             lines, keeper = observers(folder, checkpoint, log, record, probe, found)
             seen = {"sets": sets, "folder": folder and Path(folder), "config": record["config"], "publish": lines.publish}
             rates = LearningRates(rates if "learning_rate" in watch.needs else None, runner)
-            reader = Reader(getattr(objective, "finish", Reader().finish), watch.hidden)
+            reader = Reader(getattr(objective, "finish", Reader().finish), watch.hidden, runner.leaves)
             told = {"keeper": keeper, "found": found, "seen": seen, "rates": rates}
             return Loop(runner, reader, callbacks, training, lines, log, **told).run_all()
+
+
+def made_of(options, name, given):
+    """Options from a dict of their fields."""
+    known = [field.name for field in fields(options)]
+    if isinstance(given, dict) and (unknown := given.keys() - set(known)):
+        raise UserError(f"{name}: no such key {', '.join(sorted(unknown))} ({', '.join(known)})")
+    return options(**given) if isinstance(given, dict) else given
 
 
 def engine_options(training):

@@ -4,6 +4,7 @@ import logging
 import time
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from training import recovery
@@ -23,6 +24,7 @@ class Chunk(NamedTuple):
     position: int  # in the epoch, after them
     taken: int
     since: int | None  # the position of the line before, where they end with a line
+    done: float | None  # when they were done, where that was at once, as the CPU's small programs are
     asking: list  # callbacks that want to be told of them, besides the lines
 
 
@@ -37,21 +39,24 @@ class Flight:
         self.chunk = 8  # steps in a call, until their pace is known
         self.settled = None  # when the last chunk was done
         self.flying = []  # chunks that are not settled
-        self.lined, self.lined_at = 0, 0.0  # the position of the last log line of this epoch, and when it was
+        self.lined, self.lined_at = 0, 0.0  # the position of the last log line of this epoch, in flight or told, and when it was
+        self.told = self.begun = 0  # the position of the last line that was told, and where this process began in the epoch
 
     def train(self):
         """The steps of one epoch, or the rest of it; what each replica summed up over it."""
         run, runner, keeper = self.run, self.runner, self.loop.keeper
         position, first_step = run.position, run.step - run.position
         self.settled, self.flying, self.lined_at = None, [], time.monotonic()
-        self.lined = self.lined if position else 0
+        self.resume(self.lined if position else 0)
+        self.begun = position
         sums, taken = None, 1
         with progress_bar(run.epoch, run.steps, position) as bar:
             while taken:
                 wants = [(first_step + position + steps_left(c, first_step + position), c) for c in self.stepping]
                 taken, reports = runner.train(self.length(position, first_step + position, wants))
                 position += taken
-                chunk = Chunk(reports, position, taken, self.line_since(position, taken), at(first_step + position, wants))
+                done = time.perf_counter() if all(leaf.is_ready() for leaf in jax.tree.leaves(reports)) else None
+                chunk = Chunk(reports, position, taken, self.line_since(position, taken), done, at(first_step + position, wants))
                 self.flying += [chunk] if taken else []
                 due = taken and position != run.steps and keeper.due(first_step + position)
                 exact = (
@@ -65,13 +70,19 @@ class Flight:
             sums = self.settle(bar) or sums
         return sums or runner.sums()
 
+    def resume(self, lined):
+        """Go on in an epoch whose last line was at this position."""
+        self.flying, self.lined, self.told = [], lined, lined
+
     def length(self, position, step, wants):
         """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
         every, ring = self.reporting.every_steps, self.runner.ring
         to_line = every - position % every if every else 2**30
         to_full_ring = ring - (position - self.lined) if ring else 2**30
         asked = [target - step for target, _ in wants]
-        return min(self.chunk, to_line, to_full_ring, self.loop.keeper.steps_left(step), *asked)
+        length = min(self.chunk, to_line, to_full_ring, self.loop.keeper.steps_left(step), *asked)
+        assert length >= 1, (position, self.lined)  # no step taken is the end of an epoch
+        return length
 
     def line_since(self, position, taken):
         """Where a line is due after these steps: the position of the line before. The next one then counts from here."""
@@ -97,22 +108,26 @@ class Flight:
         self.check_finite(sums)
         run.step, run.position = run.step + chunk.taken, chunk.position
         bar.update(chunk.taken)
-        self.keep_pace(chunk.taken)
+        done = chunk.done or time.perf_counter()
+        self.keep_pace(chunk.taken, done)
         if chunk.since is not None:
-            self.line(sums, chunk.since)
+            self.line(sums, chunk.since, done)
             self.loop.notify("on_step_end")
         elif chunk.asking:
             self.loop.notify("on_step_end", chunk.asking)
         self.loop.keeper.check()
         return sums
 
-    def line(self, sums, since):
-        """A log line of the steps since the last one."""
+    def line(self, sums, since, done):
+        """A log line of the steps since the last one, which were done at a time."""
         run, loop = self.run, self.loop
         windows = [s["window"] for s in sums]
         self.single_steps(sums, since)
         run.metrics = loop.reader.values("train", windows) | loop.learning_rate(run.step)
-        rates = loop.rates.new_line(run.position - since, sum(int(window["examples"]) for window in windows))
+        self.told = run.position
+        rates = loop.rates.new_line(
+            run.position - max(since, self.begun), sum(int(window["examples"]) for window in windows), done
+        )
         loop.log.progress({"epoch": run.epoch, "position": run.position, "step": run.step}, run.steps, run.metrics, rates)
 
     def single_steps(self, sums, since):
@@ -132,14 +147,13 @@ class Flight:
         bad = [(int(s["first_bad"]), int(s["bad_leaf"])) for s in sums if s["bad_steps"]]
         if bad and self.loop.options.on_nonfinite != "skip":
             step, leaf = min(bad)
-            raise recovery.Diverged(step, bad_leaf_name(self.run.states()[0], leaf))
+            raise recovery.Diverged(step, bad_leaf_name(self.run.states()[0], leaf), windows=[s["window"] for s in sums])
 
-    def keep_pace(self, taken):
+    def keep_pace(self, taken, done):
         """Set the length of the next chunk from the time of this one; the first is left out, as it may hold a compilation."""
-        now = time.perf_counter()
         if self.settled:
-            self.chunk = max(1, round(CHUNK_SECONDS * taken / (now - self.settled)))
-        self.settled = now
+            self.chunk = max(1, round(CHUNK_SECONDS * taken / max(done - self.settled, 1e-6)))
+        self.settled = done
 
 
 def at(step, wants):

@@ -1,7 +1,9 @@
 """What watches a run. A callback is any object with some of these hooks, each called with a View of the run (training/view.py):
 
-on_training_start, on_epoch_start, on_step_end (at every log line within an epoch), on_validation_start, on_validation_end,
-on_test_start, on_test_end, on_epoch_end, on_training_end
+on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end, on_test_start, on_test_end, on_epoch_end,
+on_training_end
+
+on_step_end comes at every log line within an epoch; what the steps between did, one by one, is in the View's `per_step`.
 
 It changes the run by what it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied.
 What it must remember is JSON in an attribute `memory`: every checkpoint holds it, and a run that goes on puts it back after
@@ -38,7 +40,13 @@ class CallbackFailed(Exception):
 
 def check_hooks(callbacks):
     """Refuse a hook that nobody would call, and a need that nobody knows."""
+    if not isinstance(callbacks, list | tuple):
+        raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
+        if isinstance(callback, str | type) or not any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics")):
+            raise UserError(
+                f"callbacks: {callback!r} has no hook; a callback is an object, as early_stopping(patience=3) makes one"
+            )
         name, needs = called(callback), getattr(callback, "needs", ())
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
@@ -67,6 +75,8 @@ def notify(callbacks, hook, view, always=False):
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):
             answer = checked(callback, hook, ask(callback, hook, view))
             answers |= answer | {"stop": bool(answers.get("stop") or answer.get("stop"))}
+            if answer.get("stop"):
+                answers["by"] = called(callback)
     return answers
 
 

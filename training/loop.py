@@ -9,7 +9,7 @@ from training import evaluations, recovery, sanity
 from training.checkpoint.keeper import Cut, NoKeeper
 from training.flight import Flight
 from training.hooks import memories, notify
-from training.metric_log import sayable
+from training.metric_log import for_trackers, sayable
 from training.rates import Rates
 from training.run import Run
 from training.stop import stop_signals
@@ -36,7 +36,7 @@ class Loop:
         self.elapsed = 0.0  # seconds of this epoch before the run was gone on with
         self.rollbacks = 0  # how often the run went back to a checkpoint
         self.underway = False  # whether the states are those of the run
-        self.stop_answered = False  # whether a callback stopped the run
+        self.stop_answered, self.stopped_by = False, "a callback"  # whether a callback stopped the run, and which
 
     def run_all(self):
         """Train to the end, or until a signal or a callback stops the run."""
@@ -53,12 +53,12 @@ class Loop:
                 evaluations.after_the_last(self)
                 self.notify("on_training_end")
                 if run.stopped:
-                    logger.info("Stopped by %s after step %d", run.signal or "a callback", run.step)
+                    logger.info("Stopped by %s after step %d", run.signal or self.stopped_by, run.step)
         except Exception as error:
             recovery.rescue(self, error)
             raise
         finally:
-            run.published = self.log.publish.close(run.metrics, TRACKERS_SECONDS[bool(run.signal)])
+            run.published = self.log.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
         return run
 
     def begin(self):
@@ -109,9 +109,10 @@ class Loop:
         if run.stopped:
             return None
         flight.single_steps(sums, flight.lined)
+        flight.resume(run.position)
         examples = sum(int(s["epoch"]["examples"]) for s in sums)
         skipped = sum(int(s["bad_steps"]) for s in sums)
-        if not examples:
+        if not examples and skipped:
             raise RunError(f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}")
         if skipped:
             logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
@@ -133,7 +134,7 @@ class Loop:
         """Call a hook of every callback, or of some, and do what they answer."""
         answers = notify(self.callbacks if callbacks is None else callbacks, hook, self.view, always)
         if answers.get("stop"):
-            self.run.stopped = self.stop_answered = True
+            self.run.stopped, self.stop_answered, self.stopped_by = True, True, answers["by"]
         if "lr_scale" in answers:
             self.runner.scale_rate(answers["lr_scale"])
 

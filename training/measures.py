@@ -2,7 +2,7 @@
 
 import difflib
 
-from training.tally import NEEDS, Tracked, Watch, phase_of
+from training.tally import NEEDS, Tracked, Watch, covers, phase_of
 from utils import UserError
 
 RING = 1024  # steps that are kept one by one, where lines come by the clock
@@ -13,8 +13,11 @@ def measures(metrics, callbacks, log):
     rules = labelled(metrics)
     for callback in callbacks:
         for label, rule in getattr(callback, "metrics", {}).items():
-            if label in rules:
-                raise UserError(f"callbacks: {type(callback).__name__} measures {label!r}, a name that another metric has")
+            who = f"callbacks: {type(callback).__name__} measures {label!r}"
+            if label in rules or label == "loss" or "/" in label:
+                raise UserError(f"{who}, a name that another metric has, or with a '/'; is the callback in the list twice?")
+            if rule.freq == "STEP":
+                raise UserError(f"{who} within epochs, which is for logged metrics alone; say freq EPOCH")
             rules[label] = rule
     needs = {need for callback in callbacks for need in getattr(callback, "needs", ())}
     needs |= {need for need in NEEDS if getattr(log, need, False)} | ({"per_step"} if log.log_all else set())
@@ -31,6 +34,9 @@ def hidden(callbacks):
 
 def labelled(metrics):
     """{label: Tracked} of a list of metrics, whose labels are their names, or of a dict."""
+    for metric in metrics.values() if isinstance(metrics, dict) else metrics:
+        if not callable(metric.function if isinstance(metric, Tracked) else metric):
+            raise UserError(f"metrics: {metric!r} is no function; give the function itself, as training.metrics.accuracy")
     pairs = metrics.items() if isinstance(metrics, dict) else [(part_name(metric), metric) for metric in metrics]
     rules = {}
     for label, metric in pairs:
@@ -44,6 +50,23 @@ def part_name(metric):
     """The name of a function, also under functools.partial or with a mode."""
     function = metric.function if isinstance(metric, Tracked) else metric
     return getattr(function, "func", function).__name__
+
+
+def check_phases(watch, sets):
+    """Refuse a metric that no set of this run has the phase for."""
+    phases = {phase_of(name) for name in sets}
+    for label, rule in watch.rules.items():
+        if label not in watch.hidden and not any(covers(rule.phase, phase) for phase in phases):
+            raise UserError(f"metrics: {label} is for the phase {rule.phase}, and no set is; there are {', '.join(sets)}")
+
+
+def check_sets(callbacks, sets):
+    """Refuse a callback's `sets` that are not there."""
+    for i, callback in enumerate(callbacks):
+        for name in getattr(callback, "sets", None) or ():
+            if name not in sets or name == "train":
+                held_out = ", ".join(each for each in sets if each != "train") or "none"
+                raise UserError(f"callbacks.{i}.args.sets: no held-out set {name!r}; there are: {held_out}")
 
 
 def measured_names(sets, reported, watch, rates=()):

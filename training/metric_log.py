@@ -28,7 +28,7 @@ class MetricLog:
         share = f"{position}/{steps} ({100 * position // steps}%)" if steps else f"{position}"
         logger.info("Epoch %d [%s] -- Loss: %.4f", where["epoch"], share, named["train_loss"])
         self.write({"epoch": where["epoch"], "step": where["step"], **named, **rates})
-        self.publish.scalars(where["step"], named | rates)
+        self.publish.scalars(where["step"], {"epoch": where["epoch"], **named, **rates})
 
     def each_step(self, epoch, values, first):
         """A row for each of some steps, the first of which is the `first` one of the run; values are arrays."""
@@ -54,9 +54,7 @@ class MetricLog:
         logger.info("---- Epoch %d took %.2f seconds to complete! ----", epoch, rates["seconds"])
         row = {"epoch": epoch, "step": step, **named, **rates}
         self.write(row | {"end_of_epoch": True})
-        # Trackers draw the mean of an epoch and the lines within it as two curves.
-        own = {f"{k}_epoch" if k.startswith("train_") else k: v for k, v in {**named, **rates}.items()}
-        self.publish.scalars(step, own)
+        self.publish.scalars(step, {"epoch": epoch, **for_trackers(named | rates)})
         return row
 
     def row(self, row, named):
@@ -100,6 +98,11 @@ class MetricLog:
                     rows.append(json.loads(line))
         rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
         return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
+
+
+def for_trackers(named):
+    """The values of an epoch as trackers get them, which draw its mean and the lines within it as two curves."""
+    return {f"{name}_epoch" if name.startswith("train_") else name: value for name, value in named.items()}
 
 
 def sayable(row):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Objective
+from utils import UserError
 
 
 def supervised(model, loss, metrics, preprocess, augment) -> Objective:
@@ -22,7 +23,7 @@ def supervised(model, loss, metrics, preprocess, augment) -> Objective:
         x = inputs(preprocess, augment if train else (), augment_key, x)
         output, state = model.apply(params, state, x, train=train, key=model_key)
         losses, terms = summed(jax.vmap(loss)(output, target))
-        return losses, state, terms | measure(metrics, output, target)
+        return losses, state, measure(metrics, output, target, terms)
 
     objective.finish = finish_means(metrics)
     return objective
@@ -46,7 +47,7 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
         losses, terms = summed(jax.tree.map(lambda a, b: share * a + (1 - share) * b, *both))
-        return losses, state, terms | measure(metrics, output, target)
+        return losses, state, measure(metrics, output, target, terms)
 
     objective.finish = plain.finish
     return objective
@@ -64,7 +65,7 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
         output = output.reshape(clean.shape)
         losses, terms = summed(jax.vmap(loss)(output, clean))
-        return losses, state, terms | measure(metrics, output, clean)
+        return losses, state, measure(metrics, output, clean, terms)
 
     objective.finish = finish_means(metrics)
     return objective
@@ -86,9 +87,11 @@ def summed(losses):
     return sum(terms.values()) if terms else losses, {f"loss_{name}": term for name, term in terms.items()}
 
 
-def measure(metrics, output, target):
-    """Every metric of every example; metrics are {name: function of one example}."""
-    return {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
+def measure(metrics, output, target, terms):
+    """Every metric of every example, beside the terms of the loss; metrics are {name: function of one example}."""
+    if taken := terms.keys() & metrics.keys():
+        raise UserError(f"metrics: {', '.join(sorted(taken))}: is the name of a term of the loss; give another label")
+    return terms | {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
 
 
 def finish_means(metrics):

@@ -28,9 +28,11 @@ from utils import RunError, UserError, first_line, format_bytes
 logger = logging.getLogger("main")
 
 ITEM_SECONDS = 60.0  # what takes longer hangs
+SILENT_SECONDS = 2.0  # that one may take to end without a word
 MOST_ITEMS = 1000  # that may wait for one tracker
 MOST_BYTES = 2**29
 STOP = "stop"
+METHODS = ("start", "scalars", "image", "histogram", "back_to", "finish")
 
 
 class About(NamedTuple):
@@ -46,6 +48,9 @@ class Publisher:
     """All trackers of a run. Its methods never raise, and take no longer than to copy what they are given."""
 
     def __init__(self, trackers=(), about=None):
+        for tracker in trackers:
+            if isinstance(tracker, str | type) or not any(hasattr(tracker, method) for method in METHODS):
+                raise UserError(f"trackers: {tracker!r} is no tracker, which is an object with any of {', '.join(METHODS)}")
         self.channels = [Channel(tracker, about) for tracker in trackers]
         self.closed, self.told = False, set()
 
@@ -85,6 +90,11 @@ class Publisher:
             for channel in self.channels:
                 channel.finish(dict(last))
         for channel in self.channels:
+            left = max(0.0, until - monotonic())
+            if channel.open and left > SILENT_SECONDS:
+                channel.thread.join(SILENT_SECONDS)
+                if channel.thread.is_alive():
+                    logger.info("Waiting for the tracker %s, at most %.0f s", channel.name, left - SILENT_SECONDS)
             left = max(0.0, until - monotonic())
             channel.thread.join(left if channel.open else min(left, 0.2))  # one that was dropped may be stuck for good
         for channel in self.channels:

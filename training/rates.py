@@ -2,10 +2,12 @@
 
 import time
 
+import jax
 import numpy as np
 
 from training.programs import compiled_start
 
+BLOCK = 4096  # steps whose learning rates are made at once
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")  # differ from run to run
 
 
@@ -33,15 +35,15 @@ class Rates:
         """Its steps are done: how fast they went is known."""
         self.trained = self.since(self.training, steps, examples)
 
-    def new_line(self, steps, examples):
-        """How fast the steps since the last line went."""
-        found, self.line = self.since(self.line, steps, examples), self.now()
+    def new_line(self, steps, examples, done):
+        """How fast the steps since the last line went, which were done at a time."""
+        found, self.line = self.since(self.line, steps, examples, done), self.now() | {"time": done}
         return found
 
-    def since(self, mark, steps, examples):
+    def since(self, mark, steps, examples, done=None):
         """The rates since a mark."""
-        now = self.now()
-        seconds = now["time"] - mark["time"] - (now["compiled"] - mark["compiled"])
+        now = self.now() | ({"time": done} if done else {})
+        seconds = max(now["time"] - mark["time"] - (now["compiled"] - mark["compiled"]), 1e-6)
         waiting = (now["waited"] - mark["waited"]) / seconds
         return {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds, "waiting": min(waiting, 1.0)}
 
@@ -55,16 +57,27 @@ class Rates:
 
 
 class LearningRates:
-    """The learning rates at a step, {name: value}: `rates` are numbers, or functions of the step that answer a number."""
+    """The learning rates at a step, {name: value}: `rates` are numbers, or functions of the step that answer a number. They are
+    made for many steps at once, since a program on the device would wait for the steps in flight."""
 
     def __init__(self, rates, runner):
-        self.rates, self.runner, self.compiled = rates, runner, None
+        self.rates, self.runner, self.blocks = rates or {}, runner, {}
 
     def __call__(self, step):
         if not self.rates:
             return {}
-        if self.compiled is None:
-            values = lambda step: {name: rate(step) if callable(rate) else rate for name, rate in self.rates.items()}  # noqa: E731
-            self.compiled = compiled_start(values, self.runner.lanes.mesh, np.int32(0))
-        found = self.compiled(np.int32(max(step - 1, 0)))  # of the latest step
-        return {name: float(f"{float(rate) * self.runner.rate_scale:.7g}") for name, rate in found.items()}  # not 0.003000000026
+        block, place = divmod(max(step - 1, 0), BLOCK)  # the rates of the latest step
+        if block not in self.blocks:
+            self.blocks = {block: self.made(block * BLOCK)}
+        scaled = {name: float(values[place]) * self.runner.rate_scale for name, values in self.blocks[block].items()}
+        return {name: float(f"{rate:.7g}") for name, rate in scaled.items()}  # not 0.003000000026
+
+    def made(self, first):
+        """The rates of a block of steps from this one on."""
+        functions = {name: rate for name, rate in self.rates.items() if callable(rate)}
+        numbers = {name: np.full(BLOCK, rate) for name, rate in self.rates.items() if name not in functions}
+        if not functions:
+            return numbers
+        steps = np.arange(first, first + BLOCK, dtype=np.int32)
+        each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()}, out_axes=0)
+        return numbers | jax.device_get(compiled_start(each, self.runner.lanes.mesh, steps)(steps))

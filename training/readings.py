@@ -10,10 +10,11 @@ from utils import named_leaves
 
 
 class Reader(NamedTuple):
-    """Names the values of a run; `hidden` are the labels that callbacks measure for themselves."""
+    """Names the values of a run; `hidden` are the labels that callbacks measure for themselves, `leaves` the names of weights."""
 
     finish: object = lambda means: means  # of the objective
     hidden: frozenset = frozenset()
+    leaves: tuple = ()
 
     def values(self, prefix, tallies):
         """{"train_loss": ...} from the tally of each replica; with several, the mean, and each as `train_loss/0`."""
@@ -40,7 +41,14 @@ class Reader(NamedTuple):
         shown = {"loss": found["loss"], **(over(self.finish)(shown) if shown else {})}
         leaves = [pair for label, value in shown.items() for pair in named_leaves({label: value}).items()]  # the loss stays first
         named = {leaf.replace("/", "_"): value for leaf, value in leaves}
-        return named, {label: found[label] for label in aside}, norms
+        return named, {label: found[label] for label in aside}, self.norms(norms)
+
+    def norms(self, found):
+        """{"gradient_norm": ..., "gradient_norm/head/bias": ...}"""
+        named = {name: value for name, value in found.items() if not name.endswith("_leaves")}
+        for name in found.keys() - named.keys():
+            named |= {f"{name.removesuffix('_leaves')}/{leaf}": found[name][..., i] for i, leaf in enumerate(self.leaves)}
+        return named
 
 
 def together(replicas):

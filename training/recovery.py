@@ -5,27 +5,28 @@ import logging
 import jax.numpy as jnp
 import numpy as np
 
-from training.checkpoint.restore import check_meaning, filled, probe_of
+from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
 from training.console import Silent
 from training.hooks import remember
 from training.run_folder import cut_back
 from training.update import cleared
-from utils import RunError, UserError, first_line, map_named, named_leaves
+from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
 
 ADVICE = (
-    "A label outside the classes does that; else lower the learning rate (to go on with --resume and a changed config, say "
-    "--override), clip the gradients, or set training.on_nonfinite to 'skip' or 'rollback'"
+    "A label outside the classes does that, as training.detect_nans=true will tell; else lower the learning rate (to go on with "
+    "--resume and a changed config, say --override), clip the gradients, or set training.on_nonfinite to 'skip' or 'rollback'"
 )
 
 
 class Diverged(RunError):
     """A step whose loss, gradients or new state are not finite."""
 
-    def __init__(self, step, leaf, message=""):
+    def __init__(self, step, leaf, message="", windows=()):
         super().__init__(message)
         self.step, self.leaf = step, leaf  # batches taken before it; what was hit first
+        self.windows = windows  # of each replica, what the log line after it would have told
 
 
 def restore(loop, found):
@@ -38,9 +39,10 @@ def restore(loop, found):
     run.metrics, loop.stop_answered = record["metrics"], loop.stop_answered or record["stopped"]
     run.stopped = bool(run.signal) or loop.stop_answered
     run.history = [row for row in loop.log.epochs() if row["epoch"] <= run.completed]
-    loop.flight.flying, loop.flight.lined = [], record["lined"]
+    line_goes_on = True
     for tree, arrays in zip(trees, found.arrays, strict=True):
-        tree["sums"] = sums_so_far(arrays, zeros) if run.position else {}
+        tree["sums"], line_goes_on = sums_so_far(arrays, zeros) if run.position else ({}, True)
+    loop.flight.resume(record["lined"] if line_goes_on else run.position)
     runner.restore([now._replace(**tree) for tree in trees])
     remember(loop.callbacks, record["callbacks"])
     loop.keeper.resumed(found)
@@ -54,25 +56,6 @@ def check_fits(found, template, replicas):
         raise UserError(f"{found.name}: replicas: it holds {len(found.arrays)}, this run has {replicas}")
     like = {name: tree for name, tree in template._asdict().items() if name != "sums"}
     return [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
-
-
-def sums_so_far(arrays, zeros):
-    """What an epoch has summed up in a checkpoint; what is measured in another way now starts at `zeros`."""
-    sums = {}
-    for part, tree in zeros.items():
-        under = {name: f"sums/{part}/{name}".rstrip("/") for name in named_leaves(tree)}
-        fits = all(same_form(arrays.get(under[name]), leaf) for name, leaf in named_leaves(tree).items())
-        sums[part] = map_named(lambda name, _, under=under: np.asarray(arrays[under[name]]), tree) if fits else tree
-        if not fits and part == "epoch":
-            logger.warning(
-                "The config measures otherwise than the checkpoint did: the values of this epoch are of its rest alone"
-            )
-    return sums | {"freeze": zeros["freeze"]}  # whether a bad step freezes a state is for the config of now to say
-
-
-def same_form(array, leaf):
-    """Whether an array is there, and as it should be."""
-    return array is not None and array.shape == leaf.shape and array.dtype == leaf.dtype
 
 
 def check_unchanged(runner, probe, pretrained, found):
@@ -105,10 +88,11 @@ def after_divergence(loop, bad):
     spent = f"The run went back {loop.rollbacks} times already. " if loop.rollbacks else ""
     save_frozen(loop, bad)
     last = keeper.last()
-    what = f"{what}.\n{culprit(loop, bad)}\n" if options.detect_nans else f"{what}. "
+    advice = ADVICE
+    if options.detect_nans:
+        what, advice = f"{what}.\n{culprit(loop, bad)}", ""
     where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-    where += "" if options.detect_nans else "training.detect_nans=true names the operation that made it. "
-    raise Diverged(bad.step, bad.leaf, f"{what}{spent}{where}{ADVICE}")
+    raise Diverged(bad.step, bad.leaf, f"{what}.\n{spent}{where}{advice}".rstrip())
 
 
 def culprit(loop, bad):
@@ -142,7 +126,9 @@ def save_frozen(loop, bad):
     """Save the state, which stayed as it was before the bad step. Replicas that went on have no common step to save."""
     runner, run = loop.runner, loop.run
     if len(runner.lanes.seeds) == 1 and bad.step > 0:
-        runner.states = [ts._replace(sums=cleared(ts.sums)) for ts in runner.states]
+        window = {"window": bad.windows[0]}  # which may have begun anew behind the bad step
+        runner.restore([ts._replace(sums=cleared(ts.sums) | window) for ts in runner.replica_states()])
+        loop.flight.resume(loop.flight.told)
         run.position, run.step = run.position + bad.step - run.step, bad.step
         loop.keeper.ended(run, loop.cut)
     else:

@@ -25,6 +25,8 @@ class Run:
     history: list = field(default_factory=list)  # a row an epoch
     stopped: bool = False
     signal: str | None = None  # the signal that stopped it
+    untested: bool = False  # whether it was to be tested at its end, and was not
+    tested: Any = None  # (params, state) of the first replica while other weights than the latest are measured
     published: bool = True  # whether the trackers ended as well; where one is stuck, so would be the interpreter's exit
 
     def states(self):
@@ -33,14 +35,14 @@ class Run:
 
     @property
     def params(self):
-        """A copy of the trained weights (of the first replica): the averaged ones where there are such."""
+        """A copy of the weights that are evaluated (of the first replica): the averaged ones where there are such."""
         ts = self.states()[0]
-        return jax.tree.map(jnp.copy, ts.params if ts.ema is None else ts.ema)
+        return jax.tree.map(jnp.copy, self.tested[0] if self.tested else ts.params if ts.ema is None else ts.ema)
 
     @property
     def state(self):
         """A copy of the running statistics that go with `params`."""
-        return jax.tree.map(jnp.copy, self.states()[0].state)
+        return jax.tree.map(jnp.copy, self.tested[1] if self.tested else self.states()[0].state)
 
     @property
     def finished(self):

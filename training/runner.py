@@ -13,7 +13,7 @@ from training.programs import compiled_start, loops_are_slow
 from training.sharding import make_mesh, replicated
 from training.tally import Watch
 from training.update import read_of, shapes_of_values, zero_sums
-from utils import UserError
+from utils import UserError, named_leaves
 
 EVERYTHING = Watch()  # every metric, in every phase, as a mean
 
@@ -56,9 +56,12 @@ class Runner:
         self.evaluator = Evaluator(objective, held_out, self.lanes, trees[0], watch, looped)
         modes = watch.modes(shapes_of_values(objective, *trees[0], feed.shapes), "TRAIN", "EPOCH")
         self.gathers = rows_of("train", feed, modes)  # how many rows CONCAT gathers in an epoch
-        self.ring = watch.ring
+        self.ring, self.leaves = watch.ring, tuple(named_leaves(trees[0][0]))
         zeros = partial(zero_sums, objective, *trees[0], feed.shapes, freeze=freeze, watch=watch, rows=self.gathers)
         self.zeros = self.lanes.start(zeros)  # of a lane
+        # With rows or steps that are kept one by one, all zeros are much more than those of a log line.
+        alone = self.gathers or self.ring
+        self.zero_window = self.lanes.start(lambda: zeros()["window"]) if alone else lambda: self.zeros()["window"]
         self.rate_scale = 1.0
         self.states = self.first_states(trees, self.update)
         self.copies = []  # the latest snapshot, whose memory the next one takes: fresh memory costs four times the copy
@@ -94,7 +97,7 @@ class Runner:
 
     def new_window(self):
         """Begin the sums of another log line; those of the last one were read with its steps."""
-        self.states = [ts._replace(sums=ts.sums | {"window": self.zeros()["window"]}) for ts in self.states]
+        self.states = [ts._replace(sums=ts.sums | {"window": self.zero_window()}) for ts in self.states]
 
     def prepare(self):
         """Compile the step ahead of the first one; whether that was still to be done."""

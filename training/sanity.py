@@ -23,6 +23,8 @@ def check(loop):
         loop.reader.values(name, runner.try_out(name))
     monitors = {f"{called(callback)}.monitor": getattr(callback, "monitor", None) for callback in loop.callbacks}
     check_monitors(monitors | {"checkpoint.monitor": loop.keeper.monitor}, [name for name in measured if "/" not in name])
+    if loop.reporting.histograms and not loop.log.publish.channels_for("histogram"):
+        logger.warning("logging.histograms: no tracker here shows them; name tensorboard or wandb")
     tell(loop.run, runner)
 
 

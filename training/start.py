@@ -6,14 +6,16 @@ import os
 import shutil
 
 from data_loader.base import loaded
+from data_loader.loader import held_out
 from training import recovery, resume, run_folder
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.storage import check_format
 from training.console import set_up_logging
 from training.evaluations import in_epochs
 from training.fit import compose, configured, fit
-from training.measures import check_monitors, measured_names, measures
-from training.stop import end_at_signals
+from training.hooks import check_hooks
+from training.measures import check_monitors, check_phases, check_sets, measured_names, measures
+from training.stop import TEMPORARY, end_at_signals
 from training.summary import blueprint, count, trace_shapes
 from utils import DONE, STOPPED, UserError
 
@@ -23,7 +25,10 @@ logger = logging.getLogger("main")
 def shapes(parts, resumed=False):
     """A TrainState of shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
     try:
+        check_hooks(parts.callbacks)
         functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
+        check_phases(watch, sets_of(parts))
+        check_sets(parts.callbacks, sets_of(parts))
         pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
         objective = compose(parts.objective, *pieces, parts.training.precision)
         example, batch_size = parts.data.example, parts.loader.batch_size
@@ -48,8 +53,13 @@ def monitors(parts):
 
 def evaluated_sets(parts):
     """The sets that metrics are measured on while a run trains."""
-    held_out = ["val"] if parts.loader.val_size else []
-    return ["train", *(in_epochs([*parts.data.sizes, *held_out], parts.training) if parts.training.eval_every else [])]
+    return ["train", *(in_epochs(sets_of(parts), parts.training) if parts.training.eval_every else [])]
+
+
+def sets_of(parts):
+    """{set: how many examples} of a run, with what is held out of the training set."""
+    sizes, held = dict(parts.data.sizes), held_out(parts.data.sizes["train"], parts.loader.val_size)
+    return sizes | ({"train": sizes["train"] - held, "val": held} if held else {})
 
 
 def train(parts, root, named=None, override=False):
@@ -106,7 +116,22 @@ def fit_in(run, sets, record, parts, template):
     """Train in a run's folder."""
     announce(parts, sets, run, template.params)
     gc.enable()
-    done = fit(
+    stopped = False
+    try:
+        done = fitted(parts, sets, run, record)
+        stopped = bool(done.signal) and (done.untested or not done.finished)
+        if not stopped:
+            run_folder.finish(run.folder, done)
+    finally:
+        resume.close(run.lock)  # else the run would look as if it went on
+        if parts.logging.report and not stopped and (run.folder / "metrics.jsonl").exists():  # a signal leaves no time
+            report(run.folder)
+    return close(done, STOPPED if stopped else DONE)
+
+
+def fitted(parts, sets, run, record):
+    """The finished Run of the parts."""
+    return fit(
         parts.model,
         sets["train"],
         sets.get("test"),
@@ -129,12 +154,6 @@ def fit_in(run, sets, record, parts, template):
         **vars(parts.loader),
         **vars(parts.training),
     )
-    stopped = done.signal and not done.finished
-    if not stopped:
-        run_folder.finish(run.folder, done)
-    if parts.logging.report:
-        report(run.folder)
-    return close(done, STOPPED if stopped else DONE)
 
 
 def report(folder):
@@ -151,6 +170,8 @@ def close(done, code):
     """The exit code; where a tracker is stuck, the process ends at once, since the interpreter would wait for it."""
     if not done.published:
         logging.shutdown()
+        for temporary in TEMPORARY:
+            shutil.rmtree(temporary, ignore_errors=True)
         os._exit(code)
     return code
 
@@ -159,8 +180,9 @@ def announce(parts, sets, run, params):
     """The first lines of a run."""
     logger.info("Start Training! [%s]", parts.title)
     logger.info("The model has %d parameters", count(params))
-    for name, dataset in sets.items():
-        logger.info("%s data: %d examples from %s", name.capitalize(), parts.data.sizes[name], run_folder.source(dataset))
+    for name, size in sets_of(parts).items():
+        source = run_folder.source(sets.get(name, sets["train"]))
+        logger.info("%s data: %d examples from %s", name.capitalize(), size, source)
     logger.info("Run folder: %s", run.folder)
     if run.found:
         logger.info("Going on from %s, after step %d", run.found.name, run.found.record["step"])

@@ -11,6 +11,8 @@ from utils import FAILED, STOPPED
 
 logger = logging.getLogger("main")
 
+TEMPORARY = []  # folders that go with the process, however it ends
+
 
 @contextmanager
 def stop_signals(run):
@@ -43,6 +45,8 @@ def end_at_signals(folder=None):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
         if folder is not None and not (folder / "config.json").exists():
             shutil.rmtree(folder, ignore_errors=True)  # nothing has run
+        for temporary in TEMPORARY:
+            shutil.rmtree(temporary, ignore_errors=True)
         more = "; the run can be gone on with from its last checkpoint" if saved else "; nothing was saved"
         os.write(2, f"Interrupted{more}\n".encode())
         os._exit(STOPPED if saved else FAILED)

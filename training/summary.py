@@ -101,7 +101,11 @@ def reported_names(objective, metrics, watch):
             if leaf.shape != ():
                 mend = "return a number, give the function a `finish`, or say mode CONCAT"
                 raise UserError(f"metrics: {name} ends with shape {leaf.shape}; {mend}")
-    return {label: [name.replace("/", "_") for name in leaves] for label, leaves in found.items()}
+    names = {label: [name.replace("/", "_") for name in leaves] for label, leaves in found.items()}
+    flat = ["loss", *(name for called in names.values() for name in called)]
+    if twice := {name for name in flat if flat.count(name) > 1}:
+        raise UserError(f"metrics: {', '.join(sorted(twice))}: two of them have this name; give labels: {{label: metric, ...}}")
+    return names
 
 
 def count(params):

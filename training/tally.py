@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from utils import named_leaves
-
 Mode = Literal["MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"]
 Freq = Literal["STEP", "EPOCH", "ANY"]
 Phase = Literal["TRAIN", "VAL", "TEST", "EVAL", "ANY"]
 
-NEEDS = ("learning_rate", "gradient_norm", "parameter_norm", "leaf_statistics", "per_step")  # what a callback may ask for
+NORMS = ("gradient_norm", "parameter_norm")
+NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callback may ask for
 
 
 class Tracked(NamedTuple):
@@ -64,11 +63,10 @@ class Watch(NamedTuple):
         return label in self.hidden or (label in self.rules and self.rules[label].mode == "CONCAT")
 
     def extras(self, params):
-        """The names of the norms that are measured at every step."""
-        found = [name for name in ("gradient_norm", "parameter_norm") if name in self.needs]
-        if "leaf_statistics" in self.needs:
-            found += [f"{norm}/{leaf}" for norm in ("gradient_norm", "parameter_norm") for leaf in named_leaves(params)]
-        return found
+        """{norm: its shape} of what is measured at every step; those of all leaves are one array, in the tree's order."""
+        found = {name: () for name in NORMS if name in self.needs}
+        leaves = (len(jax.tree.leaves(params)),)
+        return found | ({f"{name}_leaves": leaves for name in NORMS} if "leaf_statistics" in self.needs else {})
 
 
 def covers(phase, other):
@@ -91,7 +89,10 @@ def empty(modes, shapes, rows=0):
 
 def empty_of_steps(modes, shapes, extras, rows=0):
     """A tally of no steps of training."""
-    return empty(modes, shapes, rows) | {"steps": jnp.int32(0), "extras": {name: jnp.float32(0) for name in extras}}
+    return empty(modes, shapes, rows) | {
+        "steps": jnp.int32(0),
+        "extras": {name: jnp.zeros(shape) for name, shape in extras.items()},
+    }
 
 
 def of_batch(like, values, mask):
@@ -123,9 +124,8 @@ def norms_of(grads, params):
     trees = {"gradient_norm": grads, "parameter_norm": params}
 
     def norm(name):
-        which, _, leaf = name.partition("/")
-        leaves = [named_leaves(trees[which])[leaf]] if leaf else jax.tree.leaves(trees[which])
-        return jnp.sqrt(sum(jnp.sum(jnp.square(a.astype(jnp.float32))) for a in leaves))
+        squares = [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(trees[name.removesuffix("_leaves")])]
+        return jnp.sqrt(jnp.stack(squares) if name.endswith("_leaves") else sum(squares))
 
     return norm
 
@@ -145,8 +145,18 @@ def results(tally):
 
 def per(total, count):
     """A total by a count; of nothing there is no mean."""
-    count = np.where(count == 0, np.nan, count).astype(np.result_type(total, np.float32))
-    return total / count.reshape(count.shape + (1,) * (np.ndim(total) - count.ndim))
+    dtype = np.result_type(total, np.float32)
+    return np.divide(total, np.where(none(total, count), np.nan, along(total, count)).astype(dtype), dtype=dtype)
+
+
+def none(values, count):
+    """Where there was nothing."""
+    return along(values, count) == 0
+
+
+def along(values, count):
+    """A count for each first index of some values."""
+    return count.reshape(count.shape + (1,) * (np.ndim(values) - count.ndim))
 
 
 def wide(a):
@@ -226,4 +236,6 @@ RESULT = {
     "MEAN": lambda x, count: jax.tree.map(lambda a: per(a, count), x),
     "STD": lambda x, count: jax.tree.map(lambda a: np.sqrt(per(a, count)), x["m2"]),
     "CONCAT": lambda x, count: jax.tree.map(lambda a: a[:count], x),
-} | dict.fromkeys(("SUM", "SINGLE", "MAX", "MIN"), lambda x, count: jax.tree.map(lambda a: a * per(count, count), x))
+} | dict.fromkeys(
+    ("SUM", "SINGLE", "MAX", "MIN"), lambda x, count: jax.tree.map(lambda a: np.where(none(a, count), np.nan, a), x)
+)

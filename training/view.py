@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from training.publish import Publisher
 
-READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "evaluated", "stopped", "signal", "finished")
+READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped", "signal", "finished")
 
 
 class View:
@@ -14,7 +14,7 @@ class View:
     metrics        the values of the latest line: within an epoch, or at its end; means over the replicas
     history        a row for each epoch
     arrays         what CONCAT metrics and the callbacks' own came to, in the latest measuring of each set; of the first replica
-    per_step       an array for each value of the steps since the last line, and their numbers as "step"; where one needs it
+    per_step       an array for each value of the steps of the latest line, and their numbers as "step"; where one needs it
     evaluated      the held-out sets that were measured in this epoch
     sets           {name: dataset}, raw
     folder         of the run, or None
@@ -26,8 +26,8 @@ class View:
     """
 
     def __init__(self, run, learning_rate, *, sets=None, folder=None, config=None, publish=None):
-        fixed = {"sets": MappingProxyType(sets or {}), "folder": folder, "config": deepcopy(config or {})}
-        vars(self).update(fixed, publish=publish or Publisher(), learning_rate=learning_rate, _run=run)
+        fixed = {"sets": MappingProxyType(sets or {}), "folder": folder, "publish": publish or Publisher()}
+        vars(self).update(fixed, learning_rate=learning_rate, _run=run, _config=config or {})
 
     def __getattr__(self, name):
         run = vars(self)["_run"]
@@ -35,6 +35,10 @@ class View:
             return MappingProxyType(dict(getattr(run, name)))
         if name == "history":
             return tuple(dict(row) for row in run.history)
+        if name == "config":
+            return deepcopy(vars(self)["_config"])
+        if name == "evaluated":
+            return tuple(run.evaluated)
         if name in READ:
             return getattr(run, name)
         raise AttributeError(f"a callback sees no {name!r} of a run; there are {', '.join((*READ, *SHOWN))}")
@@ -44,5 +48,8 @@ class View:
             f"a callback only reads the run, so {name!r} cannot be set; answer {{'stop': True}} or {{'lr_scale': x}}"
         )
 
+    def __delattr__(self, name):
+        raise AttributeError(f"a callback only reads the run: {name!r} cannot be deleted")
 
-SHOWN = ("metrics", "arrays", "per_step", "history", "sets", "folder", "config", "publish", "learning_rate()")
+
+SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config", "publish", "learning_rate()")

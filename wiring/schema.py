@@ -5,6 +5,7 @@
 
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import get_type_hints
 
@@ -46,9 +47,12 @@ def reference(kind):
 
 
 def section(options):
-    """The schema of a section that names no part."""
+    """The schema of a section that names no part; what stands beside an option in its class is what an editor shows."""
     function = parts.section_options(options)
-    return call(parts.arguments(function), inspect.getdoc(function))
+    found = call(parts.arguments(function), inspect.getdoc(function))
+    for name, comment in re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(function), re.MULTILINE):
+        found["properties"][name]["description"] = comment
+    return found
 
 
 def part(kind):

@@ -200,13 +200,15 @@ def test_the_initial_weights_are_measured_too(tmp_path):
     first = rows(tmp_path)[0]
     out, _ = MODEL.apply(start.found[0], {}, TEST[0])
     assert (first["epoch"], first["step"], first["initial"]) == (0, 0, True)
+    assert "test_loss" not in rows(tmp_path)[1]  # the first line within the epoch
     assert first["test_loss"] == pytest.approx(float(jax.vmap(cross_entropy)(out, TEST[1]).mean()), rel=1e-5)
 
 
 def test_the_test_set_may_wait_for_the_best_checkpoint(tmp_path):
     checkpoint = {"monitor": "val_loss", "mode": "max", "keep": 1}  # an early one, then
     settings = {"val": VAL, "epochs": 4, "test_at": "end"}
-    done = run(tmp_path, checkpoint=checkpoint, **settings)
+    seen = Seen(on_test_end=lambda view: seen.found.append((view.metrics["test_loss"], view.params)), every_n_epochs=3)
+    done = run(tmp_path, checkpoint=checkpoint, callbacks=[seen], **settings)
     losses = [row["val_loss"] for row in done.history]
     best = 1 + int(np.argmax(losses))
     assert best < 4 and not any("test_loss" in row for row in done.history)
@@ -220,6 +222,8 @@ def test_the_test_set_may_wait_for_the_best_checkpoint(tmp_path):
             (params["head"] if way == ["head"] else params["hidden"][0])[leaf] = array
     loss = jax.vmap(cross_entropy)(MODEL.apply(params, {}, TEST[0])[0], TEST[1]).mean()
     assert final["test_loss"] == pytest.approx(float(loss), rel=1e-4)
+    ((told, weights),) = seen.found  # at the end, whatever the epoch, and with the weights that were tested
+    assert told == final["test_loss"] and np.array_equal(weights["head"]["bias"], params["head"]["bias"])
     assert done.metrics["test_loss"] == final["test_loss"]
     assert run(**settings).metrics["test_loss"] == pytest.approx(losses_of(run(**settings), TEST).mean(), rel=1e-4)  # no folder
 

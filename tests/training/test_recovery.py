@@ -335,7 +335,7 @@ def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path)
     wanted, _ = storage.newest(tmp_path / "good")
     assert found.record["step"] == step == undisturbed.step
     for name, array in wanted.arrays[0].items():
-        if not name.startswith("logged/"):  # it logs more often
+        if not name.startswith("sums/window/"):  # it logs more often
             np.testing.assert_array_equal(found.arrays[0][name], array, err_msg=name)
 
 
@@ -497,3 +497,76 @@ def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
         train(tmp_path, **{"model": model, "detect_nans": True} | settings)
     told = str(found.value)
     assert "log made the first nan, in the forward pass" in told and "in apply" in told and "after head/bias" in told
+
+
+def test_logging_may_change_within_an_epoch(tmp_path, caplog):
+    """A ring of another size, and norms that were not measured before: no step is lost, and none is told of that nobody knows."""
+    undisturbed, _ = reference()
+    stop = Stop(10)
+    stop.steps_left = lambda step: 10 - step if step < 10 else 2**30
+    train(tmp_path, log={"every_steps": 50}, callbacks=[stop])
+    log = {"every_steps": 3, "log_all": True, "gradient_norm": True}
+    gone_on = train(tmp_path, resume=True, log=log, callbacks=[Stop(10**9)])
+    assert_same(gone_on, undisturbed)
+    each = [row for row in rows(tmp_path) if row.get("each_step")]
+    assert [row["step"] for row in each] == list(range(11, EPOCHS * STEPS + 1))
+    assert None not in [value for row in each for value in row.values()]
+    ends = [row for row in rows(tmp_path) if row.get("end_of_epoch")]
+    assert [row["train_loss"] for row in ends] == [row["train_loss"] for row in undisturbed.history]
+    assert "are of its rest alone" not in caplog.text  # the metrics are those of before
+
+
+def test_stopped_within_an_evaluation_the_steps_are_told_once(tmp_path):
+    class StopInTest:
+        def on_test_start(self, run):
+            if run.epoch == 2 and not run.signal:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    log = {"every_steps": 3, "log_all": True}
+    train(tmp_path / "whole", log=log)
+    train(tmp_path / "cut", log=log, callbacks=[StopInTest()])
+    train(tmp_path / "cut", log=log, callbacks=[Stop(10**9)], resume=True)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_after_a_step_that_was_not_finite_lines_go_on_where_they_were(tmp_path):
+    settings = {"log": {"every_steps": 5, "log_all": True, "gradient_norm": True}, "shuffle": False}
+    x = X.copy()
+    x[7 * 16] = np.nan  # in the 8th batch of 13
+    data, settings = (x, Y), settings | {"batch_size": 16}
+    with pytest.raises(Diverged):
+        train(tmp_path, data, **settings)
+    run = train(tmp_path, data, **settings, on_nonfinite="skip", resume="override", epochs=1)
+    steps = [row["step"] for row in rows(tmp_path) if row.get("each_step")]
+    assert steps == list(range(1, run.step + 1))
+    lines = [row for row in rows(tmp_path) if not {"each_step", "end_of_epoch"} & row.keys()]
+    for name in ("train_loss", "gradient_norm"):
+        each = {row["step"]: row[name] for row in rows(tmp_path) if row.get("each_step")}
+        assert [step for step, value in each.items() if value is None] == [8]
+        for line in lines:
+            own = [each[step] for step in range(line["step"] - 4, line["step"] + 1) if each[step] is not None]
+            assert line[name] == pytest.approx(np.mean(own), rel=1e-5), line["step"]
+
+
+def test_a_signal_in_the_final_test_leaves_a_run_that_is_still_to_be_tested(tmp_path):
+    class StopInTest:
+        def on_test_start(self, run):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = {"test_at": "end", "val": (X[:50], Y[:50]), "checkpoint": CheckpointOptions(monitor="val_loss")}
+    cut = train(tmp_path, callbacks=[StopInTest()], **settings)
+    assert cut.finished and cut.untested
+    gone_on = train(tmp_path, resume=True, callbacks=[Stop(10**9)], **settings)
+    assert not gone_on.untested and rows(tmp_path)[-1]["test_loss"] == gone_on.metrics["test_loss"]
+
+
+def test_a_best_checkpoint_that_is_gone_is_passed_over_in_the_final_test(tmp_path, caplog):
+    class Remove:
+        def on_epoch_end(self, run):
+            if run.epoch == 3:
+                for path in tmp_path.glob("checkpoint-epoch_2*"):
+                    path.unlink()
+
+    checkpoint = CheckpointOptions(monitor="val_loss", mode="min", save_top_k=2, keep=1)
+    train(tmp_path, test_at="end", val=(X[:50], Y[:50]), checkpoint=checkpoint, callbacks=[Remove()])
+    assert [row["final"] for row in rows(tmp_path) if "final" in row] == ["checkpoint-epoch_3"]

@@ -362,7 +362,7 @@ def test_runs_side_by_side(tmp_path):
     changed = CONFIG | {"title": "B", "model": {"name": "mlp", "args": {"dims": [16], "act": "relu"}}, "seed": 2}
     second = save(tmp_path / "second", rows(tests=[1.0, 0.75, 0.5, 0.25]), config=changed)
     path = write_report([first, second])
-    assert path == first / "report.html"
+    assert path == first / "comparison.html"
     page = Page(path)
     cells = [text for text in page.texts("td") if "epoch" in text]
     assert cells == ["0.3750 epoch 3", "0.8125 epoch 3", "0.2500 epoch 4", "0.8750 epoch 4"]

@@ -72,6 +72,7 @@ def test_of_nothing_there_is_nothing(mode):
 def test_integers_are_not_cut_off():
     values = [np.full(5, 2**24, np.int32)]
     assert added_up("MAX", [(5, 5)], values) == 2**24
+    assert added_up("SUM", [(5, 5)] * 2, [values[0] + 1, values[0]]) == 10 * 2**24 + 5  # a float32 would lose the 5
     assert added_up("CONCAT", [(5, 4)], values).dtype == np.int32
 
 

@@ -13,7 +13,7 @@ from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far
-from utils import RunError
+from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
 
@@ -130,10 +130,14 @@ class Keeper:
         return found
 
     def best(self):
-        """The best checkpoint by what is monitored, or None."""
+        """The best good checkpoint by what is monitored, or None."""
         self.wait()
-        names = [name for name, _ in self.kept.best]
-        return storage.read_all(names[0], storage.files(self.folder, names[0])) if names else None
+        for name, _ in self.kept.best:
+            try:
+                return storage.read_all(name, storage.files(self.folder, name))
+            except Damaged as error:
+                logger.warning("%s; passed over", error)
+        return None
 
     def last(self):
         """The file of the latest checkpoint, or None."""

@@ -21,6 +21,26 @@ def filled(path, arrays, like):
     return map_named(lambda name, leaf: typed(np.asarray(arrays[name]), leaf), like)
 
 
+def sums_so_far(arrays, zeros):
+    """(what an epoch has summed up in a checkpoint, whether its log line goes on from there). What is measured in another way now
+    than then starts at `zeros`."""
+
+    def group(name):
+        part, _, rest = name.partition("/")
+        return (part, rest.startswith(("steps", "extras"))) if part in ("epoch", "window") else part
+
+    fits = {}
+    for name, leaf in named_leaves(zeros).items():
+        array = arrays.get(f"sums/{name}")
+        same = array is not None and (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
+        fits[group(name)] = fits.get(group(name), True) and same
+    if not fits["epoch", False]:
+        logger.warning("Other metrics are measured than at the checkpoint: those of this epoch are of its rest alone")
+    sums = map_named(lambda name, leaf: np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf, zeros)
+    line_goes_on = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
+    return sums | {"freeze": zeros["freeze"]}, line_goes_on  # whether a bad step freezes a state is for the config of now to say
+
+
 def under(like, arrays):
     """Those arrays that lie under the top-level names of a tree."""
     return {name: array for name, array in arrays.items() if name.split("/")[0] in like}

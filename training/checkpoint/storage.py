@@ -120,6 +120,8 @@ def newest(folder):
 
 def read_all(name, paths, whole=False):
     """The files of a checkpoint of a run; `whole` asks for all that a run needs to go on."""
+    if not paths:
+        raise Damaged(f"{name}: is not there any more")
     read = [load(path) for path in paths]
     for path, (_, record) in zip(paths, read, strict=True):
         check_record(path, record)

@@ -18,13 +18,13 @@ EPOCHS = 5000  # with more, pointing at a chart tells the step alone
 
 
 def write_report(folders, target=None):
-    """Write the page about one run or several, into the first one's folder if nowhere else; answers its path."""
+    """Write the page about one run, report.html, or several, comparison.html, into the first one's folder; answers its path."""
     folders = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     if not folders:
         raise UserError("a report of which run? Name its folder, as saved/<title>/<run>")
     runs = [read_run(folder) for folder in folders]
     label_runs(runs)
-    target = Path(target or folders[0] / "report.html")
+    target = Path(target or folders[0] / ("report.html" if len(folders) == 1 else "comparison.html"))
     atomic_write(target, page(runs, target).encode(errors="replace"))
     return target
 

@@ -9,6 +9,15 @@ import numpy as np
 from utils import UserError
 
 BINS = 64
+OF_THE_RUN = (
+    "config.json",
+    "environment.json",
+    "finished.json",
+    "metrics.jsonl",
+    "report.html",
+    "train.log",
+    "evaluations.jsonl",
+)
 
 
 def needs(tracker, **packages):
@@ -22,6 +31,8 @@ def needs(tracker, **packages):
 def check_file_name(file, may_be_absolute=False):
     """Refuse what names no file of a run's."""
     path = PurePath(file)
+    if len(path.parts) == 1 and (path.name in OF_THE_RUN or path.name.startswith("checkpoint-")):
+        raise ValueError(f"file: {file!r} is a file that the run itself writes; take another name")
     if not path.name or ".." in path.parts:
         raise ValueError(f"file: must be the name of a file in the run's folder, got {file!r}")
     if path.is_absolute() and not may_be_absolute:
