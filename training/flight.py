@@ -47,7 +47,7 @@ class Flight:
         run, runner, keeper = self.run, self.runner, self.loop.keeper
         position, first_step = run.position, run.step - run.position
         self.settled, self.flying, self.lined_at = None, [], time.monotonic()
-        self.resume(self.lined if position else 0)
+        self.go_on_from(self.lined if position else 0)
         self.begun = position
         sums, taken = None, 1
         with progress_bar(run.epoch, run.steps, position) as bar:
@@ -59,9 +59,8 @@ class Flight:
                 chunk = Chunk(reports, position, taken, self.line_since(position, taken), done, at(first_step + position, wants))
                 self.flying += [chunk] if taken else []
                 due = taken and position != run.steps and keeper.due(first_step + position)
-                exact = (
-                    due or chunk.asking or (self.watched and chunk.since is not None)
-                )  # a hook sees and answers this very step
+                # A save is of this very step, and a hook sees and answers it.
+                exact = due or chunk.asking or (self.watched and chunk.since is not None)
                 sums = self.settle(bar, leave=0 if exact else 1) or sums
                 if due:
                     keeper.save(run, self.loop.cut)
@@ -70,7 +69,7 @@ class Flight:
             sums = self.settle(bar) or sums
         return sums or runner.sums()
 
-    def resume(self, lined):
+    def go_on_from(self, lined):
         """Go on in an epoch whose last line was at this position."""
         self.flying, self.lined, self.told = [], lined, lined
 
@@ -125,9 +124,8 @@ class Flight:
         self.single_steps(sums, since)
         run.metrics = loop.reader.values("train", windows) | loop.learning_rate(run.step)
         self.told = run.position
-        rates = loop.rates.new_line(
-            run.position - max(since, self.begun), sum(int(window["examples"]) for window in windows), done
-        )
+        examples = sum(int(window["examples"]) for window in windows)
+        rates = loop.rates.new_line(run.position - max(since, self.begun), examples, done)
         loop.log.progress({"epoch": run.epoch, "position": run.position, "step": run.step}, run.steps, run.metrics, rates)
 
     def single_steps(self, sums, since):

@@ -109,7 +109,7 @@ class Loop:
         if run.stopped:
             return None
         flight.single_steps(sums, flight.lined)
-        flight.resume(run.position)
+        flight.go_on_from(run.position)
         examples = sum(int(s["epoch"]["examples"]) for s in sums)
         skipped = sum(int(s["bad_steps"]) for s in sums)
         if not examples and skipped:

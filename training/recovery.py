@@ -42,7 +42,7 @@ def restore(loop, found):
     line_goes_on = True
     for tree, arrays in zip(trees, found.arrays, strict=True):
         tree["sums"], line_goes_on = sums_so_far(arrays, zeros) if run.position else ({}, True)
-    loop.flight.resume(record["lined"] if line_goes_on else run.position)
+    loop.flight.go_on_from(record["lined"] if line_goes_on else run.position)
     runner.restore([now._replace(**tree) for tree in trees])
     remember(loop.callbacks, record["callbacks"])
     loop.keeper.resumed(found)
@@ -128,7 +128,7 @@ def save_frozen(loop, bad):
     if len(runner.lanes.seeds) == 1 and bad.step > 0:
         window = {"window": bad.windows[0]}  # which may have begun anew behind the bad step
         runner.restore([ts._replace(sums=cleared(ts.sums) | window) for ts in runner.replica_states()])
-        loop.flight.resume(loop.flight.told)
+        loop.flight.go_on_from(loop.flight.told)
         run.position, run.step = run.position + bad.step - run.step, bad.step
         loop.keeper.ended(run, loop.cut)
     else:
