@@ -17,7 +17,7 @@ FILE = "gradient_spikes.jsonl"
 
 
 def gradient_spike_monitor(ema_decay: float = 0.99, threshold: float = 3.0, warmup: int = 20) -> Callback:
-    """A line in gradient_spikes.jsonl for each step whose gradient is `threshold` times longer than usual, or not finite (skipped).
+    """A line in gradient_spikes.jsonl for each step whose gradient is `threshold` times longer than usual, or is not finite.
 
     Usual is the moving average over the steps before, which are at least `warmup`. A spike counts in it as if it were just at the
     threshold, so that the next one is seen too, while gradients that stay long soon are the usual ones.
