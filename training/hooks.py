@@ -43,10 +43,6 @@ def check_hooks(callbacks):
     if not isinstance(callbacks, list | tuple):
         raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
-        if isinstance(callback, str | type) or not any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics")):
-            raise UserError(
-                f"callbacks: {callback!r} has no hook; a callback is an object, as early_stopping(patience=3) makes one"
-            )
         name, needs = called(callback), getattr(callback, "needs", ())
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
@@ -60,6 +56,10 @@ def check_hooks(callbacks):
         every = getattr(callback, "every_n_epochs", 1)
         if not isinstance(every, int) or every < 1:
             raise UserError(f"callbacks: {name}.every_n_epochs must be a whole number from 1, is {every!r}")
+        if isinstance(callback, str | type) or not any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics")):
+            raise UserError(
+                f"callbacks: {callback!r} has no hook; a callback is an object, as early_stopping(patience=3) makes one"
+            )
 
 
 def called(callback):

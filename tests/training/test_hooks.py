@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from training.callbacks.early_stopping import early_stopping
 from training.hooks import CallbackFailed, check_hooks, notify, steps_left
 from training.tally import tracked
 from utils import UserError
@@ -75,3 +76,9 @@ def test_what_a_callback_asks_for_is_checked(attributes, message):
 def test_a_callback_asks_for_a_step_ahead(answer):
     with pytest.raises(UserError, match="must be a whole number from 1"):
         steps_left(SimpleNamespace(steps_left=lambda step: answer), 5)
+
+
+@pytest.mark.parametrize("callback", ["early_stopping", early_stopping, SimpleNamespace(on=1)])
+def test_what_is_no_callback(callback):
+    with pytest.raises(UserError, match="has no hook; a callback is an object"):
+        check_hooks([callback])

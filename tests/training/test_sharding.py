@@ -32,7 +32,7 @@ models = {
 def losses(model, **settings):
     settings |= {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log": {"every_steps": 1}}
     run = fit(model, (x, y), (x[:77], y[:77]), **settings)
-    program = run.runner.programs["train"].compiled.as_text()
+    program = run.runner.program.compiled.as_text()
     assert ("all-reduce" in program) == (jax.device_count() > 1), "batches are not sharded"
     return [value for row in run.history for name, value in row.items() if "loss" in name]
 found = {name: losses(model) for name, model in models.items()}
