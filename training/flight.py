@@ -34,7 +34,7 @@ class Flight:
 
     def __init__(self, loop):
         self.loop, self.run, self.runner, self.reporting = loop, loop.run, loop.runner, loop.reporting
-        self.watched = any(hasattr(callback, "on_step_end") for callback in loop.callbacks)
+        self.watched = any(hasattr(c, "on_step_end") and not getattr(c, "observer", False) for c in loop.callbacks)
         self.stepping = [callback for callback in loop.callbacks if hasattr(callback, "steps_left")]
         self.chunk = 8  # steps in a call, until their pace is known
         self.settled = None  # when the last chunk was done

@@ -13,6 +13,7 @@ monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test in every n-th epoch only
 needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", "per_step", ...
 metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device, and found in the View's `arrays`
+observer        True: its on_step_end answers nothing, and reads no states(), so that the steps need not wait for it
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in training/callbacks/, and name it in

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def for_trackers(named):
 
 def sayable(row):
     """What is not finite, which JSON cannot say, as null."""
-    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def append(path, text):

@@ -53,7 +53,7 @@ class Reader(NamedTuple):
 
 def together(replicas):
     """Each value as the mean over the replicas, and, where there are several, that of each."""
-    named = {name: mean([r[name] for r in replicas]) for name in replicas[0]}
+    named = mean_of(replicas)
     if len(replicas) > 1:
         named |= {f"{name}/{r}": value for name in replicas[0] for r, value in enumerate(x[name] for x in replicas)}
     return named
@@ -61,6 +61,8 @@ def together(replicas):
 
 def mean_of(replicas):
     """Each value as the mean over the replicas."""
+    if len(replicas) == 1:
+        return {name: value if np.ndim(value) else float(value) for name, value in replicas[0].items()}
     return {name: mean([r[name] for r in replicas]) for name in replicas[0]}
 
 

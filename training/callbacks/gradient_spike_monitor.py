@@ -31,6 +31,7 @@ def gradient_spike_monitor(ema_decay: float = 0.99, threshold: float = 3.0, warm
 
 class GradientSpikeMonitor:
     needs = ("gradient_norm", "per_step")
+    observer = True
 
     def __init__(self, decay, threshold, warmup):
         self.decay, self.threshold, self.warmup = decay, threshold, warmup

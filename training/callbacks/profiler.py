@@ -30,6 +30,8 @@ def profiler(first_step: int = 10, n_steps: int = 5, every_n_minutes: float | No
 
 
 class Profiler:
+    observer = True  # the steps that it asks for are waited for anyway
+
     def __init__(self, first_step, n_steps, every_n_minutes):
         self.first_step, self.n_steps, self.every_n_minutes = first_step, n_steps, every_n_minutes
 
