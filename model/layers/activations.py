@@ -5,64 +5,80 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
+from model.layers.op import op
 
+
+@op(any_rank=True)
 def relu(x):
     return jnp.where(x <= 0, 0, x)  # not `x > 0`: a nan must stay one
 
 
+@op(any_rank=True)
 def leaky_relu(x, slope=0.01):
     return jnp.where(x >= 0, x, slope * x)
 
 
+@op(any_rank=True)
 def elu(x, alpha=1.0):
     below = jnp.where(x > 0, 0, x)  # expm1 of a large number is inf, and inf times the 0 of `where` is nan in the gradient
     return jnp.where(x > 0, x, alpha * jnp.expm1(below))
 
 
+@op(any_rank=True)
 def gelu(x):
     """x times the standard normal's distribution function, exact."""
     return 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))
 
 
+@op(any_rank=True)
 def gelu_tanh(x):
     """The approximation of gelu that GPT-2 used."""
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+@op(any_rank=True)
 def sigmoid(x):
     return lax.logistic(x)  # 1 / (1 + exp(-x)) has no gradient at -1e4: inf / inf
 
 
+@op(any_rank=True)
 def silu(x):
     return x * sigmoid(x)
 
 
+@op(any_rank=True)
 def hard_sigmoid(x):
     return jnp.clip(x + 3, 0, 6) / 6
 
 
+@op(any_rank=True)
 def hard_swish(x):
     return x * hard_sigmoid(x)
 
 
+@op(any_rank=True)
 def tanh(x):
     return jnp.tanh(x)
 
 
+@op(any_rank=True)
 def softplus(x):
     return jnp.logaddexp(x, 0)  # log(1 + exp(x)) without a large exponent
 
 
+@op(any_rank=True)
 def mish(x):
     return x * jnp.tanh(softplus(x))
 
 
+@op(any_rank=True)
 def softmax(x):
     """exp(x) over its sum along the last axis."""
     exp = jnp.exp(_centre(x))
     return (exp / exp.sum(-1, keepdims=True)).astype(x.dtype)
 
 
+@op(any_rank=True)
 def log_softmax(x):
     z = _centre(x)
     return (z - jnp.log(jnp.exp(z).sum(-1, keepdims=True))).astype(x.dtype)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from model.layers.activations import softmax
 from model.layers.initializers import lecun_normal
 from model.layers.linear import linear, linear_init
+from model.layers.op import op
 
 
 def attention_init(key, dim, *, context_dim=None, bias=True, init=lecun_normal):
@@ -22,6 +23,7 @@ def attention_init(key, dim, *, context_dim=None, bias=True, init=lecun_normal):
     }
 
 
+@op
 def attention(params, x, context=None, *, heads, causal=False, mask=None):
     """Each position of x takes a mean of the context's values, weighted by softmax(query . key).
 

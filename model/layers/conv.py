@@ -9,6 +9,7 @@ from jax import lax
 
 from model.layers.initializers import lecun_normal
 from model.layers.linear import add_bias, matmul
+from model.layers.op import op
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 SMALL_MAP = 16 * 16  # a banded matrix costs H * W products a pixel: up to here it beats XLA's depthwise loop on the CPU
@@ -21,6 +22,7 @@ def conv2d_init(key, in_dim, out_dim, kernel, *, groups=1, bias=True, init=lecun
     return params | {"bias": jnp.zeros(out_dim)} if bias else params
 
 
+@op
 def conv2d(params, x, *, stride=1, padding="SAME", dilation=1):
     """(B, H, W, in) -> (B, H', W', out); `padding` is SAME, VALID, a number or ((top, bottom), (left, right))."""
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
@@ -32,6 +34,7 @@ def conv_transpose2d_init(key, in_dim, out_dim, kernel, *, bias=True, init=lecun
     return conv2d_init(key, in_dim, out_dim, kernel, bias=bias, init=init)
 
 
+@op
 def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
     """Upsamples: a convolution of x with `stride - 1` zeros between its pixels; explicit padding goes around those."""
     if not isinstance(padding, str):

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from model.layers.initializers import truncated_normal
+from model.layers.op import op
 
 small_normal = truncated_normal(0.02)
 
@@ -11,6 +12,7 @@ def embedding_init(key, count, dim, *, init=small_normal):
     return {"weight": init(key, (count, dim))}
 
 
+@op(any_rank=True)
 def embedding(params, ids):
     """(...) integers -> (..., dim)."""
     return jnp.take(params["weight"], ids, axis=0, mode="fill")  # fill: an id past the end gives nan, not the last vector

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from model.layers.initializers import lecun_normal
+from model.layers.op import op
 
 
 def linear_init(key, in_dim, out_dim, *, bias=True, init=lecun_normal):
@@ -10,6 +11,7 @@ def linear_init(key, in_dim, out_dim, *, bias=True, init=lecun_normal):
     return params | {"bias": jnp.zeros(out_dim)} if bias else params
 
 
+@op(any_rank=True)
 def linear(params, x):
     """(..., in) -> (..., out)."""
     return add_bias(params, matmul(x, params["weight"]))

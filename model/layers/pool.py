@@ -4,8 +4,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers.conv import pair, resolve_padding
+from model.layers.op import op
 
 
+@op
 def max_pool(x, window, *, stride=None, padding="VALID"):
     """The largest number under each window; the stride is the window unless given."""
     window, stride, pads = geometry(x, window, stride, padding)
@@ -18,6 +20,7 @@ def max_pool(x, window, *, stride=None, padding="VALID"):
     return general(x)
 
 
+@op
 def avg_pool(x, window, *, stride=None, padding="VALID"):
     """The mean under each window; padding does not count, so a border is as bright as the pixels it has."""
     where = geometry(x, window, stride, padding)
@@ -43,11 +46,13 @@ def max_of_tiles(x, window):
     return x[:, : h * kh, : w * kw].reshape(b, h, kh, w, kw, c).max((2, 4))
 
 
+@op
 def global_max_pool(x):
     """(B, H, W, C) -> (B, C)."""
     return x.max((1, 2))
 
 
+@op
 def global_avg_pool(x):
     """(B, H, W, C) -> (B, C)."""
     return x.mean((1, 2))
