@@ -1,6 +1,7 @@
 """Runs that are killed, stopped and gone on with, as processes: they end at the very same bits as one that was left alone.
 
-`make torture` does the same far more often (KILLS=300).
+`make torture` does the same far more often (KILLS=300). There every process compiles its programs anew; here they share those of
+the whole suite (tests/conftest.py).
 """
 
 import json
@@ -60,6 +61,7 @@ def place(tmp_path):
 def start(place, *arguments, program="train.py"):
     command = [sys.executable, str(ROOT / program), *map(str, arguments)]
     environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = str(KILLS <= 10).lower()
     return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 

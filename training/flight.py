@@ -121,7 +121,7 @@ class Flight:
         """A log line of the steps since the last one, which were done at a time."""
         run, loop = self.run, self.loop
         windows = [s["window"] for s in sums]
-        self.single_steps(sums, since)
+        self.log_steps(self.single_steps(sums, since))
         run.metrics = loop.reader.values("train", windows) | loop.learning_rate(run.step)
         self.told = run.position
         examples = sum(int(window["examples"]) for window in windows)
@@ -129,16 +129,20 @@ class Flight:
         loop.log.progress({"epoch": run.epoch, "position": run.position, "step": run.step}, run.steps, run.metrics, rates)
 
     def single_steps(self, sums, since):
-        """The values of each step since the last line, where they are wanted."""
-        run, loop, count = self.run, self.loop, self.run.position - since
+        """The values of each step since the last line, where they are wanted, which callbacks see from now on."""
+        run, count = self.run, self.run.position - since
         run.per_step = {}
         if not self.runner.ring or not count:
-            return
+            return {}
         steps = np.arange(run.step - count, run.step)
-        values = loop.reader.each_step([s["ring"] for s in sums], steps)
+        values = self.loop.reader.each_step([s["ring"] for s in sums], steps)
         run.per_step = {"step": steps + 1} | {name.removeprefix("train_"): value for name, value in values.items()}
-        if self.reporting.log_all:
-            loop.log.each_step(run.epoch, values, run.step - count + 1)
+        return values
+
+    def log_steps(self, values):
+        """A row for each of the latest steps, where all are logged."""
+        if values and self.reporting.log_all:
+            self.loop.log.each_step(self.run.epoch, values, self.run.step)
 
     def check_finite(self, sums):
         """Stop at steps that are not finite, unless they are to be skipped."""

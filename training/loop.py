@@ -52,7 +52,7 @@ class Loop:
                 self.keeper.ended(run, self.cut)
                 evaluations.after_the_last(self)
                 self.notify("on_training_end")
-                if run.stopped:
+                if run.cut_short:
                     logger.info("Stopped by %s after step %d", run.signal or self.stopped_by, run.step)
         except Exception as error:
             recovery.rescue(self, error)
@@ -108,8 +108,7 @@ class Loop:
         sums = flight.train()
         if run.stopped:
             return None
-        flight.single_steps(sums, flight.lined)
-        flight.go_on_from(run.position)
+        steps = flight.single_steps(sums, flight.lined)
         examples = sum(int(s["epoch"]["examples"]) for s in sums)
         skipped = sum(int(s["bad_steps"]) for s in sums)
         if not examples and skipped:
@@ -122,7 +121,10 @@ class Loop:
         run.metrics = self.reader.values("train", tallies) | self.learning_rate(run.step)
         self.log.measured(run.epoch, "train", run.metrics)
         evaluated = evaluations.of_epoch(self)
-        return None if evaluated is None else run.metrics | evaluated
+        if evaluated is None:  # then the run that goes on tells of the steps since the last line
+            return None
+        flight.log_steps(steps)
+        return run.metrics | evaluated
 
     def show_histograms(self):
         """The weights of the first replica, leaf by leaf, for the trackers that show them."""

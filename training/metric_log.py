@@ -31,10 +31,10 @@ class MetricLog:
         self.write({"epoch": where["epoch"], "step": where["step"], **named, **rates})
         self.publish.scalars(where["step"], {"epoch": where["epoch"], **named, **rates})
 
-    def each_step(self, epoch, values, first):
-        """A row for each of some steps, the first of which is the `first` one of the run; values are arrays."""
+    def each_step(self, epoch, values, last):
+        """A row for each of some steps, the last of which is the `last` one of the run; values are arrays."""
         columns = {name: found.tolist() for name, found in values.items()}
-        for i, step in enumerate(range(first, first + len(columns["train_loss"]))):
+        for i, step in enumerate(range(last + 1 - len(columns["train_loss"]), last + 1)):
             self.write({"epoch": epoch, "step": step, **{k: v[i] for k, v in columns.items()}, "each_step": True}, flush=False)
         self.flush()
 

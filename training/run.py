@@ -45,6 +45,11 @@ class Run:
         return jax.tree.map(jnp.copy, self.tested[1] if self.tested else self.states()[0].state)
 
     @property
+    def cut_short(self):
+        """Whether it was stopped before all of it was done."""
+        return self.stopped and (self.untested or not self.finished)
+
+    @property
     def finished(self):
         """Whether every epoch was trained to its end."""
         return self.completed >= self.epochs

@@ -119,7 +119,7 @@ def fit_in(run, sets, record, parts, template):
     stopped = False
     try:
         done = fitted(parts, sets, run, record)
-        stopped = bool(done.signal) and (done.untested or not done.finished)
+        stopped = bool(done.signal) and done.cut_short
         if not stopped:
             run_folder.finish(run.folder, done)
     finally:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -262,6 +263,14 @@ def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
     assert rows(tmp_path / "cut") == lines
 
 
+@pytest.mark.parametrize(("epoch", "said"), [(EPOCHS - 1, True), (EPOCHS, False)])
+def test_a_signal_cuts_a_run_short_unless_all_of_it_is_done(tmp_path, caplog, epoch, said):
+    with caplog.at_level(logging.INFO, "main"):
+        run = train(tmp_path, callbacks=[Signal("on_epoch_end", epoch)])
+    assert run.signal and run.cut_short == said
+    assert (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text) == ("Stopped by" in caplog.text) == said
+
+
 def test_a_callback_that_stopped_the_run_is_not_forgotten_for_a_signal_at_the_same_moment(tmp_path):
     stopping = early_stopping(patience=1, min_delta=10.0)
     stopped = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=2)], epochs=9)
@@ -516,17 +525,32 @@ def test_logging_may_change_within_an_epoch(tmp_path, caplog):
     assert "are of its rest alone" not in caplog.text  # the metrics are those of before
 
 
-def test_stopped_within_an_evaluation_the_steps_are_told_once(tmp_path):
-    class StopInTest:
-        def on_test_start(self, run):
-            if run.epoch == 2 and not run.signal:
-                os.kill(os.getpid(), signal.SIGTERM)
+class Steps:
+    """Remembers the single steps that it was told of."""
 
-    log = {"every_steps": 3, "log_all": True}
-    train(tmp_path / "whole", log=log)
-    train(tmp_path / "cut", log=log, callbacks=[StopInTest()])
-    train(tmp_path / "cut", log=log, callbacks=[Stop(10**9)], resume=True)
+    needs = ("per_step",)
+
+    def on_training_start(self, run):
+        self.memory = {"steps": []}
+
+    def on_step_end(self, run):
+        self.memory["steps"] += [int(step) for step in run.per_step.get("step", ())]
+
+    on_epoch_end = on_step_end
+
+
+@pytest.mark.parametrize("trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)])
+def test_interrupted_within_an_evaluation_the_steps_before_it_are_told_once(tmp_path, trouble):
+    """The 14th, after the last log line of its epoch: it has a row of its own, and callbacks are told of it."""
+    log, whole, cut = {"every_steps": 3, "log_all": True}, Steps(), Steps()
+    train(tmp_path / "whole", log=log, callbacks=[whole])
+    with suppress(CallbackFailed):
+        train(tmp_path / "cut", log=log, callbacks=[cut, trouble])
+    assert storage.newest(tmp_path / "cut")[0].record["position"] == STEPS
+    settings = {"log": log, "callbacks": [cut, type(trouble)("on_test_start", 10**9)]}
+    assert train(tmp_path / "cut", resume=True, **settings).finished
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert cut.memory == whole.memory == {"steps": list(range(1, EPOCHS * STEPS + 1))}
 
 
 def test_after_a_step_that_was_not_finite_lines_go_on_where_they_were(tmp_path):
