@@ -36,7 +36,7 @@ $(VENV)/train.done: requirements.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
-$(VENV)/test.done: tests/requirements.txt requirements.txt | $(VENV)/bin/python
+$(VENV)/test.done: tests/requirements.txt inference/requirements.txt training/requirements.txt requirements.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 

@@ -40,10 +40,10 @@ class Images:
 
     def __getitem__(self, index):
         path, label = self.files[index]
-        return _pixels(path, self.image_size, self.color), np.int32(label)
+        return pixels(path, self.image_size, self.color), np.int32(label)
 
 
-def _pixels(path, image_size, color):
+def pixels(path, image_size, color):
     """The image of a file, upright and resized: uint8 (height, width, channels)."""
     from PIL import Image, ImageOps
 

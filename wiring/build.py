@@ -211,3 +211,23 @@ class Builder:
             return {key: fill(f"{path}.{key}", value) for key, value in raw.items()} if isinstance(raw, dict) else raw
 
         return {key: fill(key, self.config[key]) for key in TOP_LEVEL if key in self.config}
+
+
+def build_model(config, source, facts, trusted=True):
+    """The model of a config alone, from facts that are known already: the data itself is not needed."""
+    return only("model", config, source, facts, trusted)
+
+
+def build_preprocess(config, source, trusted=True):
+    """The preprocessing of a config alone."""
+    return only("preprocess", config, source, {}, trusted)
+
+
+def only(kind, config, source, facts, trusted):
+    """What a config says of one kind; or one UserError with all problems of that."""
+    builder = Builder(config, trusted)
+    builder.nodes.facts |= facts
+    built = builder.several(kind) if kind == "preprocess" else builder.top(kind)
+    if builder.nodes.problems:
+        raise UserError("\n".join(f"{source}: {problem}" for problem in builder.nodes.problems))
+    return built

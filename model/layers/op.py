@@ -91,7 +91,7 @@ def batched(operands, axes, *, function, any_rank, tree, attributes, jaxpr, out_
     """The mark again where nothing but the data is mapped and the op takes further leading axes; else what is inside."""
     args, _ = jax.tree.unflatten(tree, [a or i for i, a in zip(numbers(attributes), attributes, strict=True)])
     data = {i for i in args if type(i) is int}
-    mapped = {i for i, axis in enumerate(axes) if axis is not batching.not_mapped}
+    mapped = {i for i, axis in enumerate(axes) if axis is not None}
     if any_rank and mapped == data:
         moved = [jax.numpy.moveaxis(x, axes[i], 0) if i in data else x for i, x in enumerate(operands)]
         out = show(function, any_rank, filled(tree, attributes, moved))
@@ -108,8 +108,12 @@ def numbers(attributes):
         yield place
 
 
+def differentiated(primals, tangents, *, jaxpr, **_):
+    return jax.jvp(core.jaxpr_as_fun(jaxpr), primals, tuple(map(ad.instantiate_zeros, tangents)))
+
+
 marked_p.def_impl(inlined)
 marked_p.def_abstract_eval(lambda *avals, jaxpr, **_: jaxpr.out_avals)
 mlir.register_lowering(marked_p, mlir.lower_fun(inlined, multiple_results=True))
 batching.primitive_batchers[marked_p] = batched
-ad.primitive_jvps[marked_p] = lambda primals, tangents, *, jaxpr, **_: jax.jvp(core.jaxpr_as_fun(jaxpr), primals, tangents)
+ad.primitive_jvps[marked_p] = differentiated

@@ -36,7 +36,7 @@ class Pretrained:
         check_regexes("rename", [regex for regex, _ in rename])
         if (Path(path) / "config.json").exists():
             raise UserError(f"{path}: is the folder of a run; name one of its checkpoints ({', '.join(checkpoints(path))})")
-        arrays, _ = load(path)
+        arrays, self.record = load(path)  # the record of others' files is empty
         self.path, self.fresh = path, fresh
         found = weights(arrays)
         self.names = renamed(path, found, rename)  # {name in the model: name in the file}

@@ -1,0 +1,204 @@
+"""The command that ships a checkpoint: what it writes, what it refuses, and that nothing is left of what fails."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from inference import exporter, verify
+from inference.load import NHWC, Form, load
+from inference.runtimes import open_model
+from tests.processes import ROOT
+from training.checkpoint import storage
+from utils import RunError
+
+ONNX = ("--name", "small", "--formats", "onnx")
+
+
+def left(tmp_path):
+    """What lies in the output folder, hidden files too."""
+    return sorted(path.name for path in (tmp_path / "out").iterdir()) if (tmp_path / "out").exists() else []
+
+
+def report(tmp_path, name="small"):
+    return json.loads((tmp_path / "out" / name / "verification.json").read_text())
+
+
+def outputs(path, **inputs):
+    return open_model(path)(inputs)["output"]
+
+
+def by_jax(small, inputs, form=NHWC):
+    shipped = load(small.config, small.checkpoint, form=form)
+    return jax.jit(shipped.function)(shipped.weights, inputs)
+
+
+def test_both_formats_compute_what_jax_does(small, convert, tmp_path):
+    code, said = convert("--name", "small")
+    assert code == 0, said
+    assert left(tmp_path) == ["small"]
+    folder = tmp_path / "out" / "small"
+    assert {p.name for p in folder.iterdir()} == {"small.onnx", "small.tflite", "config.json", "model", "verification.json"}
+    assert (folder / "model" / "mlp.py").read_text() == (ROOT / "model" / "mlp.py").read_text()
+    assert json.loads((folder / "config.json").read_text())["model"] == json.loads(small.config.read_text())["model"] | {
+        "args": {"dims": [16], "activation": "relu", "dropout": 0.0}
+    }
+    x = np.random.default_rng(0).random((5, 28, 28, 1), np.float32)
+    for each, found in report(tmp_path)["formats"].items():
+        np.testing.assert_allclose(outputs(folder / f"small.{each}", input=x), by_jax(small, x), rtol=0, atol=1e-5)
+        assert found["route"] == "native" and found["bytes"] == (folder / f"small.{each}").stat().st_size
+        assert {(check["data"], check["batch"]) for check in found["checks"]} == {
+            (kind, size) for kind in ("random", "real") for size in (1, 3, 64)
+        }
+        assert found["inputs"] == {"input": ["float32", [None, 28, 28, 1]]} and found["outputs"] == {"output": ["float32", [None, 10]]}
+        assert f"small.{each}" in said and str(found["nodes"]) in said
+
+
+def test_int8_is_smaller_and_tells_its_accuracy(convert, tmp_path):
+    code, said = convert("--name", "small", "--quantize", "int8", "--samples", 50)
+    assert code == 0, said
+    for found in report(tmp_path)["formats"].values():
+        before, after = found["test_set"]["before"], found["test_set"]["after"]
+        assert before["accuracy"] > 0.8 and abs(after["accuracy"] - before["accuracy"]) <= 0.03
+        assert found["bytes"] < 0.5 * 4 * 12730
+        assert f"accuracy {before['accuracy']:.4f} -> {after['accuracy']:.4f}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "form", "shape", "dtype"),
+    [
+        (["--batch", "4"], NHWC, (4, 28, 28, 1), np.float32),
+        (["--input-layout", "nchw", "--with-softmax"], Form("nchw", softmax=True), (2, 1, 28, 28), np.float32),
+        (["--with-preprocess", "--input", "(1, 28, 28, 1)"], Form(preprocess=True), (2, 28, 28, 1), np.uint8),
+    ],
+)
+def test_the_form_of_what_goes_in_and_comes_out(small, convert, tmp_path, arguments, form, shape, dtype):
+    code, said = convert(*ONNX, *arguments)
+    assert code == 0, said
+    path = tmp_path / "out" / "small" / "small.onnx"
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(dtype) / (1 if dtype == np.uint8 else np.float32(255))
+    np.testing.assert_allclose(outputs(path, input=x.astype(dtype)), by_jax(small, x.astype(dtype), form), atol=1e-5)
+    sizes, type_ = open_model(path).inputs["input"]
+    assert (sizes[0], type_) == (4 if "--batch" in arguments else None, dtype)
+
+
+def test_a_taken_name_is_refused_unless_forced(convert, tmp_path):
+    assert convert(*ONNX)[0] == 0
+    before = (tmp_path / "out" / "small" / "small.onnx").stat().st_mtime_ns
+    code, said = convert(*ONNX)
+    assert code == 2 and "is there already" in said and "--force" in said
+    assert (tmp_path / "out" / "small" / "small.onnx").stat().st_mtime_ns == before
+    assert convert(*ONNX, "--force")[0] == 0
+    assert (tmp_path / "out" / "small" / "small.onnx").stat().st_mtime_ns > before
+    (tmp_path / "out" / "mine").mkdir()
+    code, said = convert("--name", "mine", "--formats", "onnx", "--force")
+    assert code == 2 and "is no export" in said
+    assert left(tmp_path) == ["mine", "small"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--formats", "torch"], "--formats: no 'torch'; there are tflite, onnx"),
+        (["--quantize", "int4"], "--quantize: no 'int4'; there are float16, dynamic, int8"),
+        (["--route", "xla"], "--route: no 'xla'; there are auto, native, jax2tf"),
+        (["--input-layout", "hwcn"], "--input-layout: no 'hwcn'"),
+        (["--opset", "17"], "--opset: must be 18 to 23, got 17"),
+        (["--batch", "0"], "--batch: must be at least 1, got 0"),
+        (["--input", "28x28"], "--input: '28x28' is no shape"),
+        (["--name", "../elsewhere"], "--name: '../elsewhere' is no name"),
+        (["--formats", "onnx", "model.args.dims=[32]"], "head/weight: the file has (16, 10), the model has (32, 10)"),
+        (["--formats", "onnx", "model.args.activation=gelu"], "has changed its meaning since this was written"),
+        (["--formats", "onnx", "model.nam=3"], "model"),
+        (["--formats", "onnx", "--input", "1", "28", "28", "3"], "hidden/0/weight: the file has (784, 16), the model has (2352, 16)"),
+        (["--formats", "tflite", "--demo"], "--demo: runs the ONNX file; add onnx to --formats"),
+    ],
+)
+def test_bad_input_is_one_message(convert, tmp_path, arguments, message):
+    code, said = convert("--name", "small", *arguments)
+    assert code == 2 and message in said, said
+    assert left(tmp_path) == []
+
+
+def test_a_changed_model_points_to_the_copy_of_the_run(small, convert):
+    _, said = convert(*ONNX, "model.args.activation=gelu")
+    assert str(small.checkpoint.parent / "model") in said
+
+
+def test_a_model_that_refuses_its_input_is_told(convert, small, tmp_path):
+    config = tmp_path / "vit.json"
+    config.write_text(json.dumps(json.loads(small.config.read_text()) | {"model": {"name": "vit", "args": {"patch": 5}}}))
+    code, said = convert(*ONNX, config=config)
+    assert code == 2 and "patch: 5 must divide" in said
+
+
+def test_over_the_tolerance_nothing_is_left(convert, tmp_path, monkeypatch):
+    monkeypatch.setitem(verify.TOLERANCE, "float32", 0.0)
+    code, said = convert(*ONNX)
+    assert code == 1 and "small.onnx: does not compute what JAX does: on " in said
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(("broken", "code", "stands"), [("tflite", 3, "onnx"), ("onnx", 4, "tflite")])
+def test_one_format_that_fails_does_not_spoil_the_other(convert, tmp_path, monkeypatch, broken, code, stands):
+    native = exporter.Exporter.native
+
+    def half(self, each, path):
+        if each == broken:
+            path.write_bytes(b"half of it")
+            raise RunError("the disk is full of holes")
+        native(self, each, path)
+
+    monkeypatch.setattr(exporter.Exporter, "native", half)
+    found, said = convert("--name", "small")
+    assert found == code and f"{broken}: the disk is full of holes" in said
+    folder = tmp_path / "out" / "small"
+    assert (folder / f"small.{stands}").exists() and not (folder / f"small.{broken}").exists()
+    assert report(tmp_path)["failed"] == {broken: f"{broken}: the disk is full of holes"}
+
+
+def test_a_place_that_cannot_be_written_is_told(convert, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    code, said = convert(*ONNX)
+    assert code == 2 and "choose another place with --out" in said
+
+
+def test_packages_that_are_not_there_are_named(convert, tmp_path, monkeypatch):
+    find = exporter.needed.__globals__["importlib"].util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "onnx" else find(name, *rest))
+    code, said = convert(*ONNX)
+    assert code != 0 and "onnx" in said and "pip install -r inference/requirements.txt" in said
+    assert left(tmp_path) == []
+
+
+def test_a_checkpoint_needs_no_config_but_imports_nothing_of_its_own(small, convert, tmp_path):
+    code, said = convert(*ONNX, config=None)
+    assert code == 0, said
+    arrays, record = storage.load(small.checkpoint)
+    record["config"]["model"]["name"] = "os.system"
+    from training.checkpoint import safetensor_file
+
+    safetensor_file.write(tmp_path / "evil.params", arrays, record)
+    code, said = convert("--name", "evil", "--formats", "onnx", config=None, weights=tmp_path / "evil.params")
+    assert code == 2 and "say --trust" in said
+
+
+def test_without_its_data_random_inputs_must_do(small, convert, tmp_path):
+    gone = json.loads(small.config.read_text()) | {"data": {"name": "arrays", "args": {"train": "gone.npz"}}}
+    (tmp_path / "gone.json").write_text(json.dumps(gone))
+    code, said = convert(*ONNX, config=tmp_path / "gone.json")
+    assert code == 0 and "random inputs alone" in said and "gone.npz" in said
+    assert {check["data"] for check in report(tmp_path)["formats"]["onnx"]["checks"]} == {"random"}
+    code, said = convert("--name", "int8", "--formats", "onnx", "--quantize", "int8", config=tmp_path / "gone.json")
+    assert code == 2 and "--quantize int8: takes its ranges from training data" in said
+
+
+def test_onnx_alone_needs_no_tensorflow(small, tmp_path):
+    code = "import sys; from inference import convert_tflite; code = convert_tflite.main(sys.argv[1:])\n"
+    code += "sys.exit(code or any(m.split('.')[0] in ('tensorflow', 'tf2onnx', 'ai_edge_litert') for m in sys.modules))"
+    command = [sys.executable, "-c", code, "-c", small.config, "-w", small.checkpoint, "--formats", "onnx", "--out", tmp_path]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
