@@ -12,6 +12,8 @@ from pathlib import Path
 
 import jax
 
+from inference.demo.page import write_demo
+from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.load import Form, load
 from inference.verify import table
@@ -26,6 +28,8 @@ def export(arguments, root):
     folder = Path(arguments.out) / arguments.name if arguments.name else None
     if folder:  # the sooner it is refused, the better
         check_free(folder, arguments.force)
+    if arguments.demo:
+        runtime()
     jax.config.update("jax_platforms", "cpu")  # the reference is computed there, and nothing else
     form = Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax)
     about = {"overrides": arguments.overrides, "trusted": arguments.trust, "shape": arguments.shape, "form": form}
@@ -38,7 +42,8 @@ def export(arguments, root):
         if reports:
             describe(work, root, arguments, shipped, reports, wrong)
             if arguments.demo and "onnx" in reports:
-                demo(work / reports["onnx"]["file"], shipped)
+                path = work / reports["onnx"]["file"]
+                write_demo(path, path.with_suffix(".html"), shipped)
             replace(work, folder)
             print(table(reports), *accuracies(reports), f"Written: {folder}", sep="\n")
     print(*wrong.values(), sep="\n", end="\n" if wrong else "", file=sys.stderr)
@@ -123,10 +128,3 @@ def accuracies(reports):
         if scores := report.get("test_set"):
             told = [f"{name} {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}" for name in scores["before"]]
             yield f"{each}, {report['precision']}, on the test set: {', '.join(told)}"
-
-
-def demo(path, shipped):
-    """A page beside the ONNX file that runs it in a browser."""
-    from inference.demo.page import write_demo
-
-    write_demo(path, path.with_suffix(".html"), shipped)

@@ -22,7 +22,7 @@ def needed(*modules):
 
 @contextmanager
 def quiet():
-    """Keep what is written to the terminal meanwhile, C++ included, and show it only if something unforeseen is raised."""
+    """Nothing is written to the terminal meanwhile, from C++ either, which knows nothing of Python's streams."""
     sys.stdout.flush(), sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
     with tempfile.TemporaryFile() as told:

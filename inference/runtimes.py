@@ -7,6 +7,7 @@ from statistics import median
 
 import numpy as np
 
+from inference.packages import quiet
 from utils import UserError, first_line
 
 PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert"}  # what runs a file
@@ -76,7 +77,8 @@ class LiteRTModel:
         if shapes != self.shapes:
             for name, shape in shapes.items():
                 self.interpreter.resize_tensor_input(self.places[name], shape)
-            self.interpreter.allocate_tensors()
+            with quiet():  # it tells the terminal of its delegate
+                self.interpreter.allocate_tensors()
             self.shapes = shapes
         for name, array in arrays.items():
             self.interpreter.set_tensor(self.places[name], array)

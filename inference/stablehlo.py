@@ -6,20 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
+from jax.extend import source_info_util
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from inference.lowering.value import Value
+from inference.lowering.value import Value, is_one
 from inference.lowering.walk import Walk
 
 
 class Module(NamedTuple):
-    """A serialized module; `kept` are the places of the inputs that it takes, `outputs` the shapes and types of its results."""
+    """A serialized module; `kept` are the places of the inputs that it takes."""
 
     data: bytes
     version: int  # of the calling convention
     kept: tuple
-    outputs: tuple
 
 
 def stablehlo_of(function, shapes):
@@ -29,7 +29,7 @@ def stablehlo_of(function, shapes):
         stablehlo.register_dialect(context)
         module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
         data = stablehlo.serialize_portable_artifact(module, readable_version())
-    return Module(data, exported.calling_convention_version, exported.module_kept_var_idx, exported.out_avals)
+    return Module(data, exported.calling_convention_version, exported.module_kept_var_idx)
 
 
 def readable_version():
@@ -42,7 +42,7 @@ class Plain(Walk):
 
     def __init__(self):
         super().__init__(Target())
-        self.bound = []  # (equation, its operands) in order
+        self.bound = []  # (equation, its operands, where in the user's code) in order
 
     def __call__(self, traced, *arrays):
         """The outputs of what was traced, in order."""
@@ -51,8 +51,9 @@ class Plain(Walk):
 
     def primitive(self, eqn, operands):
         given = [self.whole(value) for value in operands]
-        self.bound.append((eqn, given))
-        return self.results(eqn, operands, lambda: bound(eqn, given))
+        self.bound.append((eqn, given, self.place))
+        with source_info_util.user_context(eqn.source_info.traceback):  # where an error of the converter shall be
+            return self.results(eqn, operands, lambda: bound(eqn, given))
 
 
 class Target:
@@ -69,29 +70,49 @@ class Target:
 
 def bound(eqn, operands):
     """The results of an equation for other operands."""
-    if eqn.primitive.name == "gather" and picks_along_one_axis(eqn, *operands):
+    if eqn.primitive.name == "gather" and picks(eqn, *operands):
         return picked(eqn, *operands)
+    if eqn.primitive.name == "dot_general" and lies_deep(eqn, *operands):
+        return as_convolution(eqn, *operands)
     return eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
 
 
-def picks_along_one_axis(eqn, operand, indices):
-    """Whether a gather is `x[:, 2]`, `x[:, ::2]` or `x[:, [3, 1]]`, with a free size elsewhere, which TFLite's has not."""
+def picks(eqn, operand, indices):
+    """Whether a gather is `x[:, 2]`, `x[:, 1:3, 0]` or `x[:, [3, 1]]` of a free batch, for which TFLite has no gather."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    if not isinstance(indices, np.ndarray) or len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+    if all(isinstance(d, int) for d in sizes) or numbers.operand_batching_dims or not isinstance(indices, np.ndarray):
         return False
-    axis = numbers.start_index_map[0]
-    whole = all(size == d for i, (size, d) in enumerate(zip(sizes, operand.shape, strict=True)) if i != axis)
-    return whole and numbers.collapsed_slice_dims == (axis,) and not export.is_symbolic_dim(operand.shape[axis])
+    last = [operand.shape[axis] - sizes[axis] for axis in numbers.start_index_map]
+    return all(isinstance(d, int) for d in last) and bool(np.all((indices >= 0) & (indices <= last)))
 
 
 def picked(eqn, operand, indices):
-    """Such a gather as slices."""
-    numbers = eqn.params["dimension_numbers"]
-    axis = numbers.start_index_map[0]
-    places = np.clip(indices.ravel(), 0, operand.shape[axis] - 1)
-    slices = [lax.slice_in_dim(operand, int(i), int(i) + 1, axis=axis) for i in places]
-    found = jnp.moveaxis(jnp.concatenate(slices, axis), axis, 0)
-    found = found.reshape(*indices.shape[:-1], *found.shape[1:])
-    offsets = list(numbers.offset_dims)
-    others = [i for i in range(found.ndim) if i not in offsets]
-    return jnp.moveaxis(found, range(found.ndim), others + offsets)
+    """Such a gather as slices, one for each row of the indices."""
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    slices = []
+    for row in indices.reshape(-1, indices.shape[-1]):
+        starts = dict(zip(numbers.start_index_map, map(int, row), strict=True))
+        starts = [starts.get(axis, 0) for axis in range(operand.ndim)]
+        found = lax.slice(operand, starts, [start + size for start, size in zip(starts, sizes, strict=True)])
+        slices.append(jnp.squeeze(found, numbers.collapsed_slice_dims))
+    found = jnp.stack(slices).reshape(*indices.shape[:-1], *slices[0].shape)
+    offsets = numbers.offset_dims
+    others = [axis for axis in range(found.ndim) if axis not in offsets]
+    return jnp.moveaxis(found, range(found.ndim), [*others, *offsets])
+
+
+def lies_deep(eqn, x, y):
+    """Whether a matrix multiplies the last of four axes or more, the first of which is 1: TFLite's converter trips over that."""
+    (ours, theirs), batch = eqn.params["dimension_numbers"]
+    return x.ndim > 3 and is_one(x.shape[0]) and y.ndim == 2 and ours == (x.ndim - 1,) and len(theirs) == 1 and not any(batch)
+
+
+def as_convolution(eqn, x, y):
+    """Such a product as a convolution of one pixel."""
+    (_, theirs), _ = eqn.params["dimension_numbers"]
+    kernel = jnp.moveaxis(y, theirs[0], 0)[None, None]
+    pixels = x.reshape(1, -1, x.shape[-2], x.shape[-1])
+    precision = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
+    layout = ("NHWC", "HWIO", "NHWC")
+    found = lax.conv_general_dilated(pixels, kernel, (1, 1), "VALID", dimension_numbers=layout, **precision)
+    return found.reshape(eqn.outvars[0].aval.shape)

