@@ -11,6 +11,8 @@ The functions of marked ops receive what the marked function received, those of 
 of the equation. `target.out` are the shapes and types of the results of the equation at hand, `target.walk` is this walk.
 """
 
+from collections import Counter
+
 import jax
 import numpy as np
 from jax.extend import source_info_util
@@ -28,8 +30,11 @@ CALLS = {
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
 }
-IDENTITIES = {"copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "sharding_constraint", "reduce_precision"}
+IDENTITIES = {"copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "sharding_constraint", "device_put"}
+IDENTITIES |= {"reduce_precision"}
 
 # Primitives whose operands may have 1 where the result has more.
 ELEMENTWISE = {
@@ -55,6 +60,7 @@ class Walk:
 
     def __init__(self, target):
         self.target = target
+        self.place = ""  # where in the user's code the equation at hand is; of one inside of JAX: its caller's
         target.walk = self
 
     def outputs(self, traced, inputs):
@@ -66,7 +72,7 @@ class Walk:
     def call(self, jaxpr, *operands):
         """What the table's functions call for a jaxpr within theirs; operands and results are as theirs are."""
         values = [self.value(x, var.aval) for x, var in zip(operands, open_jaxpr(jaxpr).invars, strict=True)]
-        return [self.target.operand(value) for value in self.jaxpr(jaxpr, values)]
+        return [self.whole(value) for value in self.jaxpr(jaxpr, values)]
 
     def value(self, result, aval, **about):
         """A Value of what a function of the table, or its caller, has in hand."""
@@ -81,12 +87,22 @@ class Walk:
         consts, jaxpr = getattr(jaxpr, "consts", ()), open_jaxpr(jaxpr)
         known = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
         known |= dict(zip(jaxpr.invars, values, strict=True))
+        equations = needed(jaxpr)
+        uses = Counter(atom for eqn in equations if not passes(eqn) for atom in eqn.invars if not isinstance(atom, Literal))
+        for var, value in known.items():
+            value.uses += uses[var]
 
         def read(atom):
             return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, Literal) else known[atom]
 
-        for eqn in needed(jaxpr):
-            known |= dict(zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+        outer = self.place
+        for eqn in equations:
+            self.place = source_info_util.summarize(eqn.source_info) or outer
+            results = self.equation(eqn, [read(atom) for atom in eqn.invars])
+            for var, value in zip(eqn.outvars, results, strict=True):
+                value.uses += uses[var]
+            known |= dict(zip(eqn.outvars, results, strict=True))
+        self.place = outer
         return [read(atom) for atom in jaxpr.outvars]
 
     def equation(self, eqn, operands):
@@ -125,7 +141,7 @@ class Walk:
         name = eqn.primitive.name
         function = self.target.table.get(name)
         if function is None:
-            raise Missing(name, source_info_util.summarize(eqn.source_info))
+            raise Missing(name, self.place)
         if name not in ELEMENTWISE:
             given = list(map(self.whole, operands))
             return self.results(eqn, operands, lambda: function(self.target, *given, **eqn.params))
@@ -185,6 +201,11 @@ class Walk:
         return self.reshaped(result, value.held, value.shape)
 
 
+def passes(eqn):
+    """Whether the equation hands its operands on as they are."""
+    return eqn.primitive.name in CALLS or eqn.primitive.name in IDENTITIES
+
+
 def open_jaxpr(jaxpr):
     return getattr(jaxpr, "jaxpr", jaxpr)
 
@@ -203,6 +224,8 @@ def folds(eqn, operands):
     """Whether the results are constants of a size that is known, and not much larger than what they are made of."""
     if not all(isinstance(d, int) for var in eqn.outvars for d in var.aval.shape) or eqn.primitive.name == "dim_as_value":
         return False
+    if any(jax.dtypes.issubdtype(var.aval.dtype, jax.dtypes.extended) for var in eqn.outvars):
+        return False  # a key of random numbers is no array of NumPy's
     size = sum(var.aval.size for var in eqn.outvars)
     return size <= max(LARGE, 2 * sum(value.data.size for value in operands))
 
@@ -214,7 +237,8 @@ def folded(eqn, operands):
     if name in ELEMENTWISE and any(value.held != value.shape for value in operands):
         held = joined([value.held for value in operands if value.held])
     arrays = [np.broadcast_to(value.data, held if held and value.held else value.shape) for value in operands]
-    made = eqn.primitive.bind(*arrays, **eqn.params)
+    with jax.ensure_compile_time_eval():  # the walk itself may be traced
+        made = eqn.primitive.bind(*arrays, **eqn.params)
     made = made if eqn.primitive.multiple_results else [made]
     names = {value.name for value in operands} - {""}
     about = {"name": names.pop() if len(names) == 1 else "", "held": held}

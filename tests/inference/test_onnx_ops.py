@@ -81,6 +81,13 @@ def test_activations_and_layers_equal_jax_at_every_opset(opset):
         compare(answers(model, group.inputs), wanted(name, BATCH))
 
 
+def test_a_gap_is_one():
+    for group in GROUPS.values():
+        for case in ONNX_GAPS.keys() & group.cases.keys():
+            with pytest.raises(Missing):
+                onnx_model(trace(together(group._replace(cases={case: group.cases[case]})), {}, shapes(group.inputs)))
+
+
 def trained(model):
     """A model as if trained: no weight is 0 or 1, no two are equal; its function and its weights."""
     random = np.random.default_rng(0)
@@ -154,6 +161,26 @@ def test_a_convolution_that_others_read_keeps_its_weight():
 
     found = ops(exported(Model(init, apply), images(5, 5, 2)))
     assert found["Conv"] == 2 and found["Mul"] == 1
+
+
+def test_only_what_has_channels_is_folded():
+    """Products with several matrices, of integers, or scaled along another axis than the last."""
+    one, many = images(4, 4)[0], images(5, 4, 4)[0]
+
+    def function(w, x):  # (B, 5, 4)
+        rows, whole = jnp.arange(5.0)[:, None], (x * 9).astype(int)
+        return {
+            "matrices": jnp.einsum("bik,ikj->bij", x, many) * jnp.arange(4.0),
+            "rows": (x @ one) * rows + rows,
+            "columns": (x @ one) * jnp.arange(4.0) + 1,
+            "integers": whole[:, 0] @ jnp.arange(8).reshape(4, 2) + jnp.arange(2),
+            "batch": x[:, 0] @ one + jnp.sin(x[:, 1]),
+        }
+
+    x = images(5, 4)
+    proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct((5, 4), jnp.float32)))
+    check(proto)
+    compare(answers(proto, {"input": x}), {k: np.asarray(v) for k, v in jax.jit(function)(None, x).items()})
 
 
 def test_a_weight_that_is_used_twice_is_stored_once():

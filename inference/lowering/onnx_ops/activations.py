@@ -1,0 +1,66 @@
+"""Activations, one node each where the opset has it."""
+
+import math
+
+import numpy as np
+
+from inference.lowering.value import Value
+
+
+def in_result_type(function):
+    """The function for operands in the type of the result, since integers are promoted."""
+    return lambda t, x, *args, **kwargs: function(t, t.cast(x, t.out[0].dtype), *args, **kwargs)
+
+
+def gelu(t, x):
+    if t.opset >= 20 and x.dtype != np.float64:
+        return t.Gelu(x)
+    normal = t.Add(erf(t, t.Mul(x, t.number(math.sqrt(0.5)))), t.number(1))
+    return t.Mul(t.Mul(x, t.number(0.5)), normal)
+
+
+def gelu_tanh(t, x):
+    if t.opset >= 20 and x.dtype != np.float64:
+        return t.Gelu(x, approximate="tanh")
+    cubic = t.Add(x, t.Mul(t.Mul(t.Mul(x, x), x), t.number(0.044715)))
+    curve = t.Tanh(t.Mul(cubic, t.number(math.sqrt(2 / math.pi))))
+    return t.Mul(t.Mul(x, t.number(0.5)), t.Add(curve, t.number(1)))
+
+
+def erf(t, x):
+    """ONNX Runtime has it in float32 alone."""
+    if t.out[0].dtype != np.float64:
+        return t.Erf(x)
+    return t.to(t.Erf(t.to(x, np.float32)), np.float64)
+
+
+def leaky_relu(t, x, slope):
+    if isinstance(slope, Value):  # learned
+        return t.Where(t.GreaterOrEqual(x, t.number(0)), x, t.Mul(x, slope))
+    return t.LeakyRelu(x, alpha=float(slope))
+
+
+def hard_sigmoid(t, x):
+    return t.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+
+
+def silu(t, x):
+    return t.Mul(x, t.Sigmoid(x))
+
+
+TABLE = {
+    "relu": in_result_type(lambda t, x: t.Relu(x)),
+    "leaky_relu": in_result_type(leaky_relu),
+    "elu": in_result_type(lambda t, x, alpha: t.Elu(x, alpha=float(alpha))),
+    "gelu": in_result_type(gelu),
+    "gelu_tanh": in_result_type(gelu_tanh),
+    "sigmoid": in_result_type(lambda t, x: t.Sigmoid(x)),
+    "silu": in_result_type(silu),
+    "hard_sigmoid": in_result_type(hard_sigmoid),
+    "hard_swish": in_result_type(lambda t, x: t.HardSwish(x)),
+    "tanh": in_result_type(lambda t, x, **_: t.Tanh(x)),
+    "softplus": in_result_type(lambda t, x: t.Softplus(x)),
+    "mish": in_result_type(lambda t, x: t.Mish(x)),
+    "softmax": in_result_type(lambda t, x: t.Softmax(x, axis=-1)),
+    "log_softmax": in_result_type(lambda t, x: t.LogSoftmax(x, axis=-1)),
+}

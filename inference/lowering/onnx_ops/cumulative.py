@@ -1,0 +1,51 @@
+"""Running totals along an axis."""
+
+import numpy as np
+
+from inference.lowering.onnx_ops.elementwise import wide
+from inference.lowering.onnx_ops.windows import highest, lowest
+from inference.lowering.value import Value
+
+
+def cumsum(t, x, *, axis, reverse, **_):
+    return wide(t, lambda a: t.CumSum(a, np.asarray(axis, np.int64), reverse=int(reverse)), x)
+
+
+def cumulative(combine, start):
+    """In log2(n) steps: each number is combined with the total as far before it as that total reaches."""
+
+    def function(t, x, *, axis, reverse, **_):
+        size, reach = x.shape[axis], 1
+        while reach < size:
+            x = Value(combine(t, x, shifted(t, x, start(x.dtype), axis, reach, reverse)), x.shape, x.dtype)
+            reach *= 2
+        return x
+
+    return function
+
+
+def shifted(t, x, start, axis, distance, reverse):
+    """x moved along an axis; `start` comes in."""
+    pads = np.zeros(2 * len(x.shape), np.int64)
+    pads[axis], pads[len(x.shape) + axis] = (-distance, distance) if reverse else (distance, -distance)
+    return Value(t.Pad(x, pads, start), x.shape, x.dtype)
+
+
+def combined(op):
+    return lambda t, x, y: wide(t, lambda a, b: t.add(op, a, b), x, y)
+
+
+def log_of_sum(t, x, y):
+    """log(exp(x) + exp(y)) around the larger, whose difference is nan where both are -inf."""
+    largest = t.Max(x, y)
+    near = t.Max(largest, t.number(np.finfo(np.float32).min))
+    return t.Add(near, t.Log(t.Add(t.Exp(t.Sub(x, near)), t.Exp(t.Sub(y, near)))))
+
+
+TABLE = {
+    "cumsum": cumsum,
+    "cumprod": cumulative(combined("Mul"), lambda dtype: np.ones((), dtype)),
+    "cummax": cumulative(combined("Max"), lowest),
+    "cummin": cumulative(combined("Min"), highest),
+    "cumlogsumexp": cumulative(log_of_sum, lowest),
+}

@@ -1,0 +1,169 @@
+"""What is computed number by number. Operands are of one type, and broadcast."""
+
+import math
+
+import jax
+import numpy as np
+
+from inference.lowering.onnx_ops.activations import erf
+from inference.lowering.onnx_ops.graph import stored_type
+
+# ONNX Runtime computes in these types alone; others are widened, and narrowed after: what overflows wraps, as in JAX.
+WIDER = {"int8": np.int32, "int16": np.int32, "uint8": np.int32, "uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+
+
+def node(op):
+    """The function of a primitive that is one node."""
+
+    def function(t, *operands, **_):
+        return wide(t, lambda *xs: t.add(op, *xs), *operands)
+
+    return function
+
+
+def wide(t, compute, *operands):
+    """What `compute` answers for operands of a type that the runtime computes in."""
+    dtype = WIDER.get(operands[0].dtype.name)
+    if dtype is None:
+        return compute(*operands)
+    result = compute(*(t.cast(x, dtype) for x in operands))
+    return result if t.out[0].dtype == bool else t.to(result, t.out[0].dtype)
+
+
+def never_in_float64(function):
+    """The function in float32 where the result is float64: ONNX Runtime has its node in no other type."""
+
+    def narrow(t, *operands, **params):
+        aval = t.out[0]
+        if aval.dtype != np.float64:
+            return function(t, *operands, **params)
+        t.out = [jax.ShapeDtypeStruct(aval.shape, np.float32)]
+        return t.to(function(t, *operands, **params), np.float64)
+
+    return narrow
+
+
+def comparison(op):
+    """Of booleans as of integers."""
+
+    def function(t, x, y, **_):
+        if x.dtype == bool and op != "Equal":
+            x, y = t.cast(x, np.int32), t.cast(y, np.int32)
+        return wide(t, lambda a, b: t.add(op, a, b), x, y)
+
+    return function
+
+
+def different(t, x, y, **_):
+    return t.Not(TABLE["eq"](t, x, y))
+
+
+def remainder(t, x, y, **_):
+    """With the sign of the dividend."""
+    return wide(t, lambda a, b: t.Mod(a, b, fmod=1), x, y)
+
+
+def convert(t, x, *, new_dtype, **_):
+    if np.dtype(new_dtype) == bool:
+        return t.Not(t.Equal(x, np.zeros((), stored_type(x.dtype))))
+    return t.cast(x, new_dtype)
+
+
+def integer_pow(t, x, *, y, **_):
+    if abs(y) in (2, 3):
+        power = square(t, x) if abs(y) == 2 else wide(t, lambda a: t.Mul(t.Mul(a, a), a), x)
+        return t.Reciprocal(power) if y < 0 else power
+    if y == -1:
+        return t.Reciprocal(x)
+    return wide(t, lambda a: t.Pow(a, np.asarray(y, a.dtype)), x)
+
+
+def power(t, x, y, **_):
+    """A whole exponent is exact for a negative base, too."""
+    return t.Pow(x, y)
+
+
+def square(t, x, **_):
+    return wide(t, lambda a: t.Mul(a, a), x)
+
+
+def clamp(t, low, x, high, **_):
+    return wide(t, lambda a, b, c: t.Min(t.Max(b, a), c), low, x, high)
+
+
+def select(t, which, *cases, **_):
+    """The case that a number, or a boolean, names."""
+    if which.dtype == bool:
+        return t.Where(which, cases[1], cases[0])
+    chosen = cases[-1]
+    for i in reversed(range(len(cases) - 1)):
+        chosen = t.Where(t.LessOrEqual(which, np.int32(i)), cases[i], chosen)
+    return chosen
+
+
+def is_finite(t, x, **_):
+    """inf - inf and nan - nan are nan, which equals nothing."""
+    return t.Equal(t.Sub(x, x), np.zeros((), stored_type(x.dtype)))
+
+
+def rounded(t, x, *, rounding_method, **_):
+    if int(rounding_method) == 1:
+        return t.Round(x)  # to the even neighbour
+    return t.Mul(t.Sign(x), t.Floor(t.Add(t.Abs(x), t.number(0.5))))
+
+
+def log1p(t, x, **_):
+    """1 + x loses a small x, so near 0 it is 2 atanh(x / (2 + x))."""
+    near = t.Mul(t.Atanh(t.Div(x, t.Add(x, t.number(2)))), t.number(2))
+    return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Log(t.Add(x, t.number(1))))
+
+
+def expm1(t, x, **_):
+    """exp(x) - 1 loses a small x, so near 0 it is 2 h / (1 - h), where h = tanh(x / 2)."""
+    half = t.Tanh(t.Mul(x, t.number(0.5)))
+    near = t.Div(t.Add(half, half), t.Sub(t.number(1), half))
+    return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Sub(t.Exp(x), t.number(1)))
+
+
+def cube_root(t, x, **_):
+    return t.Mul(t.Sign(x), t.Pow(t.Abs(x), t.number(1 / 3)))
+
+
+def atan2(t, y, x, **_):
+    """The angle of the point (x, y); a half turn is added on the left side."""
+    x = t.Add(x, t.number(0))  # -0 becomes 0, or y / x had the wrong sign
+    half_turn = t.Where(t.Less(y, t.number(0)), t.number(-math.pi), t.number(math.pi))
+    angle = t.Add(t.Atan(t.Div(y, x)), t.Where(t.Less(x, t.number(0)), half_turn, t.number(0)))
+    is_origin = t.And(t.Equal(x, t.number(0)), t.Equal(y, t.number(0)))
+    return t.Where(is_origin, t.number(0), angle)
+
+
+TABLE = {
+    **{name: node(name.capitalize()) for name in ("add", "sub", "mul", "div", "max", "min", "abs", "neg", "sign", "exp", "log")},
+    **{name: node(name.capitalize()) for name in ("sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
+    **{name: node(name.capitalize()) for name in ("asinh", "acosh", "atanh", "ceil", "floor")},
+    "add_any": node("Add"),
+    "logistic": node("Sigmoid"),
+    "eq": comparison("Equal"),
+    "ne": different,
+    "lt": comparison("Less"),
+    "le": comparison("LessOrEqual"),
+    "gt": comparison("Greater"),
+    "ge": comparison("GreaterOrEqual"),
+    "rem": remainder,
+    "pow": power,
+    "integer_pow": integer_pow,
+    "square": square,
+    "clamp": clamp,
+    "select_n": select,
+    "convert_element_type": convert,
+    "is_finite": is_finite,
+    "round": rounded,
+    "rsqrt": lambda t, x, **_: t.Reciprocal(t.Sqrt(x)),
+    "exp2": lambda t, x, **_: t.Pow(t.number(2), x),
+    "erf": lambda t, x, **_: erf(t, x),
+    "log1p": log1p,
+    "expm1": expm1,
+    "cbrt": cube_root,
+    "atan2": atan2,
+}

@@ -1,0 +1,85 @@
+"""Linear layers, embeddings and normalizations, one node each where ONNX has it."""
+
+import math
+
+import numpy as np
+
+from inference.lowering.onnx_ops.graph import stored_type
+from inference.lowering.value import constant
+
+
+def linear(t, params, x):
+    dtype = t.out[0].dtype
+    x, params = t.cast(x, dtype), {name: t.cast(value, dtype) for name, value in params.items()}
+    if "bias" not in params:
+        return t.MatMul(x, params["weight"])
+    if len(x.shape) == 2:
+        return t.Gemm(x, params["weight"], params["bias"])
+    return t.Add(t.MatMul(x, params["weight"]), params["bias"])
+
+
+def embedding(t, params, ids):
+    """An id past the end gives nan, as in JAX; a negative one counts from the end."""
+    weight = params["weight"]
+    count = weight.shape[0]
+    ids = t.cast(ids, np.int64)
+    inside = t.And(t.GreaterOrEqual(ids, np.int64(-count)), t.Less(ids, np.int64(count)))
+    rows = t.Gather(weight, t.Where(inside, ids, np.int64(0)), axis=0)
+    return t.Where(t.Unsqueeze(inside, np.array([-1])), rows, t.number(np.nan))
+
+
+def in_float32(function):
+    """The function in at least float32, like the layer; the result has the type of x."""
+
+    def wide(t, *operands, **attributes):
+        def widen(value):
+            return t.cast(value, np.promote_types(stored_type(value.dtype), np.float32))
+
+        *trees, x = operands
+        trees = [{name: widen(value) for name, value in tree.items()} for tree in trees]
+        result = function(t, *trees, widen(x), **attributes)
+        return result if widen(x) is x else t.to(result, t.out[0].dtype)
+
+    return wide
+
+
+def layer_norm(t, params, x, *, eps):
+    return t.LayerNormalization(x, params["scale"], params["bias"], axis=-1, epsilon=float(eps))
+
+
+def rms_norm(t, params, x, *, eps):
+    if t.opset >= 23:
+        return t.RMSNormalization(x, params["scale"], axis=-1, epsilon=float(eps))
+    mean = t.ReduceMean(t.Mul(x, x), np.array([-1]), keepdims=1)
+    return t.Mul(t.Div(x, t.Sqrt(t.Add(mean, np.asarray(eps, x.dtype)))), params["scale"])
+
+
+def group_norm(t, params, x, *, groups, eps):
+    """Each group is an instance with one channel."""
+    batch, *sizes, channels = x.shape
+    first = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
+    grouped = t.reshape(first, (batch, groups, math.prod(sizes) * channels // groups))
+    y = t.InstanceNormalization(grouped, np.ones(groups, x.dtype), np.zeros(groups, x.dtype), epsilon=float(eps))
+    y = t.transpose(t.reshape(y, (batch, channels, *sizes)), (0, *range(2, len(sizes) + 2), 1))
+    return t.Add(t.Mul(y, params["scale"]), params["bias"])
+
+
+def by_statistics(t, params, statistics, x, *, eps):
+    """One scale and shift a channel; a convolution before takes them in."""
+    scale, bias, mean, var = params["scale"], params["bias"], statistics["mean"], statistics["var"]
+    if all(value.constant for value in (scale, bias, mean, var)):
+        factor = scale.data / np.sqrt(var.data + np.asarray(eps, var.dtype))
+        shift = bias.data - mean.data * factor
+        return t.Add(t.Mul(x, constant(factor, scale.name)), constant(shift, bias.name))
+    factor = t.Div(scale, t.Sqrt(t.Add(var, np.asarray(eps, var.dtype))))
+    return t.Add(t.Mul(t.Sub(x, mean), factor), bias)
+
+
+TABLE = {
+    "linear": linear,
+    "embedding": embedding,
+    "layer_norm": in_float32(layer_norm),
+    "rms_norm": in_float32(rms_norm),
+    "group_norm": in_float32(group_norm),
+    "by_statistics": in_float32(by_statistics),
+}

@@ -1,0 +1,75 @@
+"""Many numbers to one."""
+
+import numpy as np
+
+from inference.lowering.onnx_ops.elementwise import WIDER
+from inference.lowering.value import is_one
+
+
+def reduction(op):
+    def function(t, x, *, axes, **_):
+        dtype = WIDER.get(x.dtype.name, x.dtype)
+        result = over(t, op, t.cast(x, dtype), axes)
+        return result if dtype == x.dtype else t.to(result, x.dtype)
+
+    return function
+
+
+def over(t, op, x, axes):
+    """A reduction that drops its axes."""
+    if all(is_one(x.shape[axis]) for axis in axes):
+        return t.reshape(x, [d for axis, d in enumerate(x.shape) if axis not in axes])
+    return t.add(op, x, np.array(sorted(axes), np.int64), keepdims=0)
+
+
+def logical(op):
+    """Of booleans, as 0 and 1."""
+
+    def function(t, x, *, axes, **_):
+        return t.to(over(t, op, t.cast(x, np.int32), axes), bool)
+
+    return function
+
+
+def odd(t, x, *, axes, **_):
+    """Whether an odd number of booleans is true."""
+    return t.to(t.Mod(over(t, "ReduceSum", t.cast(x, np.int32), axes), np.int32(2)), bool)
+
+
+def extreme(op):
+    """The place of the largest, or smallest, number: the first of equal ones."""
+
+    def function(t, x, *, axes, index_dtype, **_):
+        x = t.cast(x, np.int32) if x.dtype == bool else t.cast(x, WIDER.get(x.dtype.name, x.dtype))
+        x = t.cast(x, np.float64) if x.dtype == np.int64 else x
+        return t.to(t.add(op, x, axis=axes[0], keepdims=0), index_dtype)
+
+    return function
+
+
+def mean(t, x, axes):
+    return over(t, "ReduceMean", x, axes)
+
+
+def global_max_pool(t, x):
+    return over(t, "ReduceMax", x, (1, 2))
+
+
+def global_avg_pool(t, x):
+    return mean(t, t.cast(x, t.out[0].dtype), (1, 2))
+
+
+TABLE = {
+    "reduce_sum": reduction("ReduceSum"),
+    "reduce_prod": reduction("ReduceProd"),
+    "reduce_max": reduction("ReduceMax"),
+    "reduce_min": reduction("ReduceMin"),
+    "reduce_and": logical("ReduceMin"),
+    "reduce_or": logical("ReduceMax"),
+    "reduce_xor": odd,
+    "argmax": extreme("ArgMax"),
+    "argmin": extreme("ArgMin"),
+    "mean": mean,
+    "global_max_pool": global_max_pool,
+    "global_avg_pool": global_avg_pool,
+}

@@ -1,0 +1,124 @@
+"""What moves numbers, or makes them from sizes."""
+
+import numpy as np
+
+from inference.lowering.onnx_ops.dims import is_number
+from inference.lowering.value import constant
+
+
+def reshape(t, x, *, new_sizes, **_):
+    return t.reshape(x, new_sizes)
+
+
+def squeeze(t, x, *, dimensions, **_):
+    return t.Squeeze(x, np.array(dimensions, np.int64))
+
+
+def expand_dims(t, x, *, dimensions, **_):
+    return t.Unsqueeze(x, np.array(dimensions, np.int64))
+
+
+def transpose(t, x, *, permutation, **_):
+    return t.transpose(x, permutation)
+
+
+def concatenate(t, *operands, dimension, **_):
+    filled = [x for x in operands if not is_none(x.shape[dimension])] or operands[:1]
+    return t.Concat(*filled, axis=dimension) if len(filled) > 1 else filled[0]
+
+
+def is_none(size):
+    return is_number(size) and size == 0
+
+
+def stack(t, *operands, axis, **_):
+    return t.Concat(*(t.Unsqueeze(x, np.array([axis])) for x in operands), axis=axis)
+
+
+def unstack(t, x, *, axis, **_):
+    return [t.Gather(x, np.int64(i), axis=axis) for i in range(x.shape[axis])]
+
+
+def tile(t, x, *, reps, **_):
+    return t.Tile(x, t.shape(reps))
+
+
+def split(t, x, *, sizes, axis, **_):
+    if len(sizes) == 1:
+        return [x]
+    return t.Split(x, np.array(sizes, np.int64), axis=axis, outputs=len(sizes))
+
+
+def cut(t, x, *, start_indices, limit_indices, strides, **_):
+    """A slice; only the axes that it shortens are named."""
+    steps = strides or (1,) * len(x.shape)
+    parts = zip(start_indices, limit_indices, steps, x.shape, strict=True)
+    axes = [i for i, (start, limit, step, size) in enumerate(parts) if (start, limit, step) != (0, size, 1)]
+    if not axes:
+        return x
+    starts, limits = t.shape([start_indices[i] for i in axes]), t.shape([limit_indices[i] for i in axes])
+    return t.Slice(x, starts, limits, np.array(axes, np.int64), np.array([steps[i] for i in axes], np.int64))
+
+
+def reverse(t, x, *, dimensions, **_):
+    """Slices that step backwards."""
+    ones = np.ones(len(dimensions), np.int64)
+    return t.Slice(x, -ones, np.iinfo(np.int64).min * ones, np.array(dimensions, np.int64), -ones)
+
+
+def pad(t, x, value, *, padding_config, **_):
+    """Around the numbers, and between them; a negative padding cuts off."""
+    if x.dtype == bool:
+        return t.to(pad(t, t.cast(x, np.int32), t.cast(value, np.int32), padding_config=padding_config), bool)
+    sizes = list(x.shape)
+    for axis, (_, _, between) in enumerate(padding_config):
+        if between:
+            x, sizes[axis] = spread(t, x, value, sizes, axis, between)
+    around = [low for low, _, _ in padding_config] + [high for _, high, _ in padding_config]
+    return t.Pad(x, t.shape(around), value) if any(is_number(d) is False or d for d in around) else x
+
+
+def spread(t, x, value, sizes, axis, between):
+    """x with `between` values after each number along an axis but the last, and the new size."""
+    split_sizes = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
+    pads = np.zeros(2 * len(split_sizes), np.int64)
+    pads[len(split_sizes) + axis + 1] = between
+    wide = t.Pad(t.reshape(x, split_sizes), pads, value)
+    size = sizes[axis] * (between + 1)
+    wide = t.reshape(wide, [*sizes[:axis], size, *sizes[axis + 1 :]])
+    cut_off = np.array([-between]), np.array([axis], np.int64)
+    return t.Slice(wide, np.array([0]), *cut_off), size - between
+
+
+def iota(t, *, dimension, shape, dtype, **_):
+    """0, 1, 2, ... along an axis."""
+    size = shape[dimension]
+    along = [size if axis == dimension else 1 for axis in range(len(shape))]
+    if is_number(size):
+        numbers = constant(np.arange(size, dtype=dtype).reshape(along))
+    else:
+        scalar = t.Squeeze(t.size(size), np.array([0]))
+        numbers = t.reshape(t.to(t.Range(np.int64(0), scalar, np.int64(1)), dtype), along)
+    return t.Expand(numbers, t.shape(shape)) if len(shape) > 1 else numbers
+
+
+def dim_as_value(t, *, dim, **_):
+    return t.to(t.Squeeze(t.size(dim), np.array([0])), t.out[0].dtype)
+
+
+TABLE = {
+    "reshape": reshape,
+    "squeeze": squeeze,
+    "expand_dims": expand_dims,
+    "transpose": transpose,
+    "concatenate": concatenate,
+    "stack": stack,
+    "unstack": unstack,
+    "tile": tile,
+    "split": split,
+    "slice": cut,
+    "rev": reverse,
+    "pad": pad,
+    "iota": iota,
+    "dim_as_value": dim_as_value,
+}
