@@ -1,6 +1,7 @@
 """Traced functions as TFLite files of builtin ops, through TensorFlow's converter."""
 
 import re
+import warnings
 
 from inference.lowering.walk import Walk
 from inference.packages import needed, quiet
@@ -38,20 +39,14 @@ def as_tensorflow(traced, products):
     from inference.lowering.tf_ops import TABLE
     from inference.lowering.tf_ops.target import Target
 
-    def run(**tensors):
-        given = {name: tensors[tensor_name(name)] for name in traced.inputs}
+    def run(*tensors):
+        given = dict(zip(traced.inputs, tensors, strict=True))
         target = Target(TABLE, [(aval.shape, given[name]) for name, aval in traced.inputs.items()], products)
         results = Walk(target).outputs(traced, given)
-        return {tensor_name(name): tf.identity(target.whole(value)) for name, value in results.items()}
+        return {name: tf.identity(target.whole(value)) for name, value in results.items()}
 
-    specs = {tensor_name(name): tf.TensorSpec(free(aval.shape), aval.dtype) for name, aval in traced.inputs.items()}
-    return tf.function(run, autograph=False).get_concrete_function(**specs), tf.Module()
-
-
-def tensor_name(name):
-    """The name of an input or output in the file: its tree path in letters, digits and _, the first no digit."""
-    plain = re.sub(r"\W", "_", name)
-    return f"_{plain}" if plain[:1].isdigit() else plain
+    specs = [tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in traced.inputs.items()]
+    return tf.function(run, autograph=False).get_concrete_function(*specs), tf.Module()
 
 
 def free(shape):
@@ -81,12 +76,13 @@ def in_int8(converter, samples):
     from tensorflow.lite.tools.optimize.debugging.python import debugger  # only it can leave ops out
 
     def representative():
-        yield from ({tensor_name(name): array for name, array in sample.items()} for sample in samples)
+        yield from samples
 
     converter.representative_dataset = representative
     options = debugger.QuantizationDebugOptions(denylisted_ops=list(KEPT))
-    debugging = debugger.QuantizationDebugger(converter=converter, debug_dataset=representative, debug_options=options)
-    return debugging.get_nondebug_quantized_model()
+    with warnings.catch_warnings(action="ignore"):  # TensorFlow warns of its own interpreter, which it uses here
+        debugging = debugger.QuantizationDebugger(converter=converter, debug_dataset=representative, debug_options=options)
+        return debugging.get_nondebug_quantized_model()
 
 
 def reason(error):

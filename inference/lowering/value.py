@@ -14,7 +14,7 @@ class Value:
         self.name = name  # of a weight: its tree path
         self.held = self.shape if held is None else tuple(held)  # the shape of the data
         self.origin = origin  # the equation that made it, and its operands
-        self.uses = 0  # equations that read it
+        self.uses = 0  # equations that read it, counted as soon as it is there: what others read, too, is not folded away
 
     @property
     def constant(self):

@@ -8,7 +8,8 @@ A target is an object with
 - `expanded(value)`: a handle of the value's data with its whole shape.
 
 The functions of marked ops receive what the marked function received, those of primitives the operands, then the parameters
-of the equation. `target.out` are the shapes and types of the results of the equation at hand, `target.walk` is this walk.
+of the equation. `target.out` are the shapes and types of the results of the equation at hand, `target.given` the shapes of
+its operands, `target.walk` is this walk.
 """
 
 from collections import Counter
@@ -153,6 +154,7 @@ class Walk:
     def results(self, eqn, operands, compute, held=None):
         """What a function of the table answered, as values."""
         self.target.out = [var.aval for var in eqn.outvars]
+        self.target.given = [value.shape for value in operands]
         found = compute()
         found = found if eqn.primitive.multiple_results else [found]
         about = {"held": held, "origin": (eqn, operands)}

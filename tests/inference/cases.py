@@ -49,8 +49,8 @@ NEITHER = dict.fromkeys(["lgamma", "digamma", "nextafter", "bits of numbers", "f
 ONNX_GAPS = {**NEITHER}  # {case: why not}
 TFLITE_GAPS = {
     **NEITHER,
-    "multiply at": "its scatter adds up what falls on one place, and does nothing else",
-    "max and min at": "its scatter adds up what falls on one place, and does nothing else",
+    "multiply at": "its scatter adds up what falls on one place; it can where the places are known to differ",
+    "max and min at": "its scatter adds up what falls on one place; it can where the places are known to differ",
     "conv of batches in groups": "its convolutions have groups of channels alone",
 }
 REMARKS = {

@@ -1,0 +1,72 @@
+"""Activations; those that TFLite has come as one op each."""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from inference.lowering.tf_ops.special import expm1, log1p
+
+
+def relu(target, x):
+    return tf.nn.relu(x)
+
+
+def leaky_relu(target, x, slope):
+    return tf.nn.leaky_relu(x, slope)
+
+
+def elu(target, x, alpha):
+    return tf.nn.elu(x) if alpha == 1 else tf.where(x > 0, x, alpha * expm1(target, tf.minimum(x, np.float32(0))))
+
+
+def gelu(target, x):
+    """In the form that the converter knows; the shape of the half keeps it from sharing x / 2 with others, when it would not."""
+    half = np.full((1,) * len(x.shape), 0.5, np.float32)
+    return half * x * (1 + tf.math.erf(x * np.float32(math.sqrt(0.5))))
+
+
+def gelu_tanh(target, x):
+    return tf.nn.gelu(x, approximate=True)
+
+
+def sigmoid(target, x):
+    return tf.sigmoid(x)
+
+
+def silu(target, x):
+    return x * tf.sigmoid(x)
+
+
+def hard_sigmoid(target, x):
+    return tf.nn.relu6(x + np.float32(3)) * np.float32(1 / 6)
+
+
+def hard_swish(target, x):
+    return x * hard_sigmoid(target, x)
+
+
+def softplus(target, x):
+    """log(1 + exp(x)) without a large exponent."""
+    return tf.nn.relu(x) + log1p(target, tf.exp(-tf.abs(x)))
+
+
+def mish(target, x):
+    return x * tf.tanh(softplus(target, x))
+
+
+def softmax(target, x):
+    return tf.nn.softmax(x)
+
+
+def log_softmax(target, x):
+    return tf.nn.log_softmax(x)
+
+
+TABLE = {
+    f.__name__: f
+    for f in (
+        *(relu, leaky_relu, elu, gelu, gelu_tanh, sigmoid, silu, hard_sigmoid, hard_swish),
+        *(softplus, mish, softmax, log_softmax),
+    )
+}

@@ -1,0 +1,38 @@
+"""Multi-head attention in products, since TFLite has no op for it."""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from inference.lowering.tf_ops.layers import linear
+from inference.lowering.tf_ops.pending import folds, is_known, solid
+
+
+@folds
+def attention(target, params, x, context=None, *, heads, causal, mask):
+    """(B, T, D) attends to (B, S, D); the products are of (B, H, T, D / H)."""
+    context = x if context is None else context
+    dim = params["query"]["weight"].shape[-1]
+    shrunk = {name: array * np.float32(1 / math.sqrt(dim // heads)) for name, array in params["query"].items()}
+    q, k, v = (
+        split_heads(solid(linear(target, layer, source)), heads)
+        for layer, source in ((shrunk, x), (params["key"], context), (params["value"], context))
+    )
+    scores = tf.matmul(q, k, transpose_b=True)  # (B, H, T, S)
+    if causal:
+        past = np.tril(np.ones(scores.shape[-2:], bool))  # (T, S)
+        mask = past if mask is None else past & mask if is_known(mask) else tf.logical_and(past, mask)
+    if mask is not None:
+        lowest = np.finfo(np.float32).min
+        scores = tf.where(mask, scores, lowest)
+    y = tf.transpose(tf.matmul(tf.nn.softmax(scores), v), (0, 2, 1, 3))
+    return linear(target, params["out"], tf.reshape(y, (-1, *x.shape[1:-1], dim)))
+
+
+def split_heads(x, heads):
+    """(B, T, D) -> (B, H, T, D / H)."""
+    return tf.transpose(tf.reshape(x, (-1, x.shape[1], heads, x.shape[2] // heads)), (0, 2, 1, 3))
+
+
+TABLE = {"attention": attention}

@@ -1,0 +1,36 @@
+"""Convolutions of NHWC images in the forms that TFLite has: SAME or VALID, full, depthwise or grouped."""
+
+import numpy as np
+import tensorflow as tf
+
+from model.layers.conv import resolve_padding
+
+
+def convolution(x, weight, stride, pads, dilation):
+    """(B, H, W, in) with a HWIO weight, constant or not; groups follow from its shape."""
+    size, channels, outputs = x.shape[1:3], x.shape[-1], weight.shape[-1]
+    groups = channels // weight.shape[2]
+    if tuple(pads) == resolve_padding("SAME", size, weight.shape[:2], stride, dilation):
+        padding = "SAME"
+    else:
+        padding, x = "VALID", padded(x, pads)
+    if groups == 1 or groups < channels or stride[0] != stride[1]:
+        return tf.nn.conv2d(x, weight, stride, padding, dilations=dilation)
+    shape = (*weight.shape[:2], channels, outputs // channels)
+    kernel = weight.reshape(shape) if isinstance(weight, np.ndarray) else tf.reshape(weight, shape)
+    return tf.nn.depthwise_conv2d(x, kernel, (1, *stride, 1), padding, dilations=dilation)
+
+
+def padded(x, pads):
+    """Zeros around an image; negative numbers of them cut it."""
+    if any(p < 0 for pair in pads for p in pair):
+        (top, bottom), (left, right) = [[max(-p, 0) for p in pair] for pair in pads]
+        x = x[:, top : x.shape[1] - bottom, left : x.shape[2] - right]
+    rims = [[max(p, 0) for p in pair] for pair in pads]
+    return tf.pad(x, [(0, 0), *rims, (0, 0)]) if any(map(any, rims)) else x
+
+
+def out_size(size, kernel, stride, pads, dilation):
+    """The height and width of what a convolution gives."""
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    return [(sum(p) + n - r) // s + 1 for n, r, s, p in zip(size, reach, stride, pads, strict=True)]

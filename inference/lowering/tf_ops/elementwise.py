@@ -1,0 +1,221 @@
+"""Arithmetic, comparisons and choices, number by number.
+
+TFLite's arithmetic is of float32, int32 and int64: narrower numbers are widened for it, and come back cut as they would wrap.
+"""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+WIDER = {
+    **dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"),
+    "uint32": "int64",
+    **dict.fromkeys(("float16", "bfloat16"), "float32"),
+}
+
+
+def widened(function):
+    @functools.wraps(function)
+    def call(target, *operands, **params):
+        wider = {x.dtype.name: WIDER[x.dtype.name] for x in operands if x.dtype.name in WIDER}
+        if not wider:
+            return function(target, *operands, **params)
+        out = target.out[0].dtype
+        result = function(target, *[tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands], **params)
+        return tf.cast(result, out)
+
+    return call
+
+
+def is_float(x):
+    return x.dtype.name.startswith(("float", "bfloat"))
+
+
+def is_bool(x):
+    return x.dtype.name == "bool"
+
+
+def plain(function):
+    """A function of TensorFlow for a primitive that means the same."""
+    return lambda target, *operands, **_: function(*operands)
+
+
+def divide(target, x, y):
+    """Whole numbers are cut towards 0, as TFLite's division does."""
+    return tf.divide(x, y) if is_float(x) else tf.truncatediv(x, y)
+
+
+def remainder(target, x, y):
+    """With the sign of x."""
+    size = tf.math.floormod(tf.abs(x), tf.abs(y))
+    return tf.where(x < 0, -size, size)
+
+
+def power(target, x, y):
+    return tf.pow(x, tf.cast(y, x.dtype))
+
+
+def integer_pow(target, x, *, y):
+    """By repeated squaring."""
+    result, factor, left = None, x, abs(y)
+    while left:
+        if left & 1:
+            result = factor if result is None else result * factor
+        left >>= 1
+        factor = tf.square(factor) if left else factor
+    result = tf.ones_like(x) if result is None else result
+    return 1 / result if y < 0 else result
+
+
+def maximum(target, x, y):
+    """nan where one is; TFLite keeps that of its first operand alone."""
+    if is_bool(x):
+        return tf.logical_or(x, y)
+    if isinstance(x, np.ndarray):
+        x, y = y, x
+    if isinstance(y, np.ndarray) or not is_float(x):
+        return tf.maximum(x, y)
+    return tf.where(tf.logical_or(x > y, tf.not_equal(x, x)), x, y)
+
+
+def minimum(target, x, y):
+    if is_bool(x):
+        return tf.logical_and(x, y)
+    if isinstance(x, np.ndarray):
+        x, y = y, x
+    if isinstance(y, np.ndarray) or not is_float(x):
+        return tf.minimum(x, y)
+    return tf.where(tf.logical_or(x < y, tf.not_equal(x, x)), x, y)
+
+
+def equal(target, x, y):
+    """TFLite finds no number equal to inf, not even inf: their difference is not 0."""
+    x, y, sign = infinite_last(x, y)
+    return tf.equal(x, y) if sign == 0 else x >= y if sign > 0 else x <= y
+
+
+def not_equal(target, x, y):
+    x, y, sign = infinite_last(x, y)
+    if sign == 0:
+        return tf.not_equal(x, y)
+    return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # nan is neither
+
+
+def infinite_last(x, y):
+    """(x, y, sign) with what is known to be infinite for y, and its sign; 0 where nothing is."""
+    for a, b in ((x, y), (y, x)):
+        if isinstance(b, np.ndarray) and b.size and is_float(b) and np.isinf(b).all() and len(np.unique(b)) == 1:
+            return a, b, int(np.sign(b.flat[0]))
+    return x, y, 0
+
+
+def limited(x, low, high):
+    """Within limits; in the other order the converter makes an op of it that there is for floats alone."""
+    return tf.minimum(tf.maximum(x, low), high)
+
+
+def clamp(target, low, x, high):
+    return minimum(target, maximum(target, x, low), high)
+
+
+def select_n(target, which, *cases):
+    """case 0, 1, ... where `which` says so."""
+    if is_bool(which):
+        return tf.where(which, cases[1], cases[0])
+    chosen = cases[-1]
+    for i in reversed(range(len(cases) - 1)):
+        chosen = tf.where(which <= i, cases[i], chosen)
+    return chosen
+
+
+def convert(target, x, *, new_dtype, **_):
+    """A cast; of floats to whole numbers, what lies outside becomes the nearest."""
+    return tf.not_equal(x, tf.zeros((), x.dtype)) if np.dtype(new_dtype).name == "bool" else tf.cast(x, new_dtype)
+
+
+def is_finite(target, x):
+    return tf.abs(x) < np.float32(np.inf)
+
+
+def rounded(target, x, *, rounding_method):
+    if rounding_method.name == "TO_NEAREST_EVEN":
+        return tf.round(x)
+    whole = tf.sign(x) * tf.floor(tf.abs(x))
+    return tf.where(tf.abs(x - whole) < 0.5, whole, whole + tf.sign(x))
+
+
+def exclusive_or(target, x, y):
+    return tf.not_equal(x, y) if is_bool(x) else tf.bitwise.bitwise_xor(x, y)
+
+
+def both(target, x, y):
+    """Of whole numbers: x + y counts each common bit twice, x ^ y not at all."""
+    if is_bool(x):
+        return tf.logical_and(x, y)
+    if x.dtype.name == "uint32":
+        return tf.cast(both(target, tf.cast(x, tf.int32), tf.cast(y, tf.int32)), tf.uint32)
+    x_half, y_half = tf.bitwise.right_shift(x, 1), tf.bitwise.right_shift(y, 1)  # whose sum does not overflow
+    above = tf.bitwise.right_shift(x_half + y_half - tf.bitwise.bitwise_xor(x_half, y_half), 1)
+    return above * 2 + (x - x_half * 2) * (y - y_half * 2)
+
+
+def either(target, x, y):
+    return tf.logical_or(x, y) if is_bool(x) else x + y - both(target, x, y)
+
+
+def negation(target, x):
+    return tf.logical_not(x) if is_bool(x) else -1 - x
+
+
+def shift_left(target, x, count):
+    """A product with a power of 2; nothing is left of a number that is shifted out of its bits."""
+    bits = 8 * np.dtype(target.out[0].dtype).itemsize
+    power = tf.cast(tf.pow(np.int32(2), tf.cast(limited(count, 0, 30), tf.int32)), x.dtype)
+    last = tf.where(tf.equal(count, 31), np.asarray(2, x.dtype.name), np.asarray(1, x.dtype.name))
+    inside = tf.logical_and(count >= 0, count < bits)
+    return tf.where(inside, x * power * last, tf.zeros_like(x))
+
+
+def shift_right(target, x, count):
+    """Of whole numbers with their sign."""
+    bits = 8 * np.dtype(target.out[0].dtype).itemsize
+    return tf.bitwise.right_shift(x, limited(count, 0, bits - 1))
+
+
+def shift_right_logical(target, x, count):
+    """Zeros come in from above."""
+    bits = 8 * np.dtype(x.dtype.name).itemsize
+    unsigned = tf.cast(x, f"uint{bits}")
+    wide = tf.uint32 if bits == 32 else tf.int32
+    count = tf.cast(count, tf.int32)
+    moved = tf.bitwise.right_shift(tf.cast(unsigned, wide), tf.cast(limited(count, 0, bits - 1), wide))
+    return tf.cast(tf.where(count < bits, tf.cast(moved, tf.int32), 0), x.dtype)
+
+
+def population_count(target, x):
+    """How many bits are set; a number less twice its half is its last bit."""
+    shifted = tf.bitwise.right_shift(x[..., None], np.arange(8 * np.dtype(x.dtype.name).itemsize, dtype=x.dtype.name))
+    return tf.cast(tf.reduce_sum(shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), x.dtype.name)), -1), x.dtype)
+
+
+PLAIN = {
+    **{"add": tf.add, "sub": tf.subtract, "mul": tf.multiply, "neg": tf.negative, "abs": tf.abs, "sign": tf.sign},
+    **{"exp": tf.exp, "log": tf.math.log, "sqrt": tf.sqrt, "rsqrt": tf.math.rsqrt, "square": tf.square},
+    **{"sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh, "logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
+    **{"lt": tf.less, "le": tf.less_equal, "gt": tf.greater, "ge": tf.greater_equal},
+}
+OWN = {
+    **{"div": divide, "rem": remainder, "pow": power, "integer_pow": integer_pow, "max": maximum, "min": minimum, "clamp": clamp},
+    **{"eq": equal, "ne": not_equal},
+    **{"is_finite": is_finite, "round": rounded, "xor": exclusive_or, "and": both, "or": either, "not": negation},
+    **{"shift_left": shift_left, "shift_right_arithmetic": shift_right},
+}
+TABLE = {
+    **{name: widened(plain(function)) for name, function in PLAIN.items()},
+    **{name: widened(function) for name, function in OWN.items()},
+    "population_count": population_count,
+    "shift_right_logical": shift_right_logical,
+    "select_n": widened(select_n),
+    "convert_element_type": convert,
+}
