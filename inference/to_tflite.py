@@ -1,6 +1,5 @@
 """Traced functions as TFLite files of builtin ops, through TensorFlow's converter."""
 
-import re
 import warnings
 
 from inference.lowering.walk import Walk

@@ -1,7 +1,6 @@
 """A small run, trained once, and the commands that ship it, in this process."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -40,10 +39,9 @@ def convert(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments, config=small.config, weights=small.checkpoint):
-        given = [*(["-c", str(config)] if config else []), "-w", str(weights), "--out", str(tmp_path / "out"), *map(str, arguments)]
-        code = convert_tflite.main(given)
+        given = ["-w", weights, "--out", tmp_path / "out", *arguments, *(["-c", config] if config else [])]
+        code = convert_tflite.main(list(map(str, given)))
         said = capsys.readouterr()
         return code, said.out + said.err
 
-    os.makedirs(tmp_path, exist_ok=True)
     return command
