@@ -44,7 +44,7 @@ class Op:
             value.maker = self
 
     def frames(self):
-        """(file, line, function) of the code behind it, innermost first, without JAX's own and Python's."""
+        """(file, line, function) of the code behind it, innermost first, without JAX's own, Python's and the mark's."""
         frames = [frame for eqn in self.path for frame in eqn.source_info.traceback.frames]
         return [(f.file_name, f.line_num, f.function_name) for f in frames if not is_foreign(f.file_name)]
 
@@ -215,5 +215,7 @@ def chosen(op, kind):
 
 
 def is_foreign(file):
-    """Whether a file is part of JAX or of Python."""
+    """Whether a file is part of JAX or of Python, or the export mark, which stands between a layer and its caller."""
+    if file.endswith("model/layers/op.py"):
+        return True
     return file.startswith((JAX, "<frozen")) or (file.startswith(PYTHON) and "-packages/" not in file)

@@ -64,7 +64,7 @@ def test_int8_is_smaller_and_tells_its_accuracy(convert, tmp_path):
     assert code == 0, said
     for found in report(tmp_path)["formats"].values():
         before, after = found["test_set"]["before"], found["test_set"]["after"]
-        assert before["accuracy"] > 0.8 and abs(after["accuracy"] - before["accuracy"]) <= 0.03
+        assert before["accuracy"] > 0.6 and abs(after["accuracy"] - before["accuracy"]) <= 0.03
         assert found["bytes"] < 0.5 * 4 * 12730
         assert f"accuracy {before['accuracy']:.4f} -> {after['accuracy']:.4f}" in said
 
