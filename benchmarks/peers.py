@@ -68,7 +68,7 @@ def native_tflite(file):
 
 
 def jax2tf_onnx(file, batch=None):
-    from inference.fallback import onnx_by_jax2tf
+    from inference.fallback.convert import onnx_by_jax2tf
 
     onnx_by_jax2tf(*to_trace(batch), file)
 
@@ -78,7 +78,7 @@ def jax2tf_onnx_fixed(file):
 
 
 def jax2tf_tflite(file, batch=None):
-    from inference.fallback import tflite_by_jax2tf
+    from inference.fallback.convert import tflite_by_jax2tf
 
     tflite_by_jax2tf(*to_trace(batch), file)
 

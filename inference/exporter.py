@@ -98,7 +98,7 @@ class Exporter:
     def by_jax2tf(self, each, path):
         """Write a file the old way, which knows more primitives and makes larger graphs."""
         needed("tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert")
-        from inference.fallback import onnx_by_jax2tf, tflite_by_jax2tf
+        from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
 
         if each == "tflite":
             tflite_by_jax2tf(*self.traced(), path, quantize=self.arguments.quantize, samples=self.samples())

@@ -8,7 +8,7 @@ from flax import nnx
 from jax import lax
 
 from inference import packages
-from inference.fallback import onnx_by_jax2tf, tflite_by_jax2tf
+from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
 from inference.runtimes import open_model
 from model.layers.linear import linear
 from utils import UserError

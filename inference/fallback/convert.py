@@ -10,9 +10,9 @@ from functools import partial
 import jax
 import numpy as np
 
+from inference.fallback.stablehlo import Plain, bound, stablehlo_of
 from inference.lowering.trace import trace
 from inference.packages import needed, quiet
-from inference.stablehlo import Plain, bound, stablehlo_of
 from inference.to_tflite import converted
 from utils import UserError, atomic_write, first_line
 
@@ -118,7 +118,7 @@ def with_plain_names(data):
 
 def as_onnx(function, inputs, outputs, opset=18):
     """The bytes of an ONNX file of the same function."""
-    from inference.onnx_of_tflite import onnx_of_tflite
+    from inference.fallback.onnx_of_tflite import onnx_of_tflite
 
     data = as_tflite(function, inputs, outputs)
     shapes = [{name: aval.shape for name, aval in named.items()} for named in (inputs, outputs)]
