@@ -8,16 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.lowering.onnx_ops import TABLE
 from inference.lowering.trace import trace
 from inference.lowering.walk import Missing
 from inference.to_onnx import OPSETS, check, onnx_model, write_onnx
 from model.base import Model
 from model.convnext import convnext
 from model.layers.conv import conv2d, conv2d_init
-from model.layers.linear import linear
 from model.layers.norm import layer_norm
-from model.layers.op import op
 from model.mlp import mlp
 from model.resnet import resnet
 from model.vit import vit
@@ -264,28 +261,6 @@ def test_other_types_of_numbers():
         double = jax.tree.map(lambda leaf: leaf.astype(np.float64), weights)
         proto = onnx_model(trace(function, double, jax.ShapeDtypeStruct((8, 8, 1), np.float64)))
         compare(answers(proto, {"input": x.astype(np.float64)}), {"output": wanted.astype(np.float64)})
-
-
-def test_an_op_of_ones_own_is_one_function(monkeypatch):
-    @op
-    def snake(params, x):
-        return x + jnp.sin(params["alpha"] * x) ** 2 / params["alpha"]
-
-    def snake_in_onnx(t, params, x):
-        wave = t.Sin(t.Mul(x, params["alpha"]))
-        return t.Add(x, t.Div(t.Mul(wave, wave), params["alpha"]))
-
-    monkeypatch.setitem(TABLE, "snake", snake_in_onnx)
-
-    def init(key):
-        return {"alpha": jnp.ones(4), "linear": {"weight": jnp.ones((4, 4))}}, {}
-
-    def apply(params, state, x, *, train=False, key=None):
-        return snake({"alpha": params["alpha"]}, linear(params["linear"], x)), state
-
-    proto = exported(Model(init, apply), images(4))
-    assert ops(proto) == {"MatMul": 1, "Mul": 2, "Sin": 1, "Div": 1, "Add": 1}
-    assert {entry.name for entry in proto.graph.initializer} == {"alpha", "linear/weight"}
 
 
 def test_the_page_of_coverage_is_as_the_cases_are():

@@ -1,0 +1,39 @@
+"""An op of one's own, added as the README writes it, to both tables."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inference.lowering.trace import trace
+from inference.runtimes import open_model
+from inference.to_onnx import write_onnx
+from inference.to_tflite import write_tflite
+from model.layers.op import op
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+def test_an_op_as_the_readme_adds_it(tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    from inference.lowering import onnx_ops, tf_ops
+
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def snake" in text]
+    layer, for_onnx, for_tf = block.split("\n\n")
+    scope = {"op": op, "jnp": jnp, "tf": tf}
+    for text, module in ((for_onnx, onnx_ops), (for_tf, tf_ops)):
+        exec(text, scope)
+        monkeypatch.setitem(module.TABLE, "snake", scope["snake"])
+    exec(layer, scope)
+
+    x, alpha = np.linspace(-3, 3, 24, dtype=np.float32).reshape(3, 8), np.linspace(1, 2, 8, dtype=np.float32)
+    traced = trace(lambda w, x: scope["snake"](x, w["alpha"]), {"alpha": alpha}, jax.ShapeDtypeStruct((8,), np.float32))
+    write_onnx(traced, tmp_path / "a.onnx")
+    write_tflite(traced, tmp_path / "a.tflite")
+    for file in ("a.onnx", "a.tflite"):
+        found = open_model(tmp_path / file)({"input": x})["output"]
+        np.testing.assert_allclose(found, x + np.sin(alpha * x) ** 2 / alpha, atol=1e-6)
+    assert open_model(tmp_path / "a.onnx").nodes() == 5
