@@ -72,7 +72,7 @@ def _replaced(name, folders, stand_in, error):
     """The stand-in's datasets, announced so that nobody takes them for the real ones."""
     source = f"digits (stand-in for {name}: no files in {_places(folders)}, no mirror reachable)"
     line = "!" * 100
-    logging.getLogger("main").warning("%s\nNOT %s: training goes on with %s\n%s\n%s", line, name.upper(), source, error, line)
+    logging.getLogger("main").warning("%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, error, line)
     return {key: Arrays(*dataset.arrays, source) for key, dataset in stand_in().load().items()}
 
 

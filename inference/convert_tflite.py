@@ -5,6 +5,7 @@ Ships a checkpoint: inference/<name>/ with <name>.tflite and <name>.onnx, each k
 
 import argparse
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
 
 FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
-ONLY_FAILED = {"tflite": 3, "onnx": 4}  # exit codes: that format failed, the other was written
+FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5}  # exit codes: that failed, a file was written
+STOPPED = 130  # as shells say of Ctrl-C
 
 
 def main(argv=None):
     """Run the command line; a mistake of the user's ends in one message and an exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is half written is removed then
     try:
         arguments = parse(argv)
         from inference.export import export
@@ -32,19 +35,24 @@ def main(argv=None):
     except (RunError, OSError) as error:
         print(error, file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        print("Stopped; nothing was written", file=sys.stderr)
+        return STOPPED
 
 
 def code(failed):
-    """The exit code, by {format: whether it failed}."""
+    """The exit code, by {what was to be written: whether it failed}."""
     if not any(failed.values()):
         return DONE
-    return FAILED if all(failed.values()) else ONLY_FAILED[next(name for name, wrong in failed.items() if wrong)]
+    if all(wrong for name, wrong in failed.items() if name in FORMATS):
+        return FAILED
+    return FAILED_ALONE[next(name for name, wrong in failed.items() if wrong)]
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(
         description="Export a checkpoint to TFLite and ONNX, and verify both against JAX.",
-        epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, 3 TFLite alone failed, 4 ONNX alone failed.",
+        epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, 3 TFLite alone failed, 4 ONNX alone, 5 the demo.",
     )
     say = parser.add_argument
     say("-c", "--config", help="the config (default: what the checkpoint remembers)")
@@ -85,7 +93,9 @@ def checked(arguments):
         given = getattr(arguments, option) or []
         arguments.overrides += [text for text in given if "=" in text]
         setattr(arguments, option, [text for text in given if "=" not in text])
-    arguments.formats = [name for text in arguments.formats for name in text.lower().split(",")]
+        if given and not getattr(arguments, option):
+            raise UserError(f"--{option}: names none; overrides of the config stand before it")
+    arguments.formats = list(dict.fromkeys(name for text in arguments.formats for name in text.lower().split(",")))
     choose("--formats", arguments.formats, FORMATS)
     choose("--route", [arguments.route], ("auto", "native", "jax2tf"))
     choose("--quantize", [arguments.quantize] if arguments.quantize else [], PRECISIONS)
@@ -99,6 +109,8 @@ def checked(arguments):
         raise UserError(f"--name: {arguments.name!r} is no name of a folder; letters, digits, '-', '_', '.' and spaces are")
     if arguments.demo and "onnx" not in arguments.formats:
         raise UserError("--demo: runs the ONNX file; add onnx to --formats")
+    if arguments.demo and arguments.batch not in (None, 1):
+        raise UserError(f"--demo: gives one example at a time; leave out --batch {arguments.batch}")
     arguments.shape = shape_of(arguments.input) if arguments.input else None
     return arguments
 
@@ -116,7 +128,10 @@ def shape_of(texts):
     numbers = re.findall(r"\d+", text)
     if not re.fullmatch(r"[\s\d,()\[\]]*", text) or len(numbers) < 2 or "0" in numbers:
         raise UserError(f'--input: {text!r} is no shape; it reads 1 28 28 1, or "(1, 28, 28, 1)", with the batch first')
-    return tuple(int(number) for number in numbers[1:])
+    batch, *shape = map(int, numbers)
+    if batch != 1:
+        raise UserError(f"--input: {text!r}: a shape begins with the batch, 1; --batch N fixes it to another")
+    return tuple(shape)
 
 
 if __name__ == "__main__":

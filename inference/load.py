@@ -1,7 +1,5 @@
-"""A config and a checkpoint made into what is shipped: a function of weights and inputs, and real examples to try it on."""
+"""A config and a checkpoint made into what is shipped: a function of weights and inputs."""
 
-import json
-import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,17 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_loader.base import loaded
-from inference.lowering.trace import named
 from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe
 from training.checkpoint.restore import check_meaning
-from utils import UserError, first_line, named_leaves
-from wiring.build import build, build_model, build_preprocess
-from wiring.config import read
-
-logger = logging.getLogger("main")
+from utils import UserError, named_leaves
+from wiring.build import build_to_ship
+from wiring.config import override, read
+from wiring.parts import where_and_why
 
 
 class Form(NamedTuple):
@@ -43,37 +38,42 @@ class Shipped(NamedTuple):
     inputs: Any
     preprocess: tuple  # what is still to be done to the data's raw inputs
     form: Form
-    parts: Any  # of the config; None where they cannot be built, and `why`
-    why: str
-    config: dict
+    parts: Any  # of the config; its data is None where it cannot be had,
+    why: str  # for this reason
+    record: dict  # of the checkpoint
+
+    @property
+    def config(self):
+        """The config, with its defaults."""
+        return self.parts.config
 
 
 def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, form=NHWC):
-    """What the config makes of the weights in a checkpoint; `shape` is that of one input, where the checkpoint's is not meant.
+    """What the config makes of the weights in a checkpoint; `shape` is that of one input, where the data's is not meant.
 
     Without a config file it is the checkpoint's own, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
-    record = weights.record
-    config, source, trusted = config_of(config_file, checkpoint, record, overrides, trusted)
-    parts, model, preprocess, why = built(config, source, trusted, record, shape)
-    raw, inputs = example(parts, preprocess, record, shape)
-    model_shapes = shapes_of(model, source)
-    weights.check(*model_shapes)
-    params, state = weights.merged(*model_shapes)
-    check_applies(model, model_shapes, inputs, source)
-    stored = weights.probe
-    if stored:
+    config, source, trusted = config_of(config_file, checkpoint, weights.record, overrides, trusted)
+    parts, why = build_to_ship(config, source, facts_of(weights.record), trusted, shape)
+    raw, inputs = forms(parts, weights.record, shape)
+    shapes = shapes_of(parts.model, source)
+    weights.check(*shapes)
+    params, state = weights.merged(*shapes)
+    check_applies(parts.model, shapes, inputs, source, form)
+    if weights.probe:
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((EXAMPLES, *leaf.shape), leaf.dtype), inputs)
-        mend = "export from a checkout whose model/ is as it was"
-        check_meaning(checkpoint, stored, Probe(model, spec)(params, state), mend)
+        mend = "use a checkout whose model/ is as it was"
+        check_meaning(checkpoint, weights.probe, Probe(parts.model, spec)(params, state), mend)
     if form.preprocess and raw is None:
-        raise UserError(f"--with-preprocess: the form of raw inputs is not known, since the data cannot be had: {why}")
-    inputs, outside, inside = (raw, (), tuple(preprocess)) if form.preprocess else (inputs, tuple(preprocess), ())
+        why = why or f"its inputs have another shape than {tuple(shape)}"
+        raise UserError(f"--with-preprocess: takes what raw inputs look like from the data, which does not tell: {why}")
+    preprocess = tuple(parts.preprocess)
+    inputs, outside, inside = (raw, (), preprocess) if form.preprocess else (inputs, preprocess, ())
     if form.layout == "nchw":
         inputs = channels_first(inputs)
-    function, host = partial(forward, model, inside, form), {"params": params, "state": state}
-    return Shipped(function, host, inputs, outside, form, parts, why, parts.config if parts else config)
+    function, host = partial(forward, parts.model, inside, form), {"params": params, "state": state}
+    return Shipped(function, host, inputs, outside, form, parts, why, weights.record)
 
 
 def forward(model, preprocess, form, weights, x):
@@ -102,42 +102,29 @@ def config_of(config_file, checkpoint, record, overrides, trusted):
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
         raise UserError(f"{checkpoint}: does not tell its config; name one with -c")
-    if overrides:
-        raise UserError(f"{overrides[0]}: changes a config; name one with -c")
-    return record["config"], str(checkpoint), trusted
+    config = record["config"]
+    for text in overrides:
+        config = override(config, text)
+    return config, str(checkpoint), trusted
 
 
-def built(config, source, trusted, record, shape):
-    """(parts or None, model, preprocessing, why there are no parts): without its data a model can still be built, from what the
-    checkpoint knows of them."""
+def facts_of(record):
+    """What a checkpoint knows of the data that it was trained on."""
     facts = record.get("facts", {})
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
-    try:
-        parts, why = build(json.loads(json.dumps(config)), source, trusted), ""
-    except UserError as error:
-        parts, why = None, str(error)
-    if parts and shape is None:
-        return parts, parts.model, parts.preprocess, why
-    known = facts | (parts.facts if parts else {}) | ({"input_shape": tuple(shape)} if shape else {})
-    try:
-        return parts, build_model(config, source, known, trusted), build_preprocess(config, source, trusted), why
-    except UserError as error:
-        raise UserError(why or str(error)) from error  # all that is wrong with the config
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
 
 
-def example(parts, preprocess, record, shape):
+def forms(parts, record, shape):
     """(the form of one raw input or None, that of one input of the model)"""
-    if parts and isinstance(parts.data.example, tuple):
+    if parts.data and isinstance(parts.data.example, tuple):
         raw = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0])
         x = raw
-        for fn in preprocess:
+        for fn in parts.preprocess:
             x = jax.eval_shape(fn, x)
-        if shape is None:
-            return raw, x
-        if tuple(shape) == x.shape:
+        if shape is None or tuple(shape) == x.shape:
             return raw, x
         return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-    shape = shape or record.get("facts", {}).get("input_shape")
+    shape = shape or facts_of(record).get("input_shape")
     if shape is None:
         raise UserError("--input: the shape of an input is not known; name it, as in --input 1 28 28 1")
     return None, jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
@@ -148,17 +135,19 @@ def shapes_of(model, source):
     try:
         return jax.eval_shape(model.init, jax.random.key(0))
     except Exception as error:
-        raise UserError(f"{source}: model: cannot be initialized: {first_line(error)}") from error
+        raise UserError(f"{source}: model: cannot be initialized: {where_and_why(error)}") from error
 
 
-def check_applies(model, shapes, inputs, source):
-    """Refuse an input that the model refuses."""
+def check_applies(model, shapes, inputs, source, form):
+    """Refuse an input that the model refuses, and a softmax of what is no array."""
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), inputs)
     try:
-        jax.eval_shape(lambda *args: model.apply(*args, train=False, key=None), *shapes, batch)
+        out, _ = jax.eval_shape(lambda *args: model.apply(*args, train=False, key=None), *shapes, batch)
     except Exception as error:
         told = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(batch))
-        raise UserError(f"{source}: the model refuses an input of {told}: {first_line(error)}") from error
+        raise UserError(f"{source}: the model fails on an input of {told}: {where_and_why(error)}") from error
+    if form.softmax and not hasattr(out, "shape"):
+        raise UserError(f"--with-softmax: is for one output; the model has {', '.join(named_leaves(out))}")
 
 
 def channels_first(inputs):
@@ -171,27 +160,9 @@ def channels_first(inputs):
     return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
 
 
-class Examples:
-    """Real examples of the config's data: ({input: array}, targets), the inputs as the exported function takes them."""
-
-    def __init__(self, shipped):
-        if shipped.parts is None:
-            raise UserError(shipped.why)
-        self.sets, self.shipped = loaded(shipped.parts.data), shipped
-
-    def test(self, count=None):
-        """The first ones of the test set, or of the training set where there is no other."""
-        return self.batch(self.sets.get("test", self.sets["train"]), count)
-
-    def spread(self, count):
-        """Some of the training set, from its first to its last."""
-        return self.batch(self.sets["train"], count, spread=True)
-
-    def batch(self, dataset, count, spread=False):
-        """`count` examples, or all."""
-        count = min(count or len(dataset), len(dataset))
-        examples = [dataset[i * len(dataset) // count if spread else i] for i in range(count)]
-        if not isinstance(examples[0], tuple):
-            raise UserError("the data's examples are no pairs (input, target)")
-        raw, targets = (jax.tree.map(lambda *leaves: np.stack(leaves), *side) for side in zip(*examples, strict=True))
-        return named(prepared(self.shipped.preprocess, self.shipped.form, raw), "input"), targets
+def answers(config, form):
+    """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
+    loss = config.get("loss")
+    if (loss.get("name") if isinstance(loss, dict) else loss) != "cross_entropy":
+        return "numbers"
+    return "probabilities" if form.softmax else "logits"

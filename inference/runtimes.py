@@ -16,7 +16,8 @@ PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert"}  # what runs a 
 def open_model(path):
     """The model in a file, by its suffix."""
     path = Path(path)
-    package = PACKAGES.get(path.suffix)
+    kind = path.suffix.lower()
+    package = PACKAGES.get(kind)
     if package is None:
         raise UserError(f"{path}: ends neither in .onnx nor in .tflite")
     if not path.is_file():
@@ -24,9 +25,9 @@ def open_model(path):
     if importlib.util.find_spec(package) is None:
         raise UserError(f"{path}: running it needs {package}: pip install -r inference/requirements.txt")
     try:
-        return OnnxModel(path) if path.suffix == ".onnx" else LiteRTModel(path)
+        return OnnxModel(path) if kind == ".onnx" else LiteRTModel(path)
     except Exception as error:  # of many kinds, by what is wrong with the bytes
-        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from error
+        raise UserError(f"{path}: cannot be read as {kind[1:]}: {first_line(error)}") from error
 
 
 class OnnxModel:
@@ -67,23 +68,26 @@ class LiteRTModel:
         else:
             given = {detail["name"]: detail for detail in self.interpreter.get_input_details()}
             made = {detail["name"]: detail for detail in self.interpreter.get_output_details()}
-        self.places = {name: detail["index"] for name, detail in (given | made).items()}
+        self.given = {name: detail["index"] for name, detail in given.items()}  # an output may have an input's name
+        self.made = {name: detail["index"] for name, detail in made.items()}
         self.inputs = {name: (sizes(detail["shape_signature"]), detail["dtype"]) for name, detail in given.items()}
         self.outputs = {name: (sizes(detail["shape_signature"]), detail["dtype"]) for name, detail in made.items()}
         self.shapes = None
+        self.path = path
 
     def __call__(self, arrays):
         shapes = {name: np.shape(array) for name, array in arrays.items()}
         if shapes != self.shapes:
+            self.shapes = None  # until they are all taken
             for name, shape in shapes.items():
-                self.interpreter.resize_tensor_input(self.places[name], shape)
+                self.interpreter.resize_tensor_input(self.given[name], shape)
             with quiet():  # it tells the terminal of its delegate
                 self.interpreter.allocate_tensors()
             self.shapes = shapes
         for name, array in arrays.items():
-            self.interpreter.set_tensor(self.places[name], array)
+            self.interpreter.set_tensor(self.given[name], array)
         self.interpreter.invoke()
-        return {name: self.interpreter.get_tensor(self.places[name]) for name in self.outputs}
+        return {name: self.interpreter.get_tensor(index) for name, index in self.made.items()}
 
     def nodes(self):
         """How many there are, as the file has them: what the delegate took over is not counted twice."""

@@ -1,6 +1,6 @@
 """A traced function as an ONNX file."""
 
-from inference.lowering.onnx_ops import TABLE
+from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
@@ -21,7 +21,7 @@ def onnx_model(traced, opset=20):
     """What was traced as a ModelProto; raises Missing for a primitive that the table lacks."""
     from onnx import helper
 
-    target = OnnxTarget(TABLE, opset, traced.inputs)
+    target = OnnxTarget(LAYERS, PRIMITIVES, opset, traced.inputs)
     target.taken.update(traced.outputs)
     outputs = Walk(target).outputs(traced, {name: name for name in traced.inputs})
     for name, value in outputs.items():

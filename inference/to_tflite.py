@@ -6,8 +6,6 @@ from inference.lowering.walk import Walk
 from inference.packages import needed, quiet
 from utils import RunError, UserError, atomic_write
 
-TYPES = {"float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"}
-
 # Left in float when the rest is in int8: normalization, whose numbers span more than 256 steps can tell apart, and softmax.
 KEPT = (
     *("MEAN", "SUM", "SQUARED_DIFFERENCE", "SQUARE", "RSQRT", "SQRT", "SUB", "MUL", "ADD", "DIV"),
@@ -18,29 +16,32 @@ KEPT = (
 def write_tflite(traced, path, *, quantize=None, samples=None):
     """Write the file; `quantize` is None, float16, dynamic or int8, which asks for `samples`, a list of {input: array}."""
     needed("tensorflow")
-    check_types(traced)
     with quiet():
+        check_types(traced)
         function, owner = as_tensorflow(traced, products=quantize != "int8")
         data = converted(function, owner, quantize, samples)
     atomic_write(path, data)
 
 
 def check_types(traced):
+    from inference.lowering.tf_ops.target import TYPES
+
     for name, aval in [*traced.inputs.items(), *traced.outputs.items()]:
         if str(aval.dtype) not in TYPES:
-            raise UserError(f"{name}: TFLite's ops take no {aval.dtype}; they take {', '.join(sorted(TYPES))}")
+            raise UserError(f"{name}: TFLite's ops take no {aval.dtype}, but {', '.join(sorted(TYPES))}; convert it in the model")
 
 
 def as_tensorflow(traced, products):
     """The traced function as one of TensorFlow, whose arguments and results have the names of the file's; and its owner."""
     import tensorflow as tf
 
-    from inference.lowering.tf_ops import TABLE
+    from inference.lowering.tf_ops import LAYERS, PRIMITIVES
     from inference.lowering.tf_ops.target import Target
 
     def run(*tensors):
         given = dict(zip(traced.inputs, tensors, strict=True))
-        target = Target(TABLE, [(aval.shape, given[name]) for name, aval in traced.inputs.items()], products)
+        sized = [(aval.shape, given[name]) for name, aval in traced.inputs.items()]
+        target = Target(LAYERS, PRIMITIVES, sized, products)
         results = Walk(target).outputs(traced, given)
         return {name: tf.identity(target.whole(value)) for name, value in results.items()}
 

@@ -213,21 +213,29 @@ class Builder:
         return {key: fill(key, self.config[key]) for key in TOP_LEVEL if key in self.config}
 
 
-def build_model(config, source, facts, trusted=True):
-    """The model of a config alone, from facts that are known already: the data itself is not needed."""
-    return only("model", config, source, facts, trusted)
+def build_to_ship(config, source, facts, trusted=True, input_shape=None):
+    """(the parts of a config, what is wrong with its data): a model is shipped without data, too, by the `facts` that its
+    checkpoint knows. An `input_shape` counts for more than that of the data.
+    """
+    builder = Builder(config, trusted)
+    builder.nodes.facts |= facts
+    built = builder.build()
+    built.source = source
+    if input_shape:
+        builder.nodes.facts["input_shape"] = tuple(input_shape)
+        built.model = builder.top("model")
+    of_data = [problem for problem in builder.nodes.problems if problem.startswith("data")]
+    if of_data != builder.nodes.problems:
+        raise UserError("\n".join(f"{source}: {problem}" for problem in builder.nodes.problems))
+    if of_data:
+        built.data = None
+    return built, "\n".join(f"{source}: {problem}" for problem in of_data)
 
 
 def build_preprocess(config, source, trusted=True):
     """The preprocessing of a config alone."""
-    return only("preprocess", config, source, {}, trusted)
-
-
-def only(kind, config, source, facts, trusted):
-    """What a config says of one kind; or one UserError with all problems of that."""
     builder = Builder(config, trusted)
-    builder.nodes.facts |= facts
-    built = builder.several(kind) if kind == "preprocess" else builder.top(kind)
+    built = builder.several("preprocess")
     if builder.nodes.problems:
         raise UserError("\n".join(f"{source}: {problem}" for problem in builder.nodes.problems))
     return built

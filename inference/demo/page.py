@@ -12,6 +12,7 @@ import jax
 
 from inference.demo.pixels import UNIT, pixels_of
 from inference.demo.runtime import PROGRAM, SCRIPT, VERSION, runtime
+from inference.load import answers
 from utils import UserError, atomic_write, named_leaves
 
 HERE = Path(__file__).parent
@@ -19,16 +20,12 @@ SCRIPTS = ("model.js", "answer.js", "pixels.js", "draw.js", "image.js", "numbers
 SIDES = range(8, 65)  # of a picture that one may draw
 
 
-def write_demo(model, page, shipped):
-    """Write a page about the ONNX file `model`, made of what was `shipped`."""
+def write_demo(model, page, shipped, classes=None):
+    """Write a page about the ONNX file `model`, made of what was `shipped`; `classes` are their names."""
     if not isinstance(shipped.inputs, jax.ShapeDtypeStruct):
         raise UserError(f"--demo: the page gives a model one input; this one takes {', '.join(named_leaves(shipped.inputs))}")
-    answers = "numbers"
-    loss = shipped.config.get("loss")
-    if (loss["name"] if isinstance(loss, dict) else loss) == "cross_entropy":
-        answers = "probabilities" if shipped.form.softmax else "logits"
-    shape, layout = shipped.inputs.shape, shipped.form.layout
-    write_page(model, page, Path(model).stem, shape, layout=layout, pixels=pixels_of(shipped), answers=answers)
+    facts = {"layout": shipped.form.layout, "pixels": pixels_of(shipped), "answers": answers(shipped.config, shipped.form)}
+    write_page(model, page, Path(model).stem, shipped.inputs.shape, labels=classes, **facts)
 
 
 def write_page(model, page, title, shape, *, layout="nhwc", pixels=UNIT, answers="logits", labels=None):

@@ -1,6 +1,6 @@
 """A traced function as a StableHLO module of the version that TensorFlow reads."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,8 @@ class Plain(Walk):
 class Target:
     """What `Walk` asks of a target, in JAX's own words."""
 
-    table = {"reshape": lambda target, x, new_sizes: jnp.reshape(x, new_sizes)}  # noqa: RUF012
+    layers: ClassVar = {}
+    table: ClassVar = {"reshape": lambda target, x, new_sizes: jnp.reshape(x, new_sizes)}
 
     def operand(self, value: Value):
         return value.data

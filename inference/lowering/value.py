@@ -1,5 +1,6 @@
 """What flows through the walk: constants that are known while exporting, and what the target will compute."""
 
+import jax
 import numpy as np
 
 
@@ -10,7 +11,7 @@ class Value:
     """
 
     def __init__(self, data, shape, dtype, *, name="", held=None, origin=None):
-        self.data, self.shape, self.dtype = data, tuple(shape), np.dtype(dtype)
+        self.data, self.shape, self.dtype = data, tuple(shape), dtype if is_key(dtype) else np.dtype(dtype)
         self.name = name  # of a weight: its tree path
         self.held = self.shape if held is None else tuple(held)  # the shape of the data
         self.origin = origin  # the equation that made it, and its operands
@@ -18,7 +19,7 @@ class Value:
 
     @property
     def constant(self):
-        return isinstance(self.data, np.ndarray)
+        return isinstance(self.data, np.ndarray) or (isinstance(self.data, jax.Array) and is_key(self.dtype))
 
     def __repr__(self):
         return f"Value({self.name or self.data}, {self.dtype}{list(self.shape)})"
@@ -26,7 +27,7 @@ class Value:
 
 def constant(array, name=""):
     """A value that is known; a weight has a name."""
-    array = np.asarray(array)
+    array = known(array)
     return Value(array, array.shape, array.dtype, name=name)
 
 
@@ -37,3 +38,17 @@ def joined(shapes):
 
 def is_one(dimension):
     return isinstance(dimension, int) and dimension == 1
+
+
+def known(array):
+    """An array on the host; keys of random numbers, which NumPy does not know, stay JAX's."""
+    return array if is_key(getattr(array, "dtype", None)) else np.asarray(array)
+
+
+def is_key(dtype):
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def spread(array, shape):
+    """A known array with its whole shape."""
+    return jax.numpy.broadcast_to(array, shape) if is_key(array.dtype) else np.broadcast_to(array, shape)

@@ -1,10 +1,12 @@
 """The walk over a jaxpr, the same for every target: calls are entered, constants computed, broadcasts put off, and each op
-that is left is looked up in the target's table.
+that is left is looked up in the target's tables.
 
 A target is an object with
 
-- `table`: {name of an op under `@op`, or of a primitive: function(target, *operands, **parameters) -> result, or several};
-- `operand(value)`: what the table's functions receive for a Value;
+- `layers`: {op under `@op`: function(target, *arguments) -> what the op returns}; an op of model/layers has its name there,
+  one of another module that module's name before it, so that it is never taken for ours;
+- `table`: {primitive: function(target, *operands, **parameters) -> result, or several};
+- `operand(value)`: what the tables' functions receive for a Value;
 - `expanded(value)`: a handle of the value's data with its whole shape.
 
 The functions of marked ops receive what the marked function received, those of primitives the operands, then the parameters
@@ -19,7 +21,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import Literal
 
-from inference.lowering.value import Value, constant, joined
+from inference.lowering.value import Value, constant, joined, known, spread
 from model.layers.op import filled, marked_p
 from utils import UserError
 
@@ -35,16 +37,17 @@ CALLS = {
     "composite": "jaxpr",
 }
 IDENTITIES = {"copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "sharding_constraint", "device_put"}
-IDENTITIES |= {"reduce_precision"}
 
 # Primitives whose operands may have 1 where the result has more.
 ELEMENTWISE = {
     *("add", "sub", "mul", "div", "rem", "pow", "integer_pow", "max", "min", "clamp", "select_n", "convert_element_type"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "is_finite", "sign", "abs", "neg", "square", "nextafter"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "xor", "not", "is_finite", "sign", "abs", "neg"),
+    *("square", "nextafter", "reduce_precision"),
     *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "erf", "erfc", "erf_inv", "lgamma", "digamma", "logistic"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("ceil", "floor", "round", "shift_left", "shift_right_arithmetic", "shift_right_logical", "population_count"),
 }
+OURS = "model.layers."  # the package whose ops the tables have by their names alone
 LARGE = 2**20  # numbers; a larger constant is computed by the target, unless it is made of as many
 
 
@@ -86,15 +89,15 @@ class Walk:
     def jaxpr(self, jaxpr, values):
         """The results of a jaxpr, open or closed, for these values of its arguments."""
         consts, jaxpr = getattr(jaxpr, "consts", ()), open_jaxpr(jaxpr)
-        known = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
-        known |= dict(zip(jaxpr.invars, values, strict=True))
+        found = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
+        found |= dict(zip(jaxpr.invars, values, strict=True))
         equations = needed(jaxpr)
         uses = Counter(atom for eqn in equations if not passes(eqn) for atom in eqn.invars if not isinstance(atom, Literal))
-        for var, value in known.items():
+        for var, value in found.items():
             value.uses += uses[var]
 
         def read(atom):
-            return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, Literal) else known[atom]
+            return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, Literal) else found[atom]
 
         outer = self.place
         for eqn in equations:
@@ -102,7 +105,7 @@ class Walk:
             results = self.equation(eqn, [read(atom) for atom in eqn.invars])
             for var, value in zip(eqn.outvars, results, strict=True):
                 value.uses += uses[var]
-            known |= dict(zip(eqn.outvars, results, strict=True))
+            found |= dict(zip(eqn.outvars, results, strict=True))
         self.place = outer
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -111,7 +114,7 @@ class Walk:
         name = eqn.primitive.name
         if name in CALLS:
             return self.jaxpr(eqn.params[CALLS[name]], operands)
-        if name in IDENTITIES or (name == "convert_element_type" and eqn.params["new_dtype"] == operands[0].dtype):
+        if is_identity(eqn):
             return operands
         if name == "platform_index":  # of a choice by platform: the one for any
             return [constant(np.int32(eqn.params["platforms"].index(None)))]
@@ -129,9 +132,9 @@ class Walk:
         return self.primitive(eqn, operands)
 
     def marked(self, eqn, operands):
-        """A function under `@op`, whole where the table has it."""
+        """A function under `@op`, whole where the target has it."""
         params = eqn.params
-        function = self.target.table.get(params["function"].__name__)
+        function = self.target.layers.get(key(params["function"]))
         if function is None:
             return self.jaxpr(params["jaxpr"], operands)
         args, kwargs = filled(params["tree"], params["attributes"], map(self.whole, operands))
@@ -165,7 +168,7 @@ class Walk:
         if value.held == value.shape:
             return self.target.operand(value)
         if value.constant and all(isinstance(d, int) for d in value.shape):
-            data = np.broadcast_to(value.data, value.shape)
+            data = spread(value.data, value.shape)
         else:
             data = self.target.expanded(value)
         return self.target.operand(Value(data, value.shape, value.dtype, name=value.name, origin=value.origin))
@@ -203,9 +206,25 @@ class Walk:
         return self.reshaped(result, value.held, value.shape)
 
 
+def key(function):
+    """What a function under `@op` is called in `layers`."""
+    module, name = function.__module__, function.__name__
+    return name if str(module).startswith(OURS) else f"{module}.{name}"
+
+
 def passes(eqn):
     """Whether the equation hands its operands on as they are."""
-    return eqn.primitive.name in CALLS or eqn.primitive.name in IDENTITIES
+    return eqn.primitive.name in CALLS or is_identity(eqn)
+
+
+def is_identity(eqn):
+    name, params = eqn.primitive.name, eqn.params
+    if name == "convert_element_type":
+        return params["new_dtype"] == eqn.invars[0].aval.dtype
+    if name == "reduce_precision":
+        whole = jax.numpy.finfo(eqn.invars[0].aval.dtype)
+        return params["exponent_bits"] >= whole.nexp and params["mantissa_bits"] >= whole.nmant
+    return name in IDENTITIES
 
 
 def open_jaxpr(jaxpr):
@@ -226,8 +245,6 @@ def folds(eqn, operands):
     """Whether the results are constants of a size that is known, and not much larger than what they are made of."""
     if not all(isinstance(d, int) for var in eqn.outvars for d in var.aval.shape) or eqn.primitive.name == "dim_as_value":
         return False
-    if any(jax.dtypes.issubdtype(var.aval.dtype, jax.dtypes.extended) for var in eqn.outvars):
-        return False  # a key of random numbers is no array of NumPy's
     size = sum(var.aval.size for var in eqn.outvars)
     return size <= max(LARGE, 2 * sum(value.data.size for value in operands))
 
@@ -238,10 +255,10 @@ def folded(eqn, operands):
     held = None
     if name in ELEMENTWISE and any(value.held != value.shape for value in operands):
         held = joined([value.held for value in operands if value.held])
-    arrays = [np.broadcast_to(value.data, held if held and value.held else value.shape) for value in operands]
     with jax.ensure_compile_time_eval():  # the walk itself may be traced
+        arrays = [spread(value.data, held if held and value.held else value.shape) for value in operands]
         made = eqn.primitive.bind(*arrays, **eqn.params)
     made = made if eqn.primitive.multiple_results else [made]
     names = {value.name for value in operands} - {""}
     about = {"name": names.pop() if len(names) == 1 else "", "held": held}
-    return [Value(np.asarray(a), var.aval.shape, var.aval.dtype, **about) for a, var in zip(made, eqn.outvars, strict=True)]
+    return [Value(known(a), var.aval.shape, var.aval.dtype, **about) for a, var in zip(made, eqn.outvars, strict=True)]

@@ -7,8 +7,9 @@ import sys
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from inference import exporter, packages, verify
+from inference import exporter, packages, to_onnx, verify
 from inference.load import NHWC, Form, load
 from inference.runtimes import open_model
 from tests.processes import ROOT
@@ -54,8 +55,8 @@ def test_both_formats_compute_what_jax_does(small, convert, tmp_path):
         assert {(check["data"], check["batch"]) for check in found["checks"]} == {
             (kind, size) for kind in ("random", "real") for size in (1, 3, 64)
         }
-        assert found["inputs"] == {"input": ["float32", [None, 28, 28, 1]]}
-        assert found["outputs"] == {"output": ["float32", [None, 10]]}
+        assert found["inputs"] == {"input": "float32[None, 28, 28, 1]"}
+        assert found["outputs"] == {"output": "float32[None, 10]"}
         assert f"small.{each}" in said and str(found["nodes"]) in said
 
 
@@ -114,7 +115,12 @@ def test_a_taken_name_is_refused_unless_forced(convert, tmp_path):
         (["--name", "../elsewhere"], "--name: '../elsewhere' is no name"),
         (["--formats", "onnx", "model.args.dims=[32]"], "head/weight: the file has (16, 10), the model has (32, 10)"),
         (["--formats", "onnx", "model.args.activation=gelu"], "has changed its meaning since this was written"),
-        (["--formats", "onnx", "model.nam=3"], "model"),
+        (["--formats", "onnx", "model.args.dimz=3"], "model.args.dimz: mlp has no such argument; did you mean 'dims'?"),
+        (["--formats", "onnx", "optimizer.name=nonsense"], "optimizer.name: no optimizer 'nonsense'"),
+        (["--formats", "onnx", "title=../elsewhere"], "title: must be a name that a folder can have"),
+        (["--formats", "model.args.dims=[16]"], "--formats: names none"),
+        (["--input", "7", "28", "28", "1"], "a shape begins with the batch, 1"),
+        (["--demo", "--batch", "4"], "--demo: gives one example at a time"),
         (["--formats", "onnx", "--input", "1", "28", "28", "3"], "the file has (784, 16), the model has (2352, 16)"),
         (["--formats", "tflite", "--demo"], "--demo: runs the ONNX file; add onnx to --formats"),
     ],
@@ -128,6 +134,116 @@ def test_bad_input_is_one_message(convert, tmp_path, arguments, message):
 def test_a_changed_model_points_to_the_copy_of_the_run(small, convert):
     _, said = convert(*ONNX, "model.args.activation=gelu")
     assert str(small.checkpoint.parent / "model") in said
+
+
+def test_force_keeps_what_the_export_did_not_write(convert, tmp_path):
+    assert convert(*ONNX)[0] == 0
+    (tmp_path / "out" / "small" / "notes.txt").write_text("precious")
+    assert convert(*ONNX, "--force")[0] == 0
+    assert (tmp_path / "out" / "small" / "notes.txt").read_text() == "precious"
+
+
+def test_what_was_made_meanwhile_is_not_replaced(convert, tmp_path, monkeypatch):
+    def made_meanwhile(self, stem):
+        (tmp_path / "out" / "small").mkdir()
+        (tmp_path / "out" / "small" / "thesis.txt").write_text("precious")
+        return reports(self, stem)
+
+    reports = exporter.Exporter.reports
+    monkeypatch.setattr(exporter.Exporter, "reports", made_meanwhile)
+    code, said = convert(*ONNX)
+    assert code == 2 and "is no export" in said
+    assert left(tmp_path) == ["small"] and (tmp_path / "out" / "small" / "thesis.txt").read_text() == "precious"
+
+
+def test_what_a_killed_process_left_is_swept(convert, tmp_path):
+    (tmp_path / "out" / ".small.999999999.tmp").mkdir(parents=True)
+    assert convert(*ONNX)[0] == 0
+    assert left(tmp_path) == ["small"]
+
+
+def test_a_quantized_file_hides_no_wrong_graph(convert, tmp_path, monkeypatch):
+    def off(traced, path, opset=20):
+        other = {name: array * 1.001 if name == "head/weight" else array for name, array in traced.weights.items()}
+        write(traced._replace(weights=other), path, opset)
+
+    write = to_onnx.write_onnx
+    monkeypatch.setattr(to_onnx, "write_onnx", off)
+    code, said = convert(*ONNX, "--quantize", "dynamic")
+    assert code == 1 and "does not compute what JAX does" in said and "allowed is 1e-05" in said
+    assert left(tmp_path) == []
+
+
+MODELS = """
+import jax, jax.numpy as jnp
+from model.base import Model
+
+def made(apply):
+    return Model(lambda key: ({"w": jnp.ones((784, 10))}, {}), lambda p, s, x, **_: (apply(p, x.reshape(x.shape[0], -1)), s))
+
+def mixing(input_shape: tuple[int, ...]) -> Model:
+    return made(lambda p, x: x @ p["w"] - (x @ p["w"]).mean(0))
+
+def scalar(input_shape: tuple[int, ...]) -> Model:
+    return made(lambda p, x: (x @ p["w"]).sum())
+
+def nothing(input_shape: tuple[int, ...]) -> Model:
+    return made(lambda p, x: jnp.log(-1 - (x @ p["w"]) ** 2))
+
+def two(input_shape: tuple[int, ...]) -> Model:
+    return made(lambda p, x: {"a": x @ p["w"], "input": x})
+
+def broken(input_shape: tuple[int, ...]) -> Model:
+    return made(lambda p, x: undefined(x))
+"""
+
+
+@pytest.fixture
+def own(small, tmp_path):
+    """own(name) -> {config, weights} of a model that a user wrote beside the config."""
+    (tmp_path / "own_models.py").write_text(MODELS)
+    save_file({"w": np.ones((784, 10), np.float32)}, tmp_path / "own.safetensors")
+
+    def configured(name):
+        config = json.loads(small.config.read_text()) | {"model": f"own_models.{name}"}
+        (tmp_path / "own.json").write_text(json.dumps(config))
+        return {"config": tmp_path / "own.json", "weights": tmp_path / "own.safetensors"}
+
+    return configured
+
+
+@pytest.mark.parametrize("name", ["mixing", "scalar", "two"])
+def test_an_output_need_not_be_one_of_each_example_alone(own, convert, tmp_path, name):
+    code, said = convert(*ONNX, **own(name))
+    assert code == 0, said
+
+
+def test_what_cannot_be_right_is_refused(own, convert, tmp_path):
+    code, said = convert(*ONNX, **own("nothing"))
+    assert code == 1 and "no finite number" in said
+    code, said = convert(*ONNX, **own("broken"))
+    assert code == 2 and "own_models.py, line " in said and "name 'undefined' is not defined" in said
+    code, said = convert(*ONNX, "--with-softmax", **own("two"))
+    assert code == 2 and "--with-softmax: is for one output; the model has a, input" in said
+    assert left(tmp_path) == []
+
+
+def test_other_data_than_it_was_trained_on_is_told(convert, tmp_path):
+    code, said = convert(*ONNX, "--quantize", "int8", "data.args.train_size=600")
+    assert code == 2 and "is not what the checkpoint was trained on" in said
+    code, said = convert(*ONNX, "--quantize", "float16", "data.args.train_size=600")
+    assert code == 0 and "Scored on other data" in said
+
+
+def test_stopped_by_hand_nothing_is_left(convert, tmp_path, monkeypatch):
+    def stopped(self, each, path):
+        path.write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporter.Exporter, "native", stopped)
+    code, said = convert(*ONNX)
+    assert code == 130 and said.strip() == "Stopped; nothing was written"
+    assert left(tmp_path) == []
 
 
 def test_a_model_that_refuses_its_input_is_told(convert, small, tmp_path):
@@ -191,7 +307,8 @@ def test_without_its_data_random_inputs_must_do(small, convert, tmp_path):
     gone = json.loads(small.config.read_text()) | {"data": {"name": "arrays", "args": {"train": "gone.npz"}}}
     (tmp_path / "gone.json").write_text(json.dumps(gone))
     code, said = convert(*ONNX, config=tmp_path / "gone.json")
-    assert code == 0 and "random inputs alone" in said and "gone.npz" in said
+    assert code == 0 and "random inputs alone" in said and "gone.npz" in said, said
+    assert report(tmp_path)["data"].startswith("none: ")
     assert {check["data"] for check in report(tmp_path)["formats"]["onnx"]["checks"]} == {"random"}
     code, said = convert("--name", "int8", "--formats", "onnx", "--quantize", "int8", config=tmp_path / "gone.json")
     assert code == 2 and "--quantize int8: takes its ranges from training data" in said

@@ -1,6 +1,6 @@
-"""The table of ONNX: {name of an op under `@op`, or of a primitive: function(target, *operands, **parameters) -> result}.
+"""The tables of ONNX, {name: function(target, *operands, **parameters) -> result}: of ops under `@op`, and of JAX's primitives.
 
-To add an op, write its function in one of the files and name it in that file's TABLE.
+To add an op, write its function in one of the files and name it in that file's LAYERS.
 """
 
 from inference.lowering.onnx_ops import (
@@ -22,6 +22,8 @@ from inference.lowering.onnx_ops import (
     windows,
 )
 
-FILES = [activations, attention, control, convolutions, cumulative, elementwise, gathering, integers]
-FILES += [layers, products, reductions, scattering, shapes, sorting, special, windows]
-TABLE = {name: function for file in FILES for name, function in file.TABLE.items()}
+WITH_LAYERS = [activations, attention, convolutions, layers, reductions, windows]
+WITH_PRIMITIVES = [control, convolutions, cumulative, elementwise, gathering, integers]
+WITH_PRIMITIVES += [products, reductions, scattering, shapes, sorting, special, windows]
+LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
+PRIMITIVES = {name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()}

@@ -48,7 +48,7 @@ def silu(t, x):
     return t.Mul(x, t.Sigmoid(x))
 
 
-TABLE = {
+LAYERS = {
     "relu": in_result_type(lambda t, x: t.Relu(x)),
     "leaky_relu": in_result_type(leaky_relu),
     "elu": in_result_type(lambda t, x, alpha: t.Elu(x, alpha=float(alpha))),

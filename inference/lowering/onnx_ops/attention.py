@@ -61,4 +61,4 @@ def masked(t, scores, length, source, causal, mask):
     return t.Where(mask, scores, t.number(np.finfo(stored_type(t.out[0].dtype)).min))
 
 
-TABLE = {"attention": attention}
+LAYERS = {"attention": attention}

@@ -23,16 +23,40 @@ def cond(t, index, *operands, branches, **_):
 
 
 def while_(t, *operands, cond_jaxpr, cond_nconsts, body_jaxpr, body_nconsts, **_):
-    """Loop asks before the first round, and at the end of each."""
+    """Loop asks before the first round, and at the end of each.
+
+    Under vmap each example asks for itself: the loop goes on while any of them does, and carries which do; others keep their state.
+    """
     asked, consts = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]
-    (goes_on,) = t.walk.jaxpr(cond_jaxpr, [*asked, *start])
+    goes_on = t.walk.jaxpr(cond_jaxpr, [*asked, *start])
+    each = goes_on if cond_jaxpr.out_avals[0].shape else []
     with t.scope() as scope:
         scope.inputs[t.name("round")] = ((), np.int64)
         scope.inputs[t.name("goes_on")] = ((), bool)
-        carried = t.walk.jaxpr(body_jaxpr, [*consts, *(argument(t, scope, value) for value in start)])
-        returned(t, [*t.walk.jaxpr(cond_jaxpr, [*asked, *carried]), *carried])
-    return values(t.Loop(None, goes_on, *start, body=scope, outputs=len(start)), body_jaxpr.out_avals)
+        going, before = [argument(t, scope, value) for value in each], [argument(t, scope, value) for value in start]
+        after = t.walk.jaxpr(body_jaxpr, [*consts, *before])
+        carried = [chosen(t, *going, *pair) for pair in zip(after, before, strict=True)] if each else after
+        asks = t.walk.jaxpr(cond_jaxpr, [*asked, *carried])
+        returned(t, [any_of(t, *asks), *(asks if each else []), *carried])
+    whole = [t.walk.whole(value) for value in each]
+    made = t.Loop(None, any_of(t, *goes_on), *whole, *start, body=scope, outputs=len(each) + len(start))
+    return values(made, [*cond_jaxpr.out_avals[: len(each)], *body_jaxpr.out_avals])[len(each) :]
+
+
+def any_of(t, value):
+    """Whether any of these booleans is true."""
+    if not value.shape:
+        return value
+    numbers = t.to(t.walk.whole(value), np.int32)
+    return Value(t.to(t.ReduceMax(numbers, keepdims=0), bool), (), bool)
+
+
+def chosen(t, going, after, before):
+    """The new state of the examples that go on, the old one of others."""
+    axes = np.arange(len(going.shape), len(after.shape), dtype=np.int64)
+    which = t.Unsqueeze(going, axes) if len(axes) else going
+    return Value(t.Where(which, t.walk.whole(after), before), after.shape, after.dtype)
 
 
 def scan(t, *operands, jaxpr, length, num_consts, num_carry, reverse, **_):
@@ -56,7 +80,7 @@ def scan(t, *operands, jaxpr, length, num_consts, num_carry, reverse, **_):
 def argument(t, scope, like):
     """A new input of a subgraph."""
     name = t.name("argument")
-    scope.inputs[name] = (like.shape, like.dtype)
+    scope.inputs[name] = (like.shape, t.checked(like.dtype))
     return Value(name, like.shape, like.dtype)
 
 
@@ -71,4 +95,4 @@ def values(names, avals):
     return [Value(name, aval.shape, aval.dtype) for name, aval in zip(names, avals, strict=True)]
 
 
-TABLE = {"cond": cond, "while": while_, "scan": scan}
+PRIMITIVES = {"cond": cond, "while": while_, "scan": scan}

@@ -110,4 +110,5 @@ def onnx_pads(pads):
     return [int(low) for low, _ in pads] + [int(high) for _, high in pads]
 
 
-TABLE = {"conv2d": never_in_float64(conv2d), "conv_general_dilated": never_in_float64(conv_general_dilated)}
+LAYERS = {"conv2d": never_in_float64(conv2d)}
+PRIMITIVES = {"conv_general_dilated": never_in_float64(conv_general_dilated)}

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inference.lowering.onnx_ops.dims import is_number
 from inference.lowering.onnx_ops.elementwise import wide
 from inference.lowering.onnx_ops.windows import highest, lowest
 from inference.lowering.value import Value
@@ -16,6 +17,8 @@ def cumulative(combine, start):
 
     def function(t, x, *, axis, reverse, **_):
         size, reach = x.shape[axis], 1
+        if not is_number(size):
+            t.refuse("a running total", "over the batch")
         while reach < size:
             x = Value(combine(t, x, shifted(t, x, start(x.dtype), axis, reach, reverse)), x.shape, x.dtype)
             reach *= 2
@@ -42,7 +45,7 @@ def log_of_sum(t, x, y):
     return t.Add(near, t.Log(t.Add(t.Exp(t.Sub(x, near)), t.Exp(t.Sub(y, near)))))
 
 
-TABLE = {
+PRIMITIVES = {
     "cumsum": cumsum,
     "cumprod": cumulative(combined("Mul"), lambda dtype: np.ones((), dtype)),
     "cummax": cumulative(combined("Max"), lowest),

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from inference.lowering.onnx_ops.activations import erf
-from inference.lowering.onnx_ops.graph import stored_type
+from inference.lowering.onnx_ops.graph import stored_type, tensor_type
 
 # ONNX Runtime computes in these types alone; others are widened, and narrowed after: what overflows wraps, as in JAX.
 WIDER = {"int8": np.int32, "int16": np.int32, "uint8": np.int32, "uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
@@ -55,7 +55,7 @@ def comparison(op):
 
 
 def different(t, x, y, **_):
-    return t.Not(TABLE["eq"](t, x, y))
+    return t.Not(PRIMITIVES["eq"](t, x, y))
 
 
 def remainder(t, x, y, **_):
@@ -63,10 +63,51 @@ def remainder(t, x, y, **_):
     return wide(t, lambda a, b: t.Mod(a, b, fmod=1), x, y)
 
 
+def in_total_order(op):
+    """A comparison in which nan is the largest number."""
+
+    def function(t, x, y, **_):
+        result = comparison(op)(t, x, y)
+        if x.dtype.kind in "biu" or (y.constant and not np.isnan(y.data).any()):
+            return result
+        above = t.IsNaN(y) if op == "LessOrEqual" else t.And(t.IsNaN(y), t.Not(t.IsNaN(x)))
+        return t.Or(result, above)
+
+    return function
+
+
 def convert(t, x, *, new_dtype, **_):
-    if np.dtype(new_dtype) == bool:
+    dtype = np.dtype(t.checked(new_dtype))
+    if dtype == bool:
         return t.Not(t.Equal(x, np.zeros((), stored_type(x.dtype))))
-    return t.cast(x, new_dtype)
+    if dtype.kind in "iu" and x.dtype.kind not in "biu":
+        return to_integer(t, x, dtype)
+    return t.cast(x, dtype)
+
+
+def to_integer(t, x, dtype):
+    """What is too large becomes the largest integer, and nan 0; Cast leaves both undefined."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    exact = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
+    wide = t.cast(x, exact)
+    known = t.Where(t.IsNaN(wide), np.zeros((), exact), wide)
+    if dtype.itemsize < 8:
+        return t.to(t.Min(t.Max(known, exact.type(low)), exact.type(high)), dtype)
+    end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # one too large: no float64 is the largest integer
+    inside = t.to(t.Min(t.Max(known, exact.type(low)), np.nextafter(end, 0)), dtype)
+    return t.Where(t.GreaterOrEqual(known, end), dtype.type(high), inside)
+
+
+def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
+    """By way of a type of so many bits, in which numbers too small for a full mantissa are 0."""
+    narrow = {(5, 10): np.float16, (8, 7): jax.numpy.bfloat16}.get((exponent_bits, mantissa_bits))
+    if narrow is None:
+        t.refuse("reduce_precision", f"to {exponent_bits} and {mantissa_bits} bits")
+    rounded = t.to(t.add("Cast", x, to=tensor_type(narrow)), x.dtype)
+    if exponent_bits == 8:
+        return rounded
+    is_normal = t.GreaterOrEqual(t.Abs(rounded), np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype)))
+    return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, t.number(0)))
 
 
 def integer_pow(t, x, *, y, **_):
@@ -138,11 +179,14 @@ def atan2(t, y, x, **_):
     return t.Where(is_origin, t.number(0), angle)
 
 
-TABLE = {
+PRIMITIVES = {
     **{name: node(name.capitalize()) for name in ("add", "sub", "mul", "div", "max", "min", "abs", "neg", "sign", "exp", "log")},
     **{name: node(name.capitalize()) for name in ("sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
     **{name: node(name.capitalize()) for name in ("asinh", "acosh", "atanh", "ceil", "floor")},
     "add_any": node("Add"),
+    "lt_to": in_total_order("Less"),
+    "le_to": in_total_order("LessOrEqual"),
+    "reduce_precision": reduce_precision,
     "logistic": node("Sigmoid"),
     "eq": comparison("Equal"),
     "ne": different,

@@ -122,4 +122,4 @@ def dynamic_update_slice(t, x, update, *begins, **_):
     return t.Concat(before, update, after, axis=axis)
 
 
-TABLE = {"gather": gather, "dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}
+PRIMITIVES = {"gather": gather, "dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
+TYPES = {"bool", "float16", "bfloat16", "float32", "float64"}  # of numbers that can be computed with
+TYPES |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
 @dataclass
 class Node:
     op: str
@@ -30,9 +34,14 @@ def stored_type(dtype):
 
 
 def element_type(dtype):
+    return tensor_type(stored_type(dtype))
+
+
+def tensor_type(dtype):
+    """ONNX's number of a type."""
     from onnx import helper
 
-    return helper.np_dtype_to_tensor_dtype(stored_type(dtype))
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
 def graph_proto(scope, name, weights):

@@ -44,7 +44,7 @@ def population_count(t, x, **_):
     return t.to(t.ReduceSum(ones, np.array([-1]), keepdims=0), t.out[0].dtype)
 
 
-TABLE = {
+PRIMITIVES = {
     "and": bitwise("And", "BitwiseAnd"),
     "or": bitwise("Or", "BitwiseOr"),
     "xor": bitwise("Xor", "BitwiseXor"),

@@ -75,7 +75,7 @@ def by_statistics(t, params, statistics, x, *, eps):
     return t.Add(t.Mul(t.Sub(x, mean), factor), bias)
 
 
-TABLE = {
+LAYERS = {
     "linear": linear,
     "embedding": embedding,
     "layer_norm": in_float32(layer_norm),

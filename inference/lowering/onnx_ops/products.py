@@ -49,4 +49,4 @@ def merged(x, axes):
     return size
 
 
-TABLE = {"dot_general": dot_general}
+PRIMITIVES = {"dot_general": dot_general}

@@ -59,7 +59,8 @@ def global_avg_pool(t, x):
     return mean(t, t.cast(x, t.out[0].dtype), (1, 2))
 
 
-TABLE = {
+LAYERS = {"global_max_pool": global_max_pool, "global_avg_pool": global_avg_pool}
+PRIMITIVES = {
     "reduce_sum": reduction("ReduceSum"),
     "reduce_prod": reduction("ReduceProd"),
     "reduce_max": reduction("ReduceMax"),
@@ -70,6 +71,4 @@ TABLE = {
     "argmax": extreme("ArgMax"),
     "argmin": extreme("ArgMin"),
     "mean": mean,
-    "global_max_pool": global_max_pool,
-    "global_avg_pool": global_avg_pool,
 }

@@ -59,7 +59,7 @@ def scatter_subtract(t, x, indices, updates, **params):
     return scatter("add")(t, x, indices, Value(t.Neg(updates), updates.shape, updates.dtype), **params)
 
 
-TABLE = {
+PRIMITIVES = {
     "scatter": scatter(None),
     "scatter-add": scatter("add"),
     "scatter-sub": scatter_subtract,

@@ -106,7 +106,7 @@ def dim_as_value(t, *, dim, **_):
     return t.to(t.Squeeze(t.size(dim), np.array([0])), t.out[0].dtype)
 
 
-TABLE = {
+PRIMITIVES = {
     "reshape": reshape,
     "squeeze": squeeze,
     "expand_dims": expand_dims,

@@ -37,4 +37,4 @@ def sortable_type(dtype):
     return np.dtype(np.int32) if dtype.kind == "b" else WIDER.get(dtype.name, dtype)
 
 
-TABLE = {"sort": sort, "top_k": top_k}
+PRIMITIVES = {"sort": sort, "top_k": top_k}

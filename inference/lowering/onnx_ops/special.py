@@ -42,4 +42,4 @@ def erf_inv(t, x, **_):
     return t.Where(t.Equal(t.Abs(x), t.number(1)), t.Mul(x, t.number(np.inf)), found)
 
 
-TABLE = {"erfc": erfc, "erf_inv": erf_inv}
+PRIMITIVES = {"erfc": erfc, "erf_inv": erf_inv}

@@ -1,6 +1,6 @@
 """The target of the walk that writes ONNX: `t.Gelu(x)` adds a node Gelu and is the name of its result.
 
-What the functions of the table receive and hand to `t` are Values (a constant's `data` is an array), names of tensors, or
+What the functions of the tables receive and hand to `t` are Values (a constant's `data` is an array), names of tensors, or
 arrays. The constants of a model become initializers under their tree paths.
 """
 
@@ -11,14 +11,15 @@ from contextlib import contextmanager
 import numpy as np
 
 from inference.lowering.onnx_ops import dims, layout
-from inference.lowering.onnx_ops.graph import Node, Scope, element_type, stored_type
+from inference.lowering.onnx_ops.graph import TYPES, Node, Scope, element_type, stored_type
 from inference.lowering.value import Value, constant
+from inference.lowering.walk import Missing
 
 
 class OnnxTarget:
-    def __init__(self, table, opset, inputs):
+    def __init__(self, layers, table, opset, inputs):
         """`inputs` are {name: shape and type}; their free dimensions are what sizes are computed from."""
-        self.table, self.opset = table, opset
+        self.layers, self.table, self.opset = layers, table, opset
         self.weights = {}  # {name: array}
         self.stems = {}  # {name of a weight: its tree path}; "" of what has none
         self.turned = {}  # {name: (tensor, permutation)} of tensors that are a transposition of another
@@ -29,6 +30,7 @@ class OnnxTarget:
         self.taken, self.known = set(inputs), {}
 
     def operand(self, value):
+        self.checked(value.dtype)
         if not value.constant:
             self.shapes[value.data] = value.held
         return value
@@ -90,7 +92,17 @@ class OnnxTarget:
         self.taken.add(name)
         return name
 
-    # What many functions of the table need.
+    def checked(self, dtype):
+        """A type that ONNX Runtime computes in."""
+        if str(dtype) not in TYPES:
+            self.refuse(str(dtype), "numbers")
+        return dtype
+
+    def refuse(self, name, what):
+        """Of a primitive that the table has, a kind that it has not."""
+        raise Missing(f"{name} {what}", self.walk.place)
+
+    # What many functions of the tables need.
 
     def size(self, dimension):
         """A dimension as a tensor of one number."""
@@ -153,6 +165,6 @@ class OnnxTarget:
 
     def result(self, value, name):
         """Make a Value an output of the scope at hand, under this name."""
-        whole = self.tensor(self.walk.whole(value))
+        whole = self.tensor(self.walk.whole(value))  # which refuses types that the format has not
         self.scopes[-1].nodes.append(Node("Identity", [whole], [name], {}))
         self.scopes[-1].outputs[name] = (value.shape, value.dtype)

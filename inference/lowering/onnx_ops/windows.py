@@ -87,9 +87,8 @@ def highest(dtype):
     return np.asarray(np.inf if dtype.kind in "fV" else np.iinfo(dtype).max, dtype)
 
 
-TABLE = {
-    "max_pool": max_pool,
-    "avg_pool": never_in_float64(avg_pool),
+LAYERS = {"max_pool": max_pool, "avg_pool": never_in_float64(avg_pool)}
+PRIMITIVES = {
     "reduce_window_max": window_op("MaxPool", "Max", lowest),
     "reduce_window_min": window_op(None, "Min", highest),
     "reduce_window_sum": window_op("AveragePool", "Add", lambda dtype: np.zeros((), dtype)),

@@ -1,4 +1,4 @@
-"""What TensorFlow computes for each op of a layer and each primitive: {name: function(target, *operands, **parameters)}.
+"""What TensorFlow computes for each op under `@op` and each primitive: {name: function(target, *operands, **parameters)}.
 
 Every op must have a builtin of TFLite behind it. Importing this imports TensorFlow.
 """
@@ -18,6 +18,7 @@ from inference.lowering.tf_ops import (
     windows,
 )
 
-LAYERS = (layers, norms, activations, attention)
-PRIMITIVES = (elementwise, special, shapes, indexing, reductions, products, windows, control)
-TABLE = {name: function for module in (*PRIMITIVES, *LAYERS) for name, function in module.TABLE.items()}
+WITH_LAYERS = (layers, norms, activations, attention)
+WITH_PRIMITIVES = (elementwise, special, shapes, indexing, reductions, products, windows, control)
+LAYERS = {name: function for module in WITH_LAYERS for name, function in module.LAYERS.items()}
+PRIMITIVES = {name: function for module in WITH_PRIMITIVES for name, function in module.PRIMITIVES.items()}

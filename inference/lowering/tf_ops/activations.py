@@ -63,7 +63,7 @@ def log_softmax(target, x):
     return tf.nn.log_softmax(x)
 
 
-TABLE = {
+LAYERS = {
     f.__name__: f
     for f in (
         *(relu, leaky_relu, elu, gelu, gelu_tanh, sigmoid, silu, hard_sigmoid, hard_swish),

@@ -35,4 +35,4 @@ def split_heads(x, heads):
     return tf.transpose(tf.reshape(x, (-1, x.shape[1], heads, x.shape[2] // heads)), (0, 2, 1, 3))
 
 
-TABLE = {"attention": attention}
+LAYERS = {"attention": attention}

@@ -24,21 +24,37 @@ def cond(target, which, *operands, branches, **_):
 
 def tensors(target, results, avals):
     """Results as tensors of one type, which both sides of a choice must agree on."""
+    avals = target.held(avals)
     return [tf.convert_to_tensor(solid(x), tf.as_dtype(aval.dtype)) for x, aval in zip(results, avals, strict=True)]
 
 
 def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts, **_):
+    """Under vmap each example has its own answer to whether it goes on: the loop does while one does, the others keep theirs."""
     asked, done = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]
     out = target.out
 
-    def goes_on(*state):
+    def each_goes_on(state):
         return tensors(target, target.walk.call(cond_jaxpr, *asked, *state), cond_jaxpr.out_avals)[0]
 
-    def body(*state):
-        return tensors(target, target.walk.call(body_jaxpr, *done, *state), out)
+    def goes_on(*state):
+        return tf.reduce_any(each_goes_on(state)) if examples else each_goes_on(state)
 
+    def body(*state):
+        new = tensors(target, target.walk.call(body_jaxpr, *done, *state), out)
+        if not examples:
+            return new
+        goes_on = each_goes_on(state)
+        return [chosen(goes_on, x, old) for x, old in zip(new, state, strict=True)]
+
+    examples = len(cond_jaxpr.out_avals[0].shape)  # axes of the answer
     return looped(goes_on, body, tensors(target, start, out), out)
+
+
+def chosen(goes_on, new, old):
+    """Of examples that go on what is new, of others what was there."""
+    rest = (None,) * (len(new.shape) - len(goes_on.shape))
+    return tf.where(goes_on[(..., *rest)] if rest else goes_on, new, old)
 
 
 def looped(goes_on, body, start, avals):
@@ -91,4 +107,4 @@ def parted(operands, consts, carry):
     return operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
 
 
-TABLE = {"cond": cond, "while": while_, "scan": scan}
+PRIMITIVES = {"cond": cond, "while": while_, "scan": scan}

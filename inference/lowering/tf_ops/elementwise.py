@@ -1,6 +1,7 @@
 """Arithmetic, comparisons and choices, number by number.
 
-TFLite's arithmetic is of float32, int32 and int64: narrower numbers are widened for it, and come back cut as they would wrap.
+TFLite's arithmetic is of float32, int32 and int64: narrower whole numbers are widened for it, and come back cut as they would
+wrap.
 """
 
 import functools
@@ -8,11 +9,9 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-WIDER = {
-    **dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"),
-    "uint32": "int64",
-    **dict.fromkeys(("float16", "bfloat16"), "float32"),
-}
+WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
+NARROW = {"float16", "bfloat16"}  # held in float32, as ops of TFLite take nothing narrower
+PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (bits of the exponent, of the fraction)
 
 
 def widened(function):
@@ -29,7 +28,7 @@ def widened(function):
 
 
 def is_float(x):
-    return x.dtype.name.startswith(("float", "bfloat"))
+    return x.dtype.name == "float32"
 
 
 def is_bool(x):
@@ -131,7 +130,24 @@ def select_n(target, which, *cases):
 
 def convert(target, x, *, new_dtype, **_):
     """A cast; of floats to whole numbers, what lies outside becomes the nearest."""
-    return tf.not_equal(x, tf.zeros((), x.dtype)) if np.dtype(new_dtype).name == "bool" else tf.cast(x, new_dtype)
+    name = np.dtype(new_dtype).name
+    if name == "bool":
+        return tf.not_equal(x, tf.zeros((), x.dtype))
+    return rounded_to(x, name) if name in NARROW else tf.cast(x, new_dtype)
+
+
+def rounded_to(x, dtype):
+    """What is left of numbers in a narrower type."""
+    return tf.cast(tf.cast(x, dtype), tf.float32)
+
+
+def reduce_precision(target, x, *, exponent_bits, mantissa_bits):
+    if exponent_bits >= 8 and mantissa_bits >= 23:
+        return x
+    dtype = PRECISIONS.get((exponent_bits, mantissa_bits))
+    if dtype is None:
+        target.refuse("reduce_precision", f"to {exponent_bits} bits of exponent and {mantissa_bits} of fraction")
+    return rounded_to(x, dtype)
 
 
 def is_finite(target, x):
@@ -211,11 +227,12 @@ OWN = {
     **{"is_finite": is_finite, "round": rounded, "xor": exclusive_or, "and": both, "or": either, "not": negation},
     **{"shift_left": shift_left, "shift_right_arithmetic": shift_right},
 }
-TABLE = {
+PRIMITIVES = {
     **{name: widened(plain(function)) for name, function in PLAIN.items()},
     **{name: widened(function) for name, function in OWN.items()},
     "population_count": population_count,
     "shift_right_logical": shift_right_logical,
     "select_n": widened(select_n),
     "convert_element_type": convert,
+    "reduce_precision": reduce_precision,
 }

@@ -137,7 +137,7 @@ def at_labels(labels, places):
 def filler(dtype, given):
     """What stands for a number that is not there."""
     if given is None and dtype != "bool":
-        kind = np.dtype(dtype).kind if dtype != "bfloat16" else "f"
+        kind = np.dtype(dtype).kind
         given = np.nan if kind == "f" else np.iinfo(dtype).min if kind == "i" else np.iinfo(dtype).max
     return np.asarray(True if given is None else given, dtype)
 
@@ -188,7 +188,7 @@ def written_places(target, x, indices, updates, names, mode):
     return places, [*lead, *ones, *(axis_of[d] for d in (*places.part, *places.whole))]
 
 
-TABLE = {
+PRIMITIVES = {
     **{"dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice, "gather": gather},
     "scatter": widened(scatter(lambda old, new, hit: tf.where(hit, new, old))),
     "scatter-add": widened(scatter(lambda old, new, hit: old + new)),

@@ -111,7 +111,7 @@ def global_avg_pool(target, x):
     return tf.reduce_mean(solid(x), (1, 2))
 
 
-TABLE = {
+LAYERS = {
     f.__name__: f
     for f in (
         *(linear, conv2d, conv_transpose2d, embedding),

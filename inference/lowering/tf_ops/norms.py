@@ -75,4 +75,4 @@ def group_norm(target, params, x, *, groups, eps):
     return scaled(target, tf.reshape(y, (-1, *size, channels)), params["scale"], params["bias"])
 
 
-TABLE = {f.__name__: f for f in (layer_norm, rms_norm, by_statistics, group_norm)}
+LAYERS = {f.__name__: f for f in (layer_norm, rms_norm, by_statistics, group_norm)}

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.elementwise import is_float
+from inference.lowering.tf_ops.elementwise import is_float, widened
 
 
 def dot_general(target, x, y, *, dimension_numbers, **_):
     """The common axes first, then the free ones of x, then those of y."""
     over, common = dimension_numbers
     out = target.out[0]
+    x, y = (as_type(each, out.dtype) for each in (x, y))
     if isinstance(x, np.ndarray) and not common[0]:  # TFLite's products have their constant on the right
         free = len(x.shape) - len(over[0])
         swapped = product(target, y, x, over[::-1], common, [*out.shape[free:], *out.shape[:free]])
@@ -20,6 +21,10 @@ def dot_general(target, x, y, *, dimension_numbers, **_):
     else:
         result = product(target, x, y, over, common, out.shape)
     return tf.cast(result, out.dtype)
+
+
+def as_type(x, dtype):
+    return x.astype(dtype) if isinstance(x, np.ndarray) else tf.cast(x, dtype)
 
 
 def product(target, x, y, over, common, shape):
@@ -61,4 +66,4 @@ def reshaped(target, x, shape):
     return x if x.shape.as_list() == known else tf.reshape(x, target.new_sizes(shape))
 
 
-TABLE = {"dot_general": dot_general}
+PRIMITIVES = {"dot_general": widened(dot_general)}

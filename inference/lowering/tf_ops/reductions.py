@@ -110,7 +110,7 @@ def top_k(target, x, *, k, axis=-1, **_):
     return tf.transpose(found, back), tf.transpose(places, back)
 
 
-TABLE = {
+PRIMITIVES = {
     **{"reduce_sum": reduction(tf.reduce_sum), "reduce_prod": reduction(tf.reduce_prod), "mean": reduction(tf.reduce_mean)},
     **{"reduce_and": reduction(tf.reduce_all), "reduce_or": reduction(tf.reduce_any)},
     **{"reduce_max": extreme(tf.reduce_max), "reduce_min": extreme(tf.reduce_min)},

@@ -79,7 +79,8 @@ def spread(target, x, value, axis, between):
     return cut(target, tf.reshape(wide, shape), {axis: (0, (size - 1) * (between + 1) + 1)})
 
 
-def iota(target, *, dtype, shape, dimension, **_):
+def iota(target, *, shape, dimension, **_):
+    dtype = target.out[0].dtype
     count = tf.range(target.size(shape[dimension]), dtype=tf.int32)
     line = tf.reshape(count, [-1 if i == dimension else 1 for i in range(len(shape))])
     return tf.cast(tf.broadcast_to(line, target.sizes(shape)), dtype)
@@ -89,7 +90,7 @@ def dim_as_value(target, *, dim):
     return tf.cast(target.size(dim), target.out[0].dtype)
 
 
-TABLE = {
+PRIMITIVES = {
     **{"reshape": reshape, "squeeze": squeeze, "transpose": transpose, "rev": reverse, "concatenate": concatenate},
     **{
         "tile": tile,

@@ -5,27 +5,14 @@ import math
 import numpy as np
 import tensorflow as tf
 
-# Coefficients, highest power first. ERF_*: XLA's; ERFC_*: Cephes; ERF_INV_*: Giles, 2010.
-ERF_ABOVE = (0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861, 0.18520832239976145, 1.128379143519084)
-ERF_BELOW = (
-    *(-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667),
-    *(0.11098505178285362, 0.49746925110067538, 1.0),
-)
-ERFC_NEAR = (
-    *(2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1, -5.824733027278666e-1, 6.210004621745983e-1),
-    *(-4.944515323274145e-1, 3.404879937665872e-1, -2.741127028184656e-1, 5.638259427386472e-1),
-)
-ERFC_FAR = (
-    *(-1.047766399936249e1, 1.297719955372516e1, -7.495518717768503e0, 2.921019019210786e0),
-    *(-1.015265279202700e0, 4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1),
-)
-ERF_INV_NEAR = (
-    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
-    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
-)
-ERF_INV_FAR = (
-    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
-    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+from inference.lowering.approximations import (
+    ERF_ABOVE,
+    ERF_BELOW,
+    ERF_END,
+    ERF_INV_ABOVE_5,
+    ERF_INV_BELOW_5,
+    ERFC_ABOVE_2,
+    ERFC_BELOW_2,
 )
 
 
@@ -37,7 +24,7 @@ def polynomial(x, coefficients):
 
 
 def erf(target, x, **_):
-    x = tf.clip_by_value(x, -3.832506856900711, 3.832506856900711)
+    x = tf.clip_by_value(x, -ERF_END, ERF_END)
     return x * polynomial(x * x, ERF_ABOVE) / polynomial(x * x, ERF_BELOW)
 
 
@@ -45,14 +32,14 @@ def erfc(target, x, **_):
     size = tf.maximum(tf.abs(x), 1.0)
     inverse = 1.0 / (size * size)
     tail = tf.exp(-size * size) / size
-    tail = tail * tf.where(size < 2, polynomial(inverse, ERFC_NEAR), polynomial(inverse, ERFC_FAR))
+    tail = tail * tf.where(size < 2, polynomial(inverse, ERFC_BELOW_2), polynomial(inverse, ERFC_ABOVE_2))
     return tf.where(tf.abs(x) < 1, 1 - erf(target, x), tf.where(x < 0, 2 - tail, tail))
 
 
 def erf_inv(target, x, **_):
     w = -tf.math.log((1 - x) * (1 + x))
-    near = polynomial(tf.minimum(w, 5.0) - 2.5, ERF_INV_NEAR)
-    far = polynomial(tf.sqrt(tf.maximum(w, 5.0)) - 3, ERF_INV_FAR)
+    near = polynomial(tf.minimum(w, 5.0) - 2.5, ERF_INV_BELOW_5)
+    far = polynomial(tf.sqrt(tf.maximum(w, 5.0)) - 3, ERF_INV_ABOVE_5)
     return tf.where(tf.equal(tf.abs(x), 1), x * np.float32(np.inf), x * tf.where(w < 5, near, far))
 
 
@@ -124,7 +111,7 @@ def exp2(target, x, **_):
     return tf.pow(2.0, x)
 
 
-TABLE = {
+PRIMITIVES = {
     f.__name__: f
     for f in (
         *(erf, erfc, erf_inv, expm1, log1p, exp2, cbrt),

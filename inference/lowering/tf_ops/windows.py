@@ -85,7 +85,7 @@ def part(x, offset, window, strides, dilation):
     return x[tuple(where)]
 
 
-TABLE = {
+PRIMITIVES = {
     "conv_general_dilated": conv_general_dilated,
     "reduce_window_sum": sliding(lambda target, x, y: x + y, lambda dtype: 0, "AVG"),
     "reduce_window_max": sliding(maximum, lowest, "MAX"),
