@@ -42,7 +42,7 @@ def export(arguments, root):
         reports, wrong = exporter.reports(work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
-                wrong |= demo(work / reports["onnx"]["file"], shipped)
+                wrong |= demo(work / reports["onnx"]["file"], exporter)
             describe(work, root, exporter, reports, wrong)
             replace(work, folder, arguments.force)
             print(table(reports), *accuracies(reports), *exporter.warnings(reports), f"Written: {folder}", sep="\n")
@@ -111,10 +111,11 @@ def keep_others(former, folder):
             path.rename(folder / path.name)
 
 
-def demo(path, shipped):
+def demo(path, exporter):
     """A page that runs the ONNX file; or {"demo": why there is none}."""
+    classes = exporter.examples and exporter.examples.classes
     try:
-        write_demo(path, path.with_suffix(".html"), shipped)
+        write_demo(path, path.with_suffix(".html"), exporter.shipped, classes)
     except UserError as error:
         return {"demo": f"demo: {error}"}
     return {}

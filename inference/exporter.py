@@ -84,7 +84,7 @@ class Exporter:
     @property
     def tolerance(self):
         """How far a file that is not quantized may be off."""
-        return TOLERANCE[getattr(self.traced, "precision", "float32")]
+        return TOLERANCE[self.traced.precision]
 
     @cached_property
     def traced(self):

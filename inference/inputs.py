@@ -33,16 +33,22 @@ def files_of(paths):
     """All files that are named, a folder by the images and arrays in it."""
     found = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise UserError(f"{path}: there is no such file or folder; name images, a folder of them, or an npz")
-        inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        if path.is_dir():
-            known = ENDINGS | ARRAYS
-            inside = [file for file in inside if file.suffix.lower() in known and not file.name.startswith(".")]
-            if not inside:
-                raise UserError(f"{path}: no images in this folder; known endings: {', '.join(sorted(known))}")
-        found += inside
+        try:
+            found += inside(path) if path.is_dir() else [path]
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if missing := [path for path in found if not path.exists()]:
+        raise UserError(f"{missing[0]}: there is no such file or folder; name images, a folder of them, or an npz")
     return found
+
+
+def inside(folder):
+    """The images and arrays in a folder."""
+    known = ENDINGS | ARRAYS
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in known and not file.name.startswith("."))
+    if not files:
+        raise UserError(f"{folder}: no images in this folder; known endings: {', '.join(sorted(known))}")
+    return files
 
 
 def read_arrays(path, key, predictor):

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 from contextlib import nullcontext
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -42,16 +43,16 @@ def main(argv=None):
 
 def parse(argv):
     parser = argparse.ArgumentParser(description="Ask a model, in whatever form, about images or arrays.")
-    say = parser.add_argument
-    say("model", help="a checkpoint, a .tflite or a .onnx")
-    say("inputs", nargs="+", metavar="INPUT", help="images, a folder of them, or one .npz or .npy file")
-    say("-c", "--config", help="the config (default: what the checkpoint remembers, or lies beside the file)")
-    say("--trust", action="store_true", help="let a config that was left by a run import what its dotted names say")
-    say("--key", default="x", help="the array of an npz (default: x)")
-    say("--prepared", action="store_true", help="the arrays are preprocessed already")
-    say("--top", type=int, default=3, help="how many classes to print (default: 3)")
-    say("--batch", type=int, default=64, help="how many inputs at once (default: 64)")
-    say("--csv", metavar="FILE", help="write every output there")
+    add = parser.add_argument
+    add("model", help="a checkpoint, a .tflite or a .onnx")
+    add("inputs", nargs="+", metavar="INPUT", help="images, a folder of them, or one .npz or .npy file")
+    add("-c", "--config", help="the config (default: what the checkpoint remembers, or lies beside the file)")
+    add("--trust", action="store_true", help="let a config that was left by a run import what its dotted names say")
+    add("--key", default="x", help="the array of an npz (default: x)")
+    add("--prepared", action="store_true", help="the arrays are preprocessed already")
+    add("--top", type=int, default=3, help="how many classes to print (default: 3)")
+    add("--batch", type=int, default=64, help="how many inputs at once (default: 64)")
+    add("--csv", metavar="FILE", help="write every output there")
     arguments = parser.parse_args(argv)
     for name in ("top", "batch"):
         if getattr(arguments, name) < 1:
@@ -60,25 +61,81 @@ def parse(argv):
 
 
 def predict(arguments):
-    """Print the likeliest classes, or the first numbers, of every input; write all of them."""
-    from inference.predictor import answered, opened  # here, so that an interrupt of what they import is caught
+    """Print the likeliest classes, or the first numbers, of every input as they come; write all of them."""
+    from inference.predictor import answered, opened  # here, so that an interrupt of these long imports is caught, too
 
     predictor = opened(arguments)
     with atomic_file(arguments.csv) if arguments.csv else nullcontext() as file:
-        table = Table(file) if file else None
+        header = True
         for names, outputs in answered(predictor, arguments):
-            values = next(iter(outputs.values()))
-            if predictor.answers != "numbers" and len(outputs) == 1 and values.ndim == 2:
-                shares = probabilities(values) if predictor.answers == "logits" else values
-                labels = [*predictor.classes[: shares.shape[1]], *range(len(predictor.classes), shares.shape[1])]
-                lines = [likeliest(row, labels, arguments.top) for row in shares]
-                best = [[labels[i]] for i in shares.argmax(-1)]
-                columns = ["class", *(f"p_{label}" for label in labels)]
-            else:
-                shares = np.concatenate([array.reshape(len(names), -1) for array in outputs.values()], axis=1)
-                lines = [first_numbers(outputs, i) for i in range(len(names))]
-                best = [[]] * len(names)
-                columns = [f"{name}_{i}" for name, array in outputs.items() for i in range(array[0].size)]
-            show(f"{name}  {line}" for name, line in zip(names, lines, strict=True))
-            if table:
-                table.write(columns, names, best, shares)
+            shares = shares_of(predictor.answers, outputs)
+            told = numbers(outputs) if shares is None else likeliest(shares, predictor.classes, arguments.top)
+            lines, columns, rows = told
+            say("\n".join(f"{name}  {line}" for name, line in zip(names, lines, strict=True)))
+            if file:
+                rows = ([name, *row] for name, row in zip(names, rows, strict=True))
+                file.write(as_csv([["input", *columns], *rows] if header else rows))
+                header = False
+
+
+def shares_of(answers, outputs):
+    """The probability of each class, for each input; None where the outputs are no classes."""
+    values = next(iter(outputs.values()))
+    if answers == "numbers" or len(outputs) > 1 or values.ndim != 2:
+        return None
+    values = values.astype(np.float32)
+    if answers == "probabilities":
+        return values
+    shifted = np.exp(values - values.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def likeliest(shares, classes, top):
+    """(a line of the likeliest classes for each input, the columns of a table, its rows)"""
+    labels = [classes[i] if i < len(classes) else str(i) for i in range(shares.shape[1])]
+    order = np.argsort(-shares, kind="stable")
+    lines = ["  ".join(f"{labels[i]}: {row[i]:.4f}" for i in best[:top]) for row, best in zip(shares, order, strict=True)]
+    rows = ([labels[best[0]], *figures(row)] for row, best in zip(shares, order, strict=True))
+    return lines, ["class", *(f"p_{label}" for label in labels)], rows
+
+
+def numbers(outputs):
+    """(a line of the first numbers for each input, the columns of a table, its rows)"""
+    flat = {name: array.reshape(len(array), prod(array.shape[1:])) for name, array in outputs.items()}
+    columns = [f"{name}_{i}" for name, array in flat.items() for i in range(array.shape[1])]
+    told = [[f"{name}: {some(row)}" if len(flat) > 1 else some(row) for row in array] for name, array in flat.items()]
+    rows = ([text for row in each for text in figures(row)] for each in zip(*flat.values(), strict=True))
+    return list(map("  ".join, zip(*told, strict=True))), columns, rows
+
+
+def some(row):
+    """The first of the numbers, shortened."""
+    return " ".join([*figures(row[:SHOWN], 6), *(["..."] if len(row) > SHOWN else [])])
+
+
+def figures(row, digits=9):
+    """Numbers as text; nine digits tell one float32 from any other."""
+    if row.dtype.kind in "biuc":
+        return map(str, row)
+    return (f"{float(value):.{digits}g}" for value in row)
+
+
+def say(text):
+    """Print at once; where nobody reads any more, as after `| head`, there is no more to do."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
+        raise SystemExit(NOBODY_READS) from None
+
+
+def as_csv(rows):
+    """Lines of a table; a file's name may hold bytes that are no text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may hold what the terminal cannot show
+    sys.exit(main())

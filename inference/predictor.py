@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from inference.inputs import batches
@@ -13,6 +14,7 @@ from inference.runtimes import PACKAGES, open_model
 from inference.verify import Reference, repeated
 from utils import RunError, UserError, first_line
 from wiring.build import build_preprocess
+from wiring.config import read
 
 REPORT = "verification.json"
 ANSWERS = ("logits", "probabilities", "numbers")
@@ -50,10 +52,12 @@ def of_file(path, arguments):
     beside = path.parent / REPORT
     form, answer, classes = reported(beside) if beside.is_file() else (NHWC, None, [])
     file = arguments.config or (path.parent / "config.json" if beside.is_file() else None)
-    if file is None or (form.preprocess and answer):
+    is_ready = form.preprocess or arguments.prepared
+    if file is None or (is_ready and answer):
         return Predictor(model, inputs, size, (), form, answer or "numbers", classes)
-    config, source, trusted = config_of(arguments.config, file, {"config": None}, (), arguments.trust)
-    preprocess = () if form.preprocess else build_preprocess(config, source, trusted)
+    remembered = {} if arguments.config else {"config": read(file)}
+    config, source, trusted = config_of(arguments.config, file, remembered, (), arguments.trust)
+    preprocess = () if is_ready else build_preprocess(config, source, trusted)
     return Predictor(model, inputs, size, tuple(preprocess), form, answer or answers(config, form), classes)
 
 
@@ -94,7 +98,8 @@ def answered(predictor, arguments):
             raise RunError(f"{arguments.model}: fails on {called[0]} to {called[-1]}: {first_line(error)}") from error
         for name, array in outputs.items():
             if np.shape(array)[:1] != (size,):
-                raise UserError(f"{arguments.model}: {name} has the shape {list(np.shape(array))}, no row for each of {size} inputs")
+                shape = list(np.shape(array))
+                raise UserError(f"{arguments.model}: of {size} inputs, {name} has the shape {shape}: that is no row for each")
         yield called, {name: array[: len(called)] for name, array in outputs.items()}
 
 
@@ -118,21 +123,26 @@ def taken(name, array, predictor, is_prepared):
         mend = "the first axis counts the inputs, and is not one of these"
     elif fits(array, dtype):
         return array.astype(dtype, copy=False)
+    elif whole(array.dtype) and whole(dtype):
+        mend = f"its numbers, {array.min()} to {array.max()}, do not fit"
     elif is_prepared:
         mend = "without --prepared it is preprocessed by the config"
     elif predictor.preprocess or predictor.form.preprocess:
         mend = f"give it as an array of {dtype}"
     else:
-        mend = "name the config that says how to preprocess it, -c config.json, or give an array that is --prepared"
+        mend = f"name the config that tells its preprocessing, -c config.json, or give an array of {dtype} that is --prepared"
     wanted = f"{dtype}{[size or 'any' for size in shape]}".replace("'", "")
     raise UserError(f"{name}: the model takes {wanted}, this is {array.dtype}{list(found)}; {mend}")
 
 
 def fits(array, dtype):
     """Whether an array can be had in a type: floats of any width, integers that are within its range."""
-    if array.dtype == dtype or array.dtype.kind == dtype.kind == "f":
+    if array.dtype == dtype or all(jnp.issubdtype(kind, jnp.floating) for kind in (array.dtype, dtype)):
         return True
-    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
+    if not whole(array.dtype) or not whole(dtype):
         return False
-    ends = np.iinfo(dtype)
-    return ends.min <= array.min() and array.max() <= ends.max
+    return np.iinfo(dtype).min <= array.min() and array.max() <= np.iinfo(dtype).max
+
+
+def whole(dtype):
+    return dtype.kind in "iu"

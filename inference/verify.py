@@ -27,7 +27,7 @@ class Reference:
             self.programs[size] = self.program(size)
         structure = jax.tree.structure(self.shipped.inputs)
         outputs = self.programs[size](self.weights, jax.tree.unflatten(structure, inputs.values()))
-        return named(jax.tree.map(np.asarray, outputs), "output")
+        return named(jax.tree.map(np.asarray, outputs), "output", inputs)
 
     def program(self, size):
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), self.shipped.inputs)

@@ -18,7 +18,7 @@ ALLOWED = {
     "data_loader": ({"utils", "data_loader"}, False),
     "training": ({"utils", "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}, True),
     "inference": (
-        {"utils", "wiring", "inference", "model.base", "model.layers", "data_loader.base", "data_loader.folder"}
+        {"utils", "wiring", "inference", "model.base", "model.layers", "data_loader"}
         | {"training.checkpoint", "training.objective"},
         True,
     ),

@@ -13,7 +13,7 @@ import numpy as np
 from inference.fallback.stablehlo import Plain, bound, stablehlo_of
 from inference.lowering.trace import trace
 from inference.packages import needed, quiet
-from inference.to_tflite import converted
+from inference.to_tflite import converted, free
 from utils import UserError, atomic_write, first_line
 
 
@@ -44,15 +44,25 @@ def written(write, function, weights, inputs, batch, **options):
 
 
 def culprit(write, equations):
-    """The first equation that cannot be written by itself, and where in the user's code it is."""
-    tried = set()
+    """The first equation that cannot be written by itself, and where in the user's code it is.
+
+    A conversion to a type of which the format has no inputs and outputs is blamed last: it is its use that fails.
+    """
+    tried, conversion = set(), None
     for eqn, operands, place in equations:
-        kind = (eqn.primitive.name, *(str(var.aval.dtype) for var in eqn.invars), str(eqn.params))
+        name, types = eqn.primitive.name, [str(var.aval.dtype) for var in (*eqn.invars, *eqn.outvars)]
+        kind = (name, *types, str(eqn.params))
+        if all(isinstance(x, np.ndarray) for x in operands):
+            continue  # nothing by itself: it is made of sizes alone
         alone = [] if kind in tried else [partial(write, *part(eqn, operands, i)) for i in range(len(eqn.outvars))]
-        if not all(map(succeeds, alone)):
-            return f"{eqn.primitive.name} ({place})"
         tried.add(kind)
-    return None
+        if all(map(succeeds, alone)):
+            continue
+        told = f"{name} of {types[0]} ({place})"
+        if name != "convert_element_type":
+            return told
+        conversion = conversion or told
+    return conversion
 
 
 def succeeds(attempt):
@@ -69,7 +79,7 @@ def part(eqn, operands, result):
 
     def function(*arrays):
         given = dict(zip(places, arrays, strict=True))
-        found = bound(eqn, [given.get(i, x) for i, x in enumerate(operands)])
+        found = bound(eqn, *(given.get(i, x) for i, x in enumerate(operands)))
         return [found[result] if eqn.primitive.multiple_results else found]
 
     inputs = {f"x{i}": jax.ShapeDtypeStruct(operands[i].shape, operands[i].dtype) for i in places}
@@ -78,8 +88,8 @@ def part(eqn, operands, result):
 
 def as_tflite(function, inputs, outputs, quantize=None, samples=None):
     """The bytes of a TFLite file of builtin ops; `inputs` and `outputs` are {name: shape and type} in the function's order."""
-    module = stablehlo_of(function, inputs.values())
     with quiet():
+        module = stablehlo_of(function, inputs.values())
         import tensorflow as tf
         from tensorflow.compiler.tf2xla.python.xla import call_module
 
@@ -98,11 +108,6 @@ def as_tflite(function, inputs, outputs, quantize=None, samples=None):
         specs = [tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in inputs.items()]
         graph = tf.function(call, autograph=False).get_concrete_function(*specs)
         return with_plain_names(converted(graph, tf.Module(), quantize, samples))
-
-
-def free(shape):
-    """A shape in which a free size is None."""
-    return tuple(d if isinstance(d, int) else None for d in shape)
 
 
 def with_plain_names(data):

@@ -53,7 +53,8 @@ class Plain(Walk):
         given = [self.whole(value) for value in operands]
         self.bound.append((eqn, given, self.place))
         with source_info_util.user_context(eqn.source_info.traceback):  # where an error of the converter shall be
-            return self.results(eqn, operands, lambda: bound(eqn, given))
+            compute = as_convolution if eqn.primitive.name == "dot_general" and lay_deep(eqn, *operands) else bound
+            return self.results(eqn, operands, lambda: compute(eqn, *given))
 
 
 class Target:
@@ -69,7 +70,7 @@ class Target:
         return jnp.broadcast_to(value.data, value.shape)
 
 
-def bound(eqn, operands):
+def bound(eqn, *operands):
     """The results of an equation for other operands."""
     if eqn.primitive.name == "gather" and picks(eqn, *operands):
         return picked(eqn, *operands)
@@ -104,8 +105,22 @@ def picked(eqn, operand, indices):
 
 def lies_deep(eqn, x, y):
     """Whether a matrix multiplies the last of four axes or more, the first of which is 1: TFLite's converter trips over that."""
+    return is_image(x) and by_matrix(eqn, x, y)
+
+
+def lay_deep(eqn, x, y):
+    """Whether it multiplies what was of such a shape just now: the converter undoes the reshaping, and trips as well."""
+    made, operands = x.origin or (None, [])
+    return made is not None and made.primitive.name == "reshape" and is_image(operands[0]) and by_matrix(eqn, x, y)
+
+
+def is_image(x):
+    return len(x.shape) > 3 and is_one(x.shape[0])
+
+
+def by_matrix(eqn, x, y):
     (ours, theirs), batch = eqn.params["dimension_numbers"]
-    return x.ndim > 3 and is_one(x.shape[0]) and y.ndim == 2 and ours == (x.ndim - 1,) and len(theirs) == 1 and not any(batch)
+    return len(y.shape) == 2 and ours == (len(x.shape) - 1,) and len(theirs) == 1 and not any(batch)
 
 
 def as_convolution(eqn, x, y):

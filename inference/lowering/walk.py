@@ -41,8 +41,8 @@ IDENTITIES = {"copy", "copy_p", "stop_gradient", "optimization_barrier", "name",
 # Primitives whose operands may have 1 where the result has more.
 ELEMENTWISE = {
     *("add", "sub", "mul", "div", "rem", "pow", "integer_pow", "max", "min", "clamp", "select_n", "convert_element_type"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "xor", "not", "is_finite", "sign", "abs", "neg"),
-    *("square", "nextafter", "reduce_precision"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "xor", "not", "is_finite"),
+    *("sign", "abs", "neg", "square", "nextafter", "reduce_precision"),
     *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "erf", "erfc", "erf_inv", "lgamma", "digamma", "logistic"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("ceil", "floor", "round", "shift_left", "shift_right_arithmetic", "shift_right_logical", "population_count"),

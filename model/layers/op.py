@@ -50,7 +50,7 @@ def op(function=None, *, any_rank=False):
 
 
 def show(function, any_rank, given):
-    """The results of the function, as those of one op."""
+    """The results of the function, as those of one op; as they are where it reads what its caller computes by no argument."""
     leaves, tree = jax.tree.flatten(given)
     operands = [leaf for leaf in leaves if is_operand(leaf)]
     attributes = tuple(None if is_operand(leaf) else Attribute(leaf) for leaf in leaves)
@@ -60,6 +60,8 @@ def show(function, any_rank, given):
         return function(*args, **kwargs)
 
     jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*operands)
+    if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
+        return flat(*operands)
     params = {"function": function, "any_rank": any_rank, "tree": tree, "attributes": attributes, "jaxpr": jaxpr}
     out_tree = jax.tree.structure(out)
     return jax.tree.unflatten(out_tree, marked_p.bind(*operands, **params, out_tree=out_tree))

@@ -61,6 +61,8 @@ REMARKS = {
     "gelu_tanh": "ONNX: one Gelu from opset 20 on, eight nodes before",
     "half precision": "ONNX: bfloat16 is computed in float32",
     "integer division": "by 0 is undefined",
+    "reductions": "ONNX: max and min leave out nan",
+    "reduce_precision": "ONNX: to the bits of float16 or bfloat16",
     "rms_norm": "ONNX: one RMSNormalization from opset 23 on, its parts before",
     "sort": "nan has no place in the order",
 }

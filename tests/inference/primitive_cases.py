@@ -2,9 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tests.inference.made import weights
+
+EDGES = np.array([-1, -0.25, 0.5, 1], np.float32)
 
 UNARY = {
     **{name: getattr(lax, name) for name in ("abs", "neg", "sign", "exp", "exp2", "sin", "cos", "sinh", "cosh", "erf")},
@@ -25,8 +28,11 @@ UNARY = {
     "is_finite": lambda x: jnp.isfinite(1 / jnp.floor(x)),
     "isnan": lambda x: jnp.isnan(jnp.log(x)),
     "integer_pow": lambda x: (x**2, x**3, x**4, x**-1, x**-2),
-    "reduce_precision": lambda x: lax.reduce_precision(x, 8, 23),
+    "reduce_precision": lambda x: [lax.reduce_precision(x, 8, 23), lax.reduce_precision(x, 8, 7), lax.reduce_precision(x, 5, 10)],
     "clamp": lambda x: jnp.clip(x, -0.5, 0.7),
+    "searchsorted": lambda x: (jnp.searchsorted(EDGES, x), jnp.searchsorted(jnp.sort(x[0]), jnp.log(x), side="right")),
+    "searchsorted by all": lambda x: (jnp.digitize(x, EDGES), jnp.searchsorted(jnp.log(x[0]), jnp.log(x), method="compare_all")),
+    "interp": lambda x: jnp.interp(x, EDGES, EDGES**2),
     "nan_to_num": lambda x: jnp.nan_to_num(jnp.log(x)),
     "relu of jax.nn": jax.nn.relu,
     "gelu of jax.nn": lambda x: (jax.nn.gelu(x), jax.nn.gelu(x, approximate=False)),
@@ -39,6 +45,7 @@ UNARY = {
     "digamma": lax.digamma,
     "nextafter": lambda x: jnp.nextafter(x, 0.0),
     "bits of numbers": lambda x: lax.bitcast_convert_type(x, jnp.int32),
+    "random numbers of a known key": lambda x: x + jax.random.normal(jax.random.fold_in(jax.random.key(0), 7), (6,)),
     "random": lambda x: jax.random.bernoulli(jnp.abs(x[0, :2]).astype(jnp.uint32), 0.5, (6,)),  # of a key that is an input
     "one_hot": lambda x: jax.nn.one_hot(jnp.argmax(x, 1), 6),
 }
@@ -72,6 +79,7 @@ INTEGERS = {
     "bits": lambda i, j: (i & j, i | j, i ^ j, ~i),
     "shifts": lambda i, j: (i << 3, i >> 2, lax.shift_right_logical(i, 2), i.astype(jnp.uint32) >> 3),
     "population_count": lambda i, j: lax.population_count(i),
+    "integers of numbers too large": lambda i, j: [(i * 1e9).astype(t) for t in ("int8", "uint8", "int16", "int32", "uint32")],
     "small integers": lambda i, j: (i.astype(jnp.uint8) * 7, i.astype(jnp.int8) + j.astype(jnp.int8)),
     "integers and numbers": lambda i, j: (i / j, (i * 0.37).astype(int), i.astype(bool), (i > 0).astype(jnp.float32) * 0.5),
     "integer reductions": lambda i, j: (i.sum(1), i.max(1), i.prod(1), i.argmax(1), (i > 0).any(1), (i > -9).all(1)),
@@ -193,6 +201,11 @@ def newton(x):
     return lax.while_loop(lambda state: state[1] < 8, step, (jnp.ones_like(x), 0))
 
 
+def grown(state):
+    total, x, rounds = state
+    return total + jnp.abs(x).sum(0), x * 1.5, rounds + 1
+
+
 def recurrent(x):
     """A recurrent layer over the second axis."""
 
@@ -208,6 +221,10 @@ SQUARE = weights(6, 6)
 CONTROL = {
     "while": newton,
     "while, by what it sums": lambda x: lax.while_loop(lambda s: s.sum() < 50, lambda s: s + jnp.abs(x) + 1, jnp.zeros_like(x)),
+    "while of each example": jax.vmap(lambda x: lax.while_loop(lambda s: s[0].sum() < 9, grown, (jnp.zeros(6), x, 0))),
+    "fori_loop of each example": jax.vmap(
+        lambda x: lax.fori_loop(0, (3 * jnp.abs(x[0, 0])).astype(int), lambda i, s: s * 0.5 + i, x)
+    ),
     "fori_loop": lambda x: lax.fori_loop(0, 3, lambda i, s: s * 0.5 + i, x),
     "scan": recurrent,
     "scan, reverse": lambda x: lax.scan(

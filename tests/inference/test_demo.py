@@ -1,5 +1,6 @@
 """The page that runs a model in a browser: it answers as Python does, sees a drawing as MNIST's digits are, asks no network."""
 
+import json
 import re
 import time
 from functools import partial
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.demo import runtime
+from inference.demo import page, runtime
 from inference.demo.page import write_demo, write_page
 from inference.demo.pixels import BYTES, UNIT, Pixels, pixels_of
 from inference.load import NHWC, Form
@@ -72,7 +73,7 @@ def session(path):
 
 
 def linear_model(path, shape, classes, kind):
-    """A file whose output is a product of its input, flattened."""
+    """A file whose output is the product of its input, flattened, and of the weight that is the answer."""
     from onnx import TensorProto, helper, numpy_helper, save
 
     size = int(np.prod(shape))
@@ -86,6 +87,7 @@ def linear_model(path, shape, classes, kind):
     outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", classes])]
     graph = helper.make_graph(nodes, "linear", inputs, outputs, [numpy_helper.from_array(weight, "weight")])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return weight
 
 
 def softmax(logits):
@@ -231,6 +233,18 @@ def test_any_other_input_is_asked_for_as_numbers(chromium, tmp_path):
     assert "JSON" in until(problem, bool)
     enter("[1, 2]")
     assert until(problem, lambda text: "JSON" not in text) == "2 numbers; an example has 4"
+
+
+@pytest.mark.parametrize(
+    ("loss", "form", "answers"),
+    [("cross_entropy", NHWC, "logits"), ("cross_entropy", Form(softmax=True), "probabilities"), ("mse", NHWC, "numbers")],
+)
+def test_a_page_knows_what_the_answers_are_and_the_names_of_classes(tmp_path, monkeypatch, loss, form, answers):
+    monkeypatch.setattr(page, "runtime", lambda: {runtime.SCRIPT: b"", runtime.PROGRAM: b""})
+    (tmp_path / "m.onnx").write_bytes(b"")
+    write_demo(tmp_path / "m.onnx", tmp_path / "m.html", shipped(image(8, 8, 1), (), form, loss), ["a cat", "a </script>"])
+    facts = re.search('<script type="application/json" id="facts">(.*?)</script>', (tmp_path / "m.html").read_text())[1]
+    assert {"answers": answers, "labels": ["a cat", "a </script>"]}.items() <= json.loads(facts).items()
 
 
 def test_black_and_white_are_what_preprocessing_makes_of_them():

@@ -1,5 +1,9 @@
 """The way by jax2tf: it computes what JAX does, in both formats and for any batch, and what it cannot do it names."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,7 @@ from inference import packages
 from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
 from inference.runtimes import open_model
 from model.layers.linear import linear
+from tests.processes import ROOT
 from utils import UserError
 
 WRITERS = {"tflite": tflite_by_jax2tf, "onnx": onnx_by_jax2tf}
@@ -98,14 +103,61 @@ def test_what_cannot_be_done_is_named_with_its_place(tmp_path):
     def gathers(weights, x):
         return jnp.take_along_axis(x, jnp.clip(x, 0, 3).astype(int), axis=1)
 
-    with pytest.raises(UserError, match=r"cannot do sort \(.*test_fallback.py:\d+:\d+ \(.*sorts\)\)$"):
+    with pytest.raises(UserError, match=r"cannot do sort of float32 \(.*test_fallback.py:\d+:\d+ \(.*sorts\)\)$"):
         tflite_by_jax2tf(sorts, {}, example(4), None, tmp_path / "model.tflite")
-    with pytest.raises(UserError, match=r"cannot do gather \(.*gathers\)\); with a batch of a fixed size it can: --batch N$"):
+    with pytest.raises(
+        UserError, match=r"cannot do gather of float32 \(.*gathers\)\); with a batch of a fixed size it can: --batch N$"
+    ):
         tflite_by_jax2tf(gathers, {}, example(4), None, tmp_path / "model.tflite")
     assert not list(tmp_path.iterdir())
     tflite_by_jax2tf(gathers, {}, example(4), 2, tmp_path / "model.tflite")
     x = normal(2, 4)
     np.testing.assert_array_equal(open_model(tmp_path / "model.tflite")({"input": x})["output"], gathers({}, x))
+
+
+def test_what_fails_is_named_quietly_and_not_what_leads_to_it(tmp_path, capfd):
+    def spectrum(weights, x):
+        return jnp.abs(jnp.fft.fft(x))  # after a conversion to complex numbers, which no file returns either
+
+    for suffix, write in WRITERS.items():
+        with pytest.raises(UserError, match=r"cannot do fft of complex64 \(.*spectrum\)\)"):
+            write(spectrum, {}, example(4), 2, tmp_path / f"model.{suffix}")
+
+    def random(weights, x):
+        return x * jax.random.normal(jax.random.wrap_key_data(x[:2].astype(jnp.uint32)), (4,))
+
+    with pytest.raises(UserError, match="the way by jax2tf cannot do"):
+        tflite_by_jax2tf(
+            lambda weights, x: jax.vmap(lambda row: random(weights, row))(x), {}, example(4), None, tmp_path / "a.tflite"
+        )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_products_of_the_channels_of_a_single_image(tmp_path):
+    """TFLite's converter makes one op of a product and the reshapings around it, and refuses that."""
+
+    def function(weights, x):
+        y = jax.nn.gelu(linear(weights, x)) @ weights["weight"].T  # (1, 3, 2, 4)
+        return linear(weights, y.mean((1, 2)))
+
+    weights, x = {"weight": normal(4, 6)}, normal(1, 3, 2, 4)
+    tflite_by_jax2tf(function, weights, example(3, 2, 4), 1, tmp_path / "model.tflite")
+    found = open_model(tmp_path / "model.tflite")({"input": x})["output"]
+    np.testing.assert_allclose(found, function(weights, x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_package_writes_is_told_where_its_exception_is(capfd):
+    with pytest.raises(ValueError, match="wrong") as error, packages.quiet():
+        os.write(2, b"a hint from C++\n")
+        raise ValueError("wrong")
+    assert error.value.__notes__ == ["a hint from C++"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_end_of_a_process_in_c_is_not_silent():
+    program = "from inference.packages import quiet\nimport os\nwith quiet():\n    os.abort()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode != 0 and "Fatal Python error: Aborted" in ended.stderr and "line 4 in" in ended.stderr
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):

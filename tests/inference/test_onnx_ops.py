@@ -245,6 +245,32 @@ def test_a_primitive_that_the_table_lacks_is_named_with_the_line_that_asks_for_i
     assert not list(tmp_path.iterdir())
 
 
+def test_integers_of_what_is_no_number_and_of_the_largest_ones():
+    def function(_, x):
+        return {kind: x.astype(kind) for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}
+
+    x = np.array([[np.nan, np.inf, -np.inf, -1.7, 255.5, 256, 32767.5, 65535.9, 2**31 - 128, 2**31, 2**32, 2**63, 2**64, -1e20]])
+    with jax.enable_x64(True), np.errstate(over="ignore"):
+        for dtype in (np.float16, np.float32, np.float64):
+            given = x.astype(dtype)
+            proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct(x.shape[1:], dtype)))
+            check(proto)
+            compare(answers(proto, {"input": given}), {k: np.asarray(v) for k, v in jax.jit(function)(None, given).items()})
+
+
+def test_what_is_too_small_or_too_large_for_fewer_bits():
+    function = jax.jit(lambda _, x: jax.lax.reduce_precision(x, 5, 10))
+    x = np.array([[1e-5, -1e-5, 6.2e-5, 1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, np.nan, np.inf, -np.inf]], np.float32)
+    proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct(x.shape[1:], x.dtype)))
+    np.testing.assert_array_equal(answers(proto, {"input": x})["output"], function(None, x))
+
+
+@pytest.mark.parametrize("function", [lambda x: jnp.abs(x + 1j), lambda x: x.astype(complex), lambda x: jnp.cumprod(x)])
+def test_what_onnx_has_no_form_of_is_named_with_its_line(function):
+    with pytest.raises(Missing, match=r"(complex64 numbers|a running total over the batch) \(.*test_onnx_ops.py:\d+"):
+        onnx_model(trace(lambda _, x: function(x), {}, jax.ShapeDtypeStruct((2,), jnp.float32)))
+
+
 def test_other_types_of_numbers():
     """ONNX has no bfloat16 to speak of: what JAX computes in it is computed in float32."""
     model, x = convnext((8, 8, 1), 3, dims=(4, 6)), images(8, 8, 1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.lowering.tf_ops import TABLE
+from inference.lowering.tf_ops import LAYERS
 from inference.lowering.trace import trace
 from inference.lowering.trimming import trimmed
 from inference.lowering.walk import Missing
@@ -212,7 +212,7 @@ def test_an_op_of_ones_own_is_one_function(monkeypatch, tmp_path):
     def snake_in_tensorflow(target, params, x):
         return x + tf.square(tf.sin(x * params["alpha"])) / params["alpha"]
 
-    monkeypatch.setitem(TABLE, "snake", snake_in_tensorflow)
+    monkeypatch.setitem(LAYERS, f"{__name__}.snake", snake_in_tensorflow)
     weights = {"alpha": images(4)[0]}
     model = written(tmp_path / "a.tflite", lambda w, x: snake(w, x), weights, images(4))
     assert {"SIN", "SQUARE"} <= set(ops(model))

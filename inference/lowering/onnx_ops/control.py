@@ -25,7 +25,7 @@ def cond(t, index, *operands, branches, **_):
 def while_(t, *operands, cond_jaxpr, cond_nconsts, body_jaxpr, body_nconsts, **_):
     """Loop asks before the first round, and at the end of each.
 
-    Under vmap each example asks for itself: the loop goes on while any of them does, and carries which do; others keep their state.
+    Under vmap each example asks for itself: the loop goes on while any of them does, and the others keep their state.
     """
     asked, consts = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]

@@ -64,21 +64,21 @@ def remainder(t, x, y, **_):
 
 
 def in_total_order(op):
-    """A comparison in which nan is the largest number."""
+    """A comparison in which nan is the largest number, and equals nan."""
 
     def function(t, x, y, **_):
         result = comparison(op)(t, x, y)
         if x.dtype.kind in "biu" or (y.constant and not np.isnan(y.data).any()):
             return result
-        above = t.IsNaN(y) if op == "LessOrEqual" else t.And(t.IsNaN(y), t.Not(t.IsNaN(x)))
-        return t.Or(result, above)
+        of_x = {"Less": lambda: t.Not(t.IsNaN(x)), "Equal": lambda: t.IsNaN(x), "LessOrEqual": lambda: np.True_}
+        return t.Or(result, t.And(t.IsNaN(y), of_x[op]()))
 
     return function
 
 
 def convert(t, x, *, new_dtype, **_):
     dtype = np.dtype(t.checked(new_dtype))
-    if dtype == bool:
+    if dtype.kind == "b":
         return t.Not(t.Equal(x, np.zeros((), stored_type(x.dtype))))
     if dtype.kind in "iu" and x.dtype.kind not in "biu":
         return to_integer(t, x, dtype)
@@ -94,8 +94,8 @@ def to_integer(t, x, dtype):
     if dtype.itemsize < 8:
         return t.to(t.Min(t.Max(known, exact.type(low)), exact.type(high)), dtype)
     end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # one too large: no float64 is the largest integer
-    inside = t.to(t.Min(t.Max(known, exact.type(low)), np.nextafter(end, 0)), dtype)
-    return t.Where(t.GreaterOrEqual(known, end), dtype.type(high), inside)
+    inside = t.to(t.to(t.Min(t.Max(known, exact.type(low)), np.nextafter(end, 0)), dtype), np.int64)  # which Where takes
+    return t.to(t.Where(t.GreaterOrEqual(known, end), np.asarray(high, dtype).astype(np.int64), inside), dtype)
 
 
 def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
@@ -184,6 +184,7 @@ PRIMITIVES = {
     **{name: node(name.capitalize()) for name in ("sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
     **{name: node(name.capitalize()) for name in ("asinh", "acosh", "atanh", "ceil", "floor")},
     "add_any": node("Add"),
+    "eq_to": in_total_order("Equal"),
     "lt_to": in_total_order("Less"),
     "le_to": in_total_order("LessOrEqual"),
     "reduce_precision": reduce_precision,

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-
 TYPES = {"bool", "float16", "bfloat16", "float32", "float64"}  # of numbers that can be computed with
 TYPES |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 

@@ -14,10 +14,10 @@ NARROW = {"float16", "bfloat16"}  # held in float32, as ops of TFLite take nothi
 PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (bits of the exponent, of the fraction)
 
 
-def widened(function):
+def widened(function, wide=WIDER):
     @functools.wraps(function)
     def call(target, *operands, **params):
-        wider = {x.dtype.name: WIDER[x.dtype.name] for x in operands if x.dtype.name in WIDER}
+        wider = {x.dtype.name: wide[x.dtype.name] for x in operands if x.dtype.name in wide}
         if not wider:
             return function(target, *operands, **params)
         out = target.out[0].dtype
@@ -41,14 +41,32 @@ def plain(function):
 
 
 def divide(target, x, y):
-    """Whole numbers are cut towards 0, as TFLite's division does."""
-    return tf.divide(x, y) if is_float(x) else tf.truncatediv(x, y)
+    """Whole numbers are cut towards 0, as TFLite's division does, which is of 32 bits and signed."""
+    if is_float(x):
+        return tf.divide(x, y)
+    if x.dtype.name == "int64":
+        target.refuse("div", "of int64")
+    return divide_unsigned(x, y) if x.dtype.name == "uint32" else tf.truncatediv(x, y)
+
+
+def divide_unsigned(x, y):
+    """Half of x is a signed number; twice its quotient is right or one too small."""
+    half = tf.cast(tf.bitwise.right_shift(x, np.ones((), np.uint32)), tf.int32)
+    x, y = tf.cast(x, tf.int64), tf.cast(y, tf.int64)
+    is_signed = y < 2**31
+    quotient = 2 * tf.cast(tf.truncatediv(half, tf.cast(tf.where(is_signed, y, 1), tf.int32)), tf.int64)
+    quotient += tf.cast(x - quotient * y >= y, tf.int64)
+    return tf.cast(tf.where(is_signed, quotient, tf.cast(x >= y, tf.int64)), tf.uint32)
 
 
 def remainder(target, x, y):
     """With the sign of x."""
-    size = tf.math.floormod(tf.abs(x), tf.abs(y))
+    size = tf.math.floormod(magnitude(x), magnitude(y))
     return tf.where(x < 0, -size, size)
+
+
+def magnitude(x):
+    return tf.maximum(x, -x) if x.dtype.name == "int64" else tf.abs(x)
 
 
 def power(target, x, y):
@@ -101,6 +119,22 @@ def not_equal(target, x, y):
     return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # nan is neither
 
 
+def less_in_total_order(target, x, y):
+    """As if nan were the largest number."""
+    if not is_float(x):
+        return tf.less(x, y)
+    return tf.logical_or(x < y, tf.logical_and(tf.equal(x, x), tf.not_equal(y, y)))
+
+
+def less_equal_in_total_order(target, x, y):
+    return tf.logical_or(x <= y, tf.not_equal(y, y)) if is_float(x) else tf.less_equal(x, y)
+
+
+def equal_in_total_order(target, x, y):
+    both_nan = tf.logical_and(tf.not_equal(x, x), tf.not_equal(y, y)) if is_float(x) else False
+    return tf.logical_or(equal(target, x, y), both_nan)
+
+
 def infinite_last(x, y):
     """(x, y, sign) with what is known to be infinite for y, and its sign; 0 where nothing is."""
     for a, b in ((x, y), (y, x)):
@@ -147,7 +181,8 @@ def reduce_precision(target, x, *, exponent_bits, mantissa_bits):
     dtype = PRECISIONS.get((exponent_bits, mantissa_bits))
     if dtype is None:
         target.refuse("reduce_precision", f"to {exponent_bits} bits of exponent and {mantissa_bits} of fraction")
-    return rounded_to(x, dtype)
+    found = rounded_to(x, dtype)
+    return tf.where(tf.abs(found) < 2.0**-14, np.float32(0), found) if dtype == "float16" else found  # as JAX, no subnormals
 
 
 def is_finite(target, x):
@@ -216,20 +251,30 @@ def population_count(target, x):
 
 
 PLAIN = {
-    **{"add": tf.add, "sub": tf.subtract, "mul": tf.multiply, "neg": tf.negative, "abs": tf.abs, "sign": tf.sign},
+    **{
+        "add": tf.add,
+        "add_any": tf.add,
+        "sub": tf.subtract,
+        "mul": tf.multiply,
+        "neg": tf.negative,
+        "abs": tf.abs,
+        "sign": tf.sign,
+    },
     **{"exp": tf.exp, "log": tf.math.log, "sqrt": tf.sqrt, "rsqrt": tf.math.rsqrt, "square": tf.square},
     **{"sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh, "logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
     **{"lt": tf.less, "le": tf.less_equal, "gt": tf.greater, "ge": tf.greater_equal},
 }
 OWN = {
-    **{"div": divide, "rem": remainder, "pow": power, "integer_pow": integer_pow, "max": maximum, "min": minimum, "clamp": clamp},
+    **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "max": maximum, "min": minimum, "clamp": clamp},
     **{"eq": equal, "ne": not_equal},
+    **{"eq_to": equal_in_total_order, "lt_to": less_in_total_order, "le_to": less_equal_in_total_order},
     **{"is_finite": is_finite, "round": rounded, "xor": exclusive_or, "and": both, "or": either, "not": negation},
     **{"shift_left": shift_left, "shift_right_arithmetic": shift_right},
 }
 PRIMITIVES = {
     **{name: widened(plain(function)) for name, function in PLAIN.items()},
     **{name: widened(function) for name, function in OWN.items()},
+    "div": widened(divide, {name: wider for name, wider in WIDER.items() if name != "uint32"}),
     "population_count": population_count,
     "shift_right_logical": shift_right_logical,
     "select_n": widened(select_n),

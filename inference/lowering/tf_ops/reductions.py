@@ -10,6 +10,14 @@ def reduction(function):
     return widened(lambda target, x, *, axes, **_: function(x, axes))
 
 
+def odd(target, x, *, axes, **_):
+    """Whether an odd number of them is true."""
+    if x.dtype.name != "bool":
+        target.refuse("reduce_xor", f"of {x.dtype.name}")
+    count = tf.reduce_sum(tf.cast(x, tf.int32), axes)
+    return tf.equal(tf.math.floormod(count, 2), 1)
+
+
 def extreme(function):
     """nan where there is one; TFLite passes it over."""
 
@@ -112,7 +120,7 @@ def top_k(target, x, *, k, axis=-1, **_):
 
 PRIMITIVES = {
     **{"reduce_sum": reduction(tf.reduce_sum), "reduce_prod": reduction(tf.reduce_prod), "mean": reduction(tf.reduce_mean)},
-    **{"reduce_and": reduction(tf.reduce_all), "reduce_or": reduction(tf.reduce_any)},
+    **{"reduce_and": reduction(tf.reduce_all), "reduce_or": reduction(tf.reduce_any), "reduce_xor": odd},
     **{"reduce_max": extreme(tf.reduce_max), "reduce_min": extreme(tf.reduce_min)},
     **{"argmax": place(tf.argmax), "argmin": place(tf.argmin)},
     **{"cumsum": running_sum, "cumprod": running(lambda target, x, y: x * y, lambda dtype: 1)},

@@ -50,6 +50,20 @@ def test_arrays_are_operands_and_all_else_attributes():
         np.testing.assert_array_equal(scaled({"w": jnp.ones(4)}, X, by=3)["y"], 3 * X)
 
 
+def test_an_op_that_takes_an_array_of_its_caller_is_traced_as_it_is():
+    @op
+    def applied(x, function):
+        return function(x)
+
+    def caller(w, x):
+        return applied(x, lambda y: y * w)
+
+    with marks_shown():
+        assert "marked" not in names(caller, jnp.ones(4), X)
+        np.testing.assert_array_equal(jax.vmap(caller, (0, None))(jnp.ones((2, 4)), X), jnp.stack([X, X]))
+        assert names(lambda x: applied(x, lambda y: y * PARAMS["scale"]), X) == ["applied"]
+
+
 def test_vmap_keeps_the_mark_where_leading_axes_do_not_matter():
     weights = linear_init(jax.random.key(0), 4, 5)
     with marks_shown():

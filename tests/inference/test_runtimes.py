@@ -1,0 +1,51 @@
+"""Exported files as callables: what they are called, and what is told of one that fails."""
+
+import numpy as np
+import pytest
+
+from inference.packages import quiet
+from inference.runtimes import open_model
+from inference.verify import compare
+from utils import RunError
+
+
+@pytest.fixture(scope="module")
+def swapped(tmp_path_factory):
+    """A TFLite file of others, whose outputs have the names of its inputs, and which divides one of these by the other."""
+    import tensorflow as tf
+
+    class Swapped(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.int32, name=name) for name in "ab"])
+        def __call__(self, a, b):
+            return {"a": b + 1, "b": a // b}
+
+    model = Swapped()
+    path = tmp_path_factory.mktemp("swapped") / "SWAPPED.TFLITE"
+    with quiet():
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([model.__call__.get_concrete_function()], model)
+        path.write_bytes(converter.convert())
+    return path
+
+
+def test_an_output_may_have_the_name_of_an_input(swapped):
+    model = open_model(swapped)
+    for size in (3, 1):
+        a, b = np.arange(4 * size, dtype=np.int32).reshape(size, 4), np.full((size, 4), 2, np.int32)
+        found = model({"a": a, "b": b})
+        np.testing.assert_array_equal(found["a"], b + 1)
+        np.testing.assert_array_equal(found["b"], a // 2)
+
+
+def test_a_file_that_fails_is_told_with_the_reason(swapped):
+    zeros = {name: np.zeros((2, 4), np.int32) for name in "ab"}
+    with pytest.raises(RunError, match=r"SWAPPED\.TFLITE: fails on real inputs, batch 2: .*Division by 0"):
+        compare(open_model(swapped), "real", 2, zeros, lambda size: zeros, 1e-5)
+
+
+def test_after_a_shape_that_it_refuses_a_model_takes_the_former_one(swapped):
+    model = open_model(swapped)
+    ones = {name: np.ones((2, 4), np.int32) for name in "ab"}
+    model(ones)
+    with pytest.raises(RuntimeError):
+        model({"a": ones["a"], "b": np.ones((2, 3), np.int32)})
+    np.testing.assert_array_equal(model(ones)["a"], ones["b"] + 1)
