@@ -105,17 +105,14 @@ def picked(eqn, operand, indices):
 
 def lies_deep(eqn, x, y):
     """Whether a matrix multiplies the last of four axes or more, the first of which is 1: TFLite's converter trips over that."""
-    return is_image(x) and by_matrix(eqn, x, y)
+    return x.ndim > 3 and is_one(x.shape[0]) and by_matrix(eqn, x, y)
 
 
 def lay_deep(eqn, x, y):
-    """Whether it multiplies what was of such a shape just now: the converter undoes the reshaping, and trips as well."""
-    made, operands = x.origin or (None, [])
-    return made is not None and made.primitive.name == "reshape" and is_image(operands[0]) and by_matrix(eqn, x, y)
-
-
-def is_image(x):
-    return len(x.shape) > 3 and is_one(x.shape[0])
+    """Whether it multiplies what was one pixel just now: the converter undoes the reshaping, and trips as well."""
+    made, (source, *_) = x.origin or (None, [x])
+    is_pixel = len(source.shape) > 3 and all(map(is_one, source.shape[:-1]))
+    return is_pixel and made is not None and made.primitive.name == "reshape" and by_matrix(eqn, x, y)
 
 
 def by_matrix(eqn, x, y):

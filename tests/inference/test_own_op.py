@@ -30,13 +30,18 @@ def test_an_op_as_the_readme_adds_it(tmp_path, monkeypatch):
     exec(layer, scope)
 
     x, alpha = np.linspace(-3, 3, 24, dtype=np.float32).reshape(3, 8), np.linspace(1, 2, 8, dtype=np.float32)
-    traced = trace(lambda w, x: scope["snake"](x, w["alpha"]), {"alpha": alpha}, jax.ShapeDtypeStruct((8,), np.float32))
+
+    def function(weights, x):
+        return {"weight": scope["snake"](x, weights["alpha"]), "number": scope["snake"](x, 0.5)}
+
+    traced = trace(function, {"alpha": alpha}, jax.ShapeDtypeStruct((8,), np.float32))
     write_onnx(traced, tmp_path / "a.onnx")
     write_tflite(traced, tmp_path / "a.tflite")
     for file in ("a.onnx", "a.tflite"):
-        found = open_model(tmp_path / file)({"input": x})["output"]
-        np.testing.assert_allclose(found, x + np.sin(alpha * x) ** 2 / alpha, atol=1e-6)
-    assert open_model(tmp_path / "a.onnx").nodes() == 5
+        found = open_model(tmp_path / file)({"input": x})
+        np.testing.assert_allclose(found["weight"], x + np.sin(alpha * x) ** 2 / alpha, atol=1e-6)
+        np.testing.assert_allclose(found["number"], x + np.sin(0.5 * x) ** 2 / 0.5, atol=1e-6)
+    assert open_model(tmp_path / "a.onnx").nodes() == 10
 
 
 def test_an_op_that_is_named_like_one_of_ours_is_not_taken_for_it(tmp_path, monkeypatch):

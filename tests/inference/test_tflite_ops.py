@@ -14,6 +14,7 @@ from inference.lowering.walk import Missing
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from model.layers.activations import gelu
+from model.layers.linear import linear
 from tests.inference.cases import BATCH, GROUPS, TFLITE_GAPS, Group, jax_answers, together, without
 from utils import named_leaves
 
@@ -63,8 +64,14 @@ TRAPS = {
     "half of two batches": lambda x, i: (jnp.concatenate([i, i + 1])[: i.shape[0]], jnp.concatenate([i, i + 1])[i.shape[0] :]),
     "unsigned division": lambda x, i: (i.astype(jnp.uint32) // jnp.uint32(3), i.astype(jnp.uint32) % i[:, :1].astype(jnp.uint32)),
     "products of half precision": lambda x, i: (i.astype(jnp.bfloat16) @ jnp.ones((5, 2), jnp.float16)).astype(jnp.float32),
+    "a layer of half precision": lambda x, i: linear({"weight": jnp.ones((5, 2), jnp.bfloat16)}, i.astype(jnp.bfloat16)).astype(
+        int
+    ),
     "rounding to half precision": lambda x, i: ((i * 1.001).astype(jnp.bfloat16) * 2).astype(jnp.float32),
     "half precision moved about": lambda x, i: moved_about(i.astype(jnp.float16)).astype(jnp.float32),
+    "a gradient": lambda x, i: jax.grad(lambda i: jnp.sum(i * jnp.sin(i) + jnp.tanh(i)))(i / 9),  # add_any
+    "nan in a total order": lambda x, i: [of.bind(x, x[:, ::-1]) for of in (jax.lax.eq_to_p, jax.lax.lt_to_p, jax.lax.le_to_p)],
+    "whether an odd number is": lambda x, i: jax.lax.reduce_xor(x > 1, (1,)),
     "a row of each example": lambda x, i: i[jnp.arange(i.shape[0]), jnp.clip(i[:, 0], 0, 4)],
 }
 

@@ -70,6 +70,8 @@ class OnnxTarget:
             return x
         if isinstance(x, Value):
             return self.weight(x.data, x.name) if x.constant else x.data
+        if type(x) is float:  # an attribute of an op; of an int it depends on the node what it is for
+            x = self.number(x)
         return self.weight(np.asarray(x), "")
 
     def weight(self, array, name):
