@@ -1,11 +1,11 @@
 """Sizes: numbers where they are known, else computed from the shapes of the model's inputs while it runs."""
 
-import ast
-
 import numpy as np
 
-BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow"}
-CALLS = {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
+from inference.lowering.dims import evaluate
+
+OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Pow"}
+OPERATIONS |= {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
 
 
 def symbols(inputs):
@@ -22,24 +22,15 @@ def size(t, dimension):
     """A dimension as a tensor of one number."""
     if is_number(dimension):
         return np.array([dimension], np.int64)
+    operations = {name: getattr(t, op) for name, op in OPERATIONS.items()}
+    operations["number"] = lambda number: np.array([number], np.int64)
     with t.outermost():  # subgraphs see it, too
-        return evaluate(t, ast.parse(str(dimension).replace("^", "**"), mode="eval").body)
+        return evaluate(dimension, lambda symbol: of_input(t, *t.symbols[symbol]), operations)
 
 
-def evaluate(t, expression):
-    match expression:
-        case ast.Constant(value=number):
-            return np.array([number], np.int64)
-        case ast.Name(id=symbol):
-            name, axis = t.symbols[symbol]
-            return t.Shape(name, start=axis, end=axis + 1)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return t.Neg(evaluate(t, operand))
-        case ast.BinOp(left=left, op=op, right=right):
-            return t.add(BINARY[type(op)], evaluate(t, left), evaluate(t, right))
-        case ast.Call(func=ast.Name(id=name), args=args):
-            return t.add(CALLS[name], *(evaluate(t, arg) for arg in args))
-    raise AssertionError(ast.dump(expression))
+def of_input(t, name, axis):
+    """The size of an input along an axis."""
+    return t.Shape(name, start=axis, end=axis + 1)
 
 
 def shape(t, dimensions):
