@@ -144,16 +144,41 @@ def test_less_precise_files_are_smaller_close_and_take_the_same_inputs(precision
     assert 0 < error < {"float16": 0.01, "dynamic": 0.1, "int8": 0.2}[precision]
 
 
-def test_int8_leaves_normalization_in_float(tmp_path):
+def test_int8_is_of_products_with_weights_behind_the_first_convolution(tmp_path):
     function, weights = trained(convnext((8, 8, 1), 10, dims=(4,)))
+    weights = {"model": weights, "experts": images(5, 6, count=2)}
     x = images(8, 8, 1, count=8)
-    model = written(tmp_path / "a.tflite", function, weights, x, quantize="int8", samples=[{"input": x[:1]}])
+
+    def with_experts(w, x):
+        y = jnp.einsum("bei,eij->bej", function(w["model"], x).reshape(-1, 2, 5), w["experts"])
+        return jnp.einsum("bej,bfj->bef", y, y)
+
+    model = written(tmp_path / "a.tflite", with_experts, weights, x, quantize="int8", samples=[{"input": x[:1]}])
     types = {detail["index"]: detail["dtype"] for detail in model.interpreter.get_tensor_details()}
     found = {}
     for node in model.interpreter._get_ops_details():
-        found.setdefault(node["op_name"], set()).add(types[node["outputs"][0]])
-    assert found["RSQRT"] == found["MEAN"] == {np.float32}
-    assert found["CONV_2D"] == {np.int8}
+        found.setdefault(node["op_name"], []).append(types[node["outputs"][0]])
+    assert found["CONV_2D"] == [np.float32, np.int8]
+    assert found["BATCH_MATMUL"] == [np.int8, np.float32]
+    assert {*found["DEPTHWISE_CONV_2D"], *found["FULLY_CONNECTED"]} == {np.int8}
+    assert {*found["RSQRT"], *found["MEAN"], *found["GELU"], *found["RESHAPE"]} == {np.float32}
+
+
+def test_int8_of_a_vit_is_close_where_most_patches_are_empty(tmp_path):
+    model = vit((8, 8, 1), 10, patch=4, dim=16, depth=1, heads=2)
+    params, state = jax.jit(model.init)(jax.random.key(0))
+    params["patches"]["bias"] = 0.02 * images(16)[0]  # of an empty patch there is no more, and a layer norm makes it large
+    x = np.zeros((32, 8, 8, 1), np.float32)
+    x[:, :4, :4] = 2 * images(4, 4, 1, count=32)
+    weights = {"params": params, "state": state}
+    samples = [{"input": x[i : i + 1]} for i in range(len(x))]
+
+    def function(w, x):
+        return model.apply(w["params"], w["state"], x)[0]
+
+    found = written(tmp_path / "a.tflite", function, weights, x, quantize="int8", samples=samples)({"input": x})["output"]
+    wanted = np.asarray(jax.jit(function)(weights, x))
+    assert np.abs(found - wanted).max() < 0.2 * np.abs(wanted).max()
 
 
 def test_int8_without_samples_is_refused(tmp_path):
