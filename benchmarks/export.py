@@ -222,7 +222,7 @@ def versions():
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"no {package}")
-    trimmed = "Our files leave out the taps of kernels that read padding alone (7x7 over 3x3 pixels, and over one); others do not."
+    trimmed = "Our files leave out taps of kernels that read padding alone (7x7 over 3x3 pixels, and over one); others do not."
     return f"Ratios are taken round by round: median (smallest - largest). {trimmed} {', '.join(found)}."
 
 
