@@ -104,11 +104,14 @@ def replace(work, folder, force):
 
 
 def keep_others(former, folder):
-    """Move what lies in an earlier export and was not written by it."""
+    """Move what lies in an earlier export and was not written by it; tell what was, and is not written again."""
     written = json.loads((former / REPORT).read_text()).get("files", [])
-    for path in former.iterdir():
-        if path.name not in written and not (folder / path.name).exists():
+    left = [path for path in former.iterdir() if not (folder / path.name).exists()]
+    for path in left:
+        if path.name not in written:
             path.rename(folder / path.name)
+    if gone := sorted(path.name for path in left if path.name in written):
+        print(f"Gone with the earlier export: {', '.join(gone)}")
 
 
 def demo(path, exporter):

@@ -136,23 +136,28 @@ def distance(found, wanted):
 
 def table(reports):
     """The reports as lines for people: {format: report}."""
-    rows = [("file", "route", "nodes", "size", "batch", "latency", "random: off by", "same", "real: off by", "same")]
+    rows = [("file", "route", "nodes", "size", "inputs", "batch", "absolute", "relative", "same class", "latency")]
     for report in reports.values():
         about = (report["file"], report["route"], str(report["nodes"]), format_bytes(report["bytes"]))
-        for i, (size, milliseconds) in enumerate(report["latency_ms"].items()):
-            row = [*(about if i == 0 else [""] * 4), size, f"{milliseconds:.3f} ms"]
-            for kind in ("random", "real"):
-                check = next((c for c in report["checks"] if (c["data"], str(c["batch"])) == (kind, size)), None)
-                row += told(check, kind in report["judged"]) if check else ["-", "-"]
-            rows.append(row)
+        for i, check in enumerate(report["checks"]):
+            size = str(check["batch"])
+            taken = f"{report['latency_ms'][size]:.3f} ms" if check["data"] == report["checks"][0]["data"] else ""
+            rows.append([*(about if i == 0 else [""] * 4), check["data"], size, *told(check, report["judged"]), taken])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, *(f"{report['file']}: {signature(report)}" for report in reports.values())])
 
 
 def told(check, judged):
-    """The difference and the agreement; in brackets where they are not judged."""
-    cells = [f"{check['relative_error']:.1e}", f"{check['same_argmax']:.1%}"]
-    return cells if judged else [f"({cell})" for cell in cells]
+    """The differences and the agreement; in brackets where they are not judged."""
+    cells = [f"{check['absolute_error']:.1e}", f"{check['relative_error']:.1e}", f"{check['same_argmax']:.1%}"]
+    return cells if check["data"] in judged else [f"({cell})" for cell in cells]
+
+
+def signature(report):
+    """What goes in and comes out, under which names."""
+    given, made = (", ".join(f"{name} {form}" for name, form in report[side].items()) for side in ("inputs", "outputs"))
+    return f"{given} -> {made}".replace("None", "batch")
 
 
 def scores(shipped, outputs, targets):

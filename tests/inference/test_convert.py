@@ -1,6 +1,7 @@
 """The command that ships a checkpoint: what it writes, what it refuses, and that nothing is left of what fails."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -57,7 +58,10 @@ def test_both_formats_compute_what_jax_does(small, convert, tmp_path):
         }
         assert found["inputs"] == {"input": "float32[None, 28, 28, 1]"}
         assert found["outputs"] == {"output": "float32[None, 10]"}
-        assert f"small.{each}" in said and str(found["nodes"]) in said
+        assert f"small.{each}: input float32[batch, 28, 28, 1] -> output float32[batch, 10]" in said
+        assert re.search(
+            rf"^small.{each} +native +{found['nodes']} .* random +1 +{found['checks'][0]['absolute_error']:.1e}", said, re.M
+        )
 
 
 def test_int8_is_smaller_and_tells_its_accuracy(convert, tmp_path):
@@ -139,7 +143,8 @@ def test_a_changed_model_points_to_the_copy_of_the_run(small, convert):
 def test_force_keeps_what_the_export_did_not_write(convert, tmp_path):
     assert convert(*ONNX)[0] == 0
     (tmp_path / "out" / "small" / "notes.txt").write_text("precious")
-    assert convert(*ONNX, "--force")[0] == 0
+    code, said = convert("--name", "small", "--formats", "tflite", "--force")
+    assert code == 0 and "Gone with the earlier export: small.onnx" in said
     assert (tmp_path / "out" / "small" / "notes.txt").read_text() == "precious"
 
 
