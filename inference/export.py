@@ -33,8 +33,8 @@ def export(arguments, root):
         runtime()
     jax.config.update("jax_platforms", "cpu")  # the reference is computed there, and nothing else
     form = Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax)
-    about = {"overrides": arguments.overrides, "trusted": arguments.trust, "shape": arguments.shape, "form": form}
-    shipped = load(arguments.config, arguments.weights, **about)
+    about = {"overrides": arguments.overrides, "trusted": arguments.trust, "shape": arguments.shape, "batch": arguments.batch}
+    shipped = load(arguments.config, arguments.weights, **about, form=form)
     folder = folder or Path(arguments.out) / shipped.parts.title
     check_free(folder, arguments.force)
     with workplace(folder) as work:

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe
 from training.checkpoint.restore import check_meaning
-from utils import UserError, named_leaves
+from utils import UserError, first_line, named_leaves
 from wiring.build import build_to_ship
 from wiring.config import override, read
-from wiring.parts import where_and_why
 
 
 class Form(NamedTuple):
@@ -48,32 +48,32 @@ class Shipped(NamedTuple):
         return self.parts.config
 
 
-def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, form=NHWC):
-    """What the config makes of the weights in a checkpoint; `shape` is that of one input, where the data's is not meant.
+def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC):
+    """What the config makes of the weights in a checkpoint. `shape` is that of one input, where the data's is not meant, and
+    `batch` the only size that it is to take.
 
     Without a config file it is the checkpoint's own, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
     config, source, trusted = config_of(config_file, checkpoint, weights.record, overrides, trusted)
-    parts, why = build_to_ship(config, source, facts_of(weights.record), trusted, shape)
+    parts, missing = build_to_ship(config, source, facts_of(weights.record), trusted, shape)
     raw, inputs = forms(parts, weights.record, shape)
     shapes = shapes_of(parts.model, source)
     weights.check(*shapes)
     params, state = weights.merged(*shapes)
-    check_applies(parts.model, shapes, inputs, source, form)
+    check_applies(parts.model, shapes, inputs, batch or 1, source, form)
     if weights.probe:
-        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((EXAMPLES, *leaf.shape), leaf.dtype), inputs)
         mend = "use a checkout whose model/ is as it was"
-        check_meaning(checkpoint, weights.probe, Probe(parts.model, spec)(params, state), mend)
+        check_meaning(checkpoint, weights.probe, Probe(parts.model, of_batch(inputs, EXAMPLES))(params, state), mend)
     if form.preprocess and raw is None:
-        why = why or f"its inputs have another shape than {tuple(shape)}"
-        raise UserError(f"--with-preprocess: takes what raw inputs look like from the data, which does not tell: {why}")
+        reason = missing or f"its inputs have another shape than {tuple(shape)}"
+        raise UserError(f"--with-preprocess: takes what raw inputs look like from the data, which does not tell: {reason}")
     preprocess = tuple(parts.preprocess)
     inputs, outside, inside = (raw, (), preprocess) if form.preprocess else (inputs, preprocess, ())
     if form.layout == "nchw":
         inputs = channels_first(inputs)
     function, host = partial(forward, parts.model, inside, form), {"params": params, "state": state}
-    return Shipped(function, host, inputs, outside, form, parts, why, weights.record)
+    return Shipped(function, host, inputs, outside, form, parts, missing, weights.record)
 
 
 def forward(model, preprocess, form, weights, x):
@@ -127,7 +127,7 @@ def forms(parts, record, shape):
     shape = shape or facts_of(record).get("input_shape")
     if shape is None:
         raise UserError("--input: the shape of an input is not known; name it, as in --input 1 28 28 1")
-    return None, jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+    return None, jax.ShapeDtypeStruct(tuple(shape), jnp.int32 if "vocab_size" in facts_of(record) else jnp.float32)
 
 
 def shapes_of(model, source):
@@ -135,19 +135,24 @@ def shapes_of(model, source):
     try:
         return jax.eval_shape(model.init, jax.random.key(0))
     except Exception as error:
-        raise UserError(f"{source}: model: cannot be initialized: {where_and_why(error)}") from error
+        raise UserError(f"{source}: model: cannot be initialized: {why(error)}") from error
 
 
-def check_applies(model, shapes, inputs, source, form):
+def check_applies(model, shapes, inputs, size, source, form):
     """Refuse an input that the model refuses, and a softmax of what is no array."""
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), inputs)
+    batch = of_batch(inputs, size)
     try:
         out, _ = jax.eval_shape(lambda *args: model.apply(*args, train=False, key=None), *shapes, batch)
     except Exception as error:
         told = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(batch))
-        raise UserError(f"{source}: the model fails on an input of {told}: {where_and_why(error)}") from error
+        raise UserError(f"{source}: the model fails on an input of {told}: {why(error)}") from error
     if form.softmax and not hasattr(out, "shape"):
         raise UserError(f"--with-softmax: is for one output; the model has {', '.join(named_leaves(out))}")
+
+
+def why(error):
+    """What went wrong in the user's code, and where."""
+    return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
 
 
 def channels_first(inputs):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from inference.lowering.trace import named
+from inference.lowering.trace import named, of_batch
 from inference.runtimes import latency, open_model
 from training.checkpoint.probe import ask, host
 from utils import RunError, format_bytes
@@ -30,7 +30,7 @@ class Reference:
         return named(jax.tree.map(np.asarray, outputs), "output", inputs)
 
     def program(self, size):
-        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), self.shipped.inputs)
+        batch = of_batch(self.shipped.inputs, size)
         with jax.default_matmul_precision("highest"), jax.default_device(host()):
             lowered = jax.jit(self.shipped.function).lower(self.weights, batch)
             return lowered.compile({"xla_backend_optimization_level": 1})  # in a third of the time
@@ -62,8 +62,11 @@ def repeated(inputs, size):
 
 
 def random_inputs(shipped, size):
-    """Numbers of the shapes that the function takes, the same for ever."""
-    return named(ask(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), shipped.inputs)), "input")
+    """Numbers of the shapes that the function takes, the same for ever; of a vocabulary any token."""
+    inputs, words = named(ask(of_batch(shipped.inputs, size)), "input"), shipped.parts.facts.get("vocab_size")
+    tokens = {name: array for name, array in inputs.items() if words and np.issubdtype(array.dtype, np.integer)}
+    draw = np.random.default_rng(0).integers
+    return inputs | {name: draw(words, size=array.shape).astype(array.dtype) for name, array in tokens.items()}
 
 
 def verify(path, questions, tolerance, batches, judged=("random", "real")):

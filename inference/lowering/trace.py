@@ -44,6 +44,7 @@ def trace(function, weights, inputs, batch=None):
 
 
 def of_batch(inputs, size):
+    """The shapes of a batch, from those of one example."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), inputs)
 
 

@@ -198,6 +198,9 @@ def nothing(input_shape: tuple[int, ...]) -> Model:
 def two(input_shape: tuple[int, ...]) -> Model:
     return made(lambda p, x: {"a": x @ p["w"], "input": x})
 
+def in_pairs(input_shape: tuple[int, ...]) -> Model:
+    return made(lambda p, x: (x @ p["w"]).reshape(2, -1, 10).mean(0))
+
 def broken(input_shape: tuple[int, ...]) -> Model:
     return made(lambda p, x: undefined(x))
 """
@@ -223,11 +226,18 @@ def test_an_output_need_not_be_one_of_each_example_alone(own, convert, tmp_path,
     assert code == 0, said
 
 
+def test_a_model_may_take_some_sizes_of_a_batch_alone(own, convert):
+    code, said = convert(*ONNX, **own("in_pairs"))
+    assert code == 2 and "cannot reshape" in said and "own_models.py:" in said
+    code, said = convert(*ONNX, "--batch", 4, **own("in_pairs"))
+    assert code == 0, said
+
+
 def test_what_cannot_be_right_is_refused(own, convert, tmp_path):
     code, said = convert(*ONNX, **own("nothing"))
     assert code == 1 and "no finite number" in said
     code, said = convert(*ONNX, **own("broken"))
-    assert code == 2 and "own_models.py, line " in said and "name 'undefined' is not defined" in said
+    assert code == 2 and "name 'undefined' is not defined" in said and "own_models.py:" in said
     code, said = convert(*ONNX, "--with-softmax", **own("two"))
     assert code == 2 and "--with-softmax: is for one output; the model has a, input" in said
     assert left(tmp_path) == []
