@@ -134,7 +134,7 @@ def distance(found, wanted):
     """The largest difference; infinite where one is nan, or infinite, and the other is not."""
     with np.errstate(invalid="ignore"):
         gap = np.where((found == wanted) | (np.isnan(found) & np.isnan(wanted)), 0, np.abs(found - wanted))
-    return float(np.nan_to_num(gap, nan=np.inf).max(initial=0))
+    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0))
 
 
 def table(reports):
