@@ -67,10 +67,10 @@ class Loop:
         self.notify("on_training_start")
         if self.found:
             recovery.restore(self, self.found)
-        else:
+        if not self.found or recovery.nothing_was_logged(self.found):  # a signal may have come within it
             evaluations.before_the_first(self)
-            if self.options.on_nonfinite == "rollback":
-                self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
+        if not self.found and self.options.on_nonfinite == "rollback":
+            self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
         self.underway = True
 
     def one_epoch(self):

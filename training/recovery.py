@@ -29,6 +29,11 @@ class Diverged(RunError):
         self.windows = windows  # of each replica, what the log line after it would have told
 
 
+def nothing_was_logged(found):
+    """Whether a checkpoint is from before the first row, so that the run had not even measured its initial weights."""
+    return not found.record["step"] and not found.record["lengths"].get("metrics.jsonl")
+
+
 def restore(loop, found):
     """Put a loop where a checkpoint was taken."""
     run, runner, record = loop.run, loop.runner, found.record

@@ -263,6 +263,16 @@ def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
     assert rows(tmp_path / "cut") == lines
 
 
+def test_interrupted_within_the_initial_evaluation_it_is_made_again(tmp_path):
+    settings = {"eval_initial": True, "callbacks": [Signal("on_test_start", 10**9)]}
+    train(tmp_path / "whole", **settings)
+    cut = train(tmp_path / "cut", **settings | {"callbacks": [Signal("on_test_start", epoch=0)]})
+    assert cut.signal and cut.step == 0
+    train(tmp_path / "cut", resume=True, **settings)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert [row for row in rows(tmp_path / "cut") if row.get("initial")]
+
+
 @pytest.mark.parametrize(("epoch", "said"), [(EPOCHS - 1, True), (EPOCHS, False)])
 def test_a_signal_cuts_a_run_short_unless_all_of_it_is_done(tmp_path, caplog, epoch, said):
     with caplog.at_level(logging.INFO, "main"):
