@@ -1,6 +1,6 @@
 """Which operation of a step made its first nan or infinity, in which layer, and of what.
 
-A bad step leaves the state as it was, so it can be taken again. From the first check of `training.update.all_finite` that fails
+A bad step leaves the state as it was, so it can be taken again. From the first value that `training.update.all_finite` finds bad
 the way goes back through values that are not finite, to the operation that made one of finite numbers. What `jnp.where` masks
 away is passed by.
 """
@@ -30,9 +30,10 @@ def first_bad_op(step, ts, batch, valid):
     ts, batch = jax.device_put((ts, batch), jax.local_devices()[0])  # one is enough, and all values must be on the same
     leaves = [Value(a, name=name, parameter=name.startswith("params")) for name, a in named_inputs(ts, batch)]
     replay = Replay(jax.make_jaxpr(lambda ts, batch: step(ts, batch, valid))(ts, batch), leaves)
-    checks = [op for op in replay.ops if op.name == "is_finite"]
-    checks = [op for op in checks if any(is_in(frame, all_finite) for frame in op.frames())] or checks
-    checked, gradients = [op.inputs[0] for op in checks], 1 + len(floats(ts.params))
+    checks = [op for op in replay.ops if op.name == "cond" and any(is_in(frame, all_finite) for frame in op.frames())]
+    # An update that does not end with `accepted` may have checks of its own.
+    checked = checks[0].inputs[1:] if checks else [op.inputs[0] for op in replay.ops if op.name == "is_finite"]
+    gradients = 1 + len(floats(ts.params))
     # The optimizer, and most of it, may not be needed.
     for group in (checked[:1], checked[1:gradients], *([value] for value in checked[gradients:])):
         replay.reach(group)

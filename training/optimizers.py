@@ -30,8 +30,8 @@ def moving_average(decay, old, new):
 
 def unbiased(decay, step, mean):
     """A moving average that began at zero, divided by the weight it has gathered in `step` steps."""
-    weight = 1 - decay**step
-    return jax.tree.map(lambda m: m / weight.astype(m.dtype), mean)
+    scale = 1 / (1 - decay**step)  # one division here, instead of one for each number of the tree
+    return jax.tree.map(lambda m: m * scale.astype(m.dtype), mean)
 
 
 def decaying_sum(decay, old, new):

@@ -30,21 +30,23 @@ def attention(params, x, context=None, *, heads, causal=False, mask=None):
     The context is x itself unless given. `mask` is True where a query may attend, and broadcasts to (B, heads, T, S).
     """
     context = x if context is None else context
-    q = split_heads(linear(params["query"], x), heads)  # (B, T, H, D / H)
-    k = split_heads(linear(params["key"], context), heads)  # (B, S, H, D / H)
-    v = split_heads(linear(params["value"], context), heads)  # (B, S, H, D / H)
     wide = jnp.promote_types(x.dtype, jnp.float32)  # a bfloat16 softmax loses the tail
-    scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=wide) / math.sqrt(q.shape[-1])
+    q = split_heads(linear(params["query"], x), heads)  # (B, H, T, D / H)
+    k = split_heads(linear(params["key"], context), heads)  # (B, H, S, D / H)
+    v = split_heads(linear(params["value"], context), heads)  # (B, H, S, D / H)
+    q = q / math.sqrt(q.shape[-1])  # before the product, since there are fewer of them than of scores
+    scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=wide)  # (B, H, T, S)
     if causal:
         past = jnp.tril(jnp.ones(scores.shape[-2:], bool))  # (T, S)
         mask = past if mask is None else past & mask
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(wide).min)  # not -inf: a row that may attend to nothing would be nan
-    y = jnp.einsum("bhts,bshd->bthd", softmax(scores).astype(x.dtype), v)
-    return linear(params["out"], y.reshape(x.shape))
+    y = softmax(scores).astype(x.dtype) @ v  # (B, H, T, D / H)
+    return linear(params["out"], y.swapaxes(-2, -3).reshape(x.shape))
 
 
 def split_heads(x, heads):
+    """(B, T, D) -> (B, H, T, D / H): with the heads moved first, all products are plain ones."""
     if x.shape[-1] % heads:
         raise ValueError(f"heads: {heads} must divide the width {x.shape[-1]}")
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)

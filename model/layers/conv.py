@@ -1,18 +1,20 @@
 """Convolutions of NHWC images with HWIO weights, in the form that the platform runs fastest.
 
-The form follows from static shapes; each has the values and gradients of `lax.conv_general_dilated`.
+Whatever the form, values and gradients are those of `lax.conv_general_dilated`.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from model.layers import conv_forms
+from model.layers.forms import on_cpu
 from model.layers.initializers import lecun_normal
 from model.layers.linear import add_bias, matmul
 from model.layers.op import op
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
-SMALL_MAP = 16 * 16  # a banded matrix costs H * W products a pixel: up to here it beats XLA's depthwise loop on the CPU
 
 
 def conv2d_init(key, in_dim, out_dim, kernel, *, groups=1, bias=True, init=lecun_normal):
@@ -43,47 +45,23 @@ def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
 
 
 def convolve(x, weight, stride, pads, dilation):
+    """A convolution in the form that its shapes and the platform ask for."""
     kernel, channels = weight.shape[:2], x.shape[-1]
     groups = channels // weight.shape[2]
 
-    def general(x, weight):
+    def plain(x, weight, groups=groups):
         return lax.conv_general_dilated(x, weight, stride, pads, None, dilation, LAYOUT, groups)
-
-    def banded(x, weight):
-        return depthwise_as_product(x, weight, stride, pads, dilation)
 
     if groups == 1 and pads == ((0, 0), (0, 0)):
         if kernel == (1, 1):  # a flat product is the fastest form everywhere
             return matmul(x[:, :: stride[0], :: stride[1]], weight[0, 0])
         if kernel == stride and dilation == (1, 1):  # XLA's convolution does not see that the patches do not overlap
-            return lax.platform_dependent(x, weight, cpu=patches_as_product, default=general)
-    if groups == channels > 1 and x.shape[1] * x.shape[2] <= SMALL_MAP:  # XLA's CPU loop is up to 100 times slower
-        return lax.platform_dependent(x, weight, cpu=banded, default=general)
-    return general(x, weight)
-
-
-def patches_as_product(x, weight):
-    """A convolution whose stride is its kernel, unpadded: every patch is one row of a matrix."""
-    b, (kh, kw, c, d) = x.shape[0], weight.shape
-    h, w = x.shape[1] // kh, x.shape[2] // kw
-    x = x[:, : h * kh, : w * kw].reshape(b, h, kh, w, kw, c).transpose(0, 1, 3, 2, 4, 5)  # (B, H', W', kh, kw, C)
-    return matmul(x.reshape(b, h, w, kh * kw * c), weight.reshape(kh * kw * c, d))
-
-
-def depthwise_as_product(x, weight, stride, pads, dilation):
-    """A depthwise convolution as one (H W, H' W') matrix a channel, banded with the kernel's taps."""
-    geometry = zip(x.shape[1:3], weight.shape[:2], stride, pads, dilation, strict=True)
-    rows, columns = (jnp.asarray(taps(*axis), x.dtype) for axis in geometry)
-    matrix = jnp.einsum("iok,jpl,klc->cijop", rows, columns, weight[:, :, 0])
-    x = jnp.repeat(x, weight.shape[-1] // x.shape[-1], axis=-1)  # outputs of the same channel lie side by side
-    return jnp.einsum("bijc,cijop->bopc", x, matrix)
-
-
-def taps(size, kernel, stride, pads, dilation):
-    """Along one axis, whether output o reads input i through tap k of the kernel: (size, out, kernel)."""
-    out = (sum(pads) + size - dilation * (kernel - 1) - 1) // stride + 1
-    i, o, k = np.ogrid[:size, :out, :kernel]
-    return i == o * stride + k * dilation - pads[0]
+            return on_cpu(conv_forms.patches, plain, x, weight)
+    if groups == channels > 1:
+        return on_cpu(lambda x, w: conv_forms.depthwise(x, w, stride, pads, dilation), plain, x, weight)
+    if groups > 1:
+        return on_cpu(lambda x, w: conv_forms.in_blocks(x, w, partial(plain, groups=1), groups), plain, x, weight)
+    return plain(x, weight)
 
 
 def resolve_padding(padding, size, kernel, stride, dilation=(1, 1)):

@@ -1,9 +1,14 @@
 """Pooling of NHWC images."""
 
+import math
+from functools import reduce
+
 import jax.numpy as jnp
 from jax import lax
 
 from model.layers.conv import pair, resolve_padding
+from model.layers.conv_forms import moved
+from model.layers.forms import moves, on_cpu
 from model.layers.op import op
 
 
@@ -12,12 +17,18 @@ def max_pool(x, window, *, stride=None, padding="VALID"):
     """The largest number under each window; the stride is the window unless given."""
     window, stride, pads = geometry(x, window, stride, padding)
 
-    def general(x):
+    def plain(x):
         return slide(x, -jnp.inf, lax.max, window, stride, pads)
 
-    if stride == window and pads == ((0, 0), (0, 0)):  # XLA's CPU gradient of a sliding maximum is 13 times slower
-        return lax.platform_dependent(x, cpu=lambda x: max_of_tiles(x, window), default=general)
-    return general(x)
+    def of_moved(x):
+        return reduce(first_largest, moved(x, -jnp.inf, window, stride, pads))
+
+    return on_cpu(of_moved, plain, x) if moves(math.prod(window)) else plain(x)
+
+
+def first_largest(a, b):
+    """The maximum; of equal numbers the first one has the gradient, and a NaN stays."""
+    return jnp.where((a >= b) | jnp.isnan(a), a, b)
 
 
 @op
@@ -37,13 +48,6 @@ def geometry(x, window, stride, padding):
 
 def slide(x, start, combine, window, stride, pads):
     return lax.reduce_window(x, start, combine, (1, *window, 1), (1, *stride, 1), ((0, 0), *pads, (0, 0)))
-
-
-def max_of_tiles(x, window):
-    """A maximum over windows that do not overlap; equal largest numbers share the gradient."""
-    (b, height, width, c), (kh, kw) = x.shape, window
-    h, w = height // kh, width // kw
-    return x[:, : h * kh, : w * kw].reshape(b, h, kh, w, kw, c).max((2, 4))
 
 
 @op

@@ -97,7 +97,7 @@ def test_names_the_line_of_the_model_that_called_a_layer():
 
     told = search(Model(init, apply), change=large)
     assert told.startswith("mul made the first inf, in the forward pass: model/layers/norm.py:")
-    assert "in layer_norm (`return (standardize(" in told
+    assert "in layer_norm (`return (y * params[" in told
     assert f"`), called from {line_of(apply).partition(' (')[0]}, with norm/scale; it got " in told
 
 

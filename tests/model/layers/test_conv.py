@@ -15,6 +15,8 @@ CASES = {
     "dense_dilated": ((9, 8, 3), 4, 3, 1, 1, "VALID", 2),
     "dense_padded": ((6, 5, 3), 4, 3, 1, 1, ((2, 0), (1, 3)), 1),
     "grouped": ((6, 5, 4), 6, 3, 2, 1, "SAME", 1),
+    "grouped_in_blocks": ((5, 4, 48), 24, 3, 6, 2, "SAME", 1),
+    "grouped_wide": ((3, 4, 80), 4, (1, 2), 2, 1, "VALID", 1),
     "pointwise": ((6, 5, 3), 4, 1, 1, 1, "SAME", 1),
     "pointwise_strided": ((6, 5, 3), 4, 1, 1, (2, 3), "SAME", 1),
     "pointwise_padded": ((6, 5, 3), 4, 1, 1, 1, 1, 1),
@@ -28,10 +30,12 @@ CASES = {
     "depthwise_multiplied": ((5, 4, 3), 6, 3, 3, 1, "VALID", 1),
     "depthwise_strided": ((7, 6, 4), 4, 3, 4, (2, 3), "SAME", 2),
     "depthwise_padded": ((5, 4, 4), 4, 3, 4, 1, ((0, 2), (3, 1)), 1),
-    "depthwise_large": ((17, 16, 4), 4, 3, 4, 1, "SAME", 1),
+    "depthwise_rows": ((17, 16, 4), 4, 5, 4, 1, "SAME", 1),
+    "depthwise_rows_strided": ((18, 16, 2), 4, (4, 5), 2, (2, 3), ((3, 0), (1, 2)), (2, 1)),
+    "depthwise_wide": ((3, 97, 2), 2, (3, 7), 2, (1, 2), "SAME", 1),
 }
 PRODUCT_ANYWHERE = {"pointwise", "pointwise_strided"}
-PRODUCT_ON_CPU = PRODUCT_ANYWHERE | {"patches", "patches_cropped"} | {n for n in CASES if "depthwise" in n} - {"depthwise_large"}
+PRODUCT_ON_CPU = PRODUCT_ANYWHERE | {"patches", "patches_cropped"} | {n for n in CASES if "depthwise" in n}
 
 
 def layer(name):

@@ -1,0 +1,38 @@
+"""In which form a layer computes: decided by the platform and by static shapes, here and nowhere else.
+
+All forms of a layer have the same values and gradients. `python -m benchmarks.forms` measures each against the plain one; the
+ratios below are what it found on two cores. Accelerators take the plain ones.
+"""
+
+from jax import lax
+
+NARROW = 16  # features: a mean as a product takes 0.5 of the time of a sum at 8, 0.7 at 16, and 1.7 at 32
+SMALL_KERNEL = 3 * 3  # taps: moved and added one by one in 0.5 of the time of a banded matrix, but in 3 of it at 5x5
+SMALL_MAP = 16 * 16  # pixels: one banded matrix a channel takes 0.4 of the time of one for each row of the kernel; 2.8 at 32x32
+WIDE_MAP = 96  # columns: up to here a banded matrix for each row of the kernel; at 128 taps take 0.9 of its time
+MANY_TAPS = 8 * 8  # beyond, so many moved images take too long to compile
+BLOCK = 32  # channels: a grouped convolution in dense blocks of as many takes 0.05 of the time of XLA's
+
+
+def on_cpu(form, plain, *args):
+    """A form of a layer where the program is compiled for the CPU, the plain one elsewhere."""
+    return lax.platform_dependent(*args, cpu=form, default=plain)
+
+
+def depthwise(height, width, taps):
+    """Which of the forms in conv_forms.py a depthwise convolution takes: XLA's own is up to 100 times slower."""
+    if taps <= SMALL_KERNEL:
+        return "shifted"
+    if height * width <= SMALL_MAP:
+        return "banded"
+    return "banded_rows" if width <= WIDE_MAP or taps > MANY_TAPS else "shifted"
+
+
+def moves(taps):
+    """Whether a pool compares moved images: XLA's gradient of a sliding maximum is 9 times slower over tiles, 3 over others."""
+    return taps <= MANY_TAPS
+
+
+def joined_groups(groups, channels):
+    """How many groups, of so many channels each, one dense block of a grouped convolution joins."""
+    return max(n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * channels <= BLOCK))
