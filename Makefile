@@ -3,6 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Memory in huge pages, for glibc 2.35 or newer: see huge_pages.py.
+ifneq ($(RAWTREE_HUGE_PAGES),0)
+ifeq ($(findstring glibc.malloc.hugetlb,$(GLIBC_TUNABLES)),)
+export GLIBC_TUNABLES := $(GLIBC_TUNABLES:%=%:)glibc.malloc.hugetlb=1
+endif
+endif
+
 .PHONY: train check test torture lint format schema clean
 
 train: $(VENV)/train.done

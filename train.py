@@ -1,5 +1,10 @@
 """python train.py -c config.json [path.to.key=value ...]: config -> parts -> fit -> exit code."""
 
+if __name__ == "__main__":  # first of all: it may start Python once more
+    from huge_pages import start_again_with_them
+
+    start_again_with_them()
+
 import argparse
 import gc
 import json
@@ -89,6 +94,9 @@ def run(arguments):
     parts = build(read(file, arguments.overrides), file.name, trusted)
     if arguments.check:
         return check(parts)
+    from training.program_cache import keep_programs
+
+    keep_programs()
     if arguments.evaluate or arguments.watch:
         from training.evaluate import evaluate, watch
 

@@ -62,6 +62,12 @@ def format_bytes(n):
         n /= 1024
 
 
+def user_cache():
+    """The folder for what can be made again, as the user's system has it."""
+    home = Path(os.environ.get("HOME") or "~").expanduser()  # expanduser alone raises where nobody knows the user
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "rawtree"
+
+
 @contextmanager
 def atomic_file(path):
     """A binary file to write into, so that `path` is either as it was or whole: temporary file, fsync, rename, fsync of the

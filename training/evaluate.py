@@ -13,6 +13,7 @@ from data_loader.base import loaded
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, filled, probe_of
+from training.engine import make_feeds
 from training.evaluator import Evaluator
 from training.feed import Lanes
 from training.fit import compose, datasets
@@ -22,7 +23,6 @@ from training.programs import loops_are_slow
 from training.readings import Reader
 from training.resume import run_folder_of
 from training.run_folder import FINISHED, write_json
-from training.runner import make_feeds
 from training.sharding import make_mesh, replicated
 from utils import DONE, Damaged, UserError
 

@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from training import tally
+from training.programs import placed
 from training.update import shapes_of_values
 from utils import UserError
 
 
 class Evaluator:
-    """The compiled programs that measure sets: `feeds` are {name: feed}, `trees` the shapes of (params, state)."""
+    """The compiled programs that measure sets: `feeds` are {name: feed}, `trees` the forms of (params, state), `tried` names the
+    sets that are sure to be measured."""
 
-    def __init__(self, objective, feeds, lanes, trees, watch, looped=True):
+    def __init__(self, objective, feeds, lanes, trees, watch, looped=True, tried=()):
         self.feeds, self.lanes = feeds, lanes
         step, report = evaluation(objective)
         self.programs = {name: feed.program(name, step, report, looped) for name, feed in feeds.items()}
@@ -25,8 +27,11 @@ class Evaluator:
                 modes = {label: mode for label, mode in modes.items() if mode != "CONCAT" or label not in watch.hidden}
             key = (tuple(modes.items()), rows_of(name, feed, modes))
             if key not in made:  # sets that are measured alike share what makes their start
-                made[key] = lanes.start(partial(tally.empty, modes, shapes, key[1]))
-            self.starts[name] = made[key]
+                empty = partial(tally.empty, modes, shapes, key[1])
+                made[key] = lanes.start(empty), placed(jax.eval_shape(empty), lanes.mesh)
+            self.starts[name], carry = made[key]
+            if name in tried and not lanes.stacked:
+                self.programs[name].begin(trees, carry, *feed.forms())
 
     def measure(self, name, weights, count=2**30, stopped=lambda: False):
         """The tally of a whole set by each replica; None where `stopped` says so between two calls of `count` batches.

@@ -1,8 +1,9 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `nbytes` (on the device) and `waited`
-(seconds for batches); `program(name, step, report, looped)` makes the program for a step, `begin(epoch, start)` goes to a batch
-of an epoch, `calls(count)` answers the arguments of the calls that take up to `count` batches, `peek()` those of the next one,
+(seconds for batches); `program(name, step, report, looped)` makes the program for a step, and `forms()` are those of what a call
+brings to it; `fill(dataset)` brings data that was not there at first, `begin(epoch, start)` goes to a batch of an epoch,
+`calls(count)` answers the arguments of the calls that take up to `count` batches, `peek()` those of the next one,
 `batch(epoch, position)` a batch as it was, and `close()` ends it.
 A lane is one call of a program: one replica, or all of them stacked.
 """
@@ -19,7 +20,7 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
-from training.programs import Program, compiled_start, over_batch, over_rows
+from training.programs import Program, Start, options_for, over_batch, over_rows, placed
 from training.sharding import check_divides, replicated, sharded
 
 logger = logging.getLogger("main")
@@ -42,7 +43,7 @@ class Lanes:
         def zeros():
             return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
 
-        return compiled_start(zeros, self.mesh)
+        return Start(zeros, self.mesh)
 
     def __len__(self):
         return 1 if self.stacked else len(self.seeds)
@@ -64,27 +65,46 @@ class Lanes:
         """The shapes of one replica's share of a lane."""
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:] if self.stacked else a.shape, a.dtype), lane)
 
-    def program(self, name, function, axes):
+    def program(self, name, function, axes, looped):
         """The program over all replicas at once where they are stacked; `axes` tells which arguments are."""
-        return Program(jax.vmap(function, in_axes=axes) if self.stacked else function, self.mesh, name)
+        function = jax.vmap(function, in_axes=axes) if self.stacked else function
+        return Program(function, self.mesh, name, options=options_for(looped))
 
 
 class Resident:
-    """A dataset on the device: the host ships an epoch's order as int32 indices, and the program gathers."""
+    """A dataset on the device: the host ships an epoch's order as int32 indices, and the program gathers. `arrays` may be shapes
+    of what `fill` brings."""
 
     waited = 0.0
 
     def __init__(self, arrays, options, lanes, shuffle, limit=None):
         self.options, self.lanes, self.shuffle = options, lanes, shuffle
-        self.data = jax.device_put(arrays, replicated(lanes.mesh))
-        self.size, self.nbytes = len(jax.tree.leaves(arrays)[0]), sum(a.nbytes for a in jax.tree.leaves(self.data))
+        check_divides(options.batch_size, lanes.mesh)
+        coming = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
+        self.data = None if coming else jax.device_put(arrays, replicated(lanes.mesh))
+        self.form = jax.tree.map(form_on_device, arrays)
+        leaves = jax.tree.leaves(self.form)
+        self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
         self.steps = limited(-(-self.size // options.batch_size), limit)
-        self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.data)
+        self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.form)
+
+    def fill(self, dataset):
+        """Put the data onto the device, if it is not there yet."""
+        if self.data is None:
+            self.data = jax.device_put(dataset.arrays, replicated(self.lanes.mesh))
+
+    def forms(self):
+        """Those of the data, an epoch's order, how many examples of each row are genuine, a row, and a count of rows."""
+        mesh, rows = self.lanes.mesh, (-(-self.size // self.options.batch_size), self.options.batch_size)
+        order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=sharded(mesh, 1))
+        valid, number = jax.ShapeDtypeStruct(rows[:1], jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        return placed(self.form, mesh), order, placed(valid, mesh), number, number
 
     def program(self, name, step, report, looped):
         """Many steps in one call, or one."""
         self.looped = looped
-        return self.lanes.program(name, over_rows(step, report, self.lanes.mesh, looped), (0, 0, None, 0, None, None, None))
+        axes = (0, 0, None, 0, None, None, None)
+        return self.lanes.program(name, over_rows(step, report, self.lanes.mesh, looped), axes, looped)
 
     def begin(self, epoch, start=0):
         """Draw the order of an epoch; its first `start` batches were taken before."""
@@ -129,7 +149,15 @@ class Streamed:
         self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
         (batch, *_), _ = first
         self.shapes = lanes.shapes_of_one(batch)
+        self.form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), batch)
         self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
+
+    def fill(self, _dataset):
+        """It is there."""
+
+    def forms(self):
+        """Those of a batch, and of how many of its examples are genuine."""
+        return self.form, jax.ShapeDtypeStruct((), jnp.int32)
 
     def read(self, epoch, start):
         """The thread that reads ahead and puts batches onto the devices."""
@@ -138,7 +166,7 @@ class Streamed:
 
     def program(self, name, step, report, looped):
         """One step a call."""
-        return self.lanes.program(name, over_batch(step, report), (0, 0, 0, None))
+        return self.lanes.program(name, over_batch(step, report), (0, 0, 0, None), looped)
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
@@ -197,7 +225,17 @@ def limited(steps, limit):
 
 def nbytes(dataset):
     """The size of a dataset held in arrays."""
-    return sum(a.nbytes for a in jax.tree.leaves(dataset.arrays))
+    return sum(map(bytes_of, jax.tree.leaves(dataset.arrays)))
+
+
+def form_on_device(a):
+    """What an array of the host's will be there."""
+    return jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
+
+
+def bytes_of(a):
+    """The size of an array, or of one of such a shape."""
+    return a.size * a.dtype.itemsize
 
 
 def epoch_orders(size, options, lanes, shuffle, epoch):

@@ -17,6 +17,8 @@ from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.console import show_on_console
+from training.engine import Engine
+from training.evaluations import at_the_end, in_epochs
 from training.hooks import check_hooks
 from training.loop import Loop
 from training.loss import cross_entropy
@@ -62,6 +64,7 @@ def fit(
     record=None,
     resume=False,
     rates=None,
+    engine=None,
     **options,
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
@@ -72,6 +75,7 @@ def fit(
     `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their fields; `rates` are learning rates to log, {name:
     number or function of the step}. With a `folder` the run leaves metrics.jsonl and checkpoints there, each with the `record`;
     `resume=True` goes on from the newest good one there, if there is one, `resume="override"` also with other options or data.
+    `engine` is one that was made ahead of the data, by `engine_of`.
     """
     loader, training = split_options(options)
     log, checkpoint = made_of(LoggingOptions, "log", log), made_of(CheckpointOptions, "checkpoint", checkpoint)
@@ -87,8 +91,9 @@ def fit(
     record = record or own_record(seed, loader, training, sets)
     with holding(folder, resume, record) as found:
         pretrained = None if found else pretrained_from(training.pretrained)
-        given = {"seed": seed, "watch": watch, "restore": pretrained, **engine_options(training)}
-        with closing(Runner(model, objective, make_update, sets, loader, **given)) as runner:
+        if engine is None or not engine.suits(sets):
+            engine = engine_of(model, objective, make_update, sets, loader, training, seed, watch)
+        with closing(Runner(model, objective, make_update, sets, loader, restore=pretrained, engine=engine)) as runner:
             probe = Probe(model, probe_input(runner.feed.shapes, preprocess))
             check_unchanged(runner, probe, pretrained, found)
             lines, keeper = observers(folder, checkpoint, log, record, probe, found)
@@ -107,9 +112,11 @@ def made_of(options, name, given):
     return options(**given) if isinstance(given, dict) else given
 
 
-def engine_options(training):
-    """What the Runner takes of the TrainingOptions."""
-    return {"replicas": training.replicas, "freeze": training.on_nonfinite != "skip", "limit": training.limit_batches}
+def engine_of(model, objective, make_update, sets, loader, training, seed, watch):
+    """The Engine of a run by its options; Arrays of the sets may hold shapes."""
+    options = {"replicas": training.replicas, "freeze": training.on_nonfinite != "skip", "limit": training.limit_batches}
+    tried = [*in_epochs(sets, training), *at_the_end(sets, training)]
+    return Engine(model, objective, make_update, sets, loader, seed=seed, watch=watch, tried=tried, **options)
 
 
 def check_run(seed, training, callbacks, folder, resume, trackers):

@@ -5,6 +5,9 @@ A step is step(const, carry, batch, valid) -> carry. In training the carry is th
 with the weights as constants. A program returns (carry, report): the carry is donated to the next call, the report is a copy
 of what the host wants to read.
 
+Compiling takes threads, so that tracing one program, loading data and compiling others go on at once; what is traced is traced
+where it is asked for, since JAX's settings belong to a thread.
+
 Where jax.disable_jit is on, to debug, nothing is compiled and each step is a call of its own, so `print` and `breakpoint()` see
 numbers. Within jax.grad, as in a model, they are wrapped: a print shows them, `x.primal` is the array. Within jax.vmap, as in a
 loss of one example, `x.val` is what it is for the whole batch; `jax.debug.print` shows one example after the other. Only before
@@ -13,6 +16,7 @@ the first step, where shapes are found out, there are none.
 
 import inspect
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +27,40 @@ from utils import UserError, named_leaves
 
 WORDS = {"const": "weights", "carry": "state"}  # what arguments of programs are called in messages
 TITLES = {"train": "training step", "step": "step"}
+COMPILING = ThreadPoolExecutor(2, "compile")
+# For what runs a few times: the sample's initial weights compile in a twelfth of the time.
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+
+# The CPU's compiler drops the barriers of jax.checkpoint before it orders the operations, and would then recompute in vain.
+BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+# For dense convolutions on the CPU, which are then Eigen's, and not YNNPACK's: a ResNet-8 takes 0.8 of the time. All else stays.
+CONVOLUTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
 
 
 class Program:
     """A function compiled ahead of its first call, with its second argument, the carry, donated. `name` is the set it runs over,
-    `arguments` are the names of its arguments where they are not to be read off the function."""
+    `arguments` are the names of its arguments where they are not to be read off the function, `options` are XLA's."""
 
-    def __init__(self, function, mesh, name="step", arguments=()):
-        self.function, self.mesh, self.name = function, mesh, name
+    def __init__(self, function, mesh, name="step", arguments=(), options=None):
+        self.function, self.mesh, self.name, self.options = function, mesh, name, options
         self.arguments = arguments or [name.lstrip("_") for name in inspect.signature(function).parameters]
         self.compiled = None
-        self.seconds = 0.0  # that compiling took
+        self.forms, self.coming = None, None  # of the arguments that it is being compiled for, and what comes of it
+        self.seconds = 0.0  # that were spent on compiling, or waiting for it
         self.memory = None  # bytes of arguments, results and what is needed in between, where the backend tells
+
+    def begin(self, *forms):
+        """Compile in a thread for arguments of these forms; should they turn out to be others, this was in vain. Several
+        processes must compile in one order."""
+        if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
+            start = time.perf_counter()
+            self.forms, self.coming = forms, COMPILING.submit(self.lowered(forms).compile, self.options)
+            self.seconds = time.perf_counter() - start
 
     def prepare(self, *arguments):
         """Compile for these arguments, without running."""
@@ -42,9 +68,14 @@ class Program:
             self.compiled = self.function
         elif self.compiled is None:
             start = time.perf_counter()
-            jitted = jax.jit(self.function, donate_argnums=1, out_shardings=replicated(self.mesh))
-            self.compiled = jitted.lower(*arguments).compile()
-            self.seconds, self.memory = time.perf_counter() - start, memory_of(self.compiled)
+            begun = self.coming is not None and all_fit(self.forms, arguments)
+            self.compiled = self.coming.result() if begun else self.lowered(arguments).compile(self.options)
+            self.seconds += time.perf_counter() - start
+            self.memory, self.coming = memory_of(self.compiled), None
+
+    def lowered(self, arguments):
+        """The program for these arguments, or for arguments of these forms, as XLA takes it."""
+        return jax.jit(self.function, donate_argnums=1, out_shardings=replicated(self.mesh)).lower(*arguments)
 
     def __call__(self, *arguments):
         if self.compiled is None:
@@ -111,6 +142,13 @@ def loops_are_slow(objective, params, state, batch):
     return "stablehlo.convolution" in forward.lower(params, state, batch).as_text()
 
 
+def options_for(looped):
+    """XLA's options for a program: the CPU takes steps one by one only where they hold dense convolutions."""
+    if jax.default_backend() != "cpu":
+        return None
+    return BARRIERS if looped else BARRIERS | CONVOLUTIONS
+
+
 def over_rows(step, report, mesh, looped):
     """Batches gathered on the device, by rows of indices: `count` of them from row `start` on in a loop, or just one."""
 
@@ -140,9 +178,41 @@ def over_batch(step, report):
     return single
 
 
-def compiled_start(fn, mesh, *arguments):
-    """A function that runs a few times at the start, compiled without optimization: in a third of the time."""
-    if jax.config.jax_disable_jit:
-        return fn
-    lowered = jax.jit(fn, out_shardings=replicated(mesh)).lower(*arguments)
-    return lowered.compile({"xla_backend_optimization_level": 0})
+class Start:
+    """A function that runs a few times at the start, compiled in a thread for arguments of these forms, without optimization."""
+
+    def __init__(self, function, mesh, *forms):
+        self.function, self.forms, self.coming = function, forms, None
+        self.jitted = jax.jit(function, out_shardings=replicated(mesh))
+        if not jax.config.jax_disable_jit:
+            self.coming = COMPILING.submit(self.jitted.lower(*forms).compile, QUICKLY)
+
+    def __call__(self, *arguments):
+        if jax.config.jax_disable_jit:
+            return self.function(*arguments)
+        return (self.coming.result() if self.coming and all_fit(self.forms, arguments) else self.jitted)(*arguments)
+
+
+def placed(tree, mesh):
+    """The forms of arrays that every device holds whole, from their shapes."""
+
+    def form(leaf):
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh), weak_type=weak)
+
+    return jax.tree.map(form, tree)
+
+
+def all_fit(forms, arguments):
+    """Whether a program compiled for such forms takes these arguments."""
+    same_tree = jax.tree.structure(forms) == jax.tree.structure(arguments)
+    return same_tree and all(map(fits, jax.tree.leaves(forms), jax.tree.leaves(arguments)))
+
+
+def fits(form, leaf):
+    """Whether an array is of a form: shape, type, and where it lies."""
+    told = [(a.shape, a.dtype, getattr(a, "weak_type", False)) if hasattr(a, "dtype") else None for a in (form, leaf)]
+    if None in told or told[0] != told[1]:
+        return False
+    place, own = getattr(form, "sharding", None), getattr(leaf, "sharding", None)
+    return place is None or (own is not None and own.is_equivalent_to(place, len(form.shape)))

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from training.programs import compiled_start
+from training.programs import Start
 
 BLOCK = 4096  # steps whose learning rates are made at once
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")  # differ from run to run
@@ -80,4 +80,4 @@ class LearningRates:
             return numbers
         steps = np.arange(first, first + BLOCK, dtype=np.int32)
         each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()}, out_axes=0)
-        return numbers | jax.device_get(compiled_start(each, self.runner.lanes.mesh, steps)(steps))
+        return numbers | jax.device_get(Start(each, self.runner.lanes.mesh, steps)(steps))

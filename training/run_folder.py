@@ -67,9 +67,10 @@ def update(folder, record, root):
     write_json(folder / "config.json", record["config"] | {"$schema": schema})
 
 
-def finish(folder, run):
-    """Mark a run as one that came to its end, so that nobody goes on with it unasked."""
-    write_json(folder / FINISHED, {"epochs": run.completed, "steps": run.step, "metrics": sayable(run.metrics)})
+def finish(folder, run, peak):
+    """Mark a run as one that came to its end, so that nobody goes on with it unasked; `peak` is the memory that it needed."""
+    told = {"epochs": run.completed, "steps": run.step, "metrics": sayable(run.metrics), "peak_memory": peak}
+    write_json(folder / FINISHED, told)
 
 
 def changes_of_environment(folder, root):

@@ -1,89 +1,40 @@
-"""The engine of a run: the states of its replicas, and the compiled programs that train and evaluate them."""
-
-from functools import partial
+"""A run at work: the states of its replicas, and what drives them through the compiled programs."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from training.base import TrainState
 from training.checkpoint.storage import without_key_type
-from training.evaluator import Evaluator, advance, rows_of
-from training.feed import Lanes, Resident, make_feed, nbytes
-from training.programs import compiled_start, loops_are_slow
-from training.sharding import make_mesh, replicated
-from training.tally import Watch
-from training.update import read_of, shapes_of_values, zero_sums
-from utils import UserError, named_leaves
-
-EVERYTHING = Watch()  # every metric, in every phase, as a mean
+from training.engine import Engine
+from training.evaluator import advance
+from training.sharding import replicated
 
 
 class Runner:
     """Trains and evaluates the replicas of a run; their states stay on the devices.
 
-    `sets` are {"train": dataset, "test": dataset, ...}; `make_update(unroll=...)` answers the Update; `restore` may replace the
-    first (params, state); `freeze` holds the state as it was before a step that is not finite; `watch` is what is measured.
-    Replicas are one vmapped program on accelerators; on the CPU one program called for each is faster (a ResNet step: 181 ms
-    against 814).
+    `restore` may replace the first (params, state); `engine` is one that was made ahead of the data, for the same parts. The
+    rest is told in Engine.
     """
 
-    def __init__(
-        self,
-        model,
-        objective,
-        make_update,
-        sets,
-        options,
-        *,
-        seed=0,
-        replicas=1,
-        restore=None,
-        freeze=False,
-        watch=EVERYTHING,
-        limit=None,
-        stacked=None,
-    ):
-        stacked = jax.default_backend() != "cpu" if stacked is None else stacked
-        self.lanes = Lanes(range(seed, seed + replicas), make_mesh(), stacked and replicas > 1)
-        self.feeds = make_feeds(sets, options, self.lanes, limit)
-        self.feed = feed = self.feeds["train"]
-        trees = self.first_trees(model)
-        trees = [restore(*tree) for tree in trees] if restore else trees
-        looped = not loops_are_slow(objective, *trees[0], feed.shapes)
-        self.update = make_update(unroll=not looped)
-        self.program = feed.program("train", *training(self.update), looped)
-        held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
-        self.evaluator = Evaluator(objective, held_out, self.lanes, trees[0], watch, looped)
-        modes = watch.modes(shapes_of_values(objective, *trees[0], feed.shapes), "TRAIN", "EPOCH")
-        self.gathers = rows_of("train", feed, modes)  # how many rows CONCAT gathers in an epoch
-        self.ring, self.leaves = watch.ring, tuple(named_leaves(trees[0][0]))
-        zeros = partial(zero_sums, objective, *trees[0], feed.shapes, freeze=freeze, watch=watch, rows=self.gathers)
-        self.zeros = self.lanes.start(zeros)  # of a lane
-        # With rows or steps that are kept one by one, all zeros are much more than those of a log line.
-        alone = self.gathers or self.ring
-        self.zero_window = self.lanes.start(lambda: zeros()["window"]) if alone else lambda: self.zeros()["window"]
+    def __init__(self, model, objective, make_update, sets, options, *, restore=None, engine=None, **settings):
+        self.engine = engine = engine or Engine(model, objective, make_update, sets, options, **settings)
+        self.lanes, self.feeds, self.feed = engine.lanes, engine.feeds, engine.feeds["train"]
+        self.update, self.program, self.evaluator = engine.update, engine.program, engine.evaluator
+        self.gathers, self.ring, self.leaves = engine.gathers, engine.ring, engine.leaves
+        self.zeros, self.zero_window = engine.zeros, engine.zero_window
+        engine.fill(sets)
         self.rate_scale = 1.0
-        self.states = self.first_states(trees, self.update)
+        self.states = self.first_states(restore)
         self.copies = []  # the latest snapshot, whose memory the next one takes: fresh memory costs four times the copy
         self.copy = jax.jit(lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True)
 
-    def first_trees(self, model):
-        """(params, state) of each replica, drawn from its seed."""
-        keys = [jax.random.fold_in(jax.random.key(seed), 2**32 - 1) for seed in self.lanes.seeds]  # no run takes that step
-        init = compiled_start(model.init, self.lanes.mesh, keys[0])
-        return [init(key) for key in keys]
-
-    def first_states(self, trees, update):
+    def first_states(self, restore):
         """The TrainState of each lane."""
-
-        def first(params, state, seed):
-            opt, ema = update.init(params)
-            ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, {}, jnp.float32(1))
-            return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer
-
-        arguments = [(*tree, jnp.uint32(seed)) for tree, seed in zip(trees, self.lanes.seeds, strict=True)]
-        start = compiled_start(first, self.lanes.mesh, *arguments[0])
-        return self.lanes.stack([start(*a) for a in arguments])
+        seeds = [np.uint32(seed) for seed in self.lanes.seeds]
+        trees = [self.engine.draw(seed) for seed in seeds]
+        trees = [restore(*tree) for tree in trees] if restore else trees
+        return self.lanes.stack([self.engine.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)])
 
     def begin(self, epoch, start=0):
         """Start an epoch of training, or go on in it after its first `start` batches."""
@@ -165,38 +116,4 @@ class Runner:
 
     def close(self):
         """End the threads that read ahead."""
-        for feed in self.feeds.values():
-            feed.close()
-
-
-def make_feeds(sets, options, lanes, limit=None):
-    """{set: its feed}; as many sets as fit the budget live on the device, the first ones first. All must have one form."""
-    feeds, budget = {}, options.device_budget_mb * 2**20
-    try:
-        for name, dataset in sets.items():
-            shuffle = name == "train" and options.shuffle
-            feeds[name] = make_feed(dataset, options, lanes, shuffle=shuffle, budget=budget, limit=limit)
-            budget -= nbytes(dataset) if isinstance(feeds[name], Resident) else 0
-            first = next(iter(feeds))
-            check_form(name, feeds[name].shapes, first, feeds[first].shapes)
-    except BaseException:
-        for feed in feeds.values():
-            feed.close()
-        raise
-    return feeds
-
-
-def check_form(name, batch, first, expected):
-    """The examples of every set must be of the shape and type of the first one's."""
-
-    def form(tree):
-        return jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", tree)
-
-    if form(batch) != form(expected):
-        whose = "training" if first == "train" else first
-        raise UserError(f"data: an example of the {name} set is {form(batch)}, one of the {whose} set is {form(expected)}")
-
-
-def training(update):
-    """(step, report) of training: the carry is the TrainState, the report what is read of its sums."""
-    return lambda _, ts, batch, valid: update.step(ts, batch, valid), lambda ts: read_of(ts.sums)
+        self.engine.close()

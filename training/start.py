@@ -4,17 +4,23 @@ import gc
 import logging
 import os
 import shutil
+from functools import partial
 
-from data_loader.base import loaded
+import jax
+import numpy as np
+
+from data_loader.base import Arrays, loaded
 from data_loader.loader import held_out
 from training import recovery, resume, run_folder
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.storage import check_format
 from training.console import set_up_logging
 from training.evaluations import in_epochs
-from training.fit import compose, configured, fit
+from training.feed import nbytes
+from training.fit import compose, configured, engine_of, fit
 from training.hooks import check_hooks
 from training.measures import check_monitors, check_phases, check_sets, measured_names, measures
+from training.memory import peak_memory, told
 from training.stop import TEMPORARY, end_at_signals
 from training.summary import blueprint, count, trace_shapes
 from utils import DONE, STOPPED, UserError
@@ -70,12 +76,39 @@ def train(parts, root, named=None, override=False):
     elif named:
         run = resume.opened(resume.run_folder_of(named), named)
     template = shapes(parts, resumed=run is not None)
-    if run is None:
-        return fit_in(*begun(parts, root, why), parts, template)
-    if end := resume.at_its_end(run, parts.training.epochs, override):
+    if run is not None and (end := resume.at_its_end(run, parts.training.epochs, override)):
         print(end)
         return DONE
-    return fit_in(run, *taken_up(run, parts, root, template, override), parts, template)
+    engine = engine_ahead(parts)
+    if run is None:
+        return fit_in(*begun(parts, root, why), parts, template, engine)
+    return fit_in(run, *taken_up(run, parts, root, template, override), parts, template, engine)
+
+
+def engine_ahead(parts):
+    """The engine of a run, which compiles while the data is loaded; None where the data is known not to lie on the device as a
+    whole. Should it turn out so, `fit` makes another one."""
+    sizes, example = sets_of(parts), parts.data.example
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        return None
+    order = ["train", *(name for name in sizes if name not in ("train", "test")), *({"test"} & sizes.keys())]
+    sets = {name: Arrays(*jax.tree.map(partial(many, sizes[name]), example)) for name in order}
+    if (
+        parts.loader.collate_fn
+        or parts.training.overfit_batches
+        or sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
+    ):
+        return None
+    functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
+    pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
+    objective = compose(parts.objective, *pieces, parts.training.precision)
+    make_update = configured(parts.update, objective, parts.optimizer, parts.training)
+    return engine_of(parts.model, objective, make_update, sets, parts.loader, parts.training, parts.seed, watch)
+
+
+def many(count, example):
+    """The shape of so many examples."""
+    return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
 def begun(parts, root, why):
@@ -112,16 +145,17 @@ def taken_up(run, parts, root, template, override):
     return sets, record
 
 
-def fit_in(run, sets, record, parts, template):
+def fit_in(run, sets, record, parts, template, engine):
     """Train in a run's folder."""
     announce(parts, sets, run, template.params)
     gc.enable()
     stopped = False
     try:
-        done = fitted(parts, sets, run, record)
+        done = fitted(parts, sets, run, record, engine)
         stopped = bool(done.signal) and done.cut_short
+        logger.info("Peak memory: %s", told(peak := peak_memory()))
         if not stopped:
-            run_folder.finish(run.folder, done)
+            run_folder.finish(run.folder, done, peak)
     finally:
         resume.close(run.lock)  # else the run would look as if it went on
         if parts.logging.report and not stopped and (run.folder / "metrics.jsonl").exists():  # a signal leaves no time
@@ -129,7 +163,7 @@ def fit_in(run, sets, record, parts, template):
     return close(done, STOPPED if stopped else DONE)
 
 
-def fitted(parts, sets, run, record):
+def fitted(parts, sets, run, record, engine):
     """The finished Run of the parts."""
     return fit(
         parts.model,
@@ -151,6 +185,7 @@ def fitted(parts, sets, run, record):
         record=record,
         resume=run,
         rates=parts.rates,
+        engine=engine,
         **vars(parts.loader),
         **vars(parts.training),
     )

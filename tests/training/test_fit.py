@@ -13,6 +13,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
+from training.engine import make_feeds
 from training.feed import Lanes, Resident
 from training.fit import fit
 from training.loss import cross_entropy
@@ -23,7 +24,7 @@ from training.options import LoaderOptions
 from training.rates import TIMES
 from training.readings import Reader
 from training.recovery import Diverged
-from training.runner import Runner, make_feeds
+from training.runner import Runner
 from training.schedules import linear
 from training.sharding import make_mesh
 from training.update import gradient_update

@@ -10,8 +10,8 @@ from model.base import Model
 from training.fit import fit
 from training.loss import mse
 from training.optimizers import sgd
-from training.programs import Program, compiled_start, loops_are_slow, over_batch, over_rows
-from training.sharding import make_mesh
+from training.programs import Program, Start, loops_are_slow, over_batch, over_rows, placed
+from training.sharding import make_mesh, replicated
 from utils import UserError
 
 MESH = make_mesh()
@@ -123,7 +123,7 @@ def test_to_debug_every_call_runs_the_function_itself_on_numbers():
     order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
-        assert compiled_start(lambda: seen.clear() or 3, MESH)() == 3
+        assert Start(lambda: seen.clear() or 3, MESH)() == 3
         run, carry = Program(over_rows(step, report, MESH, looped=False), MESH), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
@@ -173,3 +173,21 @@ def test_a_run_to_debug_is_the_same_run_and_a_model_sees_numbers(tmp_path, debug
         assert seen - {None} <= set(X[:, 0].tolist())
         assert len(seen) > 6  # the first example of five batches, shuffled, and of those of the test set
         assert (tmp_path / name / "checkpoint-epoch_1.params").exists()
+
+
+def forms(rows=4):
+    """Those of what `program` is called with."""
+    shape = jax.ShapeDtypeStruct
+    batch = shape((rows, 3), np.float32), shape((rows,), np.int32)
+    return shape((), np.float32), placed({"total": shape((3,), np.float32)}, MESH), batch, shape((), np.int32)
+
+
+@pytest.mark.parametrize(("rows", "begun"), [(4, True), (5, False)])
+def test_what_was_begun_in_a_thread_is_taken_where_it_fits_and_compiled_anew_elsewhere(rows, begun):
+    made, carry = Program(over_batch(add, report), MESH), jax.device_put(start(), replicated(MESH))
+    made.begin(*forms(rows))
+    coming, before = made.coming, made.seconds
+    assert before > 0
+    _, total = made(np.float32(2), carry, batch(), np.int32(4))
+    assert total == 96 and made.seconds > before
+    assert (coming.result() is made.compiled) == begun

@@ -100,6 +100,7 @@ def strip(run):
         "training time": time_of(run),
         "throughput": throughput(run),
         "waiting for data": waiting(run),
+        "peak memory": run.log["memory"],
     }
     return tag("dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in pairs.items() if value], class_="strip")
 

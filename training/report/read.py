@@ -108,21 +108,23 @@ def deep(value, left=40):
 
 
 def read_log(path):
-    """What the console said: when the run began and ended, its parameters, and its warnings."""
+    """What the console said: when the run began and ended, its parameters, its memory, and its warnings."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
             file.seek(max(0, path.stat().st_size - TAIL))
             tail = file.read()
     except OSError:
-        return {"began": None, "ended": None, "parameters": None, "warnings": []}
+        return {"began": None, "ended": None, "parameters": None, "memory": None, "warnings": []}
     head, tail = head.decode(errors="replace"), tail.decode(errors="replace")
     times = [re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail)]
     parameters = re.search(r"The model has (\d{1,18}) parameters", head)
+    memory = re.findall(r" - Peak memory: (.{1,100})", tail)
     return {
         "began": times[0][0] if times[0] else None,
         "ended": times[1][-1] if times[1] else None,
         "parameters": int(parameters[1]) if parameters else None,
+        "memory": memory[-1] if memory else None,
         "warnings": [line for line in tail.splitlines() if re.match(r"\[\S+ (WARNING|ERROR|CRITICAL)\]", line)],
     }
 
