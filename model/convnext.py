@@ -11,6 +11,7 @@ from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
 from model.layers.pool import global_avg_pool
+from model.layers.remat import check_remat, recomputed
 
 
 def convnext(
@@ -21,15 +22,25 @@ def convnext(
     expansion: int = 2,
     head_dim: int = 64,
     residual: bool = False,
+    patch: int = 4,
+    depths: tuple[int, ...] | None = None,
+    remat: str | None = None,
 ) -> Model:
-    """One block for each width in `dims`; the stem divides height and width by 4, each further width by 2.
+    """`depths` blocks, or one, for each width in `dims`; the stem divides height and width by `patch`, each further width by 2.
 
     The head is one linear map in two factors, `head_dim` wide between them.
+    Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
     """
     check_image(input_shape)
     check_widths("dims", dims)
-    check_at_least_one(num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim)
-    smallest = 4 * 2 ** (len(dims) - 1)
+    check_at_least_one(num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim, patch=patch)
+    depths = (1,) * len(dims) if depths is None else tuple(depths)
+    if len(depths) != len(dims) or min(depths) < 1:
+        raise ValueError(f"depths: needs at least one block for each of the {len(dims)} widths in dims, got {depths}")
+    stages = [stage for stage, depth in enumerate(depths) for _ in range(depth)]  # of each block
+    names = [f"blocks/{i}" for i in range(len(stages))]
+    check_remat(remat, names)
+    smallest = patch * 2 ** (len(dims) - 1)
     if min(input_shape[:2]) < smallest:
         raise ValueError(
             f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
@@ -38,10 +49,10 @@ def convnext(
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
-        blocks, downs = jax.random.split(blocks, len(dims)), jax.random.split(downs, len(dims) - 1)
+        blocks, downs = jax.random.split(blocks, len(stages)), jax.random.split(downs, len(dims) - 1)
         params = {
-            "stem": {"conv": conv2d_init(stem, input_shape[-1], dims[0], 4, bias=False), "norm": layer_norm_init(dims[0])},
-            "blocks": [block_init(k, dim, kernel, expansion) for k, dim in zip(blocks, dims, strict=True)],
+            "stem": {"conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False), "norm": layer_norm_init(dims[0])},
+            "blocks": [block_init(k, dims[stage], kernel, expansion) for k, stage in zip(blocks, stages, strict=True)],
             "downsample": [
                 {"norm": layer_norm_init(a), "conv": conv2d_init(k, a, b, 2, bias=False)}
                 for k, (a, b) in zip(downs, pairwise(dims), strict=True)
@@ -56,12 +67,12 @@ def convnext(
 
     def apply(params, state, x, *, train=False, key=None):
         stem, head = params["stem"], params["head"]
-        x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=4, padding="VALID"))
-        for i, block in enumerate(params["blocks"]):
-            if i > 0:
-                down = params["downsample"][i - 1]
+        x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=patch, padding="VALID"))
+        for name, block, (previous, stage) in zip(names, params["blocks"], pairwise((0, *stages)), strict=True):
+            if stage > previous:
+                down = params["downsample"][stage - 1]
                 x = conv2d(down["conv"], layer_norm(down["norm"], x), stride=2, padding="VALID")
-            y = block_apply(block, x)
+            y = recomputed(remat, name, block_apply)(block, x)
             x = x + y if residual else y
         x = layer_norm(head["norm"], global_avg_pool(x))
         return linear(head["classes"], linear(head["hidden"], x)), state

@@ -1,5 +1,6 @@
 """The residual network for small images (He et al., 2015, section 4.2): 3x3 convolutions, batch norm, no max pool."""
 
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -12,6 +13,7 @@ from model.layers.initializers import he_normal
 from model.layers.linear import linear, linear_init
 from model.layers.norm import batch_norm, batch_norm_init
 from model.layers.pool import global_avg_pool
+from model.layers.remat import check_remat, recomputed
 
 
 def resnet(
@@ -19,14 +21,20 @@ def resnet(
     num_classes: int,
     widths: tuple[int, ...] = (16, 32, 64),
     depth: int = 3,
+    remat: str | None = None,
 ) -> Model:
-    """`depth` blocks of two convolutions for each width; each width after the first halves height and width."""
+    """`depth` blocks of two convolutions for each width; each width after the first halves height and width.
+
+    Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
+    """
     check_image(input_shape)
     check_widths("widths", widths)
     check_at_least_one(num_classes=num_classes, depth=depth)
     plan = []  # (in, out, stride) of each block
     for stage, (a, b) in enumerate(pairwise((widths[0], *widths))):
         plan += [(a, b, 2 if stage > 0 else 1)] + [(b, b, 1)] * (depth - 1)
+    names = [f"blocks/{i}" for i in range(len(plan))]
+    check_remat(remat, names)
 
     def init(key):
         stem_key, head_key, *block_keys = jax.random.split(key, len(plan) + 2)
@@ -42,8 +50,8 @@ def resnet(
     def apply(params, state, x, *, train=False, key=None):
         x, stem_state = unit_apply(params["stem"], state["stem"], x, train=train)
         x, block_states = relu(x), []
-        for block, old, (_, _, stride) in zip(params["blocks"], state["blocks"], plan, strict=True):
-            x, new = block_apply(block, old, x, stride=stride, train=train)
+        for name, block, old, (_, _, stride) in zip(names, params["blocks"], state["blocks"], plan, strict=True):
+            x, new = recomputed(remat, name, partial(block_apply, stride=stride, train=train))(block, old, x)
             block_states.append(new)
         return linear(params["head"], global_avg_pool(x)), {"stem": stem_state, "blocks": block_states}
 

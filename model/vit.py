@@ -1,5 +1,7 @@
 """A vision transformer over patches, with mean pooling (Dosovitskiy et al., 2020; Beyer et al., 2022)."""
 
+from functools import partial
+
 import jax
 
 from model.base import Model
@@ -13,6 +15,7 @@ from model.layers.dropout import split_key
 from model.layers.embedding import embedding_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
+from model.layers.remat import check_remat, recomputed
 
 
 def vit(
@@ -25,8 +28,12 @@ def vit(
     expansion: int = 4,
     dropout: float = 0.0,
     drop_path: float = 0.0,
+    remat: str | None = None,
 ) -> Model:
-    """`depth` pre-norm blocks over patches of patch x patch; `drop_path` is reached in the last block, growing from 0."""
+    """`depth` pre-norm blocks over patches of patch x patch; `drop_path` is reached in the last block, growing from 0.
+
+    Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
+    """
     check_image(input_shape)
     check_at_least_one(num_classes=num_classes, patch=patch, dim=dim, depth=depth, heads=heads, expansion=expansion)
     check_rate(dropout=dropout, drop_path=drop_path)
@@ -35,6 +42,8 @@ def vit(
         raise ValueError(f"patch: {patch} must divide the height and width of input_shape {tuple(input_shape)}")
     if dim % heads:
         raise ValueError(f"heads: {heads} must divide dim ({dim})")
+    names = [f"blocks/{i}" for i in range(depth)]
+    check_remat(remat, names)
     tokens = (height // patch) * (width // patch)
     path_rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
 
@@ -54,8 +63,9 @@ def vit(
         x = conv2d(params["patches"], x, stride=patch, padding="VALID")
         x = x.reshape(x.shape[0], tokens, dim) + params["positions"]["weight"]  # (B, T, D)
         x = drop(first, x, dropout, train=train)
-        for block, path_rate, k in zip(params["blocks"], path_rates, keys, strict=True):
-            x = block_apply(block, x, k, heads=heads, dropout=dropout, drop_path=path_rate, train=train)
+        for name, block, path_rate, k in zip(names, params["blocks"], path_rates, keys, strict=True):
+            apply_block = partial(block_apply, heads=heads, dropout=dropout, drop_path=path_rate, train=train)
+            x = recomputed(remat, name, apply_block)(block, x, k)
         x = layer_norm(params["norm"], x).mean(1)  # (B, D)
         return linear(params["head"], x), state
 

@@ -1,7 +1,7 @@
 """Pooling of NHWC images."""
 
 import math
-from functools import reduce
+from functools import partial, reduce
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,10 +20,13 @@ def max_pool(x, window, *, stride=None, padding="VALID"):
     def plain(x):
         return slide(x, -jnp.inf, lax.max, window, stride, pads)
 
-    def of_moved(x):
-        return reduce(first_largest, moved(x, -jnp.inf, window, stride, pads))
+    moving = partial(of_moved, window=window, stride=stride, pads=pads)
+    return on_cpu(moving, plain, x) if moves(math.prod(window)) else plain(x)
 
-    return on_cpu(of_moved, plain, x) if moves(math.prod(window)) else plain(x)
+
+def of_moved(x, window, stride, pads):
+    """The largest of the images that each position in the window sees."""
+    return reduce(first_largest, moved(x, -jnp.inf, window, stride, pads))
 
 
 def first_largest(a, b):

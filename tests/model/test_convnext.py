@@ -38,3 +38,26 @@ def test_a_residual_block_passes_its_input_on():
         out[residual], _ = quick_jit(model.apply)(params, {}, normal(1, 2, 4, 4, 1))
     assert (out[False][0] == out[False][1]).all()
     assert (out[True][0] != out[True][1]).any()
+
+
+def test_depths_count_the_blocks_of_each_width_and_patch_is_the_stride_of_the_stem():
+    options = {"dims": (8, 16), "depths": (1, 3), "patch": 2}
+    leaves = named_leaves(shapes((28, 28, 1), 10, **options))
+    assert [leaves[f"blocks/{i}/dwconv/weight"].shape[-1] for i in range(4)] == [8, 16, 16, 16]
+    assert leaves["stem/conv/weight"].shape == (2, 2, 1, 8) and "downsample/1/conv/weight" not in leaves
+    model = convnext((28, 28, 1), 10, **options)
+    params = random_params(lambda key: model.init(key)[0])
+    grads = quick_jit(jax.grad(lambda params, x: model.apply(params, {}, x)[0].sum()))(params, normal(1, 2, 28, 28, 1))
+    assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grads["blocks"]))
+
+
+def test_one_block_a_width_is_the_default():
+    given, default = (convnext((16, 16, 1), 10, **options).init(jax.random.key(0))[0] for options in ({"depths": (1, 1, 1)}, {}))
+    assert jax.tree.structure(given) == jax.tree.structure(default)
+    assert all((a == b).all() for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(default), strict=True))
+
+
+@pytest.mark.parametrize("options", [{"depths": (1, 1)}, {"depths": (1, 0, 1)}, {"patch": 0}, {"patch": 8}])
+def test_refuses(options):
+    with pytest.raises(ValueError, match=r"^(depths|patch|input_shape): "):
+        convnext((28, 28, 1), 10, **options)

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import ndimage
 
-from training.augment import random_crop, random_erase, random_flip
+from training.augment import random_affine, random_crop, random_erase, random_flip, resampled
 
 IMAGE = jnp.arange(1, 1 + 10 * 12 * 3, dtype=jnp.float32).reshape(10, 12, 3)
 KEYS = jax.random.split(jax.random.key(0), 400)
@@ -18,7 +19,7 @@ def views(fn, image=IMAGE, **args):
     return np.asarray(jax.jit(jax.vmap(partial(fn, **args), in_axes=(0, None)))(KEYS, image))
 
 
-@pytest.mark.parametrize("fn", [random_crop, random_flip, random_erase])
+@pytest.mark.parametrize("fn", [random_crop, random_flip, random_erase, random_affine])
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
 def test_shape_and_type_stay_and_a_key_decides(fn, dtype):
     image = IMAGE.astype(dtype)
@@ -62,6 +63,45 @@ def test_erasing_happens_with_its_probability():
     assert not (views(random_erase, probability=0.0) == 0).any()
 
 
+@pytest.mark.parametrize("matrix", [[[1.0, 0.0], [0.0, 1.0]], [[0.9, -0.4], [0.3, 1.2]], [[2.5, 0.0], [0.0, -2.5]]])
+def test_resampling_agrees_with_scipy(matrix):
+    matrix, shift, middle = np.asarray(matrix), np.array([1.3, -0.6]), np.array([4.5, 5.5])
+    offset = middle + shift - matrix @ middle
+    reference = [
+        ndimage.affine_transform(channel, matrix, offset, order=1, mode="grid-constant") for channel in np.moveaxis(IMAGE, -1, 0)
+    ]
+    np.testing.assert_allclose(resampled(IMAGE, jnp.asarray(matrix), jnp.asarray(shift)), np.stack(reference, -1), atol=1e-3)
+
+
+def moments(view):
+    """Mass, centre and covariance of the places of what is bright."""
+    places = np.indices(view.shape[:2]).reshape(2, -1)
+    weight = view.sum(-1).ravel()
+    centre = places @ weight / weight.sum()
+    return weight.sum(), centre, np.cov(places, aweights=weight, bias=True)
+
+
+@pytest.mark.parametrize(
+    "args, measure, reach",
+    [
+        (
+            {"rotation": 20.0},
+            lambda mass, centre, spread: np.degrees(np.arctan2(2 * spread[0, 1], spread[0, 0] - spread[1, 1])) / 2,
+            20,
+        ),
+        ({"shift": 3.0}, lambda mass, centre, spread: centre[1] - 15, 3),
+        ({"scale": (0.8, 1.25)}, lambda mass, centre, spread: np.log(mass / 100) / 2 / np.log(1.25), 1),
+        ({"shear": 20.0}, lambda mass, centre, spread: np.degrees(np.arctan(spread[0, 1] / spread[0, 0])), 20),
+    ],
+)
+def test_an_affine_view_differs_as_far_as_it_may_and_no_further(args, measure, reach):
+    bar = jnp.zeros((31, 31, 1)).at[3:28, 13:18].set(100 / 125)
+    still = {"rotation": 0.0, "scale": (1.0, 1.0), "shear": 0.0, "shift": 0.0}
+    np.testing.assert_allclose(random_affine(KEYS[0], bar, **still), bar, atol=1e-5)
+    seen = np.array([measure(*moments(view)) for view in views(random_affine, bar, **still | args)])
+    assert np.abs(seen).max() <= 1.05 * reach and seen.min() < -0.9 * reach and seen.max() > 0.9 * reach
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -70,6 +110,9 @@ def test_erasing_happens_with_its_probability():
         (lambda x: random_erase(KEYS[0], x, probability=-1.0), "^probability: .* got -1.0"),
         (lambda x: random_erase(KEYS[0], x, area=(0.5, 0.2)), "^area: "),
         (lambda x: random_erase(KEYS[0], x, aspect=(0.0, 2.0)), "^aspect: "),
+        (lambda x: random_affine(KEYS[0], x, rotation=-1.0), "^rotation: .* got -1.0"),
+        (lambda x: random_affine(KEYS[0], x, scale=(1.1, 0.9)), "^scale: "),
+        (lambda x: random_affine(KEYS[0], x, shear=90.0), "^shear: .* got 90.0"),
         (lambda x: random_flip(KEYS[0], x[0]), r"got the shape \(12, 3\)"),
     ],
 )

@@ -1,0 +1,57 @@
+"""Blocks that are computed again: the same numbers, in less memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.convnext import convnext
+from model.resnet import resnet
+from model.vit import vit
+from tests.model.compare import normal, quick_jit
+from training.programs import options_for
+
+MODELS = {
+    "convnext": (convnext, {"dims": (4, 6), "depths": (2, 1), "residual": True}),
+    "resnet": (resnet, {"widths": (4, 6), "depth": 1}),
+    "vit": (vit, {"dim": 8, "depth": 2, "heads": 2, "dropout": 0.2}),
+}
+
+
+def gradients(factory, **args):
+    model = factory((16, 16, 1), 3, **args)
+    params, state = model.init(jax.random.key(0))
+
+    def loss(params):
+        out, new = model.apply(params, state, normal(1, 4, 16, 16, 1), train=True, key=jax.random.key(2))
+        return jnp.square(out).sum(), (out, new)
+
+    return jax.grad(loss, has_aux=True), params
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients_stay(name):
+    factory, args = MODELS[name]
+    plain, params = gradients(factory, **args)
+    again, _ = gradients(factory, **args, remat="blocks/[01]")
+    assert str(jax.make_jaxpr(again)(params)).count("remat2[") >= 2 > str(jax.make_jaxpr(plain)(params)).count("remat2[")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), quick_jit(again)(params), quick_jit(plain)(params)
+    )
+
+
+def test_it_takes_less_memory():
+    def needed(remat):
+        function, params = gradients(vit, dim=32, depth=6, remat=remat)
+        compiled = jax.jit(function).lower(params).compile(options_for(looped=True))
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert needed("blocks/.*") < needed(None) / 2
+
+
+@pytest.mark.parametrize("pattern, told", [("block/.*", "matches none of the blocks: blocks/0, blocks/1"), ("(", "is no regex")])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_matches_no_block_is_refused(name, pattern, told):
+    factory, args = MODELS[name]
+    with pytest.raises(ValueError, match=f"remat: .* {told}"):
+        factory((16, 16, 1), 3, **args, remat=pattern)
