@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.exporters import SHAPE, answer
 from benchmarks.latency import BATCHES, compare, ratios
-from benchmarks.peers import SHAPE, answer
-from benchmarks.results import record, short, spread
+from benchmarks.results import markdown, record, short, spread
 from inference.runtimes import open_model
 from utils import first_line
 
-# {format: {function of benchmarks/peers.py: what it is called}}: the first is ours, the second the mark that it is measured by.
+# {format: {function of exporters.py: what it is called}}: the first is ours, the second is what it is measured by.
 MAKERS = {
     "onnx": {
         "native_onnx": "ours",
@@ -75,7 +75,7 @@ def made(folder, kind, makers):
     for maker in makers:
         file = folder / f"{maker}.{kind}"
         print(f"making {file.name}", file=sys.stderr)
-        done = subprocess.run([sys.executable, "-m", "benchmarks.peers", maker, file], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "benchmarks.exporters", maker, file], capture_output=True, text=True)
         why = done.stderr.strip().splitlines()[-1] if done.returncode else fault(file)
         if why:
             for place in (folder, Path.cwd()):  # the table is for others' machines too
@@ -224,11 +224,6 @@ def versions():
             found.append(f"no {package}")
     trimmed = "Our files leave out taps of kernels that read padding alone (7x7 over 3x3 pixels, and over one); others do not."
     return f"Ratios are taken round by round: median (smallest - largest). {trimmed} {', '.join(found)}."
-
-
-def markdown(head, rows):
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

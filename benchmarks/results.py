@@ -20,6 +20,12 @@ def short(value):
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+def markdown(head, rows):
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def record(title, command, table):
     """Print a section and put it in place of the one of the same title."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {version('jax')}"

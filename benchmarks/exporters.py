@@ -1,6 +1,6 @@
 """Who makes the files that benchmarks/export.py compares: the sample with the same weights, each framework in its own idiom.
 
-python -m benchmarks.peers MAKER FILE
+python -m benchmarks.exporters MAKER FILE
 """
 
 import os

@@ -1,0 +1,183 @@
+"""Flax NNX and Optax, as in Flax's MNIST tutorial; `cached_partial` is its guide's advice on performance."""
+
+from itertools import pairwise
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+VARIANTS = ("",)
+BATCH = 500  # of the test set
+
+
+class ConvNeXtBlock(nnx.Module):
+    def __init__(self, dim, kernel, expansion, residual, *, rngs):
+        self.dwconv = nnx.Conv(dim, dim, (kernel, kernel), feature_group_count=dim, use_bias=False, rngs=rngs)
+        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.expand = nnx.Linear(dim, expansion * dim, use_bias=False, rngs=rngs)
+        self.project = nnx.Linear(expansion * dim, dim, use_bias=False, rngs=rngs)
+        self.residual = residual
+
+    def __call__(self, x):
+        y = self.project(nnx.gelu(self.expand(self.norm(self.dwconv(x))), approximate=False))
+        return x + y if self.residual else y
+
+
+class ConvNeXt(nnx.Module):
+    def __init__(
+        self, shape, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None, *, rngs
+    ):
+        def patches(dim_in, dim, size):
+            return nnx.Conv(dim_in, dim, (size, size), strides=size, padding="VALID", use_bias=False, rngs=rngs)
+
+        layers = [patches(shape[-1], dims[0], patch), nnx.LayerNorm(dims[0], rngs=rngs)]
+        for i, dim in enumerate(dims):
+            if i > 0:
+                layers += [nnx.LayerNorm(dims[i - 1], rngs=rngs), patches(dims[i - 1], dim, 2)]
+            layers += [ConvNeXtBlock(dim, kernel, expansion, residual, rngs=rngs) for _ in range(depths[i] if depths else 1)]
+        self.features = nnx.Sequential(*layers)
+        self.norm = nnx.LayerNorm(dims[-1], rngs=rngs)
+        self.head = nnx.Sequential(nnx.Linear(dims[-1], head_dim, rngs=rngs), nnx.Linear(head_dim, 10, rngs=rngs))
+
+    def __call__(self, x):
+        return self.head(self.norm(self.features(x).mean((1, 2))))
+
+
+class ConvNorm(nnx.Module):
+    def __init__(self, dim_in, dim, size, stride=1, *, rngs):
+        self.conv = nnx.Conv(dim_in, dim, (size, size), strides=stride, use_bias=False, rngs=rngs)
+        self.norm = nnx.BatchNorm(dim, momentum=0.9, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.conv(x))
+
+
+class ResidualBlock(nnx.Module):
+    def __init__(self, dim_in, dim, stride, *, rngs):
+        self.first = ConvNorm(dim_in, dim, 3, stride, rngs=rngs)
+        self.second = ConvNorm(dim, dim, 3, rngs=rngs)
+        self.shortcut = ConvNorm(dim_in, dim, 1, stride, rngs=rngs) if stride > 1 else lambda x: x
+
+    def __call__(self, x):
+        return nnx.relu(self.shortcut(x) + self.second(nnx.relu(self.first(x))))
+
+
+class ResNet(nnx.Module):
+    def __init__(self, shape, widths, depth, *, rngs):
+        self.stem = ConvNorm(shape[-1], widths[0], 3, rngs=rngs)
+        blocks = [ResidualBlock(widths[0], widths[0], 1, rngs=rngs) for _ in range(depth)]
+        for a, b in pairwise(widths):
+            blocks += [ResidualBlock(a, b, 2, rngs=rngs), *(ResidualBlock(b, b, 1, rngs=rngs) for _ in range(depth - 1))]
+        self.blocks = nnx.Sequential(*blocks)
+        self.head = nnx.Linear(widths[-1], 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.blocks(nnx.relu(self.stem(x))).mean((1, 2)))
+
+
+class TransformerBlock(nnx.Module):
+    def __init__(self, dim, heads, *, rngs):
+        self.norm1, self.norm2 = nnx.LayerNorm(dim, rngs=rngs), nnx.LayerNorm(dim, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(heads, dim, decode=False, rngs=rngs)
+        self.expand = nnx.Linear(dim, 4 * dim, rngs=rngs)
+        self.project = nnx.Linear(4 * dim, dim, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.project(nnx.gelu(self.expand(self.norm2(x)), approximate=False))
+
+
+class ViT(nnx.Module):
+    def __init__(self, shape, patch=4, dim=64, depth=4, heads=4, *, rngs):
+        tokens = shape[0] // patch * (shape[1] // patch)
+        self.patches = nnx.Conv(shape[-1], dim, (patch, patch), strides=patch, padding="VALID", rngs=rngs)
+        self.positions = nnx.Param(0.02 * jax.random.truncated_normal(rngs.params(), -2, 2, (tokens, dim)))
+        self.blocks = nnx.Sequential(*(TransformerBlock(dim, heads, rngs=rngs) for _ in range(depth)))
+        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.head = nnx.Linear(dim, 10, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.patches(x)
+        x = x.reshape(x.shape[0], -1, x.shape[-1]) + self.positions
+        return self.head(self.norm(self.blocks(x)).mean(1))
+
+
+class MLP(nnx.Module):
+    def __init__(self, shape, dims, *, rngs):
+        sizes = (np.prod(shape), *dims)
+        layers = [layer for a, b in pairwise(sizes) for layer in (nnx.Linear(a, b, rngs=rngs), nnx.relu)]
+        self.layers = nnx.Sequential(*layers, nnx.Linear(sizes[-1], 10, rngs=rngs))
+
+    def __call__(self, x):
+        return self.layers(x.reshape(x.shape[0], -1))
+
+
+MODELS = {"convnext": ConvNeXt, "resnet": ResNet, "vit": ViT, "mlp": MLP}
+
+
+class Trainer:
+    """A model, its optimizer and its metrics, all of them updated in place by one jitted step."""
+
+    def __init__(self, workload, data):
+        self.data, self.batch_size = data, workload.batch_size
+        self.model = MODELS[workload.model](workload.shape, **workload.args, rngs=nnx.Rngs(0))
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.Param)))
+        optimizer = nnx.Optimizer(self.model, optimizer_of(workload, len(data["train"][0])), wrt=nnx.Param)
+        self.metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+        self.model.train()
+        self.step = nnx.cached_partial(train_step(workload.label_smoothing), self.model, optimizer, self.metrics)
+
+    def epoch(self, seed):
+        self.metrics.reset()
+        x, y = self.data["train"]
+        order = np.random.default_rng(seed).permutation(len(x))
+        for i in range(0, len(x) - self.batch_size + 1, self.batch_size):
+            rows = order[i : i + self.batch_size]
+            self.step(x[rows], y[rows])
+        return float(self.metrics.compute()["loss"])
+
+    def accuracy(self):
+        x, y = self.data["test"]
+        self.model.eval()  # the step has a view of its own, which goes on training
+        logits = [predict(self.model, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
+        return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
+
+
+def optimizer_of(workload, examples):
+    steps = examples // workload.batch_size * workload.epochs
+    warmup = round(workload.warmup * steps)
+    rise, fall = optax.linear_schedule(0, workload.lr, warmup), optax.linear_schedule(workload.lr, 0, steps - warmup)
+    schedules = {"constant": workload.lr, "one_cycle": optax.join_schedules([rise, fall], [warmup])}
+    return optax.adamw(schedules[workload.schedule], weight_decay=workload.weight_decay, mask=decayed)
+
+
+def decayed(params):
+    """All but biases and scales."""
+    return nnx.map_state(lambda path, _: path[-1] not in ("bias", "scale"), params)
+
+
+def train_step(label_smoothing):
+    @nnx.jit
+    def step(model, optimizer, metrics, x, y):
+        def loss_fn(model):
+            logits = model(x)
+            if label_smoothing:
+                targets = optax.smooth_labels(jax.nn.one_hot(y, 10), label_smoothing)
+                return optax.softmax_cross_entropy(logits, targets).mean(), logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), logits
+
+        (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
+        metrics.update(loss=loss, logits=logits, labels=y)
+        optimizer.update(model, grads)
+
+    return step
+
+
+@nnx.jit
+def predict(model, x):
+    return model(x)
+
+
+def trainer(workload, data, variant):
+    return Trainer(workload, data)

@@ -1,0 +1,187 @@
+"""PyTorch, as its quickstart trains; layers and blocks as torchvision has them."""
+
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+VARIANTS = ("eager", "channels_last", "compile", "compile channels_last")
+BATCH = 500  # of the test set
+
+
+class Permute(nn.Module):
+    def __init__(self, *axes):
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x):
+        return x.permute(self.axes)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((-2, -1))
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, dim, kernel, expansion, residual):
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.Conv2d(dim, dim, kernel, padding="same", groups=dim, bias=False),
+            Permute(0, 2, 3, 1),
+            nn.LayerNorm(dim, eps=1e-6),
+            nn.Linear(dim, expansion * dim, bias=False),
+            nn.GELU(),
+            nn.Linear(expansion * dim, dim, bias=False),
+            Permute(0, 3, 1, 2),
+        )
+        self.residual = residual
+
+    def forward(self, x):
+        y = self.block(x)
+        return x + y if self.residual else y
+
+
+def convnext(shape, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None):
+    layers = [nn.Conv2d(shape[-1], dims[0], patch, patch, bias=False), LayerNorm2d(dims[0], eps=1e-6)]
+    for i, dim in enumerate(dims):
+        if i > 0:
+            layers += [LayerNorm2d(dims[i - 1], eps=1e-6), nn.Conv2d(dims[i - 1], dim, 2, 2, bias=False)]
+        layers += [ConvNeXtBlock(dim, kernel, expansion, residual) for _ in range(depths[i] if depths else 1)]
+    head = [nn.LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], head_dim), nn.Linear(head_dim, 10)]
+    return nn.Sequential(*layers, Mean(), *head)
+
+
+def conv_norm(dim_in, dim, size, stride=1):
+    return nn.Sequential(nn.Conv2d(dim_in, dim, size, stride, size // 2, bias=False), nn.BatchNorm2d(dim))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, dim_in, dim, stride):
+        super().__init__()
+        self.body = nn.Sequential(conv_norm(dim_in, dim, 3, stride), nn.ReLU(inplace=True), conv_norm(dim, dim, 3))
+        self.shortcut = conv_norm(dim_in, dim, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x):
+        return F.relu(self.shortcut(x) + self.body(x), inplace=True)
+
+
+def resnet(shape, widths, depth):
+    blocks = [ResidualBlock(widths[0], widths[0], 1) for _ in range(depth)]
+    for a, b in pairwise(widths):
+        blocks += [ResidualBlock(a, b, 2), *(ResidualBlock(b, b, 1) for _ in range(depth - 1))]
+    stem = [conv_norm(shape[-1], widths[0], 3), nn.ReLU(inplace=True)]
+    return nn.Sequential(*stem, *blocks, Mean(), nn.Linear(widths[-1], 10))
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        for layer in (self.mlp[0], self.mlp[2]):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.normal_(layer.bias, std=1e-6)
+
+    def forward(self, x):
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    def __init__(self, shape, patch=4, dim=64, depth=4, heads=4):
+        super().__init__()
+        tokens = shape[0] // patch * (shape[1] // patch)
+        self.patches = nn.Conv2d(shape[-1], dim, patch, patch)
+        nn.init.trunc_normal_(self.patches.weight, std=(shape[-1] * patch**2) ** -0.5)
+        nn.init.zeros_(self.patches.bias)
+        self.positions = nn.Parameter(torch.empty(tokens, dim).normal_(std=0.02))
+        self.blocks = nn.Sequential(*(TransformerBlock(dim, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, 10)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+        return self.head(self.norm(self.blocks(x)).mean(1))
+
+
+def mlp(shape, dims):
+    sizes = (prod(shape), *dims)
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], 10))
+
+
+MODELS = {"convnext": convnext, "resnet": resnet, "vit": ViT, "mlp": mlp}
+
+
+class Trainer:
+    """A model and its optimizer over NCHW images."""
+
+    def __init__(self, workload, data, variant):
+        torch.manual_seed(0)
+        layout = {"memory_format": torch.channels_last if "channels_last" in variant else torch.contiguous_format}
+        arrays = {name: (torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y).long()) for name, (x, y) in data.items()}
+        self.data = {name: (x.contiguous(**layout), y) for name, (x, y) in arrays.items()}
+        self.batch_size, self.layout = workload.batch_size, layout
+        self.model = MODELS[workload.model](workload.shape, **workload.args).to(**layout)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        if "compile" in variant:
+            self.model = torch.compile(self.model)
+        self.loss_fn = nn.CrossEntropyLoss(label_smoothing=workload.label_smoothing)
+        self.optimizer = torch.optim.AdamW(groups(self.model, workload.weight_decay), workload.lr, fused=True)
+        self.scheduler = scheduler(self.optimizer, workload, len(data["train"][0]) // workload.batch_size * workload.epochs)
+
+    def epoch(self, seed):
+        x, y = self.data["train"]
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        batches = order[: len(x) // self.batch_size * self.batch_size].split(self.batch_size)
+        loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.long)
+        self.model.train()
+        for rows in batches:
+            inputs, labels = x[rows].contiguous(**self.layout), y[rows]
+            logits = self.model(inputs)
+            loss = self.loss_fn(logits, labels)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.scheduler:
+                self.scheduler.step()
+            loss_sum += loss.detach()
+            correct += (logits.argmax(1) == labels).sum()
+        return (loss_sum / len(batches)).item()
+
+    def accuracy(self):
+        x, y = self.data["test"]
+        self.model.eval()
+        with torch.no_grad():
+            right = [(self.model(x).argmax(1) == y).sum() for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)]
+        return (sum(right) / len(x)).item()
+
+
+def groups(model, weight_decay):
+    """Biases and scales, which have one axis, do not decay."""
+    weights, others = ([p for p in model.parameters() if (p.ndim > 1) == decays] for decays in (True, False))
+    return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def scheduler(optimizer, workload, steps):
+    """One that is told of every step; none where the learning rate stays as it is."""
+    warmup = round(workload.warmup * steps)
+
+    def one_cycle(step):
+        return step / warmup if step < warmup else max(0.0, (steps - step) / (steps - warmup))
+
+    multiplier = {"constant": None, "one_cycle": one_cycle}[workload.schedule]
+    return multiplier and torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
+
+
+def trainer(workload, data, variant):
+    return Trainer(workload, data, variant)

@@ -1,0 +1,33 @@
+"""The bar chart of benchmarks/training.py, for the README."""
+
+import statistics
+from pathlib import Path
+
+from benchmarks.marks import OURS
+
+FILE = Path(__file__).parents[1] / "docs" / "speed.png"
+COLOURS = {True: ("#c2410c", "#fdba74"), False: ("#475569", "#cbd5e1")}  # {ours: (bar, what huge pages add)}
+
+
+def draw(measured):
+    """Images a second of {workload: {name: {huge pages: Runner}}}, a panel for each workload."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 2, figsize=(10, 6.2), layout="constrained")
+    for panel, (workload, runners) in zip(panels.flat, measured.items(), strict=True):
+        for name, pair in runners.items():
+            rate, huge = (statistics.median(pair[pages].rates) for pages in (False, True))
+            bar, added = COLOURS[name == OURS]
+            panel.barh(name, huge, color=added)
+            panel.barh(name, min(rate, huge), color=bar)
+            panel.text(huge, name, f" {huge:,.0f}", va="center", fontsize=9)
+        panel.invert_yaxis()
+        panel.set_title(workload, fontsize=11, loc="left", fontweight="bold")
+        panel.set_xlim(0, 1.18 * panel.dataLim.x1)
+        panel.set_xticks([])
+        panel.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.suptitle("Training on the CPU, images a second; the pale part is what huge pages add")
+    figure.savefig(FILE, dpi=110)

@@ -1,0 +1,276 @@
+"""Seconds from the start of a process to an accuracy on MNIST's test set: ours as a user runs it, other frameworks by the recipe
+of the same config, looked at after every epoch; each in a process of its own, one at a time.
+
+python -m benchmarks.time_to_accuracy --data DIR [--peers flax,equinox,haiku,keras,torch] [--rounds 3] [--config FILE]
+needs requirements.txt and benchmarks/requirements.txt; DIR holds mnist/
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.marks import OURS, verdicts
+from benchmarks.results import markdown, record, spread
+from benchmarks.serving import HUGE_PAGES, Failed
+from benchmarks.training import NAMES, say, versions
+from benchmarks.workloads import Workload, data_for
+from utils import UserError, first_line
+from wiring.config import read
+
+ROOT = Path(__file__).parents[1]
+LEVELS = (0.97, 0.98, 0.99)
+FIRST, LATER = f"{OURS}, first start", f"{OURS}, later start"
+MOST_SECONDS, MOST_SHARE = 20, 0.4  # to the last level; of what the best peer takes
+PAUSE = 0.01  # seconds between two looks at metrics.jsonl
+AS_THEY_ARE = ("$schema", "title", "seed", "model", "data", "preprocess", "metrics", "checkpoint", "logging")  # or no matter
+TAKEN = {"data": ("mnist",), "loss": ("cross_entropy",), "optimizer": ("adamw",), "schedule": ("constant", "warmup_linear")}
+SHAPE = (28, 28, 1)
+NOTES = (
+    "Median (smallest - largest) over the rounds, each in another order of the images. A first start finds no compiled programs "
+    "of an earlier run, a later start does. Without huge pages: with `RAWTREE_HUGE_PAGES=0` for ours. With them: as `train.py` "
+    "takes them, its second start included, and by `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` for the others. Ratios are taken "
+    "round by round."
+)
+
+
+def main():
+    args = arguments()
+    try:
+        recipe = recipe_of(args.config)
+    except UserError as error:
+        sys.exit(str(error))
+    forms = {NAMES[peer][variant]: (peer, variant) for peer in args.peers for variant in NAMES[peer]}
+    turns = {OURS: partial(ours, args.config, args.data)}
+    turns |= {name: partial(another, name, form, recipe, args.data) for name, form in forms.items()}
+    found, missing = compare(turns, args.rounds)
+    record("Time to accuracy", "python -m benchmarks.time_to_accuracy", section(Path(args.config).name, found, missing))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=[name for name in NAMES if name != "ours"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", required=True, help="the folder that holds mnist/")
+    parser.add_argument("--config", default=str(ROOT / "configs" / "mnist_fast.json"))
+    args = parser.parse_args()
+    if unknown := [peer for peer in args.peers if peer not in NAMES or peer == "ours"]:
+        parser.error(f"--peers: no {', '.join(unknown)}; there are {', '.join(name for name in NAMES if name != 'ours')}")
+    args.data, args.config = (str(Path(path).resolve()) for path in (args.data, args.config))
+    return args
+
+
+def compare(turns, rounds):
+    """({name: {huge pages: {level: seconds in each round}}}, {name: why there are none}), all taking turns."""
+    found, missing = {}, {}
+    for i in range(rounds):
+        for name in list(turns)[:: -1 if i % 2 else 1]:
+            say(f"round {i + 1} of {rounds}: {name}")
+            try:
+                for huge in (False, True):
+                    for form, reached in turns[name](i, huge).items():
+                        levels = found.setdefault(form, {}).setdefault(huge, {level: [] for level in LEVELS})
+                        for level, seconds in reached.items():
+                            levels[level].append(seconds)
+            except Failed as error:
+                if name == OURS:
+                    raise SystemExit(f"{name}: {error}") from error  # there is nothing to compare with
+                missing[name] = str(error)
+                del turns[name]
+                found.pop(name, None)
+    return found, missing
+
+
+def ours(config, data, seed, huge):
+    """{form: {level: seconds}} of `train.py`, twice, with a cache folder of its own for compiled programs."""
+    environment = without_huge_pages() | ({} if huge else {"RAWTREE_HUGE_PAGES": "0"})
+    found = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for form in (FIRST, LATER):
+            with tempfile.TemporaryDirectory() as saved:
+                overrides = [f"data.args.dir={data}", f"checkpoint.dir={saved}", f"seed={seed}"]
+                command = [sys.executable, str(ROOT / "train.py"), "-c", config, *overrides]
+                found[form] = timed(command, environment | {"XDG_CACHE_HOME": cache}, partial(from_log, saved))
+    return found
+
+
+def another(name, form, recipe, data, seed, huge):
+    """{name: {level: seconds}} of another framework."""
+    peer, variant = form
+    command = [sys.executable, "-m", "benchmarks.time_to_accuracy", "--serve", peer, variant, json.dumps(recipe), data, str(seed)]
+    return {name: timed(command, without_huge_pages() | (HUGE_PAGES if huge else {}), from_pipe)}
+
+
+def without_huge_pages():
+    return {name: value for name, value in os.environ.items() if name not in (*HUGE_PAGES, "RAWTREE_HUGE_PAGES")}
+
+
+def timed(command, environment, accuracies):
+    """{level: seconds from the start of the process until it is reached, or inf}."""
+    found = dict.fromkeys(LEVELS, math.inf)
+    began = time.perf_counter()
+    pipes = {"stdout": subprocess.PIPE if accuracies is from_pipe else subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes, text=True, env=environment, cwd=ROOT) as process:
+        try:
+            for accuracy in accuracies(process):
+                seconds = time.perf_counter() - began
+                found |= {level: min(found[level], seconds) for level in LEVELS if accuracy >= level}
+                if found[LEVELS[-1]] < math.inf:
+                    break
+        finally:
+            process.terminate()
+    return found
+
+
+def from_pipe(process):
+    """The accuracies that a served framework tells; a string is an error."""
+    for line in process.stdout:
+        answer = json.loads(line)
+        if isinstance(answer, str):
+            raise Failed(answer)
+        yield answer
+    if process.wait():
+        raise Failed(f"it ended with exit code {process.returncode}")
+
+
+def from_log(saved, process):
+    """The accuracies as metrics.jsonl shows them."""
+    told = 0
+    while True:
+        ended = process.poll() is not None  # looked at first: what it wrote before is seen then
+        rows = [json.loads(line) for file in Path(saved).glob("*/*/metrics.jsonl") for line in whole_lines(file)]
+        shown = [row["test_accuracy"] for row in rows if "test_accuracy" in row]
+        yield from shown[told:]
+        told = len(shown)
+        if ended:
+            break
+        time.sleep(PAUSE)
+    if process.returncode:
+        raise Failed(f"train.py ended with exit code {process.returncode}")
+
+
+def whole_lines(file):
+    """The lines of a file that are written to their end."""
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def recipe_of(file):
+    """{"workload": the fields of a Workload, "mean", "std"} of a config that says no more than other frameworks are told."""
+    from training.run_folder import flat  # here, as others need not wait for it
+
+    given, resolved = read(file), resolved_of(read(file), file)
+    for place in ("data", "loss", "optimizer", "schedule"):
+        name = resolved[place]["name"] if isinstance(resolved[place], dict) else "a chain"
+        if name not in TAKEN[place]:
+            raise UserError(f"{file}: {place}: other frameworks are told of {' or '.join(TAKEN[place])}, not of {name}")
+    smoothing = resolved["loss"]["args"]["label_smoothing"]
+    rates = {name: resolved["optimizer"]["args"][name] for name in ("lr", "weight_decay")}
+    warmup = resolved["schedule"]["args"].get("warmup_epochs")
+    batch_size, epochs = resolved["loader"]["batch_size"], resolved["training"]["epochs"]
+    told = {name: given[name] for name in AS_THEY_ARE if name in given} | {
+        "loader": {"batch_size": batch_size},
+        "loss": {"name": "cross_entropy", "args": {"label_smoothing": smoothing}},
+        "optimizer": {"name": "adamw", "args": rates},
+        "schedule": "constant" if warmup is None else {"name": "warmup_linear", "args": {"warmup_epochs": warmup}},
+        "training": {"epochs": epochs},
+    }
+    expected = flat(resolved_of(told, file))
+    if untold := [path for path, value in flat(resolved).items() if expected.get(path) != value]:
+        raise UserError(f"{file}: other frameworks are not told of {', '.join(untold)}")
+    recipe = {"schedule": "constant"} if warmup is None else {"schedule": "one_cycle", "warmup": warmup / epochs}
+    recipe |= {"name": "recipe", "model": resolved["model"]["name"], "args": args_of(given["model"]), "shape": SHAPE}
+    recipe |= {"batch_size": batch_size, "epochs": epochs, "label_smoothing": smoothing, **rates}
+    return {"workload": recipe, **normalization(file, resolved["preprocess"])}
+
+
+def resolved_of(config, file):
+    """A config with all defaults."""
+    from wiring.build import build  # takes jax, which some of the frameworks that are served do without
+
+    return build(config, file).config
+
+
+def args_of(part):
+    """What a config says of a part."""
+    return part.get("args", {}) if isinstance(part, dict) else {}
+
+
+def normalization(file, preprocess):
+    """The mean and the standard deviation that images in [0, 1] are normalized by."""
+    names = [part["name"] for part in preprocess]
+    if names not in (["to_unit"], ["to_unit", "normalize"]):
+        raise UserError(f"{file}: preprocess: other frameworks are told of to_unit and normalize, not of {', '.join(names)}")
+    return {"mean": 0.0, "std": 1.0} | {name: value[0] for name, value in preprocess[-1]["args"].items()}
+
+
+def serve(peer, variant, recipe, dir, seed):
+    """Train by the recipe, and tell the accuracy after each epoch, as a line of JSON; a string is an error."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a framework prints is no answer
+    try:
+        recipe = json.loads(recipe)
+        workload = Workload(**recipe["workload"])
+        mean, std = np.float32(recipe["mean"]), np.float32(recipe["std"])
+        data = {name: ((x - mean) / std, y) for name, (x, y) in data_for(workload, dir).items()}
+        trainer = import_module(f"benchmarks.peers.{peer}").trainer(workload, data, variant)
+        for epoch in range(workload.epochs):
+            trainer.epoch(int(seed) * workload.epochs + epoch)
+            answers.write(f"{trainer.accuracy()}\n")
+    except Exception as error:  # the frameworks' own, of many kinds
+        answers.write(f"{json.dumps(f'{type(error).__name__}: {first_line(error)}')}\n")
+        raise
+
+
+def section(config, found, missing):
+    """What RESULTS.md tells."""
+    return "\n\n".join([seconds_table(found, missing), marks_table(found), f"By `{config}`. {NOTES} {versions()}."])
+
+
+def seconds_table(found, missing):
+    rows = [[name, *(seconds(pair[huge][level]) for huge in pair for level in LEVELS)] for name, pair in found.items()]
+    rows += [[name, f"none: {why}", *[""] * (2 * len(LEVELS) - 1)] for name, why in missing.items()]
+    levels = [f"{100 * level:g} %, s" for level in LEVELS]
+    return markdown(["", *levels, *(f"{level}, huge pages" for level in levels)], rows)
+
+
+def seconds(values):
+    """As `spread`, where most runs reached the level."""
+    return spread(values) if statistics.median(values) < math.inf else "not reached"
+
+
+def marks_table(found):
+    """What must be reached at the last level, without and with huge pages."""
+    rows = []
+    for form in (FIRST, LATER):
+        taken = [statistics.median(levels[LEVELS[-1]]) for levels in found[form].values()]
+        shares = [share_of_best(found, form, huge) for huge in found[form]]
+        for what, values, most in (("s to", taken, MOST_SECONDS), ("s / the best other's to", shares, MOST_SHARE)):
+            held = [value is not None and value <= most for value in values]
+            rows.append([f"{form}: {what} {100 * LEVELS[-1]:g} %", f"at most {most}", *verdicts(values, held)])
+    return markdown(["what it must reach", "", "found", "reached", "with huge pages", "reached"], rows)
+
+
+def share_of_best(found, form, huge):
+    """Our seconds over those of the fastest other framework; None where no other reaches the last level."""
+    others = [pair[huge][LEVELS[-1]] for name, pair in found.items() if name not in (FIRST, LATER)]
+    best = min(others, key=statistics.median, default=[math.inf])
+    if statistics.median(best) == math.inf:
+        return None
+    return statistics.median(a / b for a, b in zip(found[form][huge][LEVELS[-1]], best, strict=True))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(*sys.argv[2:])
+    else:
+        main()

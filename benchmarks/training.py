@@ -1,0 +1,161 @@
+"""Training against other frameworks: the same models, data and recipes, each framework in a process of its own, taking turns.
+
+python -m benchmarks.training [--peers flax,equinox,...] [--workloads convnext,resnet,vit,mlp] [--rounds 7] [--data DIR]
+needs requirements.txt and benchmarks/requirements.txt; DIR holds mnist/, else the program's drawn digits are learned
+"""
+
+import argparse
+import sys
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+
+from benchmarks.marks import OURS, faults, marks_table, multiples
+from benchmarks.results import markdown, record, short, spread
+from benchmarks.serving import Failed, Runner
+from benchmarks.speed_chart import draw
+from benchmarks.workloads import WORKLOADS
+
+NAMES = {  # {peer: {variant: what it is called}}
+    "ours": {"": OURS},
+    "flax": {"": "Flax NNX"},
+    "equinox": {"": "Equinox"},
+    "haiku": {"": "Haiku"},
+    "keras": {"": "Keras on JAX"},
+    "torch": {
+        "eager": "PyTorch",
+        "channels_last": "PyTorch, channels last",
+        "compile": "PyTorch, compiled",
+        "compile channels_last": "PyTorch, compiled, channels last",
+    },
+}
+CONVOLUTIONS = ("convnext", "resnet")  # elsewhere channels_last changes nothing
+PACKAGES = ("optax", "flax", "equinox", "dm-haiku", "keras", "torch")
+NOTES = (
+    "Ratios are taken round by round: median (smallest - largest). Huge pages are those of "
+    "`GLIBC_TUNABLES=glibc.malloc.hugetlb=1`; both sides of a ratio have them, or neither. Memory is that of training alone."
+)
+
+
+def main():
+    args = arguments()
+    measured, wrong = {}, []
+    for name in args.workloads:
+        runners, missing = compare(WORKLOADS[name], ["ours", *args.peers], args.data, args.rounds)
+        measured[name] = runners
+        wrong += [f"{name}: {fault}" for fault in faults(runners)]
+        record(f"Training: {name}", "python -m benchmarks.training", section(name, runners, missing, args.data))
+    if list(measured) == list(WORKLOADS):
+        draw(measured)
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def arguments():
+    def listed(known):
+        def names(text):
+            if unknown := [name for name in text.split(",") if name not in known]:
+                raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+            return [name for name in known if name in text.split(",")]
+
+        return names
+
+    peers = [name for name in NAMES if name != "ours"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=listed(peers), default=peers)
+    parser.add_argument("--workloads", type=listed(list(WORKLOADS)), default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--data", help="the folder that holds mnist/")
+    return parser.parse_args()
+
+
+def compare(workload, peers, data, rounds):
+    """({name: {huge pages: Runner, ended}}, {name: why there is none}), each framework without and with huge pages."""
+    runners, missing = {}, {}
+    forms = [(peer, variant) for peer in peers for variant in NAMES[peer] if suits(variant, workload)]
+    for peer, variant in forms:
+        say(f"{workload.name}: starting {NAMES[peer][variant]}")
+        with noted(missing, NAMES[peer][variant]):
+            runners[NAMES[peer][variant]] = {huge: Runner(workload, peer, variant, data, huge) for huge in (False, True)}
+    for i in range(rounds):
+        say(f"{workload.name}: round {i + 1} of {rounds}")
+        for name in list(runners)[:: -1 if i % 2 else 1]:
+            each(runners, missing, name, Runner.take_turn)
+    for name in list(runners):
+        each(runners, missing, name, Runner.end)
+    return runners, missing
+
+
+def each(runners, missing, name, method):
+    """Call a method of a framework's runners; if it fails, the framework is left out."""
+    with noted(missing, name):
+        for runner in runners[name].values():
+            method(runner)
+    if name in missing:
+        del runners[name]
+
+
+def suits(variant, workload):
+    """Whether a variant is another one for this model."""
+    return "channels_last" not in variant or workload.name in CONVOLUTIONS
+
+
+@contextmanager
+def noted(missing, name):
+    """Why a framework fails is told in the table; without ours there is nothing to tell."""
+    try:
+        yield
+    except Failed as error:
+        say(f"{name}: {error}")
+        missing[name] = str(error)
+        if name == OURS:
+            raise SystemExit(1) from error
+
+
+def say(line):
+    print(line, file=sys.stderr)
+
+
+def section(name, runners, missing, data):
+    """What RESULTS.md tells of a workload."""
+    workload = WORKLOADS[name]
+    images = "MNIST" if data else "the digits that the program draws"
+    recipe = f"{', '.join(f'{key} {value}' for key, value in workload.args.items())}, batch {workload.batch_size}"
+    about = f"{workload.model} of {recipe}, {' x '.join(map(str, workload.shape))}, AdamW, float32, {images}."
+    tables = [speed_table(runners, missing), learning_table(workload, runners), marks_table(name, runners)]
+    return "\n\n".join([about, *tables, f"{NOTES} {versions()}."])
+
+
+def speed_table(runners, missing):
+    """Images a second, and how many times as many are ours, in equal conditions."""
+    rows = []
+    for name, pair in runners.items():
+        rates = [spread(runner.rates) for runner in pair.values()]
+        ratios = [spread(multiples(runners, name, huge)) for huge in pair]
+        rows.append([name, rates[0], ratios[0], rates[1], ratios[1]])
+    rows += [[name, f"none: {why}", "", "", ""] for name, why in missing.items()]
+    return markdown(["", "images/s", "ours / it", "images/s, huge pages", "ours / it, huge pages"], rows)
+
+
+def learning_table(workload, runners):
+    """What was learned, and what it took."""
+    rows = []
+    for name, pair in runners.items():
+        plain, huge = pair.values()
+        memory = [f"{runner.learned['memory'] / 2**20:,.0f}" for runner in (plain, huge)]
+        learned = [f"{plain.learned['loss']:.3f}", f"{plain.learned['accuracy']:.3f}"]
+        rows.append([name, f"{plain.parameters:,}", *learned, short(plain.first_epoch), *memory])
+    after = f"after {workload.learning} epochs of {workload.examples:,} images"
+    head = ["", "parameters", f"loss {after}", "test accuracy", "s from process start to the end of the first epoch"]
+    return markdown([*head, "peak memory, MiB", "with huge pages"], rows)
+
+
+def versions():
+    found = []
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)
+
+
+if __name__ == "__main__":
+    main()
