@@ -34,23 +34,15 @@ def convnext(
     check_image(input_shape)
     check_widths("dims", dims)
     check_at_least_one(num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim, patch=patch)
-    depths = (1,) * len(dims) if depths is None else tuple(depths)
-    if len(depths) != len(dims) or min(depths) < 1:
-        raise ValueError(f"depths: needs at least one block for each of the {len(dims)} widths in dims, got {depths}")
-    stages = [stage for stage, depth in enumerate(depths) for _ in range(depth)]  # of each block
+    check_size(input_shape, patch, dims)
+    stages = stages_of(dims, depths)
     names = [f"blocks/{i}" for i in range(len(stages))]
     check_remat(remat, names)
-    smallest = patch * 2 ** (len(dims) - 1)
-    if min(input_shape[:2]) < smallest:
-        raise ValueError(
-            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
-            f"needs height and width of at least {smallest}, or fewer widths"
-        )
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
         blocks, downs = jax.random.split(blocks, len(stages)), jax.random.split(downs, len(dims) - 1)
-        params = {
+        return {
             "stem": {"conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False), "norm": layer_norm_init(dims[0])},
             "blocks": [block_init(k, dims[stage], kernel, expansion) for k, stage in zip(blocks, stages, strict=True)],
             "downsample": [
@@ -62,8 +54,7 @@ def convnext(
                 "hidden": linear_init(hidden, dims[-1], head_dim),
                 "classes": linear_init(classes, head_dim, num_classes),
             },
-        }
-        return params, {}
+        }, {}
 
     def apply(params, state, x, *, train=False, key=None):
         stem, head = params["stem"], params["head"]
@@ -78,6 +69,23 @@ def convnext(
         return linear(head["classes"], linear(head["hidden"], x)), state
 
     return Model(init, apply)
+
+
+def check_size(input_shape, patch, dims):
+    smallest = patch * 2 ** (len(dims) - 1)
+    if min(input_shape[:2]) < smallest:
+        raise ValueError(
+            f"input_shape: {tuple(input_shape)} is too small for {len(dims)} widths in dims; "
+            f"needs height and width of at least {smallest}, or fewer widths"
+        )
+
+
+def stages_of(dims, depths):
+    """The stage, that is the place of its width in `dims`, of each block."""
+    depths = (1,) * len(dims) if depths is None else tuple(depths)
+    if len(depths) != len(dims) or min(depths) < 1:
+        raise ValueError(f"depths: needs at least one block for each of the {len(dims)} widths in dims, got {depths}")
+    return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
 
 
 def block_init(key, dim, kernel, expansion):
