@@ -19,7 +19,7 @@ from benchmarks.results import markdown, record, spread
 from benchmarks.serving import HUGE_PAGES, peak_memory
 from data_loader.digits import digits
 
-SECONDS, EPOCHS = 3.0, 3  # a point trains at least so long, and so many epochs
+SECONDS, EPOCHS = 2.0, 3  # a point trains at least so long, and so many epochs
 NOTE = (
     "Images are 28x28x1, of the digits that the program draws; AdamW, float32, no evaluation; median (smallest - largest) over "
     "the epochs behind the first, what compiling takes left out. Memory is the most that the process has held: before `fit`, "
@@ -51,7 +51,7 @@ AXES = {
         *(sample(f"{count:,} images", examples=count) for count in (15_000, 60_000, 240_000)),
         sample("240,000 images, streamed", examples=240_000, device_budget_mb=0),
     ],
-    "depth of the vision transformer": [Point(f"{n} blocks", "vit", {"depth": n}, 128, 4_096) for n in (1, 2, 4, 8)],
+    "depth of the vision transformer": [Point(f"{n} blocks", "vit", {"depth": n}, 128, 2_048) for n in (1, 2, 4, 8)],
     "depth of the residual network": [Point(f"{6 * n + 2} layers", "resnet", {"depth": n}, 128, 2_048) for n in (1, 2, 3)],
 }
 

@@ -1,11 +1,12 @@
 """Training against other frameworks: the same models, data and recipes, each framework in a process of its own, taking turns.
 
-python -m benchmarks.training [--peers flax,equinox,...] [--workloads convnext,resnet,vit,mlp] [--rounds 7] [--data DIR]
+python -m benchmarks.training [--peers flax,equinox,...] [--workloads convnext,resnet,vit,mlp] [--rounds 5] [--data DIR]
 needs requirements.txt and benchmarks/requirements.txt; DIR holds mnist/, else the program's drawn digits are learned
 """
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -63,19 +64,14 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=listed(peers), default=peers)
     parser.add_argument("--workloads", type=listed(list(WORKLOADS)), default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", help="the folder that holds mnist/")
     return parser.parse_args()
 
 
 def compare(workload, peers, data, rounds):
     """({name: {huge pages: Runner, ended}}, {name: why there is none}), each framework without and with huge pages."""
-    runners, missing = {}, {}
-    forms = [(peer, variant) for peer in peers for variant in NAMES[peer] if suits(variant, workload)]
-    for peer, variant in forms:
-        say(f"{workload.name}: starting {NAMES[peer][variant]}")
-        with noted(missing, NAMES[peer][variant]):
-            runners[NAMES[peer][variant]] = {huge: Runner(workload, peer, variant, data, huge) for huge in (False, True)}
+    runners, missing = started(workload, peers, data)
     for i in range(rounds):
         say(f"{workload.name}: round {i + 1} of {rounds}")
         for name in list(runners)[:: -1 if i % 2 else 1]:
@@ -83,6 +79,24 @@ def compare(workload, peers, data, rounds):
     for name in list(runners):
         each(runners, missing, name, Runner.end)
     return runners, missing
+
+
+def started(workload, peers, data):
+    """As `compare`, before the first round: one by one without huge pages, which tells how long each takes, then two at a time."""
+    runners, missing = {}, {}
+
+    def start(peer, variant, huge):
+        name = NAMES[peer][variant]
+        say(f"{workload.name}: starting {name}{', huge pages' if huge else ''}")
+        with noted(missing, name):
+            runners.setdefault(name, {})[huge] = Runner(workload, peer, variant, data, huge)
+
+    forms = [(peer, variant) for peer in peers for variant in NAMES[peer] if suits(variant, workload)]
+    for form in forms:
+        start(*form, False)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda form: start(*form, True), [form for form in forms if NAMES[form[0]][form[1]] not in missing]))
+    return {name: pair for name, pair in runners.items() if name not in missing}, missing
 
 
 def each(runners, missing, name, method):
