@@ -82,7 +82,7 @@ def compare(workload, peers, data, rounds):
 
 
 def started(workload, peers, data):
-    """As `compare`, before the first round: one by one without huge pages, which tells how long each takes, then two at a time."""
+    """As `compare`, before the first round: one by one without huge pages, as its time is told, then two at a time."""
     runners, missing = {}, {}
 
     def start(peer, variant, huge):
