@@ -7,7 +7,6 @@ ratios below are what it found on two cores. Accelerators take the plain ones.
 from jax import lax
 
 NARROW = 16  # features: a mean as a product takes 0.5 of the time of a sum at 8, 0.7 at 16, and 1.7 at 32
-SMALL_KERNEL = 3 * 3  # taps: moved and added one by one in 0.5 of the time of a banded matrix, but in 3 of it at 5x5
 SMALL_MAP = 16 * 16  # pixels: one banded matrix a channel takes 0.4 of the time of one for each row of the kernel; 2.8 at 32x32
 WIDE_MAP = 96  # columns: up to here a banded matrix for each row of the kernel; at 128 taps take 0.9 of its time
 MANY_TAPS = 8 * 8  # beyond, so many moved images take too long to compile
@@ -21,8 +20,6 @@ def on_cpu(form, plain, *args):
 
 def depthwise(height, width, taps):
     """Which of the forms in conv_forms.py a depthwise convolution takes: XLA's own is up to 100 times slower."""
-    if taps <= SMALL_KERNEL:
-        return "shifted"
     if height * width <= SMALL_MAP:
         return "banded"
     return "banded_rows" if width <= WIDE_MAP or taps > MANY_TAPS else "shifted"
