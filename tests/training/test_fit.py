@@ -251,7 +251,7 @@ def test_a_length_that_is_not_known_until_the_end():
             raise TypeError("no length")
 
         def __getitem__(self, index):
-            raise NotImplementedError
+            raise TypeError("no items")
 
         def __iter__(self):
             return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))

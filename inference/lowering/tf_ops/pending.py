@@ -13,13 +13,9 @@ UNIT = {"stride": (1, 1), "pads": ((0, 0), (0, 0)), "dilation": (1, 1)}
 
 
 class Pending:
-    """What has a tensor as soon as one is asked for. `shared`: folds into each of several layers that follow."""
+    """What has a `shape`, and a tensor as soon as one is asked for. `shared`: folds into each of several layers that follow."""
 
     cached, shared = None, False
-
-    @property
-    def shape(self):
-        raise NotImplementedError
 
     def tensor(self):
         if self.cached is None:
