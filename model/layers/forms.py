@@ -6,7 +6,7 @@ ratios below are what it found on two cores. Accelerators take the plain ones.
 
 from jax import lax
 
-NARROW = 16  # features: a mean as a product takes 0.5 of the time of a sum at 8, 0.7 at 16, and 1.7 at 32
+NARROW = 8  # features: a mean as a product takes 0.6 to 0.75 of the time of a sum at 8, 1.2 at 16, 2.4 at 32
 SMALL_MAP = 16 * 16  # pixels: one banded matrix a channel takes 0.4 of the time of one for each row of the kernel; 2.8 at 32x32
 WIDE_MAP = 96  # columns: up to here a banded matrix for each row of the kernel; at 128 taps take 0.9 of its time
 MANY_TAPS = 8 * 8  # beyond, so many moved images take too long to compile
