@@ -26,11 +26,6 @@ MARKS = {
 MOST_MEMORY = {"convnext": ("Flax NNX", 1.2)}  # at most so many times the peak memory of a peer
 
 
-def multiples(runners, name, huge):
-    """Round by round, how many times as fast as a peer ours is."""
-    return [ours / its for ours, its in zip(runners[OURS][huge].rates, runners[name][huge].rates, strict=True)]
-
-
 def marks_table(workload, runners):
     """What must be reached, without and with huge pages."""
     rows = []
@@ -48,7 +43,7 @@ def marks_table(workload, runners):
 
 def least_multiple(runners, peers, huge):
     """How many times as fast as the fastest of some peers ours is; None where there is none of them."""
-    found = (statistics.median(multiples(runners, name, huge)) for name in peers if name in runners)
+    found = (statistics.median(runners[name][huge].multiples) for name in peers if name in runners)
     return min(found, default=None)
 
 

@@ -40,7 +40,8 @@ class Runner:
         self.parameters = self.answer()
         self.ask("epoch")
         self.first_epoch = time.perf_counter() - began  # from the start of the process
-        self.rates = []  # examples a second in each round
+        self.rates = []  # examples a second in each turn
+        self.multiples = []  # how many times as fast ours was in the turn right before
 
     def ask(self, question):
         self.process.stdin.write(f"{question}\n")
@@ -58,7 +59,9 @@ class Runner:
         return answer
 
     def take_turn(self):
+        """Examples a second."""
         self.rates.append(self.ask("turn"))
+        return self.rates[-1]
 
     def end(self):
         self.learned = self.ask(self.question)

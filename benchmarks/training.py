@@ -1,6 +1,6 @@
 """Training against other frameworks: the same models, data and recipes, each framework in a process of its own, taking turns.
 
-python -m benchmarks.training [--peers flax,equinox,...] [--workloads convnext,resnet,vit,mlp] [--rounds 5] [--data DIR]
+python -m benchmarks.training [--peers flax,equinox,...] [--workloads convnext,resnet,vit,mlp] [--rounds 7] [--data DIR]
 needs requirements.txt and benchmarks/requirements.txt; DIR holds mnist/, else the program's drawn digits are learned
 """
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmarks.marks import OURS, faults, marks_table, multiples
+from benchmarks.marks import OURS, faults, marks_table
 from benchmarks.results import markdown, record, short, spread
 from benchmarks.serving import Failed, Runner
 from benchmarks.speed_chart import draw
@@ -32,7 +32,7 @@ NAMES = {  # {peer: {variant: what it is called}}
 CONVOLUTIONS = ("convnext", "resnet")  # elsewhere channels_last changes nothing
 PACKAGES = ("optax", "flax", "equinox", "dm-haiku", "keras", "torch")
 NOTES = (
-    "Ratios are taken round by round: median (smallest - largest). Huge pages are those of "
+    "Ratios are those of turns one right after the other: median (smallest - largest). Huge pages are those of "
     "`GLIBC_TUNABLES=glibc.malloc.hugetlb=1`; both sides of a ratio have them, or neither. Memory is that of training alone."
 )
 
@@ -64,7 +64,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=listed(peers), default=peers)
     parser.add_argument("--workloads", type=listed(list(WORKLOADS)), default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--data", help="the folder that holds mnist/")
     return parser.parse_args()
 
@@ -74,10 +74,12 @@ def compare(workload, peers, data, rounds):
     runners, missing = started(workload, peers, data)
     for i in range(rounds):
         say(f"{workload.name}: round {i + 1} of {rounds}")
-        for name in list(runners)[:: -1 if i % 2 else 1]:
-            each(runners, missing, name, Runner.take_turn)
+        for name in [name for name in runners if name != OURS][:: -1 if i % 2 else 1]:
+            side_by_side(runners, missing, name)
     for name in list(runners):
-        each(runners, missing, name, Runner.end)
+        with kept(runners, missing, name):
+            for runner in runners[name].values():
+                runner.end()
     return runners, missing
 
 
@@ -99,11 +101,22 @@ def started(workload, peers, data):
     return {name: pair for name, pair in runners.items() if name not in missing}, missing
 
 
-def each(runners, missing, name, method):
-    """Call a method of a framework's runners; if it fails, the framework is left out."""
+def side_by_side(runners, missing, name):
+    """A turn of ours and right after it one of a peer, since a shared machine is not as fast at every moment."""
+    for huge, runner in list(runners[name].items()):
+        with kept(runners, missing, OURS):
+            rate = runners[OURS][huge].take_turn()
+        with kept(runners, missing, name):
+            runner.multiples.append(rate / runner.take_turn())
+        if name in missing:
+            return
+
+
+@contextmanager
+def kept(runners, missing, name):
+    """A framework that fails is left out."""
     with noted(missing, name):
-        for runner in runners[name].values():
-            method(runner)
+        yield
     if name in missing:
         del runners[name]
 
@@ -144,7 +157,7 @@ def speed_table(runners, missing):
     rows = []
     for name, pair in runners.items():
         rates = [spread(runner.rates) for runner in pair.values()]
-        ratios = [spread(multiples(runners, name, huge)) for huge in pair]
+        ratios = ["1" if name == OURS else spread(runner.multiples) for runner in pair.values()]
         rows.append([name, rates[0], ratios[0], rates[1], ratios[1]])
     rows += [[name, f"none: {why}", "", "", ""] for name, why in missing.items()]
     return markdown(["", "images/s", "ours / it", "images/s, huge pages", "ours / it, huge pages"], rows)

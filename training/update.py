@@ -10,6 +10,7 @@ from training.base import Update
 from utils import UserError, path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes of the loss and the gradients, causes before their effects
+SMALL = 2**12  # numbers: larger leaves are added up one by one, which took a perceptron's step from 366 to 353 us
 NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}  # how many, the first one, and which leaf that one hit
 
 
@@ -78,12 +79,19 @@ def all_finite(ts, new, grads, losses):
 
 
 def total(leaves):
-    """The sum of all numbers: not finite where one of them is not. Leaves of one form are added first, since that is one pass."""
-    forms = {}
+    """The sum of all numbers: not finite where one of them is not."""
+    small, sums = {}, []
     for leaf in leaves:
-        form = leaf.shape, leaf.dtype
-        forms[form] = forms[form] + leaf if form in forms else leaf
-    return sum(jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in forms.values())
+        if leaf.size > SMALL:
+            sums.append(wide_sum(leaf))
+        else:  # those of one form are added first, since each sum has its price
+            form = leaf.shape, leaf.dtype
+            small[form] = small[form] + leaf if form in small else leaf
+    return sum([*sums, *map(wide_sum, small.values())])
+
+
+def wide_sum(leaf):
+    return jnp.sum(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def note_bad(sums, step, good, leaf):
