@@ -14,7 +14,7 @@ from training.update import bad_leaf_name
 
 logger = logging.getLogger("main")
 
-CHUNK_SECONDS = 0.3  # of work in one call: bounds how late a log line or a signal is seen
+CHUNK_SECONDS = 0.5  # of work in one call: bounds how late a log line or a signal is seen; each call brings its memory anew
 
 
 class Chunk(NamedTuple):
