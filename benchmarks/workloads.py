@@ -33,9 +33,9 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("convnext", "convnext", {"dims": (8, 16, 32)}, (28, 28, 1), 512, 0.003, examples=5_120, learning=6),
-        Workload("resnet", "resnet", {"widths": (16, 32, 64), "depth": 1}, (32, 32, 3), 128, 0.003, examples=1_536, learning=8),
+        Workload("resnet", "resnet", {"widths": (16, 32, 64), "depth": 1}, (32, 32, 3), 128, 0.003, examples=1_024, learning=12),
         Workload(
-            "vit", "vit", {"patch": 4, "dim": 64, "depth": 4, "heads": 4}, (28, 28, 1), 128, 0.001, examples=2_048, learning=6
+            "vit", "vit", {"patch": 4, "dim": 64, "depth": 4, "heads": 4}, (28, 28, 1), 128, 0.001, examples=1_024, learning=12
         ),
         Workload("mlp", "mlp", {"dims": (128, 128)}, (28, 28, 1), 128, 0.001, examples=28_672, learning=6),
     )

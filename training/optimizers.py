@@ -177,8 +177,19 @@ def orthogonal(matrix, iterations=5, eps=1e-8):
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
+def is_matrix(leaf):
+    """Whether a leaf maps features to features: a matrix, or the kernel (H, W, in, out) of a convolution with several inputs."""
+    return leaf.ndim == 2 or (leaf.ndim == 4 and leaf.shape[2] > 1)
+
+
+def orthogonal_step(ahead):
+    """The orthogonal matrix of (in, out), or of (H * W * in, out), made longer where there are more outputs."""
+    matrix = ahead.reshape(-1, ahead.shape[-1])
+    return (orthogonal(matrix) * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5).reshape(ahead.shape)
+
+
 def muon_of_matrices(lr, beta, weight_decay, exclude):
-    """Muon over a tree of nothing but matrices, (in, out)."""
+    """Muon over a tree of nothing but matrices."""
 
     def init(params):
         return {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}
@@ -187,7 +198,7 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
         step = state["step"] + 1
         m = moving_average(beta, state["m"], grads)
         ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
-        direction = jax.tree.map(lambda a: orthogonal(a) * max(1, a.shape[1] / a.shape[0]) ** 0.5, ahead)
+        direction = jax.tree.map(orthogonal_step, ahead)
         return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"step": step, "m": m}
 
     return Optimizer(init, update)
@@ -204,14 +215,15 @@ def muon(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> Optimizer:
-    """Muon (Jordan et al., 2024) for matrices; AdamW, at its own rate, for the rest and for the names that `by_adamw` matches."""
+    """Muon (Jordan et al., 2024) for matrices and for kernels of convolutions, but depthwise ones, as (H * W * in, out); AdamW, at
+    its own rate, for the rest and for the names that `by_adamw` matches."""
     positive(lr=lr, adamw_lr=adamw_lr)
     fraction(beta=beta)
     regex(by_adamw=by_adamw)
 
     def label(tree):
         leaves = named_leaves(tree).items()
-        return {name: "adamw" if leaf.ndim != 2 or re.fullmatch(by_adamw, name) else "muon" for name, leaf in leaves}
+        return {name: "muon" if is_matrix(leaf) and not re.fullmatch(by_adamw, name) else "adamw" for name, leaf in leaves}
 
     matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
     # `exclude` is matched with all the names, below, so not once more by adamw with its own few.

@@ -62,17 +62,23 @@ def assert_same(ours, theirs, rtol, atol=0.0):
 
 
 def optax_muon(lr, beta, weight_decay, adamw_lr):
-    """Optax's muon for the matrices other than the head; plain AdamW (theirs is Nesterov's) for the rest."""
+    """Optax's muon for the kernel and the matrices but the head; plain AdamW (theirs is Nesterov's) for the rest."""
     labels = {
-        "blocks": [{"weight": "rest", "scale": "rest"}, {"weight": "muon", "bias": "rest"}],
+        "blocks": [{"weight": "muon", "scale": "rest"}, {"weight": "muon", "bias": "rest"}],
         "out": {"weight": "muon", "bias": "rest"},
         "head": {"weight": "rest"},
     }
     parts = {
-        "muon": optax.contrib.muon(lr, beta=beta, weight_decay=weight_decay),
+        "muon": optax.contrib.muon(
+            lr, beta=beta, weight_decay=weight_decay, muon_weight_dimension_numbers=partial(jax.tree.map, axes_of_a_matrix)
+        ),
         "rest": optax.adamw(adamw_lr, weight_decay=weight_decay, mask=decay_mask_of_the_rest),
     }
     return optax.multi_transform(parts, labels)
+
+
+def axes_of_a_matrix(leaf):
+    return optax.contrib.MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1)
 
 
 def decay_mask_of_the_rest(params):
@@ -178,6 +184,12 @@ def test_muon_takes_rules_from_the_whole_tree():
     assert set(state["muon"]["m"]) == {"embed"} and set(state["adamw"]["m"]) == {"w", "bias"}
     with pytest.raises(UserError, match="'head' matches no name"):
         muon(by_adamw="head").init(params)
+
+
+def test_muon_leaves_depthwise_kernels_to_adamw():
+    params = {"kernel": jnp.ones((3, 3, 4, 8)), "depthwise": jnp.ones((3, 3, 1, 8))}
+    state = muon().init(params)
+    assert set(state["muon"]["m"]) == {"kernel"} and set(state["adamw"]["m"]) == {"depthwise"}
 
 
 def test_chains_mix_with_optax():
