@@ -7,6 +7,7 @@ RAWTREE_HUGE_PAGES=0 leaves everything as it is; GLIBC_TUNABLES=glibc.malloc.hug
 import os
 import sys
 
+QUICK = {"--check", "--list", "--report", "--help", "-h"}  # what trains nothing, and is sooner done without
 TUNABLE = "glibc.malloc.hugetlb"
 SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
@@ -15,7 +16,8 @@ def start_again_with_them():
     """Replace this process by the same one with huge pages, where they are of use and it has them not; before anything is
     imported that takes long."""
     before = os.environ.get("GLIBC_TUNABLES", "")
-    if TUNABLE in before or os.environ.get("RAWTREE_HUGE_PAGES") == "0" or not (may_start_again() and are_of_use()):
+    unwanted = os.environ.get("RAWTREE_HUGE_PAGES") == "0" or QUICK & set(sys.argv)
+    if TUNABLE in before or unwanted or not (may_start_again() and are_of_use()):
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [before, f"{TUNABLE}=1"]))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -12,7 +12,8 @@ COLOURS = {"train": 0, "test": 1}  # the random stream of each set's colours
 
 
 class Workload(NamedTuple):
-    """A model of model/<model>.py with `args`, trained with AdamW on images of `shape`, ten classes, in float32."""
+    """A model of model/<model>.py with `args`, trained on images of `shape`, ten classes, in float32; by AdamW, or by Muon and,
+    at a rate of its own, AdamW for what is no map between features, and for the last layer."""
 
     name: str
     model: str
@@ -24,6 +25,8 @@ class Workload(NamedTuple):
     schedule: str = "constant"  # or "one_cycle": up from 0 over the share `warmup` of the steps, then down to 0, both straight
     warmup: float = 0.0
     weight_decay: float = 0.01
+    optimizer: str = "adamw"  # or "muon"
+    adamw_lr: float = 0.0  # beside Muon's
     label_smoothing: float = 0.0
     examples: int | None = None  # of each set, the first ones; None: all
     learning: int = 1  # epochs after which the peers must have learned alike

@@ -55,3 +55,7 @@ def test_another_program_that_runs_the_script_is_not_started_again(tmp_path):
         "import runpy, sys\nsys.argv = ['script.py']\nrunpy.run_path('script.py', run_name='__main__')"
     )
     assert started(tmp_path, "other.py") == (1, "same [] 0 False None")
+
+
+def test_what_trains_nothing_starts_once(tmp_path):
+    assert started(tmp_path, "script.py", "--check") == (1, "same ['--check'] 0 False None")

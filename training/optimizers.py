@@ -215,8 +215,10 @@ def muon(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> Optimizer:
-    """Muon (Jordan et al., 2024) for matrices and for kernels of convolutions, but depthwise ones, as (H * W * in, out); AdamW, at
-    its own rate, for the rest and for the names that `by_adamw` matches."""
+    """Muon (Jordan et al., 2024) for matrices and for kernels of convolutions, but depthwise ones, as (H * W * in, out).
+
+    AdamW, at its own rate, for the rest and for the names that `by_adamw` matches.
+    """
     positive(lr=lr, adamw_lr=adamw_lr)
     fraction(beta=beta)
     regex(by_adamw=by_adamw)

@@ -13,6 +13,8 @@ import jax.random as jr
 import numpy as np
 import optax
 
+from benchmarks.peers.by_optax import optimizer_of
+
 VARIANTS = ("",)
 BATCH = 500  # of the test set
 
@@ -25,7 +27,7 @@ class Trainer:
         model, state = make_model(workload)
         params, self.static = eqx.partition(model, eqx.is_inexact_array)
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-        optim = optimizer_of(workload, len(data["train"][0]))
+        optim = optimizer_of(workload, len(data["train"][0]), decayed, outputs_last=False)
         self.leaves, self.tree = jax.tree.flatten((params, state, optim.init(params)))
         self.step = make_step(self.tree, self.static, optim, workload.label_smoothing)
 
@@ -79,14 +81,6 @@ def biases(model):
 
 def has_weight(node):
     return isinstance(node, eqx.nn.Linear | eqx.nn.Conv2d)
-
-
-def optimizer_of(workload, examples):
-    steps = examples // workload.batch_size * workload.epochs
-    warmup = round(workload.warmup * steps)
-    rise, fall = optax.linear_schedule(0, workload.lr, warmup), optax.linear_schedule(workload.lr, 0, steps - warmup)
-    schedules = {"constant": workload.lr, "one_cycle": optax.join_schedules([rise, fall], [warmup])}
-    return optax.adamw(schedules[workload.schedule], weight_decay=workload.weight_decay, mask=decayed)
 
 
 def decayed(params):

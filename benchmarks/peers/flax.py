@@ -7,6 +7,8 @@ import numpy as np
 import optax
 from flax import nnx
 
+from benchmarks.peers.by_optax import optimizer_of
+
 VARIANTS = ("",)
 BATCH = 500  # of the test set
 
@@ -123,7 +125,7 @@ class Trainer:
         self.data, self.batch_size = data, workload.batch_size
         self.model = MODELS[workload.model](workload.shape, **workload.args, rngs=nnx.Rngs(0))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.Param)))
-        optimizer = nnx.Optimizer(self.model, optimizer_of(workload, len(data["train"][0])), wrt=nnx.Param)
+        optimizer = nnx.Optimizer(self.model, optimizer_of(workload, len(data["train"][0]), decayed), wrt=nnx.Param)
         self.metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
         self.model.train()
         self.step = nnx.cached_partial(train_step(workload.label_smoothing), self.model, optimizer, self.metrics)
@@ -142,14 +144,6 @@ class Trainer:
         self.model.eval()  # the step has a view of its own, which goes on training
         logits = [predict(self.model, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
         return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
-
-
-def optimizer_of(workload, examples):
-    steps = examples // workload.batch_size * workload.epochs
-    warmup = round(workload.warmup * steps)
-    rise, fall = optax.linear_schedule(0, workload.lr, warmup), optax.linear_schedule(workload.lr, 0, steps - warmup)
-    schedules = {"constant": workload.lr, "one_cycle": optax.join_schedules([rise, fall], [warmup])}
-    return optax.adamw(schedules[workload.schedule], weight_decay=workload.weight_decay, mask=decayed)
 
 
 def decayed(params):

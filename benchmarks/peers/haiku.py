@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.peers.by_optax import optimizer_of
+
 VARIANTS = ("",)
 BATCH = 500  # of the test set
 
@@ -28,7 +30,7 @@ class Trainer:
             return MODELS[workload.model](**workload.args)(x, is_training)
 
         network = hk.without_apply_rng(hk.transform_with_state(forward))
-        optim = optimizer_of(workload, len(data["train"][0]))
+        optim = optimizer_of(workload, len(data["train"][0]), decayed)
         init = jax.jit(network.init, static_argnames="is_training")
         params, state = init(jax.random.key(0), data["train"][0][:1], is_training=True)
         self.parameters = hk.data_structures.tree_size(params)
@@ -48,14 +50,6 @@ class Trainer:
         x, y = self.data["test"]
         logits = [self.predict(self.held, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
         return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
-
-
-def optimizer_of(workload, examples):
-    steps = examples // workload.batch_size * workload.epochs
-    warmup = round(workload.warmup * steps)
-    rise, fall = optax.linear_schedule(0, workload.lr, warmup), optax.linear_schedule(workload.lr, 0, steps - warmup)
-    schedules = {"constant": workload.lr, "one_cycle": optax.join_schedules([rise, fall], [warmup])}
-    return optax.adamw(schedules[workload.schedule], weight_decay=workload.weight_decay, mask=decayed)
 
 
 def decayed(params):

@@ -136,8 +136,9 @@ class Trainer:
         if "compile" in variant:
             self.model = torch.compile(self.model)
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=workload.label_smoothing)
-        self.optimizer = torch.optim.AdamW(groups(self.model, workload.weight_decay), workload.lr, fused=True)
-        self.scheduler = scheduler(self.optimizer, workload, len(data["train"][0]) // workload.batch_size * workload.epochs)
+        steps = len(data["train"][0]) // workload.batch_size * workload.epochs
+        self.optimizers = optimizers(self.model, workload)
+        self.schedulers = [found for each in self.optimizers if (found := scheduler(each, workload, steps))]
 
     def epoch(self, seed):
         x, y = self.data["train"]
@@ -150,10 +151,11 @@ class Trainer:
             logits = self.model(inputs)
             loss = self.loss_fn(logits, labels)
             loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if self.scheduler:
-                self.scheduler.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            for each in self.schedulers:
+                each.step()
             loss_sum += loss.detach()
             correct += (logits.argmax(1) == labels).sum()
         return (loss_sum / len(batches)).item()
@@ -166,9 +168,20 @@ class Trainer:
         return (sum(right) / len(x)).item()
 
 
-def groups(model, weight_decay):
+def optimizers(model, workload):
+    """AdamW; or Muon for the matrices but the last layer's, since it takes nothing else, and AdamW for the rest."""
+    parameters, decay = list(model.parameters()), workload.weight_decay
+    if workload.optimizer == "adamw":
+        return [torch.optim.AdamW(groups(parameters, decay), workload.lr, fused=True)]
+    matrices = [p for p in parameters[:-2] if p.ndim == 2]
+    rest = [p for p in parameters if not any(p is matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, workload.lr, weight_decay=decay)
+    return [muon, torch.optim.AdamW(groups(rest, decay), workload.adamw_lr, fused=True)]
+
+
+def groups(parameters, weight_decay):
     """Biases and scales, which have one axis, do not decay."""
-    weights, others = ([p for p in model.parameters() if (p.ndim > 1) == decays] for decays in (True, False))
+    weights, others = ([p for p in parameters if (p.ndim > 1) == decays] for decays in (True, False))
     return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
