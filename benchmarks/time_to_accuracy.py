@@ -34,7 +34,7 @@ LEVELS = (0.97, 0.98, 0.99)
 FIRST, LATER = f"{OURS}, first start", f"{OURS}, later start"
 MOST_SECONDS, MOST_SHARE = 20, 0.4  # to the last level; of what the best peer takes
 LIMIT = 60  # seconds: a framework that has not come to the last level by then is stopped, and takes no further turn
-VARIANTS = ("", "eager", "compile")  # of PyTorch its plain form and its compiled one
+VARIANTS = ("", "eager", "compile", "compile channels_last")  # all but PyTorch's plain form in another layout
 PAUSE = 0.01  # seconds between two looks at metrics.jsonl
 NOTES = (
     "By `configs/mnist_fast.json`, which trains by Muon, and by `benchmarks/mnist_adamw.json`, the fastest recipe found "

@@ -13,13 +13,16 @@ def optimizer_of(workload, examples, decayed, outputs_last=True):
     rate, decay = scheduled(workload, workload.lr, steps), workload.weight_decay
     if workload.optimizer == "adamw":
         return optax.adamw(rate, weight_decay=decay, mask=decayed)
-    return optax.contrib.muon(
-        rate,
-        weight_decay=decay,
-        adam_learning_rate=scheduled(workload, workload.adamw_lr, steps),
-        adam_weight_decay=decay,
-        muon_weight_dimension_numbers=lambda params: jax.tree.map(lambda leaf: axes_of(leaf.shape, outputs_last), params),
-    )
+
+    def axes(params):
+        return jax.tree.map(lambda leaf: axes_of(leaf.shape, outputs_last), params)
+
+    def labels(params):
+        return jax.tree.map(lambda leaf: "adamw" if axes_of(leaf.shape, outputs_last) is None else "muon", params)
+
+    muon = optax.contrib.muon(rate, weight_decay=decay, muon_weight_dimension_numbers=axes)
+    adamw = optax.adamw(scheduled(workload, workload.adamw_lr, steps), weight_decay=decay, mask=decayed)
+    return optax.partition({"muon": muon, "adamw": adamw}, labels)
 
 
 def scheduled(workload, rate, steps):
