@@ -208,5 +208,16 @@ def to_log(message):
             handler.handle(record)
 
 
+def leave(code):
+    """End with an exit code, also where threads still compile what a failed run no longer needs."""
+    programs = sys.modules.get("training.programs")
+    if code != DONE and programs and programs.in_vain():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

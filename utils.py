@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def format_bytes(n):
         if n < 1024 or unit == "GiB":
             return f"{n} B" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
+
+
+def peak_of_process():
+    """The most bytes of main memory that this process has held."""
+    try:  # getrusage would count what the process was before it became Python, as large as the one that started it
+        with open("/proc/self/status") as file:
+            return int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1]) * 1024
+    except (OSError, TypeError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def user_cache():

@@ -18,6 +18,16 @@ from model.layers import activations, conv_forms, forms, norm, pool
 from model.layers.conv import LAYOUT
 from training.programs import CONVOLUTIONS
 
+DEPTHWISE = (  # batch, height and width, channels, kernel
+    (512, 7, 8, 7),
+    (256, 7, 32, 3),
+    (256, 14, 16, 3),
+    (256, 14, 16, 7),
+    (16, 14, 384, 7),
+    (32, 32, 16, 7),
+    (2, 128, 16, 3),
+    (2, 128, 16, 7),
+)
 LOOPS = 5  # calls in one compiled loop, as in training; a dense convolution leaves its fast path there, so it is called by itself
 AGREEMENT = 1e-5  # of the largest number of each result
 
@@ -40,13 +50,13 @@ def cases():
     for shape in ((512, 7, 7, 8), (512, 3, 3, 16), (512, 7, 7, 32), (128, 49, 64)):
         others = {"sums": lambda x: norm.standardize(x, -1, 1e-6), "products": partial(norm.standardize_narrow, 1e-6)}
         yield "layer norm", [shape], others, "products" if shape[-1] <= forms.NARROW else "sums"
-    for batch, size, channels, kernel in ((512, 7, 8, 7), (256, 14, 16, 3), (256, 14, 16, 7), (32, 32, 16, 7), (2, 128, 16, 7)):
+    for batch, size, channels, kernel in DEPTHWISE:
         how = ((1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
         others = {"XLA": convolution(channels, how[1])}
         for form in (conv_forms.shifted, conv_forms.banded, conv_forms.banded_rows):
             if form is not conv_forms.banded or size <= 32:
                 others[form.__name__] = lambda x, w, form=form, how=how: form(x, w, *how)
-        chosen = forms.depthwise(size, size, kernel**2)
+        chosen = forms.depthwise(size, size, channels, kernel**2)
         yield "depthwise convolution", [(batch, size, size, channels), (kernel, kernel, 1, channels)], others, chosen
     for size, channels, groups in ((16, 32, 4), (8, 128, 32)):
         dense, pads = convolution(1, ((1, 1), (1, 1))), ((1, 1), (1, 1))

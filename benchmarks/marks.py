@@ -64,7 +64,7 @@ def faults(runners):
     ours, wrong = runners[OURS][False], []
     for name, pair in runners.items():
         for what, off in differences(ours, pair[False]).items():
-            if off > ALIKE[what]:
+            if not off <= ALIKE[what]:  # nor is a nan
                 wrong.append(f"{name} is not alike: its {what} is off by {off:.3g}, at most {ALIKE[what]}")
     return wrong
 
@@ -73,7 +73,7 @@ def differences(ours, runner):
     """How far what a peer learned is from what ours learned."""
     losses = ours.learned["loss"], runner.learned["loss"]
     return {
-        "loss": max(losses) / min(losses),
+        "loss": max(losses[0] / losses[1], losses[1] / losses[0]),
         "accuracy": abs(runner.learned["accuracy"] - ours.learned["accuracy"]),
         "parameters": abs(runner.parameters / ours.parameters - 1),
     }

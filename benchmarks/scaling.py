@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.results import markdown, record, spread
-from benchmarks.serving import HUGE_PAGES, peak_memory
+from benchmarks.serving import HUGE_PAGES
 from data_loader.digits import digits
+from utils import peak_of_process
 
 SECONDS, EPOCHS = 2.0, 3  # a point trains at least so long, and so many epochs
 NOTE = (
@@ -90,11 +91,11 @@ def measure(point):
     x, y = digits().load()["train"].arrays
     rows = np.arange(point.examples) % len(x)
     data = x[rows], y[rows]
-    before = peak_memory()
+    before = peak_of_process()
     options = {"batch_size": point.batch_size, "device_budget_mb": point.device_budget_mb, "epochs": 10**6, "eval_every": 0}
     done = fit(model, data, optimizer=adamw(0.003), preprocess=[to_unit], callbacks=[Enough()], **options)
     rates = [row["examples_per_second"] for row in done.history[1:]]
-    return {"parameters": count(params), "rates": rates, "before": before, "peak": peak_memory()}
+    return {"parameters": count(params), "rates": rates, "before": before, "peak": peak_of_process()}
 
 
 class Enough:

@@ -5,17 +5,14 @@ python -m benchmarks.serving WORKLOAD PEER VARIANT [DATA]   (by hand: type `epoc
 
 import json
 import os
-import re
-import resource
 import subprocess
 import sys
 import threading
 import time
 from importlib import import_module
-from pathlib import Path
 
 from benchmarks.workloads import WORKLOADS, data_for
-from utils import first_line
+from utils import first_line, peak_of_process
 
 TURN = 0.5  # seconds that one framework trains, in whole epochs that count, before the next takes its turn
 PATIENCE = 300  # seconds: a framework that answers later hangs
@@ -86,7 +83,7 @@ class Server:
         seconds = time.perf_counter() - began
         self.epochs += 1
         if self.epochs == self.workload.learning:
-            memory = peak_memory()  # of training alone
+            memory = peak_of_process()  # of training alone
             self.found = {"loss": loss, "accuracy": self.trainer.accuracy(), "memory": memory}
         return seconds
 
@@ -107,15 +104,7 @@ class Server:
 
     def memory(self):
         """{"memory"} up to now, and the rest if it is known."""
-        return self.found or {"memory": peak_memory()}
-
-
-def peak_memory():
-    """The most bytes that this process has held in memory."""
-    status = Path("/proc/self/status")
-    if status.exists():  # there getrusage begins with what the parent held
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return self.found or {"memory": peak_of_process()}
 
 
 def serve(arguments):

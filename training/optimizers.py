@@ -215,9 +215,9 @@ def muon(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> Optimizer:
-    """Muon (Jordan et al., 2024) for matrices and for kernels of convolutions, but depthwise ones, as (H * W * in, out).
+    """Muon (Jordan et al., 2024) for matrices; AdamW, at its own rate, for the rest and for the names that `by_adamw` matches.
 
-    AdamW, at its own rate, for the rest and for the names that `by_adamw` matches.
+    The kernel of a convolution is the matrix (H * W * in, out), but a depthwise one, or one with a single input, is none.
     """
     positive(lr=lr, adamw_lr=adamw_lr)
     fraction(beta=beta)

@@ -10,8 +10,8 @@ import platform
 import sys
 import tempfile
 import warnings
-import zlib
 from contextlib import contextmanager, suppress
+from itertools import islice, takewhile
 
 import jax
 import jaxlib
@@ -34,7 +34,7 @@ def keep_programs():
         usable = os.access(folder, os.W_OK | os.X_OK) and can_be_read_again(folder)
         if usable:
             tidy(folder)
-    except (OSError, RunError) as error:
+    except (OSError, RunError, RuntimeError) as error:  # the last where nobody knows the user's home
         logger.debug("Compiled programs are not kept: %s", error)
         return
     if usable:
@@ -46,10 +46,11 @@ def keep_programs():
 
 
 def kind_of_machine():
-    """The folder for programs of this jaxlib on machines like this one: a program is made for a CPU's instructions and cores."""
+    """The folder for programs of this jaxlib on machines like this one: a program is made for a CPU's instructions and cores, and
+    whether those of an accelerator can be read again says nothing of the CPU's."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
-    told = "\n".join([platform.machine(), sys.platform, *processor(), str(cores), *threads])
+    told = "\n".join([jax.default_backend(), platform.machine(), sys.platform, *processor(), str(cores), *threads])
     return f"jaxlib-{jaxlib.__version__}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
@@ -57,7 +58,7 @@ def processor():
     """What tells the first CPU from others: its model and its flags."""
     try:
         with open("/proc/cpuinfo") as file:
-            lines = list(iter(file.readline, "\n"))[:100]  # up to the second CPU
+            lines = list(islice(takewhile(str.strip, file), 100))  # up to the second CPU
     except OSError:
         return [platform.processor()]
     telling = ("vendor_id", "cpu family", "model", "stepping", "flags", "features", "cpu implementer", "cpu part")
@@ -127,11 +128,10 @@ def tidy(folder):
 
 def is_damaged(path):
     """Whether a program cannot be unpacked; JAX would compile it again at each start, and never write it anew."""
-    data = path.read_bytes()
-    if data[:1] != b"\x78":  # not packed by zlib: JAX can use zstandard as well
-        return not data
+    from jax._src.compilation_cache import decompress_executable  # by zlib, or by zstandard where that is installed
+
     try:
-        zlib.decompress(data)
-    except zlib.error:
+        decompress_executable(path.read_bytes())
+    except Exception:  # of either
         return True
     return False

@@ -28,6 +28,7 @@ from utils import UserError, named_leaves
 WORDS = {"const": "weights", "carry": "state"}  # what arguments of programs are called in messages
 TITLES = {"train": "training step", "step": "step"}
 COMPILING = ThreadPoolExecutor(2, "compile")
+BEGUN = []  # what they were given
 # For what runs a few times: the sample's initial weights compile in a twelfth of the time.
 QUICKLY = {
     "xla_backend_optimization_level": 0,
@@ -59,7 +60,7 @@ class Program:
         processes must compile in one order."""
         if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
             start = time.perf_counter()
-            self.forms, self.coming = forms, COMPILING.submit(self.lowered(forms).compile, self.options)
+            self.forms, self.coming = forms, in_a_thread(self.lowered(forms), self.options)
             self.seconds = time.perf_counter() - start
 
     def prepare(self, *arguments):
@@ -109,6 +110,17 @@ class Program:
         named = zip([WORDS.get(name, name) for name in self.arguments], trees, strict=False)
         names = [(f"{word} {name}".strip(), leaf) for word, tree in named for name, leaf in leaves_of(tree)]
         return {name: (leaf, place) for (name, leaf), place in zip(names, places, strict=False)}
+
+
+def in_a_thread(lowered, options):
+    """What compiling a program will come to."""
+    BEGUN.append(COMPILING.submit(lowered.compile, options))
+    return BEGUN[-1]
+
+
+def in_vain():
+    """Whether programs are still being compiled: Python would not end before they are."""
+    return not all(coming.done() for coming in BEGUN)
 
 
 def leaves_of(batch):
@@ -185,7 +197,7 @@ class Start:
         self.function, self.forms, self.coming = function, forms, None
         self.jitted = jax.jit(function, out_shardings=replicated(mesh))
         if not jax.config.jax_disable_jit:
-            self.coming = COMPILING.submit(self.jitted.lower(*forms).compile, QUICKLY)
+            self.coming = in_a_thread(self.jitted.lower(*forms), QUICKLY)
 
     def __call__(self, *arguments):
         if jax.config.jax_disable_jit:

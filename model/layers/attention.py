@@ -48,9 +48,9 @@ def projections(params, x, context):
         return linear(params["query"], x), linear(params["key"], context), linear(params["value"], context)
     parts = [params[name] for name in ("query", "key", "value")]
     joined = {"weight": jnp.concatenate([part["weight"] for part in parts], axis=1)}
-    if "bias" in params["query"]:
-        none = jnp.zeros_like(params["query"]["bias"])  # keys have none
-        joined["bias"] = jnp.concatenate([part.get("bias", none) for part in parts])
+    if any("bias" in part for part in parts):
+        biases = [part.get("bias", jnp.zeros_like(part["weight"][0])) for part in parts]  # keys have none
+        joined["bias"] = jnp.concatenate(biases)
     return jnp.split(linear(joined, x), 3, axis=-1)
 
 

@@ -21,7 +21,7 @@ def patches(x, weight):
 def depthwise(x, weight, stride, pads, dilation):
     """A depthwise convolution, in the form that its shapes ask for."""
     x = jnp.repeat(x, weight.shape[-1] // x.shape[-1], axis=-1)  # outputs of the same channel lie side by side
-    form = forms.depthwise(*x.shape[1:3], weight.shape[0] * weight.shape[1])
+    form = forms.depthwise(*x.shape[1:], weight.shape[0] * weight.shape[1])
     return {"shifted": shifted, "banded": banded, "banded_rows": banded_rows}[form](x, weight, stride, pads, dilation)
 
 

@@ -1,13 +1,15 @@
-"""In which form a layer computes: decided by the platform and by static shapes, here and nowhere else.
+"""In which form a layer computes, where that depends on the platform and on static shapes.
 
 All forms of a layer have the same values and gradients. `python -m benchmarks.forms` measures each against the plain one; the
-ratios below are what it found on two cores. Accelerators take the plain ones.
+ratios below are what it found on two cores. Accelerators take the plain ones. What is better everywhere is no choice, and stands
+in the layers: gradients that are written out, the one product for queries, keys and values.
 """
 
 from jax import lax
 
 NARROW = 8  # features: a mean as a product takes 0.6 to 0.75 of the time of a sum at 8, 1.2 at 16, 2.4 at 32
 SMALL_MAP = 16 * 16  # pixels: one banded matrix a channel takes 0.4 of the time of one for each row of the kernel; 2.8 at 32x32
+MATRICES = 2**22  # numbers of all these matrices, which the backward pass needs again: more are a burden on the memory
 WIDE_MAP = 96  # columns: up to here a banded matrix for each row of the kernel; at 128 taps take 0.9 of its time
 MANY_TAPS = 8 * 8  # beyond, so many moved images take too long to compile
 BLOCK = 32  # channels: a grouped convolution in dense blocks of as many takes 0.05 of the time of XLA's
@@ -18,9 +20,9 @@ def on_cpu(form, plain, *args):
     return lax.platform_dependent(*args, cpu=form, default=plain)
 
 
-def depthwise(height, width, taps):
+def depthwise(height, width, channels, taps):
     """Which of the forms in conv_forms.py a depthwise convolution takes: XLA's own is up to 100 times slower."""
-    if height * width <= SMALL_MAP:
+    if height * width <= SMALL_MAP and channels * (height * width) ** 2 <= MATRICES:
         return "banded"
     return "banded_rows" if width <= WIDE_MAP or taps > MANY_TAPS else "shifted"
 

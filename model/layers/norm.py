@@ -63,31 +63,38 @@ def batch_norm(params, state, x, *, train, momentum=0.9, eps=1e-5):
     """Standardizes by the batch's statistics in training, by the running ones otherwise; returns (y, state)."""
     if not train:
         return by_statistics(params, state, x, eps=eps), state
-    wide, axes = widen(x), tuple(range(x.ndim - 1))
-    batch = lax.stop_gradient({"mean": wide.mean(axes), "var": wide.var(axes)})
-    state = {name: blend(state[name], batch[name], momentum) for name in batch}
-    return by_own_statistics(eps, params, batch, wide).astype(x.dtype), state
+    y, batch = by_own_statistics(eps, params, widen(x))
+    state = {name: blend(state[name], lax.stop_gradient(batch[name]), momentum) for name in batch}
+    return y.astype(x.dtype), state
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def by_own_statistics(eps, params, batch, x):
-    """`by_statistics` of x itself: its gradient is also that of how they depend on x."""
-    return by_statistics(params, batch, x, eps=eps)
+def by_own_statistics(eps, params, x):
+    """`by_statistics` of x itself, and those statistics, which no gradient is taken of."""
+    return derived_by_own_statistics(eps, params, x)
 
 
-def by_own_statistics_fwd(eps, params, batch, x):
-    return by_own_statistics(eps, params, batch, x), (params["scale"], batch, x)
+def derived_by_own_statistics(eps, params, x):
+    """The same without a gradient of its own, as the gradient's gradient needs it."""
+    axes = tuple(range(x.ndim - 1))
+    batch = {"mean": x.mean(axes), "var": x.var(axes)}
+    return by_statistics(params, batch, x, eps=eps), batch
 
 
-def by_own_statistics_bwd(eps, residuals, g):
+def by_own_statistics_fwd(eps, params, x):
+    y, batch = derived_by_own_statistics(eps, params, x)
+    return (y, batch), (params["scale"], batch, x)
+
+
+def by_own_statistics_bwd(eps, residuals, cotangents):
     """Written out it takes 0.8 of the time of what JAX derives."""
-    scale, batch, x = residuals
+    (scale, batch, x), (g, _) = residuals, cotangents
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
     centred, inverse = x - batch["mean"], lax.rsqrt(batch["var"] + eps)
     g_sum, g_centred = g.sum(axes), (g * centred).sum(axes)
     dx = g * (inverse * scale) - (inverse * scale * g_sum / count) - centred * (inverse**3 * scale * g_centred / count)
     grads = jax.tree.map(lambda a: a.astype(scale.dtype), {"scale": g_centred * inverse, "bias": g_sum})
-    return grads, jax.tree.map(jnp.zeros_like, batch), dx
+    return grads, dx
 
 
 by_own_statistics.defvjp(by_own_statistics_fwd, by_own_statistics_bwd)

@@ -7,9 +7,10 @@ from flax import linen
 from model.layers import norm
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
-DIM = 6
+DIM, WIDE = 6, 12
 CASES = {
     "layer": (norm.layer_norm_init, norm.layer_norm, linen.LayerNorm()),
+    "layer, wide": (lambda _: norm.layer_norm_init(WIDE), norm.layer_norm, linen.LayerNorm()),
     "rms": (norm.rms_norm_init, norm.rms_norm, linen.RMSNorm()),
     "group": (norm.group_norm_init, lambda params, x: norm.group_norm(params, x, groups=3), linen.GroupNorm(3)),
 }
@@ -20,7 +21,7 @@ CASES = {
 def test_equals_flax(name, dtype):
     init, ours, module = CASES[name]
     params = random_params(lambda key: init(DIM))
-    x = normal(1, 4, 3, 5, DIM) + 2
+    x = normal(1, 4, 3, 5, len(params["scale"])) + 2
     assert_same(ours, lambda params, x: module.apply({"params": params}, x), params, x, dtype=dtype)
 
 
@@ -43,6 +44,23 @@ def test_batch_norm_equals_flax(train, dtype):
     for key in ("mean", "var"):
         assert new[key].dtype == jnp.float32
         np.testing.assert_allclose(new[key], want[key], rtol=1e-4)
+
+
+def test_batch_norm_has_the_second_derivatives_of_flax():
+    params, state = norm.batch_norm_init(DIM)
+    module, x, direction = linen.BatchNorm(use_running_average=False, epsilon=1e-5), normal(1, 4, 3, DIM), normal(2, 4, 3, DIM)
+
+    def reference(x):
+        return module.apply({"params": params, "batch_stats": state}, x, mutable=["batch_stats"])[0]
+
+    def curvature(apply):
+        def slope(x):
+            return (jax.grad(lambda x: jnp.tanh(apply(x)).sum())(x) * direction).sum()
+
+        return jax.grad(slope)(x)
+
+    ours = curvature(lambda x: norm.batch_norm(params, state, x, train=True)[0])
+    np.testing.assert_allclose(ours, curvature(reference), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["layer", "group"])  # rms norm keeps the mean
