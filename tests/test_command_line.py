@@ -258,3 +258,15 @@ def test_offline_the_stand_in_is_announced_and_recorded_or_refused(small):
     assert "Put the files" in stopped.stderr
     assert len(list((small / "saved" / "Small").iterdir())) == 1  # a run that never began leaves no folder
     assert "Traceback" not in stopped.stderr
+
+
+def test_a_failed_run_does_not_wait_for_what_is_still_compiled():
+    lines = (
+        "import threading, train",
+        "from training import programs",
+        "programs.BEGUN.append(programs.COMPILING.submit(threading.Event().wait))",
+        "print('said')",
+        "train.leave(2)",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "said\n")

@@ -10,7 +10,7 @@ from jax import lax
 NARROW = 8  # features: a mean as a product takes 0.6 to 0.75 of the time of a sum at 8, 1.5 at 16, 2 at 32
 SMALL_MAP = 16 * 16  # pixels: one banded matrix a channel takes 0.2 to 0.4 of the time of one for each row of the kernel, 1.1
 # at 14x14 with kernels of 3x3; 7 at 32x32
-MATRICES = 2**22  # numbers of all those matrices: 384 channels of 14x14 pixels would take 20 times as long as rows
+MATRICES = 2**22  # numbers of them all, at most: for 384 channels of 14x14 pixels they take 20 times as long as rows do
 WIDE_MAP = 96  # columns: up to here a banded matrix for each row of the kernel; at 128 taps take 0.4 to 0.7 of its time
 MANY_TAPS = 8 * 8  # beyond, so many moved images take too long to compile
 BLOCK = 32  # channels: a grouped convolution in dense blocks of as many takes 0.05 of the time of XLA's
