@@ -211,7 +211,7 @@ def to_log(message):
 def leave(code):
     """End with an exit code, also where threads still compile what a failed run no longer needs."""
     programs = sys.modules.get("training.programs")
-    if code != DONE and programs and programs.in_vain():
+    if code != DONE and programs and programs.still_compiling():
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -264,7 +264,7 @@ def test_a_failed_run_does_not_wait_for_what_is_still_compiled():
     lines = (
         "import threading, train",
         "from training import programs",
-        "programs.BEGUN.append(programs.COMPILING.submit(threading.Event().wait))",
+        "programs.BEGUN.add(programs.COMPILING.submit(threading.Event().wait))",
         "print('said')",
         "train.leave(2)",
     )

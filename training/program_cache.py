@@ -10,6 +10,7 @@ import platform
 import sys
 import tempfile
 import warnings
+import zlib
 from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
 
@@ -19,6 +20,7 @@ import jaxlib
 from utils import RunError, atomic_write, user_cache
 
 ROOM = 512 * 2**20  # bytes for all programs; the sample's take 0.6 MiB
+ZSTANDARD = b"\x28\xb5\x2f\xfd"  # how its files begin
 VERDICT = "usable"  # the file that tells whether programs can be read again here
 
 logger = logging.getLogger("main")
@@ -128,10 +130,14 @@ def tidy(folder):
 
 def is_damaged(path):
     """Whether a program cannot be unpacked; JAX would compile it again at each start, and never write it anew."""
-    from jax._src.compilation_cache import decompress_executable  # by zlib, or by zstandard where that is installed
-
+    data = path.read_bytes()
     try:
-        decompress_executable(path.read_bytes())
-    except Exception:  # of either
+        if data.startswith(ZSTANDARD):
+            import zstandard  # JAX takes it where it is installed
+
+            zstandard.ZstdDecompressor().decompress(data)
+        else:
+            zlib.decompress(data)
+    except Exception:  # of either, or there is no zstandard any more
         return True
     return False

@@ -17,6 +17,7 @@ the first step, where shapes are found out, there are none.
 import inspect
 import time
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from utils import UserError, named_leaves
 WORDS = {"const": "weights", "carry": "state"}  # what arguments of programs are called in messages
 TITLES = {"train": "training step", "step": "step"}
 COMPILING = ThreadPoolExecutor(2, "compile")
-BEGUN = []  # what they were given
+BEGUN = WeakSet()  # what they were given, as long as somebody waits for it or it is not done
 # For what runs a few times: the sample's initial weights compile in a twelfth of the time.
 QUICKLY = {
     "xla_backend_optimization_level": 0,
@@ -114,11 +115,12 @@ class Program:
 
 def in_a_thread(lowered, options):
     """What compiling a program will come to."""
-    BEGUN.append(COMPILING.submit(lowered.compile, options))
-    return BEGUN[-1]
+    coming = COMPILING.submit(lowered.compile, options)
+    BEGUN.add(coming)
+    return coming
 
 
-def in_vain():
+def still_compiling():
     """Whether programs are still being compiled: Python would not end before they are."""
     return not all(coming.done() for coming in BEGUN)
 
