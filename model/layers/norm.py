@@ -71,10 +71,10 @@ def batch_norm(params, state, x, *, train, momentum=0.9, eps=1e-5):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def by_own_statistics(eps, params, x):
     """`by_statistics` of x itself, and those statistics, which no gradient is taken of."""
-    return derived_by_own_statistics(eps, params, x)
+    return plain_batch_norm(eps, params, x)
 
 
-def derived_by_own_statistics(eps, params, x):
+def plain_batch_norm(eps, params, x):
     """The same without a gradient of its own, as the gradient's gradient needs it."""
     axes = tuple(range(x.ndim - 1))
     batch = {"mean": x.mean(axes), "var": x.var(axes)}
@@ -82,7 +82,7 @@ def derived_by_own_statistics(eps, params, x):
 
 
 def by_own_statistics_fwd(eps, params, x):
-    y, batch = derived_by_own_statistics(eps, params, x)
+    y, batch = plain_batch_norm(eps, params, x)
     return (y, batch), (params["scale"], batch, x)
 
 

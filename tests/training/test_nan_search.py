@@ -274,7 +274,7 @@ def test_a_model_with_statistics_and_dropout():
     told = search(Model(init, apply), (X * 1e30, Y))  # 1 / sqrt(inf) is 0, so only the statistics show it
     assert told.startswith("square made the first inf, in the forward pass (the loss survived it, by a mask or an inverse): ")
     assert ": model/layers/norm.py:" in told
-    assert "in batch_norm (`" in told
+    assert "in plain_batch_norm (`" in told
 
 
 def test_an_update_of_ones_own_compiled_as_a_whole():
