@@ -22,7 +22,8 @@ test: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 torture: $(VENV)/test.done
-	KILLS=300 $(BIN)/python -m pytest -n 2 --dist worksteal tests/test_survival.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m torture --ignore tests/test_survival.py
+	KILLS=300 $(BIN)/python -m pytest -n 2 --dist worksteal -m "torture or not torture" tests/test_survival.py
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from bdb import BdbQuit
 from dataclasses import replace
@@ -60,6 +59,7 @@ def parse(argv):
     say("--evaluate", metavar="CHECKPOINT", help="measure a checkpoint on the held-out sets, and print the metrics as JSON")
     say("--watch", metavar="RUN", help="measure every checkpoint of a run as it appears, until the run has ended")
     say("--report", nargs="+", metavar="RUN", help="write report.html into the folder of a run, or compare several in the first")
+    say("--processes", type=int, metavar="N", help="start so many processes here that train together, to try it out")
     say("--fast-dev-run", action="store_true", help="two steps of everything, in a folder that is gone afterwards")
     say("--debug", action="store_true", help="compile nothing, so that print and breakpoint() see values; slow")
     say("--post-mortem", action="store_true", help="open the debugger where an exception was raised")
@@ -69,6 +69,8 @@ def parse(argv):
         parser.error(f"{' and '.join(said)} do not go together")
     if arguments.fast_dev_run and said:
         parser.error(f"--fast-dev-run and {said[0]} do not go together")
+    if arguments.processes is not None and (arguments.processes < 1 or (said and said != ["--resume"])):
+        parser.error("--processes takes a number from 1, and goes with training alone")
     return arguments
 
 
@@ -89,9 +91,21 @@ def run(arguments):
     file, trusted = config_file(arguments)
     if trusted:
         sys.path.append(str(file.resolve().parent))  # a dotted name may stand beside the config
+    if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:  # which those that are started have
+        from training.checkpoint.storage import check_format
+        from training.launcher import launch
+
+        parts = build(read(file, arguments.overrides), file.name, trusted)  # a mistake is told before anything is started
+        check_format(parts.checkpoint.format, arguments.processes)
+        return launch(arguments.processes)
+    config = read(file, arguments.overrides)
+    if not (arguments.check or arguments.evaluate or arguments.watch):
+        from training import processes
+
+        processes.join(config.get("distributed"))
     if arguments.fast_dev_run:
-        return fast_dev_run(file, arguments.overrides)
-    parts = build(read(file, arguments.overrides), file.name, trusted)
+        return fast_dev_run(file, config)
+    parts = build(config, file.name, trusted)
     if arguments.check:
         return check(parts)
     from training.program_cache import keep_programs
@@ -126,23 +140,28 @@ def chosen_kinds(name):
 
 def check(parts):
     """Print what would run."""
+    from training.sharding import Plan, mesh_on_paper
     from training.start import shapes
     from training.summary import table
 
     template = shapes(parts)
+    mesh, wrong = mesh_on_paper(parts.mesh)
     print(json.dumps(parts.config, indent=2))
-    print(table(template.params))
+    print(table(template.params, Plan(mesh, parts.sharding)))
+    if wrong:
+        raise UserError(f"{parts.source}: {wrong}")
     return DONE
 
 
-def fast_dev_run(file, overrides):
+def fast_dev_run(file, config):
     """Two steps of everything, so that what is wrong anywhere shows within seconds; nothing is left of it."""
-    from training import stop
+    from training import processes, stop
     from training.start import train
 
-    with tempfile.TemporaryDirectory(prefix="fast-dev-run-") as folder:
+    base = (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None  # which all hosts see
+    with processes.temporary_folder("fast-dev-run-", base) as folder:
         stop.TEMPORARY.append(folder)
-        config = override(override(read(file, overrides), "resume=null"), f"checkpoint.dir={folder}")
+        config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
         quick = {"wandb": ("mode", "offline"), "jsonl": ("file", "tracked.jsonl")}
         for name, (key, value) in quick.items():
             for i in places((config.get("logging") or {}).get("trackers"), name):
@@ -154,7 +173,8 @@ def fast_dev_run(file, overrides):
         parts.logging = replace(parts.logging, every_steps=1)
         code = train(parts, ROOT)
         logging.shutdown()
-    print("Two steps of everything went well; their folder is gone" if code == DONE else "Stopped; the folder is gone")
+    if processes.is_first():
+        print("Two steps of everything went well; their folder is gone" if code == DONE else "Stopped; the folder is gone")
     return code
 
 
@@ -182,6 +202,8 @@ def failed(error):
         return fail(error, BAD_INPUT)
     if isinstance(error, RunError | OSError):
         return fail(error, FAILED)
+    if (processes := sys.modules.get("training.processes")) and (gone := processes.lost(error)):
+        return fail(gone, FAILED)
     if isinstance(error, MemoryError) or "Out of memory" in str(error):
         hint = "take a smaller loader.batch_size, cut batches with training.accumulate, or stream with loader.device_budget_mb=0"
         return fail(f"Out of memory: {first_line(error)}\n{hint}", FAILED)
@@ -210,8 +232,11 @@ def to_log(message):
 
 def leave(code):
     """End with an exit code, also where threads still compile what a failed run no longer needs."""
-    programs = sys.modules.get("training.programs")
-    if code != DONE and programs and programs.still_compiling():
+    programs, processes = (sys.modules.get(f"training.{name}") for name in ("programs", "processes"))
+    compiling = programs and programs.still_compiling()
+    # One that failed must not wait for the others, which may never come to their end.
+    alone = code in (FAILED, BAD_INPUT) and processes and processes.several()
+    if alone or (code != DONE and compiling):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +25,14 @@ class RunError(Exception):
 def first_line(error):
     """The first line of an error's message, which may be empty."""
     return (str(error).splitlines() or [""])[0]
+
+
+def where_and_why(error):
+    """File, line and message of an error in a user's file."""
+    if isinstance(error, SyntaxError):
+        return f"{os.path.relpath(error.filename)}, line {error.lineno}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
 
 
 def path_name(path):

@@ -10,7 +10,10 @@ from utils import UserError
 
 
 class Dataset(Protocol):
-    """Anything with a length and items; an item is one example, a tuple (x, y) or any nest of arrays."""
+    """Anything with a length and items; an item is one example, a tuple (x, y) or any nest of arrays.
+
+    It may also have `read_batches(order, collate_fn)`, which yields the batch of each row of indices in a way of its own.
+    """
 
     def __len__(self): ...
 
@@ -18,6 +21,7 @@ class Dataset(Protocol):
 
 
 Batch = NewType("Batch", object)  # def fn(examples) -> Batch, the return annotation of a collate_fn
+Parsed = NewType("Parsed", object)  # def fn(record: bytes) -> Parsed, one example
 
 
 def length(data):

@@ -45,16 +45,23 @@ class Images:
 
 def pixels(path, image_size, color):
     """The image of a file, upright and resized: uint8 (height, width, channels)."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    (height, width), (mode, channels) = image_size, MODES[color]
     try:
-        with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert(mode)
+        return decoded(path, image_size, color)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: not a readable image ({error}); mend or delete it") from error
-    resized = upright.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized, np.uint8).reshape(height, width, channels)
+
+
+def decoded(file, image_size, color):
+    """The image of a path or an open file, upright, and resized to an image_size: uint8 (height, width, channels)."""
+    from PIL import Image, ImageOps
+
+    with Image.open(file) as image:
+        upright = ImageOps.exif_transpose(image).convert(MODES[color][0])
+    if image_size is not None:
+        upright = upright.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(upright, np.uint8).reshape(upright.height, upright.width, MODES[color][1])
 
 
 def _roots(root):

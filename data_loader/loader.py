@@ -46,10 +46,19 @@ class Subset:
         chosen = self.indices[index]
         return self.dataset[chosen if takes_rows(self.dataset) else int(chosen)]
 
+    def read_batches(self, order, collate_fn):
+        """The batches, as the whole dataset reads them: see `reads`."""
+        return self.dataset.read_batches(self.indices[order], collate_fn)
+
 
 def takes_rows(dataset):
     """Whether many examples can be had at once, dataset[array of indices], as only our own arrays promise."""
     return type(dataset) is Arrays or (type(dataset) is Subset and takes_rows(dataset.dataset))
+
+
+def reads(dataset):
+    """Whether a dataset reads batches in a way of its own."""
+    return reads(dataset.dataset) if type(dataset) is Subset else hasattr(dataset, "read_batches")
 
 
 def held_out(n, val_size):
@@ -101,6 +110,9 @@ def collate(examples) -> Batch:
 
 def batches(dataset, order, collate_fn=collate, start=0):
     """The batches of the rows of `order`, from row `start` on."""
+    if reads(dataset):
+        yield from dataset.read_batches(order[start:], collate_fn)
+        return
     whole = takes_rows(dataset) and collate_fn is collate
     for row in order[start:]:
         yield dataset[row] if whole else collate_fn([dataset[int(i)] for i in row])

@@ -24,7 +24,7 @@ ALLOWED = {
     ),
 }
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb", "tensorboard", "matplotlib"}
-HEAVY |= {"orbax", "PIL", "tqdm", "safetensors"}
+HEAVY |= {"orbax", "PIL", "tqdm", "safetensors", "grain", "array_record", "crc32c"}
 LAZY = {"tf_ops": {"tensorflow"}}  # folders whose files are themselves imported where they are needed alone
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training import options
 from wiring.config import SECTIONS
-from wiring.parts import KINDS, find
+from wiring.parts import KINDS, find, section_options
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -50,7 +49,7 @@ def test_the_notebook_example():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_table_of_names_is_complete(kind):
-    (row,) = [line for line in README.splitlines() if re.match(rf"\| `(loader\.|logging\.)?{kind}` \|", line)]
+    (row,) = [line for line in README.splitlines() if re.match(rf"\| `(loader\.|logging\.|data\.args\.)?{kind}` \|", line)]
     named = set(re.findall(r"`(\w+)`", row.split("|")[2]))
     assert named == set(find(kind)[0])
 
@@ -58,7 +57,7 @@ def test_the_table_of_names_is_complete(kind):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_table_of_sections_is_complete(section):
     (row,) = [line for line in README.splitlines() if line.startswith(f"| `{section}` |")]
-    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == {f.name for f in fields(getattr(options, SECTIONS[section]))}
+    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == {f.name for f in fields(section_options(SECTIONS[section]))}
 
 
 def test_links_and_pictures_are_there():

@@ -40,10 +40,11 @@ CONFIG = {
 }
 STREAMED = ["loader.device_budget_mb=0", "training.replicas=2"]
 WATCHED = ["logging.log_all=true", "logging.parameter_norm=true", 'callbacks=["gradient_spike_monitor"]']
-FORMS = {"resident": [], "streamed with replicas, every step logged": [*STREAMED, *WATCHED]}
+STREAMING = "streamed with replicas, every step logged"
+FORMS = {"resident": [], STREAMING: [*STREAMED, *WATCHED]}
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=["resident", pytest.param(STREAMING, marks=pytest.mark.torture)])
 def form(request, tmp_path_factory):
     """(a folder with a config, further arguments, the folder of a run that nobody disturbed)"""
     place = tmp_path_factory.mktemp("form")

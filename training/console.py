@@ -41,6 +41,11 @@ def show_on_console():
         logger.addHandler(logging.StreamHandler(sys.stdout))
 
 
+def be_silent():
+    """Say nothing but errors: of several processes one speaks for all."""
+    logger.setLevel(logging.ERROR)
+
+
 def set_up_logging(root, file):
     """Logging as logger_config.json has it, its file in the run's folder."""
     logging.raiseExceptions = False  # a full disk is told once, not at every line

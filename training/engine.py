@@ -7,10 +7,12 @@ import jax.numpy as jnp
 
 from data_loader.base import Arrays
 from training.base import TrainState
+from training.device_options import MeshOptions
 from training.evaluator import Evaluator, rows_of
-from training.feed import Lanes, Resident, form_on_device, make_feed, nbytes
+from training.feed import Resident, form_on_device, make_feed, nbytes
+from training.lanes import Lanes
 from training.programs import Start, loops_are_slow, placed
-from training.sharding import make_mesh
+from training.sharding import Plan, make_mesh, replicated
 from training.tally import Watch
 from training.update import read_of, shapes_of_values, zero_sums
 from utils import UserError, named_leaves
@@ -24,7 +26,8 @@ class Engine:
 
     `sets` are {"train": dataset, "test": dataset, ...}, where Arrays may hold shapes, for data that `fill` brings;
     `make_update(unroll=...)` answers the Update; `freeze` holds the state as it was before a step that is not finite; `watch` is
-    what is measured; `tried` names the held-out sets whose programs are compiled ahead as well.
+    what is measured; `tried` names the held-out sets whose programs are compiled ahead as well; `mesh` and `sharding` tell where
+    arrays live, as in training/sharding.py.
     Replicas are one vmapped program on accelerators; on the CPU one program called for each is faster (a ResNet step: 181 ms
     against 814).
     """
@@ -44,27 +47,33 @@ class Engine:
         limit=None,
         stacked=None,
         tried=(),
+        mesh=MeshOptions(),  # noqa: B008
+        sharding=None,
     ):
-        stacked = jax.default_backend() != "cpu" if stacked is None else stacked
-        self.lanes = Lanes(range(seed, seed + replicas), make_mesh(), stacked and replicas > 1)
+        stacked = replicas > 1 and (jax.default_backend() != "cpu" if stacked is None else stacked)
+        self.plan = plan = Plan(make_mesh(mesh), sharding)
+        self.lanes = Lanes(range(seed, seed + replicas), plan.mesh, stacked)
         self.feeds = make_feeds(sets, options, self.lanes, limit)
         self.forms = forms_of(sets)
-        feed, mesh = self.feeds["train"], self.lanes.mesh
+        feed, whole = self.feeds["train"], replicated(plan.mesh)
         draw = partial(first_trees, model)
-        self.trees = trees = placed(jax.eval_shape(draw, SEED), mesh)
+        params, state = jax.eval_shape(draw, SEED)
+        places = plan.of_params(params), whole
+        self.trees = trees = placed(params, places[0]), placed(state, whole)
         looped = not loops_are_slow(objective, *trees, feed.shapes)
         self.update = make_update(unroll=not looped)
         modes = watch.modes(shapes_of_values(objective, *trees, feed.shapes), "TRAIN", "EPOCH")
         self.gathers = rows_of("train", feed, modes)  # how many rows CONCAT gathers in an epoch
         self.ring, self.leaves = watch.ring, tuple(named_leaves(trees[0]))
         zeros = partial(zero_sums, objective, *trees, feed.shapes, freeze=freeze, watch=watch, rows=self.gathers)
-        self.program = feed.program("train", *training(self.update), looped)
         first = partial(first_state, self.update)
-        if not self.lanes.stacked:  # the longest one comes first
-            carry = jax.eval_shape(first, *trees, SEED)._replace(sums=jax.eval_shape(zeros))
-            self.program.begin((), placed(carry, mesh), *feed.forms())
-        self.draw = Start(draw, mesh, SEED)
-        self.first = Start(first, mesh, *trees, SEED)
+        carry = jax.eval_shape(first, *trees, SEED)
+        self.places = plan._replace(stacked=stacked).of_state(carry._replace(sums=jax.eval_shape(zeros)))
+        self.program = feed.program("train", *training(self.update), looped, self.places)
+        if not stacked:  # the longest one comes first
+            self.program.begin((), placed(carry._replace(sums=jax.eval_shape(zeros)), self.places), *feed.forms())
+        self.draw = Start(draw, places, SEED)
+        self.first = Start(first, plan.of_state(carry), *trees, SEED)
         self.zeros = self.lanes.start(zeros)  # of a lane
         # With rows or steps that are kept one by one, all zeros are much more than those of a log line.
         alone = self.gathers or self.ring

@@ -15,15 +15,16 @@ from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, filled, probe_of
 from training.engine import make_feeds
 from training.evaluator import Evaluator
-from training.feed import Lanes
 from training.fit import compose, datasets
+from training.lanes import Lanes
 from training.measures import measures
 from training.metric_log import append, sayable
+from training.placing import put
 from training.programs import loops_are_slow
 from training.readings import Reader
 from training.resume import run_folder_of
 from training.run_folder import FINISHED, write_json
-from training.sharding import make_mesh, replicated
+from training.sharding import Plan, make_mesh, replicated
 from utils import DONE, Damaged, UserError
 
 logger = logging.getLogger("main")
@@ -95,7 +96,8 @@ class Measurer:
         if not sets:
             raise UserError("data: has no held-out set to evaluate on; hold some examples out with loader.val_size")
         self.parts, self.objective, self.watch, self.sets = parts, objective, watch, sets
-        self.lanes = Lanes(range(parts.training.replicas), make_mesh())
+        self.plan = Plan(make_mesh(parts.mesh), parts.sharding)
+        self.lanes = Lanes(range(parts.training.replicas), self.plan.mesh)
         self.feeds = make_feeds(sets, parts.loader, self.lanes, parts.training.limit_batches)
         key = jax.random.key(0)
         self.trees = jax.eval_shape(parts.model.init, key)
@@ -126,8 +128,9 @@ class Measurer:
             if probe_of(arrays):
                 answer = self.probe(tree[which], tree["state"])
                 check_meaning(path, probe_of(arrays), answer, "bring model/ back to what it was; the run has a copy")
-            trees.append((tree[which], tree["state"]))
-        return jax.device_put(trees, replicated(self.lanes.mesh))
+            places = self.plan.of_params(tree[which]), replicated(self.plan.mesh)
+            trees.append((put(tree[which], places[0]), put(tree["state"], places[1])))
+        return trees
 
     def close(self):
         """End the threads that read ahead."""

@@ -2,10 +2,7 @@
 
 import logging
 
-import jax
-
 from training.checkpoint.restore import filled
-from training.sharding import replicated
 
 logger = logging.getLogger("main")
 
@@ -30,7 +27,7 @@ def measure(loop, names, weights=None, always=False):
         if members:
             loop.notify(f"on_{kind}_start", always=always)
         for name in members:
-            tallies = loop.runner.evaluate(name, loop.flight.chunk, lambda: run.signal, weights)
+            tallies = loop.runner.evaluate(name, loop.flight.chunk, loop.look_for_signals, weights)
             if tallies is None:
                 return None
             named = loop.reader.values(name, tallies)
@@ -85,4 +82,4 @@ def weights_of(runner, found):
     which = "params" if now.ema is None else "ema"
     like = {which: now.params, "state": now.state}
     trees = [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
-    return jax.device_put([(tree[which], tree["state"]) for tree in trees], replicated(runner.lanes.mesh))
+    return [runner.on_devices((tree[which], tree["state"])) for tree in trees]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from training import tally
 from training.programs import placed
+from training.sharding import replicated
 from training.update import shapes_of_values
 from utils import UserError
 
@@ -28,7 +29,7 @@ class Evaluator:
             key = (tuple(modes.items()), rows_of(name, feed, modes))
             if key not in made:  # sets that are measured alike share what makes their start
                 empty = partial(tally.empty, modes, shapes, key[1])
-                made[key] = lanes.start(empty), placed(jax.eval_shape(empty), lanes.mesh)
+                made[key] = lanes.start(empty), placed(jax.eval_shape(empty), replicated(lanes.mesh))
             self.starts[name], carry = made[key]
             if name in tried and not lanes.stacked:
                 self.programs[name].begin(trees, carry, *feed.forms())

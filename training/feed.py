@@ -1,18 +1,17 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `nbytes` (on the device) and `waited`
-(seconds for batches); `program(name, step, report, looped)` makes the program for a step, and `forms()` are those of what a call
-brings to it; `fill(dataset)` brings data that was not there at first, `begin(epoch, start)` goes to a batch of an epoch,
+(seconds for batches); `program(name, step, report, looped, places)` makes the program for a step, and `forms()` are those of what
+a call brings to it; `fill(dataset)` brings data that was not there at first, `begin(epoch, start)` goes to a batch of an epoch,
 `calls(count)` answers the arguments of the calls that take up to `count` batches, `peek()` those of the next one,
 `batch(epoch, position)` a batch as it was, and `close()` ends it.
-A lane is one call of a program: one replica, or all of them stacked.
+Of several processes each reads the rows of a batch that its own devices hold, and of what is resident all.
 """
 
 import logging
 import time
 from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -20,55 +19,11 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
-from training.programs import Program, Start, options_for, over_batch, over_rows, placed
+from training.placing import put
+from training.programs import over_batch, over_rows, placed
 from training.sharding import check_divides, replicated, sharded
 
 logger = logging.getLogger("main")
-
-
-class Lanes:
-    """The replicas of a run as calls of one program: each by itself, or stacked on a leading axis and vmapped."""
-
-    def __init__(self, seeds, mesh, stacked=False):
-        self.seeds, self.mesh, self.stacked = seeds, mesh, stacked
-
-    def stack(self, trees):
-        """From one tree for each replica to one for each lane."""
-        return [jax.tree.map(lambda *a: jnp.stack(a), *trees)] if self.stacked else list(trees)
-
-    def start(self, make):
-        """The compiled function that makes a lane of what `make` makes for one replica."""
-        rows = (len(self.seeds),) if self.stacked else ()
-
-        def zeros():
-            return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
-
-        return Start(zeros, self.mesh)
-
-    def __len__(self):
-        return 1 if self.stacked else len(self.seeds)
-
-    def unstack(self, trees):
-        """From one tree for each lane back to one for each replica."""
-        if not self.stacked:
-            return list(trees)
-        return [jax.tree.map(itemgetter(r), trees[0]) for r in range(len(self.seeds))]
-
-    def put(self, pieces, axis=0):
-        """One piece of data for each replica onto the devices, cut along `axis`; one entry for each lane."""
-        check_divides(jax.tree.leaves(pieces)[0].shape[axis], self.mesh)
-        if self.stacked:
-            pieces = [jax.tree.map(lambda *a: np.stack(a), *pieces)]
-        return jax.device_put(pieces, sharded(self.mesh, axis + self.stacked))
-
-    def shapes_of_one(self, lane):
-        """The shapes of one replica's share of a lane."""
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:] if self.stacked else a.shape, a.dtype), lane)
-
-    def program(self, name, function, axes, looped):
-        """The program over all replicas at once where they are stacked; `axes` tells which arguments are."""
-        function = jax.vmap(function, in_axes=axes) if self.stacked else function
-        return Program(function, self.mesh, name, options=options_for(looped))
 
 
 class Resident:
@@ -81,7 +36,7 @@ class Resident:
         self.options, self.lanes, self.shuffle = options, lanes, shuffle
         check_divides(options.batch_size, lanes.mesh)
         coming = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
-        self.data = None if coming else jax.device_put(arrays, replicated(lanes.mesh))
+        self.data = None if coming else put(arrays, replicated(lanes.mesh))
         self.form = jax.tree.map(form_on_device, arrays)
         leaves = jax.tree.leaves(self.form)
         self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
@@ -91,26 +46,26 @@ class Resident:
     def fill(self, dataset):
         """Put the data onto the device, if it is not there yet."""
         if self.data is None:
-            self.data = jax.device_put(dataset.arrays, replicated(self.lanes.mesh))
+            self.data = put(dataset.arrays, replicated(self.lanes.mesh))
 
     def forms(self):
         """Those of the data, an epoch's order, how many examples of each row are genuine, a row, and a count of rows."""
         mesh, rows = self.lanes.mesh, (-(-self.size // self.options.batch_size), self.options.batch_size)
         order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=sharded(mesh, 1))
         valid, number = jax.ShapeDtypeStruct(rows[:1], jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        return placed(self.form, mesh), order, placed(valid, mesh), number, number
+        return placed(self.form, replicated(mesh)), order, placed(valid, replicated(mesh)), number, number
 
-    def program(self, name, step, report, looped):
+    def program(self, name, step, report, looped, places=None):
         """Many steps in one call, or one."""
         self.looped = looped
         axes = (0, 0, None, 0, None, None, None)
-        return self.lanes.program(name, over_rows(step, report, self.lanes.mesh, looped), axes, looped)
+        return self.lanes.program(name, over_rows(step, report, self.lanes.mesh, looped), axes, looped, places)
 
     def begin(self, epoch, start=0):
         """Draw the order of an epoch; its first `start` batches were taken before."""
         drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
-        self.orders = self.lanes.put([order for order, _ in drawn], axis=1)
-        self.valid = jax.device_put(drawn[0][1], replicated(self.lanes.mesh))
+        self.orders = self.lanes.put_orders([order for order, _ in drawn])
+        self.valid = put(drawn[0][1], replicated(self.lanes.mesh))
         self.row = start
 
     def calls(self, count):
@@ -138,7 +93,8 @@ class Resident:
 
 
 class Streamed:
-    """Batches from the host, one call each; `source(epoch, start)` yields ([a batch for each replica], genuine examples)."""
+    """Batches from the host, one call each; `source(epoch, start)` yields ([a batch for each replica], examples in it, genuine
+    ones), of each batch the rows that this process reads."""
 
     def __init__(self, source, options, lanes, steps, limit=None):
         self.source, self.options, self.lanes, self.limit, self.waited = source, options, lanes, limit, 0.0
@@ -161,12 +117,13 @@ class Streamed:
 
     def read(self, epoch, start):
         """The thread that reads ahead and puts batches onto the devices."""
-        ready = ((self.lanes.put(batch), np.int32(valid)) for batch, valid in self.source(epoch, start))
+        source = self.source(epoch, start)
+        ready = ((self.lanes.put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
         return prefetch(ready, self.options.prefetch)
 
-    def program(self, name, step, report, looped):
+    def program(self, name, step, report, looped, places=None):
         """One step a call."""
-        return self.lanes.program(name, over_batch(step, report), (0, 0, 0, None), looped)
+        return self.lanes.program(name, over_batch(step, report), (0, 0, 0, None), looped, places)
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
@@ -198,9 +155,9 @@ class Streamed:
 
     def batch(self, epoch, position):
         """(batch, genuine examples) of each replica at a position of an epoch, read again; None where they cannot be had."""
-        if not self.exact:
+        if not self.exact or jax.process_count() > 1:  # this process knows but some of its rows
             return None
-        pieces, valid = next(iter(self.source(epoch, position)), (None, 0))
+        pieces, _, valid = next(iter(self.source(epoch, position)), (None, 0, 0))
         return pieces and [(piece, valid) for piece in pieces]
 
     def close(self):
@@ -254,12 +211,15 @@ class Brought:
         whole = self.iterable.start_at(epoch, start) if self.exact else self.iterable
         for batch, valid in padded(whole, self.rows, start):
             self.rows = len(jax.tree.leaves(batch)[0])  # even where an epoch is gone on with at its last, short batch
-            yield [batch] * len(self.lanes.seeds), valid
+            if jax.process_count() > 1:  # each brings whole batches, the same ones
+                mine = self.lanes.rows(self.rows)
+                batch = jax.tree.map(lambda a, mine=mine: a[mine], batch)
+            yield [batch] * len(self.lanes.seeds), self.rows, valid
 
 
 def drawn(dataset, options, lanes, shuffle, epoch, start):
     """Batches of a dataset, in the order of each replica's seed."""
-    orders = epoch_orders(len(dataset), options, lanes, shuffle, epoch)
-    streams = [batches(dataset, order, options.collate_fn or collate, start) for order, _ in orders]
+    orders, mine = epoch_orders(len(dataset), options, lanes, shuffle, epoch), lanes.rows(options.batch_size)
+    streams = [batches(dataset, order[:, mine], options.collate_fn or collate, start) for order, _ in orders]
     for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
-        yield list(pieces), valid
+        yield list(pieces), options.batch_size, valid

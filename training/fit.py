@@ -17,6 +17,7 @@ from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.console import show_on_console
+from training.device_options import MeshOptions
 from training.engine import Engine
 from training.evaluations import at_the_end, in_epochs
 from training.hooks import check_hooks
@@ -27,6 +28,7 @@ from training.metric_log import MetricLog
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from training.processes import is_first
 from training.publish import About, Publisher
 from training.rates import LearningRates
 from training.readings import Reader
@@ -71,13 +73,14 @@ def fit(
 
     `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one may be `tracked(...)` (see
     training/tally.py). `val` is one set or {name: set}. `objective` and `update` are factories as in training/objective.py and
-    training/update.py; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ... `log` and
-    `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their fields; `rates` are learning rates to log, {name:
-    number or function of the step}. With a `folder` the run leaves metrics.jsonl and checkpoints there, each with the `record`;
-    `resume=True` goes on from the newest good one there, if there is one, `resume="override"` also with other options or data.
-    `engine` is one that was made ahead of the data, by `engine_of`.
+    training/update.py; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ..., as well
+    as `mesh` ({"fsdp": 4}) and `sharding`, as in training/sharding.py. `log` and `checkpoint` are LoggingOptions and
+    CheckpointOptions, or dicts of their fields; `rates` are learning rates to log, {name: number or function of the step}. With a
+    `folder` the run leaves metrics.jsonl and checkpoints there, each with the `record`; `resume=True` goes on from the newest
+    good one there, if there is one, `resume="override"` also with other options or data. `engine` is one made ahead of the
+    data, by `engine_of`.
     """
-    loader, training = split_options(options)
+    loader, training, devices = split_options(options)
     log, checkpoint = made_of(LoggingOptions, "log", log), made_of(CheckpointOptions, "checkpoint", checkpoint)
     metrics = default_metrics(loss) if metrics is None else metrics
     functions, watch = measures(metrics, callbacks, log)
@@ -86,18 +89,17 @@ def fit(
     make_update = configured(update, objective, optimizer, training)
     sets = datasets(train, val, test, loader, training.overfit_batches)
     show_on_console()
-    check_run(seed, training, callbacks, folder, resume, log.trackers)
-    check_format(checkpoint.format)
+    check_run(seed, training, callbacks, folder, resume, log.trackers, checkpoint.format)
     record = record or own_record(seed, loader, training, sets)
     with holding(folder, resume, record) as found:
         pretrained = None if found else pretrained_from(training.pretrained)
         if engine is None or not engine.suits(sets):
-            engine = engine_of(model, objective, make_update, sets, loader, training, seed, watch)
+            engine = engine_of(model, objective, make_update, sets, loader, training, seed, watch, devices)
         with closing(Runner(model, objective, make_update, sets, loader, restore=pretrained, engine=engine)) as runner:
             probe = Probe(model, probe_input(runner.feed.shapes, preprocess))
             check_unchanged(runner, probe, pretrained, found)
             lines, keeper = observers(folder, checkpoint, log, record, probe, found)
-            seen = {"sets": sets, "folder": folder and Path(folder), "config": record["config"], "publish": lines.publish}
+            seen = {"sets": sets, "folder": lines.folder(), "config": record["config"], "publish": lines.publish}
             rates = LearningRates(rates if "learning_rate" in watch.needs else None, runner)
             reader = Reader(getattr(objective, "finish", Reader().finish), watch.hidden, runner.leaves)
             told = {"keeper": keeper, "found": found, "seen": seen, "rates": rates}
@@ -112,15 +114,16 @@ def made_of(options, name, given):
     return options(**given) if isinstance(given, dict) else given
 
 
-def engine_of(model, objective, make_update, sets, loader, training, seed, watch):
-    """The Engine of a run by its options; Arrays of the sets may hold shapes."""
+def engine_of(model, objective, make_update, sets, loader, training, seed, watch, devices):
+    """The Engine of a run by its options; Arrays of the sets may hold shapes, `devices` are its mesh and sharding."""
     options = {"replicas": training.replicas, "freeze": training.on_nonfinite != "skip", "limit": training.limit_batches}
     tried = [*in_epochs(sets, training), *at_the_end(sets, training)]
-    return Engine(model, objective, make_update, sets, loader, seed=seed, watch=watch, tried=tried, **options)
+    return Engine(model, objective, make_update, sets, loader, seed=seed, watch=watch, tried=tried, **options, **devices)
 
 
-def check_run(seed, training, callbacks, folder, resume, trackers):
+def check_run(seed, training, callbacks, folder, resume, trackers, form):
     """Refuse what cannot be run."""
+    check_format(form)
     if not 0 <= seed <= 2**32 - training.replicas:
         raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
     check_hooks(callbacks)
@@ -139,6 +142,8 @@ def observers(folder, checkpoint, log, record, probe, found):
     """(the metric log with its trackers, the keeper) of a run; without a folder there is nothing to keep."""
     if folder is None:
         return MetricLog(), None
+    if not is_first():
+        return MetricLog(), Keeper(folder, checkpoint, record, probe)
     about = About(
         Path(folder), record["config"].get("title", Path(folder).name), record["config"], found.record["step"] if found else 0
     )
@@ -162,12 +167,14 @@ def compose(objective, model, loss, metrics, preprocess=(), augment=(), precisio
 
 
 def split_options(options):
-    """(LoaderOptions, TrainingOptions) from one dict of their fields."""
+    """(LoaderOptions, TrainingOptions, {"mesh": MeshOptions, "sharding": rules}) from one dict of their fields."""
+    devices = {"mesh": made_of(MeshOptions, "mesh", options.pop("mesh", {})), "sharding": options.pop("sharding", None)}
     classes = (LoaderOptions, TrainingOptions)
     names = [{f.name for f in fields(cls)} for cls in classes]
     if unknown := options.keys() - names[0] - names[1]:
-        raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(names[0] | names[1]))}")
-    return tuple(cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True))
+        known = sorted(names[0] | names[1] | devices.keys())
+        raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return *(cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True)), devices
 
 
 def configured(update, objective, optimizer, training):

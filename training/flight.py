@@ -10,11 +10,21 @@ import numpy as np
 from training import recovery
 from training.console import progress_bar
 from training.hooks import steps_left
+from training.processes import agreed, several
 from training.update import bad_leaf_name
 
 logger = logging.getLogger("main")
 
 CHUNK_SECONDS = 0.5  # of work in one call: bounds how late a log line or a signal is seen; each call brings its memory anew
+
+
+class Tick(NamedTuple):
+    """What comes next by the clock; of several processes all go by that of the first."""
+
+    length: int  # steps of the next chunk
+    pace: int  # steps that take CHUNK_SECONDS
+    line: bool  # whether a log line is due by time
+    save: bool  # and a checkpoint
 
 
 class Chunk(NamedTuple):
@@ -36,7 +46,7 @@ class Flight:
         self.loop, self.run, self.runner, self.reporting = loop, loop.run, loop.runner, loop.reporting
         self.watched = any(hasattr(c, "on_step_end") and not getattr(c, "observer", False) for c in loop.callbacks)
         self.stepping = [callback for callback in loop.callbacks if hasattr(callback, "steps_left")]
-        self.chunk = 8  # steps in a call, until their pace is known
+        self.chunk = self.pace = 8  # steps in a call, as they are and as they should be; until their pace is known
         self.settled = None  # when the last chunk was done
         self.flying = []  # chunks that are not settled
         self.lined, self.lined_at = 0, 0.0  # the position of the last log line of this epoch, in flight or told, and when it was
@@ -53,12 +63,16 @@ class Flight:
         with progress_bar(run.epoch, run.steps, position) as bar:
             while taken:
                 wants = [(first_step + position + steps_left(c, first_step + position), c) for c in self.stepping]
-                taken, reports = runner.train(self.length(position, first_step + position, wants))
+                tick = self.tick(position, first_step + position, wants)
+                if run.stopped:  # a signal to any process
+                    break
+                taken, reports = runner.train(tick.length)
                 position += taken
                 done = time.perf_counter() if all(leaf.is_ready() for leaf in jax.tree.leaves(reports)) else None
-                chunk = Chunk(reports, position, taken, self.line_since(position, taken), done, at(first_step + position, wants))
+                since, asking = self.line_since(position, taken, tick.line), at(first_step + position, wants)
+                chunk = Chunk(reports, position, taken, since, done, asking)
                 self.flying += [chunk] if taken else []
-                due = taken and position != run.steps and keeper.due(first_step + position)
+                due = taken and position != run.steps and (tick.save or keeper.due(first_step + position))
                 # A save is of this very step, and a hook sees and answers it.
                 exact = due or chunk.asking or (self.watched and chunk.since is not None)
                 sums = self.settle(bar, leave=0 if exact else 1) or sums
@@ -73,6 +87,17 @@ class Flight:
         """Go on in an epoch whose last line was at this position."""
         self.flying, self.lined, self.told = [], lined, lined
 
+    def tick(self, position, step, wants):
+        """What comes next, at the same place in every process."""
+        by_time = self.reporting.every_seconds and time.monotonic() - self.lined_at >= self.reporting.every_seconds
+        self.chunk = self.pace
+        found = Tick(self.length(position, step, wants), self.pace, bool(by_time), self.loop.keeper.time_is_up())
+        if several():
+            found = Tick(*agreed(list(found)))
+            self.chunk = self.pace = found.pace
+            self.loop.look_for_signals()
+        return found
+
     def length(self, position, step, wants):
         """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
         every, ring = self.reporting.every_steps, self.runner.ring
@@ -83,10 +108,9 @@ class Flight:
         assert length >= 1, (position, self.lined)  # no step taken is the end of an epoch
         return length
 
-    def line_since(self, position, taken):
+    def line_since(self, position, taken, by_time):
         """Where a line is due after these steps: the position of the line before. The next one then counts from here."""
-        every, seconds, before = self.reporting.every_steps, self.reporting.every_seconds, self.lined
-        by_time = seconds and time.monotonic() - self.lined_at >= seconds
+        every, before = self.reporting.every_steps, self.lined
         full = self.runner.ring and position - before >= self.runner.ring
         if not taken or not (by_time or full or (every and position % every == 0)):
             return None
@@ -154,7 +178,7 @@ class Flight:
     def keep_pace(self, taken, done):
         """Set the length of the next chunk from the time of this one; the first is left out, as it may hold a compilation."""
         if self.settled:
-            self.chunk = max(1, round(CHUNK_SECONDS * taken / max(done - self.settled, 1e-6)))
+            self.pace = max(1, round(CHUNK_SECONDS * taken / max(done - self.settled, 1e-6)))
         self.settled = done
 
 

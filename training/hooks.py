@@ -14,6 +14,7 @@ every_n_epochs  call the hooks of epochs, validation and test in every n-th epoc
 needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", "per_step", ...
 metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device, and found in the View's `arrays`
 observer        True: its on_step_end answers nothing, and reads no states(), so that the steps need not wait for it
+                Of several processes only the first calls it; all others are called in each, and the first one's answers count
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in training/callbacks/, and name it in
@@ -26,6 +27,7 @@ import math
 import os
 import traceback
 
+from training.processes import agreed
 from training.tally import NEEDS, Tracked
 from utils import RunError, UserError
 
@@ -79,6 +81,15 @@ def notify(callbacks, hook, view, always=False):
             if answer.get("stop"):
                 answers["by"] = called(callback)
     return answers
+
+
+def common(answers, hook, callbacks):
+    """The answers of process 0's callbacks, in every process: they may go by a clock, and what only observes runs there alone."""
+    if not any(hasattr(c, hook) and (hook != "on_step_end" or not getattr(c, "observer", False)) for c in callbacks):
+        return answers
+    stop, scaled, scale = agreed([float(bool(answers.get("stop"))), float("lr_scale" in answers), answers.get("lr_scale", 1.0)])
+    found = {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
+    return found | ({"lr_scale": scale} if scaled else {})
 
 
 def is_its_turn(callback, hook, view):

@@ -2,14 +2,15 @@
 
 import logging
 
-import jax
 import numpy as np
 
 from training import evaluations, recovery, sanity
 from training.checkpoint.keeper import Cut, NoKeeper
 from training.flight import Flight
-from training.hooks import memories, notify
+from training.hooks import common, memories, notify
 from training.metric_log import for_trackers, sayable
+from training.placing import fetched
+from training.processes import Stopping, is_first, several
 from training.rates import Rates
 from training.run import Run
 from training.stop import stop_signals
@@ -26,7 +27,10 @@ class Loop:
     checkpoint to go on from, `seen` what callbacks see besides the Run, `rates` the learning rates at a step."""
 
     def __init__(self, runner, reader, callbacks, options, log, reporting, *, keeper=None, found=None, seen=None, rates=None):
-        self.runner, self.reader, self.callbacks, self.options = runner, reader, callbacks, options
+        self.runner, self.reader, self.options = runner, reader, options
+        self.all_callbacks = callbacks
+        self.callbacks = callbacks if is_first() else [c for c in callbacks if not getattr(c, "observer", False)]
+        self.stopping = Stopping() if several() else None
         self.log, self.reporting, self.keeper, self.found = log, reporting, keeper or NoKeeper(), found
         self.run = Run(runner, options.epochs, runner.feed.steps)
         self.learning_rate = rates or (lambda step: {})
@@ -128,17 +132,26 @@ class Loop:
 
     def show_histograms(self):
         """The weights of the first replica, leaf by leaf, for the trackers that show them."""
-        if self.reporting.histograms and self.log.publish.channels_for("histogram"):
+        if self.reporting.histograms and (several() or self.log.publish.channels_for("histogram")):
             for name, leaf in named_leaves(self.run.states()[0].params).items():
-                self.log.publish.histogram(self.run.step, name, np.asarray(jax.device_get(leaf), np.float32).ravel())
+                self.log.publish.histogram(self.run.step, name, np.asarray(fetched(leaf), np.float32).ravel())
 
     def notify(self, hook, callbacks=None, always=False):
         """Call a hook of every callback, or of some, and do what they answer."""
         answers = notify(self.callbacks if callbacks is None else callbacks, hook, self.view, always)
+        if several():
+            answers = common(answers, hook, self.all_callbacks if callbacks is None else callbacks)
         if answers.get("stop"):
             self.run.stopped, self.stop_answered, self.stopped_by = True, True, answers["by"]
         if "lr_scale" in answers:
             self.runner.scale_rate(answers["lr_scale"])
+
+    def look_for_signals(self):
+        """Whether the run is to stop by a signal: of several processes, by one to any of them, and all at the same moment."""
+        if self.stopping and not self.run.signal and self.stopping.due():
+            self.run.stopped, self.run.signal = True, "SIGTERM"
+            logger.info("SIGTERM to one of the processes: all of them stop here")
+        return self.run.signal
 
     def cut(self):
         """The run at this moment, between two chunks, all books in order."""

@@ -23,6 +23,10 @@ class MetricLog:
         self.path, self.go_on, self.unwritten, self.told = path, go_on, "", False
         self.publish = publish or Publisher()
 
+    def folder(self):
+        """That of the run, where this process is the one that writes into it."""
+        return self.path and self.path.parent
+
     def progress(self, where, steps, named, rates):
         """A line within an epoch; `where` tells epoch, position and step."""
         position = where["position"]

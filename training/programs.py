@@ -46,10 +46,12 @@ CONVOLUTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT
 
 class Program:
     """A function compiled ahead of its first call, with its second argument, the carry, donated. `name` is the set it runs over,
-    `arguments` are the names of its arguments where they are not to be read off the function, `options` are XLA's."""
+    `arguments` are the names of its arguments where they are not to be read off the function, `options` are XLA's, `places` is
+    where the carry lies: on every device of the mesh, unless it is said."""
 
-    def __init__(self, function, mesh, name="step", arguments=(), options=None):
-        self.function, self.mesh, self.name, self.options = function, mesh, name, options
+    def __init__(self, function, mesh, name="step", arguments=(), options=None, places=None):
+        self.function, self.name, self.options = function, name, options
+        self.places = (replicated(mesh) if places is None else places, replicated(mesh))  # of the carry, of the report
         self.arguments = arguments or [name.lstrip("_") for name in inspect.signature(function).parameters]
         self.compiled = None
         self.forms, self.coming = None, None  # of the arguments that it is being compiled for, and what comes of it
@@ -77,7 +79,7 @@ class Program:
 
     def lowered(self, arguments):
         """The program for these arguments, or for arguments of these forms, as XLA takes it."""
-        return jax.jit(self.function, donate_argnums=1, out_shardings=replicated(self.mesh)).lower(*arguments)
+        return jax.jit(self.function, donate_argnums=1, out_shardings=self.places).lower(*arguments)
 
     def __call__(self, *arguments):
         if self.compiled is None:
@@ -193,12 +195,13 @@ def over_batch(step, report):
 
 
 class Start:
-    """A function that runs a few times at the start, compiled in a thread for arguments of these forms, without optimization."""
+    """A function that runs a few times at the start, compiled in a thread for arguments of these forms, without optimization;
+    `places` is where its results lie."""
 
-    def __init__(self, function, mesh, *forms):
+    def __init__(self, function, places, *forms):
         self.function, self.forms, self.coming = function, forms, None
-        self.jitted = jax.jit(function, out_shardings=replicated(mesh))
-        if not jax.config.jax_disable_jit:
+        self.jitted = jax.jit(function, out_shardings=places)
+        if not jax.config.jax_disable_jit and jax.process_count() == 1:
             self.coming = in_a_thread(self.jitted.lower(*forms), QUICKLY)
 
     def __call__(self, *arguments):
@@ -207,14 +210,14 @@ class Start:
         return (self.coming.result() if self.coming and all_fit(self.forms, arguments) else self.jitted)(*arguments)
 
 
-def placed(tree, mesh):
-    """The forms of arrays that every device holds whole, from their shapes."""
+def placed(tree, places):
+    """The forms of arrays from their shapes and from where they lie, which is one place or a tree of them."""
 
-    def form(leaf):
+    def form(leaf, place):
         weak = getattr(leaf, "weak_type", False)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated(mesh), weak_type=weak)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
 
-    return jax.tree.map(form, tree)
+    return jax.tree.map(lambda leaf: form(leaf, places), tree) if hasattr(places, "spec") else jax.tree.map(form, tree, places)
 
 
 def all_fit(forms, arguments):

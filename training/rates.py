@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from training.programs import Start
+from training.sharding import replicated
 
 BLOCK = 4096  # steps whose learning rates are made at once
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")  # differ from run to run
@@ -80,4 +81,4 @@ class LearningRates:
             return numbers
         steps = np.arange(first, first + BLOCK, dtype=np.int32)
         each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()}, out_axes=0)
-        return numbers | jax.device_get(Start(each, self.runner.lanes.mesh, steps)(steps))
+        return numbers | jax.device_get(Start(each, replicated(self.runner.lanes.mesh), steps)(steps))

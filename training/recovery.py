@@ -2,12 +2,15 @@
 
 import logging
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
 from training.console import Silent
 from training.hooks import remember
+from training.placing import fetched
+from training.processes import is_first, several
 from training.run_folder import cut_back
 from training.update import cleared
 from utils import RunError, UserError, first_line
@@ -85,7 +88,8 @@ def after_divergence(loop, bad):
         count = loop.rollbacks + 1
         restore(loop, found)
         reseed(loop, count)
-        cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
+        if is_first():
+            cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
         loop.log.forget(run.step)
         seeds = ", ".join(map(str, loop.runner.lanes.seeds))
         logger.warning("%s. Back to %s with seed %s (%d of %d)", what, found.name, seeds, count, options.rollbacks)
@@ -111,7 +115,7 @@ def culprit(loop, bad):
     batches = runner.feed.batch(run.epoch, run.position + bad.step - run.step)
     if batches is None:
         return "The step cannot be taken once more, so the operation is not known: its data cannot be read again"
-    ts = states[replica]
+    ts = jax.tree.map(lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf), states[replica])
     try:
         told = first_bad_op(runner.update.step, ts._replace(sums=cleared(ts.sums)), *batches[replica])
     except Exception as error:  # whatever becomes of the search, the run ends by what it was asked about
@@ -143,6 +147,8 @@ def save_frozen(loop, bad):
 def rescue(loop, error):
     """Save the state before a crash ends the run, if there is something to save and it can be."""
     if not loop.underway or isinstance(error, RunError):  # a disk that failed, or a divergence, which saved what it could
+        return
+    if several():  # the others do not know of it, and nothing can be saved without them
         return
     run, runner = loop.run, loop.runner
     try:

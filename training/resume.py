@@ -10,11 +10,13 @@ from typing import NamedTuple
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import Found, Incomplete, checkpoints, files, newest, read_all, remove_leftovers
+from training.processes import from_first, is_first
 from training.run_folder import FINISHED, cut_back, flat
 from utils import RunError, UserError
 
 # Keys that may differ when a run is gone on with.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans", "checkpoint", "logging")
+FREE += ("mesh", "sharding")
 SILENT = ("resume", "$schema")  # they say nothing of the run
 
 logger = logging.getLogger("main")
@@ -25,7 +27,7 @@ class Opened(NamedTuple):
 
     folder: Path
     found: Found | None  # the checkpoint to go on from; None where the run has none yet
-    lock: int
+    lock: int | None  # None in the processes beside the first
     passed_over: list  # what is wrong with newer checkpoints
 
 
@@ -69,6 +71,29 @@ def opened(folder, named=None):
         close(lock)
         raise
     return Opened(folder, found, lock, wrong)
+
+
+def made_and_opened(folder):
+    """The same of a folder that may not be there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return opened(folder)
+
+
+def in_all(make):
+    """The Opened that `make` answers, or None: of several processes the first one takes the folder, and the others read the same
+    checkpoint of it."""
+    mine = None
+
+    def tell():
+        nonlocal mine
+        mine = make()
+        return mine and [str(mine.folder), mine.found and mine.found.name]
+
+    told = from_first(tell)
+    if told is None or is_first():
+        return mine
+    folder, name = Path(told[0]), told[1]
+    return Opened(folder, name and read_all(name, files(folder, name), whole=True), None, [])
 
 
 def chosen(folder, named):
@@ -131,9 +156,11 @@ def holding(folder, resume, record):
     if folder is None or isinstance(resume, Opened):  # the caller holds it
         yield resume.found if resume else None
         return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    run = opened(Path(folder))
+    run = in_all(lambda: made_and_opened(Path(folder)))
     try:
+        if not is_first():
+            yield run.found if resume else None
+            return
         if resume:
             changed = changes(run, record, resume == "override") if run.found else []
             tidied(run)

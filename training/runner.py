@@ -7,6 +7,7 @@ import numpy as np
 from training.checkpoint.storage import without_key_type
 from training.engine import Engine
 from training.evaluator import advance
+from training.placing import put
 from training.sharding import replicated
 
 
@@ -33,8 +34,18 @@ class Runner:
         """The TrainState of each lane."""
         seeds = [np.uint32(seed) for seed in self.lanes.seeds]
         trees = [self.engine.draw(seed) for seed in seeds]
-        trees = [restore(*tree) for tree in trees] if restore else trees
-        return self.lanes.stack([self.engine.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)])
+        trees = [self.on_devices(restore(*tree)) for tree in trees] if restore else trees
+        return self.stacked([self.engine.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)])
+
+    def on_devices(self, weights):
+        """(params, state) where they belong."""
+        params, state = weights
+        return put(params, self.engine.plan.of_params(params)), put(state, replicated(self.lanes.mesh))
+
+    def stacked(self, states):
+        """From a TrainState for each replica to one for each lane."""
+        plan = self.engine.plan._replace(stacked=self.lanes.stacked)
+        return self.lanes.stack(states, plan.of_state(states[0]))
 
     def begin(self, epoch, start=0):
         """Start an epoch of training, or go on in it after its first `start` batches."""
@@ -91,7 +102,8 @@ class Runner:
     def scale_rate(self, factor):
         """Multiply every later update by this."""
         self.rate_scale = float(factor)
-        self.states = [ts._replace(lr_scale=jnp.full_like(ts.lr_scale, factor)) for ts in self.states]
+        rows = np.full(self.states[0].lr_scale.shape, factor, np.float32)
+        self.states = [ts._replace(lr_scale=put(rows, replicated(self.lanes.mesh))) for ts in self.states]
 
     def snapshot(self):
         """A copy of each replica's TrainState, which the next snapshot takes away, but not the next step. An accelerator may have
@@ -107,7 +119,7 @@ class Runner:
         """Go on from one TrainState for each replica; their seeds decide the order of the data."""
         self.lanes.seeds = [int(ts.seed) for ts in states]
         self.rate_scale = float(states[0].lr_scale)
-        placed = self.lanes.stack(jax.device_put(states, replicated(self.lanes.mesh)))
+        placed = self.stacked([put(ts, self.engine.plan.of_state(ts)) for ts in states])
         self.states = [self.copy(ts, None) for ts in placed]  # JAX may have borrowed the host's memory, which must not be donated
 
     def replica_states(self):

@@ -7,6 +7,7 @@ import jax
 from training.evaluations import at_the_end, in_epochs
 from training.hooks import called
 from training.measures import check_monitors
+from training.sharding import shard_bytes
 from utils import format_bytes
 
 logger = logging.getLogger("main")
@@ -30,11 +31,18 @@ def check(loop):
 
 def tell(run, runner):
     """What will run, in a few lines."""
-    devices = runner.lanes.mesh.devices.flat
     batch = jax.tree.leaves(runner.feed.shapes)[0].shape[0]
     steps = "An epoch of unknown length" if run.steps is None else f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
     several = f", {len(runner.lanes.seeds)} replicas" if len(runner.lanes.seeds) > 1 else ""
-    logger.info("%s of %d examples each, on %d x %s%s", steps, batch, len(devices), devices[0].device_kind, several)
+    logger.info("%s of %d examples each, on %s%s", steps, batch, on_devices(runner.lanes.mesh), several)
+
+
+def on_devices(mesh):
+    """The devices of a mesh in words: 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
+    axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
+    arranged = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
+    processes = f", in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{arranged}{processes}"
 
 
 def tell_of_memory(runner):
@@ -49,5 +57,5 @@ def tell_of_memory(runner):
 
 
 def size(tree):
-    """The bytes of a tree of arrays."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    """The bytes of a tree of arrays on one device."""
+    return sum(shard_bytes(leaf, leaf.sharding) for leaf in jax.tree.leaves(tree))

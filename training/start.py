@@ -14,13 +14,15 @@ from data_loader.loader import held_out
 from training import recovery, resume, run_folder
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.storage import check_format
-from training.console import set_up_logging
+from training.console import be_silent, set_up_logging
 from training.evaluations import in_epochs
 from training.feed import nbytes
 from training.fit import compose, configured, engine_of, fit
 from training.hooks import check_hooks
 from training.measures import check_monitors, check_phases, check_sets, measured_names, measures
 from training.memory import peak_memory, told
+from training.processes import is_first, together
+from training.sharding import Plan, check_divides, mesh_on_paper
 from training.stop import TEMPORARY, end_at_signals
 from training.summary import blueprint, count, trace_shapes
 from utils import DONE, STOPPED, UserError
@@ -45,6 +47,9 @@ def shapes(parts, resumed=False):
         check_format(parts.checkpoint.format)
         if parts.training.pretrained and not resumed:
             pretrained_from(parts.training.pretrained).check(params, state)
+        plan = Plan(mesh_on_paper(parts.mesh)[0], parts.sharding)
+        check_divides(batch_size, plan.mesh)
+        plan.cuts(params)
         update = configured(parts.update, objective, parts.optimizer, parts.training)(unroll=False)
         return blueprint(objective, update, params, state, example, batch_size, watch)
     except UserError as error:
@@ -70,14 +75,20 @@ def sets_of(parts):
 
 def train(parts, root, named=None, override=False):
     """Begin a run, or go on with the one that is named: a folder, a checkpoint, or auto."""
-    named, run, why = named or parts.resume, None, None
-    if named == "auto":
-        run, why = resume.unfinished(parts.checkpoint.dir, parts.title)
-    elif named:
-        run = resume.opened(resume.run_folder_of(named), named)
+    named, why = named or parts.resume, None
+
+    def chosen():
+        nonlocal why
+        if named == "auto":
+            run, why = resume.unfinished(parts.checkpoint.dir, parts.title)
+            return run
+        return resume.opened(resume.run_folder_of(named), named) if named else None
+
+    run = resume.in_all(chosen)
     template = shapes(parts, resumed=run is not None)
     if run is not None and (end := resume.at_its_end(run, parts.training.epochs, override)):
-        print(end)
+        if is_first():
+            print(end)
         return DONE
     engine = engine_ahead(parts)
     if run is None:
@@ -103,7 +114,8 @@ def engine_ahead(parts):
     pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
     objective = compose(parts.objective, *pieces, parts.training.precision)
     make_update = configured(parts.update, objective, parts.optimizer, parts.training)
-    return engine_of(parts.model, objective, make_update, sets, parts.loader, parts.training, parts.seed, watch)
+    devices = {"mesh": parts.mesh, "sharding": parts.sharding}
+    return engine_of(parts.model, objective, make_update, sets, parts.loader, parts.training, parts.seed, watch, devices)
 
 
 def many(count, example):
@@ -113,30 +125,45 @@ def many(count, example):
 
 def begun(parts, root, why):
     """A new run: its folder, its data, and the record for its checkpoints. `why` tells that there was none to go on with."""
-    run = resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title))
+    run = resume.in_all(lambda: resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title)))
     end_at_signals(run.folder)
-    set_up_logging(root, run.folder / "train.log")
+    begin_to_tell(root, run)
     if why:
         logger.info("%s: beginning a new one", why)
     try:
-        sets = loaded(parts.data)
-        record = run_folder.record(parts.config, parts.facts, sets)
-        run_folder.describe(run.folder, record, sets, root)
+        with together():
+            sets = loaded(parts.data)
+            record = run_folder.record(parts.config, parts.facts, sets)
+            if is_first():
+                run_folder.describe(run.folder, record, sets, root)
     except BaseException:
-        shutil.rmtree(run.folder)  # nothing has run
+        if is_first():
+            shutil.rmtree(run.folder)  # nothing has run
         raise
     return run, sets, record
+
+
+def begin_to_tell(root, run):
+    """Log lines on the console and in the run's folder, of one process alone."""
+    if is_first():
+        set_up_logging(root, run.folder / "train.log")
+    else:
+        be_silent()
 
 
 def taken_up(run, parts, root, template, override):
     """The data and the record of a run that is gone on with, once they are known to be the same as then, or insisted on."""
     end_at_signals(run.folder)
-    sets = loaded(parts.data)
-    record = run_folder.record(parts.config, parts.facts, sets)
-    changes = resume.changes(run, record, override)
-    recovery.check_fits(run.found, template, parts.training.replicas)  # nothing in the folder was touched so far
-    resume.tidied(run)
-    set_up_logging(root, run.folder / "train.log")
+    with together():
+        sets = loaded(parts.data)
+        record = run_folder.record(parts.config, parts.facts, sets)
+        changes = resume.changes(run, record, override)
+        recovery.check_fits(run.found, template, parts.training.replicas)  # nothing in the folder was touched so far
+        if is_first():
+            resume.tidied(run)
+    begin_to_tell(root, run)
+    if not is_first():
+        return sets, record
     for message in [*run.passed_over, *run_folder.changes_of_environment(run.folder, root)]:
         logger.warning(message)
     for change in changes:
@@ -154,11 +181,12 @@ def fit_in(run, sets, record, parts, template, engine):
         done = fitted(parts, sets, run, record, engine)
         stopped = bool(done.signal) and done.cut_short
         logger.info("Peak memory: %s", told(peak := peak_memory()))
-        if not stopped:
+        if not stopped and is_first():
             run_folder.finish(run.folder, done, peak)
     finally:
         resume.close(run.lock)  # else the run would look as if it went on
-        if parts.logging.report and not stopped and (run.folder / "metrics.jsonl").exists():  # a signal leaves no time
+        wanted = parts.logging.report and not stopped and is_first()  # a signal leaves no time
+        if wanted and (run.folder / "metrics.jsonl").exists():
             report(run.folder)
     return close(done, STOPPED if stopped else DONE)
 
@@ -186,6 +214,8 @@ def fitted(parts, sets, run, record, engine):
         resume=run,
         rates=parts.rates,
         engine=engine,
+        mesh=parts.mesh,
+        sharding=parts.sharding,
         **vars(parts.loader),
         **vars(parts.training),
     )

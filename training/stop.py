@@ -12,12 +12,29 @@ from utils import FAILED, STOPPED
 logger = logging.getLogger("main")
 
 TEMPORARY = []  # folders that go with the process, however it ends
+LEFT_TO_JAX = []  # not empty where one of several processes trains, and SIGTERM is JAX's own, which tells the others
+
+
+def leave_to_jax():
+    """From now on a signal to this process is one to all of them; SIGINT becomes a SIGTERM, a second one ends it at once."""
+    LEFT_TO_JAX.append(True)
+
+    def forward(_number, _frame):
+        LEFT_TO_JAX.append(True)
+        if len(LEFT_TO_JAX) > 2:
+            os._exit(FAILED)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, forward)
 
 
 @contextmanager
 def stop_signals(run):
     """SIGTERM and SIGINT end the run after the chunk in flight; a second one does what it did before, as a KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    if LEFT_TO_JAX:  # which the loop asks
         yield
         return
 
@@ -51,5 +68,7 @@ def end_at_signals(folder=None):
         os.write(2, f"Interrupted{more}\n".encode())
         os._exit(STOPPED if saved else FAILED)
 
+    if LEFT_TO_JAX:
+        return
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import TrainState
+from training.sharding import shard_bytes
 from training.update import zero_sums
 from utils import UserError, first_line, format_bytes, named_leaves
 
@@ -113,12 +114,16 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def table(params):
-    """One line for each parameter leaf: path, shape, count and share of all."""
-    total, leaves = count(params), named_leaves(params)
-    width = max(map(len, leaves), default=4)
-    lines = [f"{'path':<{width}}  {'shape':<18} {'count':>10}  share"]
+def table(params, plan):
+    """One line for each parameter leaf: path, shape, count and share of all, how it is cut, and what a device holds of it."""
+    leaves, cuts = named_leaves(params), plan.cuts(params)
+    held = {name: shard_bytes(leaf, plan.place(cuts[name])) for name, leaf in leaves.items()}
+    total, width = count(params), max(map(len, leaves), default=4)
+    shown = {name: f"[{', '.join(axis or '-' for axis in cut)}]" if any(cut) else "whole" for name, cut in cuts.items()}
+    wide = max([8, *map(len, shown.values())])
+    lines = [f"{'path':<{width}}  {'shape':<18} {'count':>10}  share  {'sharding':<{wide}}  per device"]
     for name, leaf in leaves.items():
-        lines.append(f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {leaf.size / total:>5.1%}")
-    size = format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values()))
-    return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size}"])
+        share, size = f"{leaf.size / total:>5.1%}", format_bytes(held[name])
+        lines.append(f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {share}  {shown[name]:<{wide}}  {size:>10}")
+    size, each = format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())), format_bytes(sum(held.values()))
+    return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size:<{7 + wide}}  {each:>10}"])

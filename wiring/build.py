@@ -32,7 +32,7 @@ class Builder:
     def build(self):
         """A namespace with a field for each key of a config."""
         self.check_keys()
-        built = SimpleNamespace(title=self.title(), seed=self.seed(), resume=self.resume())
+        built = SimpleNamespace(title=self.title(), seed=self.seed(), resume=self.resume(), sharding=self.sharding())
         for section, options in SECTIONS.items():
             setattr(built, section, self.section(section, options))
         for kind in ("preprocess", "augment", "callbacks"):
@@ -78,6 +78,16 @@ class Builder:
             found = show(self.config["resume"])
             self.nodes.problem("resume", f'must be null or "auto", found {found}; a run is named with --resume RUN')
         return self.config["resume"]
+
+    def sharding(self):
+        """How the weights are cut over the mesh."""
+        from training.device_options import check_sharding
+
+        try:
+            check_sharding(self.config["sharding"])
+        except ValueError as error:
+            self.nodes.problem(*str(error).split(": ", 1))
+        return self.config["sharding"]
 
     def section(self, name, options):
         """The options object of a section that names no part."""
@@ -202,7 +212,7 @@ class Builder:
             self.nodes.facts["input_shape"] = tuple(x.shape)
 
     def resolved(self):
-        """The config with every default in it; feeding it back repeats the run."""
+        """The config with every default in it; feeding it back repeats the run. Who else trains is of the moment."""
 
         def fill(path, raw):
             raw = self.nodes.resolved.get(path, raw)
@@ -210,7 +220,7 @@ class Builder:
                 return [fill(f"{path}.{i}", item) for i, item in enumerate(raw)]
             return {key: fill(f"{path}.{key}", value) for key, value in raw.items()} if isinstance(raw, dict) else raw
 
-        return {key: fill(key, self.config[key]) for key in TOP_LEVEL if key in self.config}
+        return {key: fill(key, self.config[key]) for key in TOP_LEVEL if key in self.config and key != "distributed"}
 
 
 def build_to_ship(config, source, facts, trusted=True, input_shape=None):

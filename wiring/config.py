@@ -30,14 +30,19 @@ TOP_LEVEL = {
     "checkpoint": {},
     "logging": {},
     "callbacks": [],
+    "mesh": {},
+    "sharding": None,
+    "distributed": {},
 }
 
-# The sections that name no part, and the dataclass of each in training/options.py.
+# The sections that name no part, and the dataclass of each.
 SECTIONS = {
-    "loader": "LoaderOptions",
-    "training": "TrainingOptions",
-    "checkpoint": "CheckpointOptions",
-    "logging": "LoggingOptions",
+    "loader": "training.options:LoaderOptions",
+    "training": "training.options:TrainingOptions",
+    "checkpoint": "training.options:CheckpointOptions",
+    "logging": "training.options:LoggingOptions",
+    "mesh": "training.device_options:MeshOptions",
+    "distributed": "training.device_options:DistributedOptions",
 }
 
 

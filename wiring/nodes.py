@@ -3,7 +3,7 @@
 import inspect
 from functools import partial
 
-from utils import UserError
+from utils import UserError, where_and_why
 from wiring import parts
 from wiring.config import show
 from wiring.values import Misfit, convert
@@ -175,7 +175,7 @@ class Nodes:
                 known = argument in inspect.signature(factory).parameters
                 self.problem(*(f"{path}.{argument}", message) if known else (path, line))
         except Exception as error:  # a user's factory may fail in any way
-            self.problem(path, f"{factory.__name__} fails: {parts.where_and_why(error)}")
+            self.problem(path, f"{factory.__name__} fails: {where_and_why(error)}")
         else:
             if kind is None or parts.is_a(made, kind):
                 return made

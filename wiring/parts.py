@@ -6,15 +6,13 @@ A kind with `given` > 0 has functions whose first arguments the toolkit passes a
 import difflib
 import importlib
 import inspect
-import os
 import pkgutil
 import sys
-import traceback
 import typing
 from functools import cache
 from typing import NamedTuple
 
-from utils import UserError
+from utils import UserError, where_and_why
 
 
 class Kind(NamedTuple):
@@ -45,6 +43,7 @@ KINDS = {
         Kind("callbacks", ("training.callbacks",), "training.base:Callback"),
         Kind("trackers", ("training.trackers",), "training.base:Tracker"),
         Kind("collate_fn", ("data_loader.loader",), "data_loader.base:Batch", given=1),
+        Kind("parse", ("data_loader.records",), "data_loader.base:Parsed", given=1),
     )
 }
 
@@ -102,14 +101,6 @@ def is_part(function, name, module_name, kind):
     return returned is marker(kind) or returned == marker(kind).__name__
 
 
-def where_and_why(error):
-    """File, line and message of an error in a user's file."""
-    if isinstance(error, SyntaxError):
-        return f"{os.path.relpath(error.filename)}, line {error.lineno}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
-
-
 def resolve(kind, name):
     """The function of this name; an unknown name is answered with the nearest and with all."""
     if "." in name:
@@ -156,11 +147,10 @@ def holds_kind(annotation, kind):
     return kind_of(annotation) == kind or any(holds_kind(inner, kind) for inner in typing.get_args(annotation))
 
 
-def section_options(name):
+def section_options(place):
     """The dataclass of a section."""
-    from training import options
-
-    return getattr(options, name)
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def did_you_mean(name, names):

@@ -27,6 +27,7 @@ def make_schema():
     properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
     labelled = {"type": "object", "additionalProperties": reference("metrics")}
     properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
+    properties["sharding"] = sharding()
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
     properties["optimizer"] = {
         "anyOf": [reference("optimizer"), {"type": "array", "items": reference("optimizer"), "minItems": 1}]
@@ -40,6 +41,16 @@ def make_schema():
         "additionalProperties": False,
         "$defs": {kind: part(kind) for kind in parts.KINDS},
     }
+
+
+def sharding():
+    """The schema of a preset's name, or of rules."""
+    from training.device_options import SHARDINGS
+
+    axes = {"type": "array", "items": {"type": ["string", "null"]}}
+    rule = {"type": "array", "items": [{"type": "string"}, axes], "minItems": 2, "maxItems": 2}
+    presets = {"enum": list(SHARDINGS)}
+    return {"anyOf": [presets, {"type": "array", "items": {"anyOf": [rule, presets]}}, {"type": "null"}]}
 
 
 def reference(kind):

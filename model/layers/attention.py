@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from model.layers.activations import softmax
 from model.layers.initializers import lecun_normal
@@ -47,11 +48,12 @@ def projections(params, x, context):
     if context is not None:
         return linear(params["query"], x), linear(params["key"], context), linear(params["value"], context)
     parts = [params[name] for name in ("query", "key", "value")]
-    joined = {"weight": jnp.concatenate([part["weight"] for part in parts], axis=1)}
+    # Side by side along an axis of their own, so that they may be cut over devices along the one of features.
+    weight = jnp.stack([part["weight"] for part in parts], axis=1)  # (D, 3, D)
+    y = lax.dot_general(x.reshape(-1, x.shape[-1]), weight, (((1,), (0,)), ((), ())))  # (B * T, 3, D)
     if any("bias" in part for part in parts):
-        biases = [part.get("bias", jnp.zeros_like(part["weight"][0])) for part in parts]  # keys have none
-        joined["bias"] = jnp.concatenate(biases)
-    return jnp.split(linear(joined, x), 3, axis=-1)
+        y += jnp.stack([part.get("bias", jnp.zeros_like(part["weight"][0])) for part in parts])  # keys have none
+    return [y[:, i].reshape(x.shape) for i in range(3)]
 
 
 def split_heads(x, heads):

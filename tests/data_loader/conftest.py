@@ -2,11 +2,17 @@
 
 import gzip
 import logging
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+from data_loader.digits import draw
 
 
 class Mirror:
@@ -101,4 +107,16 @@ def idx_folder(tmp_path, idx_files):
     folder.mkdir()
     for i, (file, data) in enumerate(idx_files[0].items()):
         (folder / (file + ".gz" * (i % 2))).write_bytes(gzip.compress(data) if i % 2 else data)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tf_folder(tmp_path_factory):
+    """A folder with 500 training and 100 test digits: digits.npz, and TFRecord files that TensorFlow wrote; varied.* beside."""
+    folder = tmp_path_factory.mktemp("records")
+    x, y = draw(0, 600)
+    np.savez(folder / "digits.npz", x=x, y=y)
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(Path(__file__).with_name("tfrecords.py")), str(folder)]
+    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
     return folder

@@ -29,7 +29,7 @@ def gradients(factory, **args):
     return jax.grad(loss, has_aux=True), params
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["vit", *(pytest.param(n, marks=pytest.mark.torture) for n in MODELS if n != "vit")])
 def test_values_and_gradients_stay(name):
     factory, args = MODELS[name]
     plain, params = gradients(factory, **args)

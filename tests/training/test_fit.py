@@ -14,8 +14,9 @@ from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
 from training.engine import make_feeds
-from training.feed import Lanes, Resident
+from training.feed import Resident
 from training.fit import fit
+from training.lanes import Lanes
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised

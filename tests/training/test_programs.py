@@ -123,7 +123,7 @@ def test_to_debug_every_call_runs_the_function_itself_on_numbers():
     order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
-        assert Start(lambda: seen.clear() or 3, MESH)() == 3
+        assert Start(lambda: seen.clear() or 3, replicated(MESH))() == 3
         run, carry = Program(over_rows(step, report, MESH, looped=False), MESH), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
@@ -179,7 +179,7 @@ def forms(rows=4):
     """Those of what `program` is called with."""
     shape = jax.ShapeDtypeStruct
     batch = shape((rows, 3), np.float32), shape((rows,), np.int32)
-    return shape((), np.float32), placed({"total": shape((3,), np.float32)}, MESH), batch, shape((), np.int32)
+    return shape((), np.float32), placed({"total": shape((3,), np.float32)}, replicated(MESH)), batch, shape((), np.int32)
 
 
 @pytest.mark.parametrize(("rows", "begun"), [(4, True), (5, False)])

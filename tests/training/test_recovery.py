@@ -141,7 +141,11 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("form", "stop"), [*((form, 10) for form in FORMS), ("resident", 14), ("streamed", 14)])
+USUAL = ("resident", "streamed", "averaged, accumulated, scheduled", "orbax")
+LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if form not in USUAL]
+
+
+@pytest.mark.parametrize(("form", "stop"), [*((form, 10) for form in USUAL), ("resident", 14), ("streamed", 14), *LONGER])
 def test_a_run_goes_on_to_the_same_bits_and_lines(tmp_path, form, stop):
     """Stopped within the second epoch, and after all of its batches, before its evaluation."""
     settings = FORMS[form] | {"log": {"every_steps": 1 if stop == 14 else 3}}
@@ -503,7 +507,14 @@ def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
         train(tmp_path)
 
 
-@pytest.mark.parametrize("settings", [{}, {"data": Streamed()}, {"replicas": 2}, {"accumulate": 2}, {"ema": 0.9}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data": Streamed()},
+        *(pytest.param(s, marks=pytest.mark.torture) for s in ({"replicas": 2}, {"accumulate": 2}, {"ema": 0.9})),
+    ],
+)
 def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
     plain = mlp((6,), 3, dims=(8,))
 

@@ -345,6 +345,7 @@ def test_randomness_is_a_function_of_seed_and_step():
     assert other.sums["epoch"]["values"]["loss"]["MEAN"] != loss
 
 
+@pytest.mark.torture
 def test_the_whole_update_can_be_vmapped():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01), ema=0.9)

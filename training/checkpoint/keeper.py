@@ -13,6 +13,7 @@ from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far
+from training.processes import agreed, is_first, several
 from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
@@ -26,6 +27,7 @@ class Cut:
 
     states: list  # a copied TrainState for each replica
     where: dict  # step, epoch, position and what else the loop remembers
+    probes: list = ()  # what the model answers for each replica, where that must be asked at once
 
 
 class Keeper:
@@ -42,15 +44,16 @@ class Keeper:
         self.saved, self.time = None, time.monotonic()  # (step, position, whole) of the latest, and when it was taken
         self.background = Background()
         self.monitor = options.monitor
-        several = jax.process_count() > 1
-        form = {"auto": "orbax" if several else "safetensors"}.get(options.format, options.format)
-        self.suffix = storage.SUFFIXES[form]
+        self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
         options.sign()  # cannot be told later
 
     def due(self, step):
-        """Whether a run is to be saved now, within an epoch or not."""
-        by_step = self.options.every_steps and step % self.options.every_steps == 0
-        return by_step or (self.options.every_seconds and time.monotonic() - self.time >= self.options.every_seconds)
+        """Whether a run is to be saved at this step, within an epoch or not."""
+        return bool(self.options.every_steps and step % self.options.every_steps == 0)
+
+    def time_is_up(self):
+        """Whether the last save was so long ago that another is due."""
+        return bool(self.options.every_seconds and time.monotonic() - self.time >= self.options.every_seconds)
 
     def steps_left(self, step):
         """Steps until the next save by steps."""
@@ -59,7 +62,8 @@ class Keeper:
     def epoch_ended(self, run, cut):
         """Save a run at the end of an epoch, where that is due or the best so far; `cut()` takes the Cut."""
         by_epoch = self.options.every_epochs and run.epoch % self.options.every_epochs == 0
-        due = bool(by_epoch or run.epoch == run.epochs or self.due(run.step))
+        [by_time] = agreed([self.time_is_up()]) if self.options.every_seconds else [False]
+        due = bool(by_epoch or run.epoch == run.epochs or self.due(run.step) or by_time)
         if due or self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options):
             self.save(run, cut, regular=due)
 
@@ -84,13 +88,15 @@ class Keeper:
         value = run.metrics.get(self.options.monitor) if between else None
         self.undo, self.kept = self.kept, self.kept.add(name, value, self.options, regular)
         taken, whole = cut(), whole or self.options.save_optimizer_state
+        if several() and self.probe is not None:  # it takes all of them, so it must not come between the steps of training
+            taken.probes = [self.probe(*evaluated(ts)) for ts in taken.states]
         self.saved, self.time = (taken.where["step"], taken.where["position"], whole), time.monotonic()
         known = self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
         self.background.start(partial(self.write, taken, name, known, self.undo.names() - self.kept.names()))
 
     def write(self, cut, name, known, retired):
         """The files of a checkpoint, one for each replica; runs in the background."""
-        for log in known["lengths"]:  # the record must not promise more than what is on the disk
+        for log in known["lengths"] if is_first() else ():  # the record must not promise more than what is on the disk
             flush_to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(cut.states), self.suffix)
         for replica, (path, ts) in enumerate(zip(paths, cut.states, strict=True)):
@@ -98,10 +104,12 @@ class Keeper:
                 ts = jax.device_get(jax.tree.map(storage.without_key_type, ts))
             tree = as_saved(ts, cut, known["whole"])
             if self.probe is not None:
-                tree |= self.probe(ts.params if ts.ema is None else ts.ema, ts.state)
+                tree |= cut.probes[replica] if cut.probes else self.probe(*evaluated(ts))
             mine = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths), "format": FORMAT}
             storage.save(path, tree, {**self.record, **cut.where, **known, **mine})
         logger.info("Saved %s", ", ".join(map(str, paths)))
+        if not is_first():
+            return
         old = [path for gone in retired for path in storage.files(self.folder, gone)]
         twins = set(storage.files(self.folder, name)) - set(paths)  # of the same name in another format
         self.undeleted = [path for path in {*old, *twins, *self.undeleted} if path not in paths and not storage.delete(path)]
@@ -167,6 +175,9 @@ class NoKeeper:
     def due(self, step):
         return False
 
+    def time_is_up(self):
+        return False
+
     def steps_left(self, step):
         return 2**30
 
@@ -190,6 +201,11 @@ class NoKeeper:
 
     def last(self):
         return None
+
+
+def evaluated(ts):
+    """The weights of a TrainState that are evaluated."""
+    return ts.params if ts.ema is None else ts.ema, ts.state
 
 
 def as_saved(ts, cut, whole):

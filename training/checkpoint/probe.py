@@ -33,10 +33,13 @@ class Probe:
     def __init__(self, model, spec):
         self.model, self.spec = model, spec
         self.lock, self.compiled, self.question = threading.Lock(), None, None
+        self.shared = None  # the program over the devices of several processes
 
     def __call__(self, params, state):
         if jax.config.jax_disable_jit:  # a breakpoint() in the model must not stop the thread that saves, too
             return {}
+        if any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in jax.tree.leaves(params)):
+            return self.ask_all(params, state)
         # From numbers on the host, so that it is the same program on any mesh.
         weights = jax.device_get(jax.tree.map(without_key_type, (params, state)))
         with self.lock:
@@ -47,20 +50,35 @@ class Probe:
         answer = {"input": self.question, "output": self.compiled(*weights, self.question)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": answer}).items()}
 
+    def ask_all(self, params, state):
+        """The same of weights that lie on the devices of several processes; all of them must ask."""
+        whole = jax.tree.leaves(params)[0].sharding.update(spec=jax.sharding.PartitionSpec())
+        if self.shared is None and self.spec is not None:
+            self.shared = self.program((params, state), whole)
+        if self.shared is None:
+            return {}
+        answer = {"input": self.question, "output": self.shared(params, state, self.question)}
+        return {name: thinned(leaf) for name, leaf in named_leaves({"probe": answer}).items()}
+
     def compile(self, weights):
-        """Make the program, without optimization: in a third of the time."""
+        """Make the program."""
+        with jax.default_device(host()):
+            self.compiled = self.program(weights)
+
+    def program(self, weights, place=None):
+        """The program, without optimization: in a third of the time. None for a model that needs more than (params, state, x)."""
 
         def output(params, state, x):
             return self.model.apply(params, state, x, train=False, key=None)[0]
 
         try:
             self.question = ask(self.spec)
-            with jax.default_matmul_precision("highest"), jax.default_device(host()):
-                lowered = jax.jit(output).lower(*weights, self.question)
-        except Exception:  # a model may need more than (params, state, x)
+            with jax.default_matmul_precision("highest"):
+                lowered = jax.jit(output, out_shardings=place).lower(*weights, self.question)
+        except Exception:
             self.spec = None
-        else:
-            self.compiled = lowered.compile({"xla_backend_optimization_level": 0})
+            return None
+        return lowered.compile({"xla_backend_optimization_level": 0})
 
 
 def host():

@@ -55,9 +55,16 @@ def form(path):
     return importlib.import_module(f"training.checkpoint.{name}")
 
 
-def check_format(name):
-    """Refuse a format whose library is not there, before anything was trained."""
-    if name == "orbax" and importlib.util.find_spec("orbax") is None:
+def form_for(name, processes=None):
+    """The form of the checkpoints of this run: several processes can only write one together with Orbax."""
+    return ("orbax" if (processes or jax.process_count()) > 1 else "safetensors") if name == "auto" else name
+
+
+def check_format(name, processes=None):
+    """Refuse a format whose library is not there, or that cannot be written here, before anything was trained."""
+    if name == "safetensors" and (processes or jax.process_count()) > 1:
+        raise UserError("checkpoint.format: several processes write no safetensors file together; say 'auto' or 'orbax'")
+    if form_for(name, processes) == "orbax" and importlib.util.find_spec("orbax") is None:
         raise UserError("checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`")
 
 

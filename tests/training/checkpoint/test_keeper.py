@@ -95,11 +95,11 @@ def test_steps_and_seconds_are_due(monkeypatch, tmp_path):
     assert [keeper.steps_left(step) for step in (0, 1, 6, 7, 13)] == [7, 6, 1, 7, 1]
     keeper = Keeper(tmp_path, CheckpointOptions(every_seconds=60))
     clock[0] = 159.0
-    assert not keeper.due(5)
+    assert not keeper.time_is_up()
     clock[0] = 160.0
-    assert keeper.due(5)
+    assert keeper.time_is_up()
     keeper.save(a_run(1, position=3), cut_of(a_run(1, position=3)))
-    assert not keeper.due(6)
+    assert not keeper.time_is_up()
     keeper.wait()
 
 

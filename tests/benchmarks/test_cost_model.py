@@ -1,0 +1,112 @@
+"""The cost model on paper, beside what XLA compiles for 8 simulated devices, and beside what is obvious."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+from benchmarks.cost import choice, duration
+from benchmarks.cost.hardware import DEVICES, link
+from benchmarks.cost.vit_step import count, laid_out, sized
+from training.base import TrainState
+from training.optimizers import adamw
+from training.sharding import AXES, Plan, shard_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+H100 = DEVICES["H100"]
+
+PROGRAM = """
+import json, sys
+from benchmarks.cost.compare import compared, small
+few = [
+    (small(512, 2, 8), (1, 1, 1)),
+    (small(256, 2, 64), (1, 8, 1)),
+]
+more = [
+    (small(512, 2, 64), (4, 1, 2)),
+    (small(64, 4, 32), (1, 1, 1)),
+    (small(128, 3, 16, patch=2, remat=True), (1, 1, 1)),
+    (small(192, 3, 64), (8, 1, 1)),
+    (small(256, 3, 64), (1, 8, 1)),
+    (small(384, 2, 64, remat=True), (2, 4, 1)),
+]
+cases = {"few": few, "more": more}[sys.argv[1]]
+print("RESULT" + json.dumps([compared(case._replace(heads=4), shape) for case, shape in cases]))
+"""
+
+
+@pytest.fixture(scope="module", params=["few", pytest.param("more", marks=pytest.mark.torture)])
+def found(request):
+    """[(our bytes, XLA's, our operations, XLA's)] of steps that no figure of the model was read off."""
+    flags = "--xla_force_host_platform_device_count=8"
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, request.param],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.split("RESULT")[1])
+
+
+def test_memory_is_that_of_the_compiled_step(found):
+    assert [ours / xla for ours, xla, *_ in found] == pytest.approx([1] * len(found), abs=0.15)
+
+
+def test_operations_are_those_of_the_compiled_step(found):
+    assert [ours / xla for *_, ours, xla in found] == pytest.approx([1] * len(found), abs=0.1)
+
+
+@pytest.mark.parametrize("power", [6, 8, 11])
+def test_sizes_are_what_they_are_called(power):
+    assert count(sized(10**power, 8)) == pytest.approx(10**power, rel=0.3)
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_state_is_cut_as_the_plan_cuts_it(shape):
+    step = sized(10**7, 8)
+    params = step.shapes()
+    ts = TrainState(None, None, params, {}, jax.eval_shape(adamw().init, params), None, {}, None)
+    places = Plan(AbstractMesh(shape, AXES)).of_state(ts)
+    assert laid_out(step, shape).state == sum(jax.tree.leaves(jax.tree.map(shard_bytes, ts, places)))
+
+
+def test_fsdp_divides_the_state():
+    step = sized(10**8, 8)
+    assert laid_out(step, (1, 1, 1)).state / laid_out(step, (1, 8, 1)).state == pytest.approx(8, rel=0.01)
+
+
+def test_a_small_model_takes_data_parallel_and_a_large_one_does_not():
+    small, _ = choice.choose(sized(10**6, 4096), 8, H100, duration.EFFICIENCY)
+    assert small.layout.preset == "data_parallel" and choice.fits(small, H100)
+    large, _ = choice.choose(sized(10**11, 4096), 512, H100, duration.EFFICIENCY)
+    assert large.layout.preset != "data_parallel" and choice.fits(large, H100)
+
+
+def test_what_does_not_fit_is_told_with_what_would():
+    step = sized(10**11, 4096)
+    plan, least = choice.choose(step, 8, H100, duration.EFFICIENCY)
+    assert plan is None and least.memory.total > H100.memory
+    more = choice.enough(step, 16, H100, duration.EFFICIENCY)
+    assert more.devices() > 8 and choice.fits(more, H100)
+
+
+def test_a_ring_over_hosts_takes_the_slower_link():
+    """Numbers by hand: 8 GPUs share 8 cards of 50 GB/s; one of each host has its own alone."""
+    assert [link(H100, *group) for group in ((8, 1), (64, 1), (8, 8), (8, 4))] == [450e9, 400e9, 50e9, 100e9]
+    assert duration.all_reduce(1e9, 8, 8, H100) == pytest.approx(2 * 7 / 8 * 1e9 / 50e9)
+    assert duration.all_gather(1e9, 8, 1, H100) == pytest.approx(7 / 8 * 1e9 / 450e9)
+    assert duration.all_reduce(1e9, 1, 1, H100) == 0
+
+
+def test_exchanges_that_arithmetic_hides_add_nothing():
+    assert duration.exposed(busy=1.0, beside=0.5, within=0.1) == pytest.approx(0.1)
+    assert duration.exposed(busy=1.0, beside=1.5, within=0.1) == pytest.approx(0.6)

@@ -1,0 +1,243 @@
+"""Record files against TensorFlow, which wrote them, and against bytes written by hand; what is damaged is named."""
+
+import gzip
+import io
+import os
+import pickle
+import shutil
+import struct
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from PIL import Image
+
+from data_loader import protobuf
+from data_loader.base import Arrays
+from data_loader.record_files import RecordFiles
+from data_loader.records import numpy_example, numpy_record, tf_example, write_records
+from utils import UserError
+
+
+def test_encoded_images_and_labels_are_those_that_tensorflow_wrote(tf_folder):
+    digits = np.load(tf_folder / "digits.npz")
+    records = RecordFiles(str(tf_folder / "train-*.tfrecord"))
+    assert len(records) == 500
+    for i in (0, 7, 299, 300, 499):
+        x, y = tf_example(records[i], color="gray")
+        np.testing.assert_array_equal(x, digits["x"][i], strict=True)
+        assert y == digits["y"][i] and y.dtype == np.int32 and np.shape(y) == ()
+    x, _ = tf_example(records[0], image_size=(14, 20))
+    assert x.shape == (14, 20, 3) and x.dtype == np.uint8
+
+
+def test_numbers_and_raw_bytes_are_read_as_tensorflow_reads_them(tf_folder):
+    wanted = np.load(tf_folder / "varied.npz")
+    records = RecordFiles(str(tf_folder / "varied.tfrecord"))
+    for i in range(30):
+        tokens, scores = tf_example(records[i], x="tokens", y="scores")
+        np.testing.assert_array_equal(tokens, wanted["tokens"][i])
+        np.testing.assert_array_equal(scores, wanted["scores"][i], strict=True)
+        assert tokens.dtype == np.int32
+        pixels, label = tf_example(records[i], x="pixels", shape=(2, 3), dtype="float16")
+        np.testing.assert_array_equal(pixels, wanted["pixels"][i].reshape(2, 3), strict=True)
+        assert label == i
+    assert tf_example(records[3], x="tokens", shape=(5, 8))[0].shape == (5, 8)
+
+
+def message(number, *parts):
+    """A field of the wire format that holds bytes, by hand."""
+    data = b"".join(parts)
+    assert len(data) < 128
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+def test_lists_that_are_not_packed_and_fields_unknown_are_read_too():
+    ints = message(3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", message(1, b"\x96\x01\x02"))  # 5, then -1, then packed 150, 2
+    floats = message(2, b"\x0d" + struct.pack("<f", 1.5), message(1, struct.pack("<2f", -2, 0.25)))
+    entries = [message(1, message(1, name), message(2, value)) for name, value in ((b"a", ints), (b"b", floats), (b"c", b""))]
+    unknown = b"\x48\x07" + b"\x51" + b"x" * 8 + message(9, b"ignored")  # a varint, eight bytes, a length
+    found = protobuf.features(message(1, *entries) + unknown)
+    assert protobuf.values(found["a"]).tolist() == [5, -1, 150, 2]
+    assert protobuf.values(found["b"]).tolist() == [1.5, -2, 0.25]
+    assert protobuf.values(found["c"]) is None
+
+
+def test_no_cut_or_changed_example_does_worse_than_a_message(tf_folder):
+    record = RecordFiles(str(tf_folder / "varied.tfrecord"))[0]
+    random = np.random.default_rng(0)
+    for end in range(0, len(record), 3):
+        with pytest.raises(UserError):
+            tf_example(record[:end], x="tokens")
+    for place in random.integers(0, len(record), 500):
+        changed = bytearray(record)
+        changed[place] ^= 1 << random.integers(8)
+        with suppress(UserError):
+            tf_example(bytes(changed), x="tokens")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"x": "tokenz"}, r"no values of a feature 'tokenz'; its features: empty, label, pixels, scores, tokens, wide"),
+        ({"x": "empty"}, r"no values of a feature 'empty'"),
+        ({"x": "tokens", "shape": (5, 9)}, r"'tokens' has 40 values, the shape \[5, 9\] needs 45"),
+        ({"x": "pixels", "shape": (2, 3)}, r"'pixels' has 12 values, the shape \[2, 3\] needs 6"),
+        ({"x": "pixels", "shape": (2, 3), "dtype": "floot"}, r"are no floot\[2, 3\]"),
+        ({"x": "pixels"}, r"'pixels' is no readable image .*; raw numbers need a `shape`"),
+        ({"x": "tokens", "y": "pixels"}, r"'pixels' is b'.*a target needs numbers"),
+        ({"x": "wide"}, r"'wide' has 1099511627776, which is no int32"),
+    ],
+)
+def test_features_that_do_not_fit_are_named(tf_folder, arguments, said):
+    record = RecordFiles(str(tf_folder / "varied.tfrecord"))[0]
+    with pytest.raises(UserError, match=said):
+        tf_example(record, **arguments)
+
+
+def test_what_is_written_is_read_again_in_its_order(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(25, 3, 2)).astype(np.float32), np.arange(25, dtype=np.int8)
+    paths = write_records(tmp_path / "new" / "train", Arrays(x, y), shards=4)
+    assert [path.name for path in paths] == [f"train-0000{i}-of-00004.array_record" for i in range(4)]
+    assert sorted(os.listdir(tmp_path / "new")) == [path.name for path in paths]
+    records = pickle.loads(pickle.dumps(RecordFiles(str(tmp_path / "new" / "train-*"))))  # as it goes to a worker
+    assert len(records) == 25
+    for i in range(25):
+        for part, wanted in zip(numpy_example(records[i]), (x[i], y[i]), strict=True):
+            np.testing.assert_array_equal(part, wanted, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (b"", "is not two arrays"),
+        (b"some text, long enough to be an array", "is not two arrays"),
+        (numpy_record([np.zeros(3)]), "is not two arrays"),
+        (numpy_record([np.zeros(3), np.zeros(4)])[:-1], r"ends within an array of float64\[4\]"),
+        (numpy_record([np.zeros(3), np.zeros(4)]) + b"x", "has 1 bytes after its two arrays"),
+        (numpy_record([np.asfortranarray(np.zeros((2, 3))), 1]), "Fortran order"),
+    ],
+    ids=["nothing", "text", "one array", "cut", "too long", "fortran"],
+)
+def test_records_that_are_no_arrays_are_told(record, said):
+    with pytest.raises(UserError, match=said):
+        numpy_example(record)
+
+
+def test_an_object_array_is_refused_and_never_unpickled():
+    file = io.BytesIO()
+    for _ in range(2):
+        np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="an array of object"):
+        numpy_example(file.getvalue())
+
+
+def flipped(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("format", ["array_record", "tfrecord"])
+def test_a_damaged_record_is_named_and_the_others_are_read(tf_folder, tmp_path, format):
+    path = tmp_path / f"some.{format}"
+    if format == "tfrecord":
+        shutil.copy(tf_folder / "test.tfrecord", path)
+    else:
+        writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+        for i in range(100):
+            writer.write(np.random.default_rng(i).bytes(500))
+        writer.close()
+    whole = [RecordFiles(str(path))[i] for i in range(100)]
+    flipped(path, path.read_bytes().index(whole[40][-100:-10]))
+    records, bad = RecordFiles(str(path)), []
+    for i in range(100):
+        try:
+            assert records[i] == whole[i]
+        except UserError as error:
+            assert str(error).startswith(f"{path}: record {i} cannot be read (") and "copy the file again" in str(error)
+            bad.append(i)
+    assert bad == [40]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def compress(path):
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (cut, "ends within record 99; copy the file again"),
+        (lambda path: flipped(path, 3), "neither an ArrayRecord file nor a TFRecord file"),
+        (
+            lambda path: flipped(path, 19 + int.from_bytes(path.read_bytes()[:8], "little")),
+            "record 1 is damaged, and what fol",
+        ),
+        (lambda path: path.write_text("just text"), "neither an ArrayRecord file nor a TFRecord file"),
+        (compress, "is compressed as a whole.*gunzip"),
+        (lambda path: path.write_bytes(b""), "has no records in its 1 files"),
+        (lambda path: path.unlink(), "no such file; name one, or many with a pattern"),
+    ],
+    ids=["cut", "its start", "a length", "text", "gzip", "empty", "gone"],
+)
+def test_files_that_cannot_be_indexed_are_told(tf_folder, tmp_path, spoil, said):
+    path = tmp_path / "some.tfrecord"
+    shutil.copy(tf_folder / "test.tfrecord", path)
+    spoil(path)
+    with pytest.raises(UserError, match=rf"some\.tfrecord: .*{said}"):
+        RecordFiles(str(path))
+
+
+def test_a_cut_array_record_is_told(tmp_path):
+    (path,) = write_records(tmp_path / "x", Arrays(np.zeros((300, 500)), np.zeros(300)))
+    cut(path)
+    with pytest.raises(UserError, match="no whole ArrayRecord file"):
+        RecordFiles(str(path))
+
+
+def test_a_shard_that_is_missing_is_told_unless_some_are_asked_for(tmp_path):
+    paths = write_records(tmp_path / "x", Arrays(np.zeros(8), np.zeros(8)), shards=4)
+    paths[2].unlink()
+    with pytest.raises(UserError, match=r"x-00002-of-00004\.array_record: is missing, with 3 of its 4 files there"):
+        RecordFiles(str(tmp_path / "x-*"))
+    assert len(RecordFiles(str(tmp_path / "x-0000[01]-of-00004.array_record"))) == 4
+    assert len(RecordFiles(str(paths[3]))) == 2
+
+
+def test_many_records_are_indexed_by_their_lengths_alone(tmp_path):
+    """Of a file with large records only the lengths are read: it is far quicker than reading it."""
+    from data_loader.record_files import _checksum
+
+    length = (50_000_000).to_bytes(8, "little")
+    with open(tmp_path / "sparse", "wb") as file:  # a file with holes: the data is never written, nor read
+        for i in range(200):
+            file.seek(i * 50_000_016)
+            file.write(length + _checksum(length))
+        file.truncate(200 * 50_000_016)
+    began = time.monotonic()
+    assert len(RecordFiles(str(tmp_path / "sparse"))) == 200
+    assert time.monotonic() - began < 1
+
+
+def test_a_picture_that_is_sideways_is_turned_upright():
+    pixels, exif, file = np.zeros((8, 8, 3), np.uint8), Image.Exif(), io.BytesIO()
+    pixels[:4], exif[0x0112] = 255, 3  # bright above, taken upside down
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    value = file.getvalue()
+
+    def field(number, data):
+        size = protobuf.encoded(len(data))
+        return bytes([number << 3 | 2]) + size + data
+
+    def entry(name, feature):
+        return field(1, field(1, name) + field(2, feature))
+
+    record = field(1, entry(b"image", field(1, field(1, value))) + entry(b"label", field(3, b"\x08\x02")))
+    image, label = tf_example(record)
+    assert image[0].max() == 0 and image[7].min() == 255 and label == 2
