@@ -40,9 +40,16 @@ def source(folder, **arguments):
 
 
 def workers():
-    """The processes that this one has started, but for the one that tidies shared memory."""
-    found = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if "spawn_main" in line]
+    """The processes that this one has started with multiprocessing, but for the one that tidies shared memory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            ours = parent == os.getpid() and b"spawn_main" in (path / "cmdline").read_bytes()
+            found += [path.name] if ours else []
+        except OSError:  # it has ended
+            continue
+    return found
 
 
 def shared():
