@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from training.launcher import free_port
@@ -41,6 +42,15 @@ def start_all(program, *arguments, processes=2, devices=1, by_config=False, **en
         own["env"] = environment | ({} if by_config else variables)
         started.append(subprocess.Popen(**own, cwd=environment.get("PLACE", ROOT), **pipes))
     return started
+
+
+def marked(mark):
+    """The processes that have this text in their environment, as they inherited it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is not ours
+            found += [path.parent.name] if mark.encode() in path.read_bytes() else []
+    return found
 
 
 def finished(started, timeout=120, code=0):

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from inference.load import load
-from tests.processes import ROOT, finished, start_all
+from tests.processes import ROOT, finished, marked, start_all
 from training.checkpoint import storage
 
 pytestmark = pytest.mark.skipif(
@@ -70,14 +69,8 @@ def train(place, *arguments, code=0, at=""):
 
 
 def left_over(place):
-    """The processes that still have this test's mark in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            found += [path.parent.name] if f"{MARK}={place}".encode() in path.read_bytes() else []
-        except OSError:  # it has ended, or is not ours
-            continue
-    return found
+    """The processes that still have this test's mark."""
+    return marked(f"{MARK}={place}")
 
 
 def rows(place, folder):
@@ -159,6 +152,14 @@ def test_a_mistake_is_told_once_before_anything_is_started(place):
     said, complaint = train(place, "--processes", "2", "loader.batch_size=-1", code=2)
     assert said == ""
     assert complaint == "config.json: loader.batch_size: must be at least 1, got -1\n"
+
+
+def test_a_missing_library_is_told_before_anything_is_started(place, monkeypatch):
+    (place / "sitecustomize.py").write_text("import sys\nsys.modules['orbax'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    said, complaint = train(place, "--processes", "2", code=2)
+    assert said == ""
+    assert complaint == "checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`\n"
 
 
 def test_a_mistake_that_only_the_processes_find_ends_all_of_them(place):

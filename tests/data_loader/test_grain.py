@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ from data_loader.digits import draw
 from data_loader.grain_source import Records, grain
 from data_loader.loader import batches, collate, epoch_order, first_batches, split
 from data_loader.records import numpy_example, write_records
+from tests.processes import ROOT, marked
 from training.checkpoint.storage import load
 from training.rates import TIMES
 from utils import RunError, UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 X, Y = draw(0, 600)
 
 
@@ -43,12 +44,9 @@ def workers():
     """The processes that this one has started with multiprocessing, but for the one that tidies shared memory."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has ended
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            ours = parent == os.getpid() and b"spawn_main" in (path / "cmdline").read_bytes()
-            found += [path.name] if ours else []
-        except OSError:  # it has ended
-            continue
+            found += [path.name] if parent == os.getpid() and b"spawn_main" in (path / "cmdline").read_bytes() else []
     return found
 
 
@@ -241,13 +239,7 @@ class Training:
 
     def alive(self):
         """The processes with the mark."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                found += [path.parent.name] if self.mark.encode() in path.read_bytes() else []
-            except OSError:  # it has ended, or is not ours
-                continue
-        return found
+        return marked(self.mark)
 
 
 def run_folder(place):

@@ -8,7 +8,6 @@ import pickle
 import random
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.processes import finished, start_all
 from training.checkpoint.orbax_folder import digests, read, read_record, write
 from utils import Damaged, RunError, UserError
 
@@ -63,26 +63,6 @@ def small(epoch):
 
 def files(folder):
     return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def run(program, *args, **environment):
-    """Start a Python that runs a program with its output kept; it must be killed, for JAX may catch what asks it to end."""
-    command = [sys.executable, "-c", program, *map(str, args)]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def finished(*started, timeout=100):
-    """What each wrote to stdout and stderr, once all have ended well."""
-    try:
-        said = [process.communicate(timeout=timeout) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, complaint) in zip(started, said, strict=True):
-        assert process.returncode == 0, complaint
-    return said
 
 
 @pytest.fixture
@@ -148,7 +128,7 @@ assert all((a == whole).all() for a in read(sys.argv[1])[0].values())
 
 
 def test_what_four_devices_hold_one_device_reads(tmp_path):
-    finished(run(SHARDED, tmp_path / "a.orbax", JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=4"))
+    finished(start_all(SHARDED, tmp_path / "a.orbax", processes=1, devices=4))
     arrays, record = read(tmp_path / "a.orbax")
     whole = np.arange(96, dtype=np.float32).reshape(8, 12)
     assert record == {"devices": 4}
@@ -159,10 +139,10 @@ TWO_PROCESSES = """
 import sys, threading
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from training import processes
 from training.checkpoint.orbax_folder import read, write
-path, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+path = sys.argv[1]
+processes.join()
 assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
 mesh = Mesh(jax.devices(), ("data",))
 whole = np.arange(96, dtype=np.float32).reshape(8, 12)
@@ -188,11 +168,7 @@ assert done
 
 @pytest.mark.skipif(sys.platform != "linux", reason="JAX has Gloo's collectives, for several processes on CPU, on Linux alone")
 def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    finished(*(run(TWO_PROCESSES, tmp_path / "a.orbax", port, index, **flags) for index in (0, 1)))
+    finished(start_all(TWO_PROCESSES, tmp_path / "a.orbax", processes=2, devices=2))
     assert os.listdir(tmp_path) == ["a.orbax"]
     arrays, record = read(tmp_path / "a.orbax")
     whole = np.arange(96, dtype=np.float32).reshape(8, 12)
@@ -344,7 +320,7 @@ def test_whenever_it_is_killed_the_former_or_the_new_one_is_read(tmp_path, forme
             write(tmp_path / "1" / "a.orbax", small(3), {"epoch": 3})
         elif former:
             shutil.copytree(tmp_path / "1" / "a.orbax", tmp_path / str(stop) / "a.orbax")
-    [(said, _)] = finished(run(KILLED, tmp_path, JAX_PLATFORMS="cpu"))
+    [(said, _)] = finished(start_all(KILLED, tmp_path, processes=1))
     survived, seen = int(said), []
     assert 10 < survived < most
     for stop in range(1, survived + 1):
