@@ -18,6 +18,10 @@ class Damaged(UserError):
     """A file that is not what was written into it."""
 
 
+class UnknownFact(ValueError):
+    """An argument was left to a fact that nothing tells; not worth a line where what would tell it is wrong itself."""
+
+
 class RunError(Exception):
     """The run cannot go on, through no mistake in the config (disk, network, divergence); one message, exit code 1."""
 

@@ -33,6 +33,7 @@ def test_the_sample_learns_mnist():
     assert run.runner.feeds["train"].looped  # none of its convolutions is slow in a loop
 
 
+@pytest.mark.torture
 def test_the_stand_in_is_learned_too_but_not_in_one_epoch():
     run = train("data=digits")
     assert 0.7 < run.history[0]["test_accuracy"] < 0.995

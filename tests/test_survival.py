@@ -20,7 +20,7 @@ from training.checkpoint.storage import Incomplete, load, newest
 from training.rates import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
-KILLS = int(os.environ.get("KILLS", "10"))
+KILLS = int(os.environ.get("KILLS", "6"))
 EPOCHS = 40
 CONFIG = {
     "title": "Survivor",
@@ -62,7 +62,7 @@ def place(tmp_path):
 def start(place, *arguments, program="train.py"):
     command = [sys.executable, str(ROOT / program), *map(str, arguments)]
     environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
-    environment["JAX_ENABLE_COMPILATION_CACHE"] = str(KILLS <= 10).lower()
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = str(KILLS <= 6).lower()
     return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 

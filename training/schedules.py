@@ -5,6 +5,7 @@ import numpy as np
 
 from training.base import Schedule
 from training.ranges import share
+from utils import UnknownFact
 
 
 def constant(value: float = 1.0) -> Schedule:
@@ -127,7 +128,7 @@ def in_steps(name, steps, epochs, steps_per_epoch):
     if steps is not None:
         raise ValueError(f"{name}steps: {steps}, yet {name}epochs is {epochs}; give only one of them")
     if steps_per_epoch is None:
-        raise ValueError(f"{name}epochs: {epochs} needs steps_per_epoch, which is unknown; give it, or {name}steps")
+        raise UnknownFact(f"{name}epochs: {epochs} needs steps_per_epoch, which is unknown; give it, or {name}steps")
     return np.rint(np.multiply(epochs, steps_per_epoch)).astype(int).tolist()
 
 
@@ -136,9 +137,10 @@ def length(steps, epochs, steps_per_epoch, total_steps):
     found = in_steps("", steps, epochs, steps_per_epoch)
     found = total_steps if found is None else found
     if found is None:
-        raise ValueError("steps: not given, and total_steps is unknown; give steps or epochs")
+        raise UnknownFact("steps: not given, and total_steps is unknown; give steps or epochs")
     if found < 1:
-        raise ValueError(f"steps: must be at least 1, got {found}")
+        given = f"steps: must be at least 1, got {found}" if epochs is None else f"epochs: {epochs} is {found} steps; at least 1"
+        raise ValueError(given)
     return found
 
 

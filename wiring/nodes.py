@@ -3,7 +3,7 @@
 import inspect
 from functools import partial
 
-from utils import UserError, where_and_why
+from utils import UnknownFact, UserError, where_and_why
 from wiring import parts
 from wiring.config import show
 from wiring.values import Misfit, convert
@@ -170,7 +170,8 @@ class Nodes:
         except UserError as error:
             self.problem(path, str(error))
         except ValueError as error:
-            for line in str(error).splitlines():
+            told = [] if isinstance(error, UnknownFact) and self.problems else str(error).splitlines()
+            for line in told:
                 argument, _, message = line.partition(": ")
                 known = argument in inspect.signature(factory).parameters
                 self.problem(*(f"{path}.{argument}", message) if known else (path, line))

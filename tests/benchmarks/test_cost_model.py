@@ -24,10 +24,11 @@ PROGRAM = """
 import json, sys
 from benchmarks.cost.compare import compared, small
 few = [
-    (small(512, 2, 8), (1, 1, 1)),
-    (small(256, 2, 64), (1, 8, 1)),
+    (small(192, 1, 64), (1, 8, 1)),
 ]
 more = [
+    (small(512, 2, 8), (1, 1, 1)),
+    (small(256, 2, 64), (1, 8, 1)),
     (small(512, 2, 64), (4, 1, 2)),
     (small(64, 4, 32), (1, 1, 1)),
     (small(128, 3, 16, patch=2, remat=True), (1, 1, 1)),

@@ -220,11 +220,11 @@ small = mlp((8, 8, 1), 3, dims=(4,), dropout=0.1)
 rows = (None, None, "fsdp", None)
 cube = {"data": 2, "fsdp": 2, "tensor": 2}
 few = {
-    "resnet": (resnet((8, 8, 1), 3, widths=(16,), depth=1), {"fsdp": -1}, {"blocks/0/first/conv/weight": rows}, {}),
     "vit": (vit((8, 8, 1), 3, dim=32, depth=1, heads=4, dropout=0.1), cube, {"blocks/0/expand/weight": ("fsdp", "tensor")}, {}),
     "streamed": (mlp((8, 8, 1), 3, dims=(4,)), {"data": 4, "fsdp": 2}, {}, {"device_budget_mb": 0, "accumulate": 2}),
 }
 more = {
+    "resnet": (resnet((8, 8, 1), 3, widths=(16,), depth=1), {"fsdp": -1}, {"blocks/0/first/conv/weight": rows}, {}),
     "convnext": (convnext((8, 8, 1), 3, dims=(32,)), cube, {"blocks/0/project/weight": (None, None, "tensor", "fsdp")}, {}),
     "dropout": (small, {"data": 4, "fsdp": 2}, {}, {"device_budget_mb": 0}),
     "replicas": (small, {}, {}, {"replicas": 2}),

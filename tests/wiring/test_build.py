@@ -102,8 +102,15 @@ def test_a_missing_key(sound, key):
 
 def test_all_mistakes_are_told_at_once(sound):
     config = spoiled(
-        sound, "foo=1", "model.name=convnxt", "loader.batch_size=0", "training.epochs=0", "optimizer.args.lr=-1", "loss=x"
-    )
+        sound,
+        "foo=1",
+        "model.name=convnxt",
+        "loader.batch_size=0",
+        "training.epochs=0",
+        "optimizer.args.lr=-1",
+        "loss=x",
+        "schedule=cosine",
+    )  # how long the schedule is to last is unknown then, which is not the mistake
     with pytest.raises(UserError) as told:
         build(config, "c")
     places = [line.split(": ")[1] for line in str(told.value).splitlines() if line.startswith("c: ")]
