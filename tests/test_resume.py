@@ -275,6 +275,7 @@ def test_a_second_signal_ends_a_run_at_once(place):
     assert process.returncode in (1, 75)  # the second may come after all is done
 
 
+@pytest.mark.torture
 def test_two_runs_of_one_title_in_the_same_second_get_two_folders(place):
     processes = [start(place, "-c", "small.json", "title=Twins", "training.epochs=1") for _ in range(2)]
     for process in processes:
@@ -288,7 +289,7 @@ def test_two_runs_of_one_title_in_the_same_second_get_two_folders(place):
 LIMITED = "import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); sys.exit(train.main())"
 
 
-@pytest.mark.parametrize("mode", ["stop", "go_on"])
+@pytest.mark.parametrize("mode", ["stop", pytest.param("go_on", marks=pytest.mark.torture)])
 def test_a_full_disk_stops_the_run_or_not_as_configured(place, mode):
     """A limit on the size of files stands for the disk; the earlier checkpoint stays, and is gone on from later."""
     folder = only_run(place)

@@ -29,6 +29,7 @@ CONFIG = {
     "metrics": ["accuracy"],
     "optimizer": "adamw",
     "training": {"epochs": 4, "ema": 0.9},
+    "mesh": {"fsdp": -1},
     "logging": {"every_steps": 3, "report": False},
     "callbacks": ["at.At"],
 }
@@ -94,7 +95,7 @@ def test_two_processes_give_the_numbers_of_one_and_go_on_to_the_same_bits_whatev
 
 
 def speaks_with_one_voice_and_the_numbers_of_one(place, said):
-    assert "[0] [main INFO]" in said and "2 x cpu, in 2 processes" in said
+    assert "[0] [main INFO]" in said and "2 x cpu (fsdp 2), in 2 processes" in said
     assert all(line.startswith("[0] ") for line in said.splitlines())
     train(place, "checkpoint.dir=one")
     one, several = rows(place, "one"), rows(place, "two")

@@ -132,6 +132,7 @@ def test_two_steps_of_everything(small):
     assert code == 2 and "do not go together" in err
 
 
+@pytest.mark.torture
 def test_debugging_compiles_nothing_so_that_a_print_sees_values(small):
     """Its first step will do: test_programs.py has whole runs."""
     (small / "mine.py").write_text(

@@ -16,7 +16,9 @@ def put(tree, places):
 
 
 def put_leaf(leaf, place):
-    """One array; what lies on the devices already is only moved there."""
+    """One array; what lies on the devices already is only moved there, what lies on the disk is read there."""
+    if hasattr(leaf, "placed"):
+        return leaf.placed(place)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, place)
     if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):

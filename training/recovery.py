@@ -75,7 +75,8 @@ def check_unchanged(runner, probe, pretrained, found):
     if found and probe_of(found.arrays[0]):
         path, arrays, weights = found.paths[0], found.arrays[0], "params" if ts.ema is None else "ema"
         tree = filled(path, arrays, {weights: ts.params, "state": ts.state})
-        answer = probe(tree[weights], tree["state"])
+        where = runner.on_devices if several() else tuple  # weights that several processes hold may fit none of their hosts
+        answer = probe(*where((tree[weights], tree["state"])))
         check_meaning(path, probe_of(arrays), answer, "say --override to go on with the model as it is now")
 
 

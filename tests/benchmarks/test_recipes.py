@@ -25,6 +25,7 @@ SHAPES = {
 STEPS = 4
 
 
+@pytest.mark.torture
 @pytest.mark.parametrize("suffix", RECIPES)
 def test_other_frameworks_take_the_steps_that_ours_takes(suffix):
     workload = Workload(**recipe_of(RECIPES[suffix])["workload"])._replace(epochs=1, warmup=0.25)

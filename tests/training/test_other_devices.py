@@ -56,12 +56,13 @@ def losses(folder):
     return {name: [[v for k, v in json.loads(line).items() if "loss" in k] for line in lines] for name, lines in read.items()}
 
 
+@pytest.mark.torture  # tests/test_several_processes.py has one such case
 @pytest.mark.parametrize(
     ("model", "tolerance"),
     [
         ("mlp", 1e-9),
-        pytest.param("resnet", 1e-9, marks=pytest.mark.torture),
-        pytest.param("vit", 1e-5, marks=pytest.mark.torture),  # in float32
+        ("resnet", 1e-9),
+        ("vit", 1e-5),  # in float32
     ],
 )
 def test_begun_on_four_devices_gone_on_with_on_one_and_on_two(tmp_path, model, tolerance):

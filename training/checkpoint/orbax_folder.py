@@ -12,10 +12,12 @@ is `.<name>.former` meanwhile; a reader that finds nothing in the place takes th
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -24,6 +26,7 @@ import numpy as np
 from utils import Damaged, RunError, UserError, first_line
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
+LARGE = 2**12  # numbers: up to here an array is read at once
 
 
 def write(path, arrays, record):
@@ -56,7 +59,8 @@ def write(path, arrays, record):
 
 
 def read(path):
-    """({name: NumPy array}, record), once the digest of every file is found right; each process reads for itself."""
+    """({name: NumPy array}, record), once the digest of every file is found right; each process reads for itself. Of several
+    processes none may have room for the whole: there a large array is Stored."""
     ocp = import_orbax()
     with telling(path):
         folder = find(path)
@@ -64,14 +68,44 @@ def read(path):
         note = json.loads((folder / NOTE).read_bytes())
         forms = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in note["arrays"].items()}
         arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in forms.items() if 0 in shape}
-        if filled := forms.keys() - arrays:
-            wanted = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in filled}
-            args = ocp.args.PyTreeRestore(item=dict.fromkeys(filled, 0), restore_args=wanted)
-            with orbax(ocp, {jax.process_index()}) as reader:
-                arrays |= reader.restore(folder / ARRAYS, args=args)
+        large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE and jax.process_count() > 1]
+        stored = {name: Stored(path, name, *forms[name]) for name in large}
+        if filled := forms.keys() - arrays.keys() - stored.keys():
+            arrays |= restored(folder, dict.fromkeys(filled, ocp.RestoreArgs(restore_type=np.ndarray)), some=bool(stored))
+        arrays |= stored
         if {name: (a.dtype, a.shape) for name, a in arrays.items()} != forms:
             raise Damaged(f"{path}: is damaged: its arrays are not those that {NOTE} tells of")
         return {name: arrays[name] for name in forms}, dict(note["record"])
+
+
+def restored(folder, wanted, some=True):
+    """{name: array} as these arguments of Orbax say, for this process alone; `some` of those that are there, or all."""
+    ocp = import_orbax()
+    args = ocp.args.PyTreeRestore(item=dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=some)
+    with orbax(ocp, {jax.process_index()}) as reader:
+        return reader.restore(folder / ARRAYS, args=args)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array that is still on the disk: a process reads the part of it that its devices are to hold."""
+
+    path: Path
+    name: str
+    dtype: np.dtype
+    shape: tuple
+
+    def placed(self, place):
+        """It on the devices, as a sharding says."""
+        return self.read(import_orbax().ArrayRestoreArgs(sharding=place))
+
+    def __array__(self, dtype=None, copy=None):
+        return self.read(import_orbax().RestoreArgs(restore_type=np.ndarray)).astype(dtype or self.dtype, copy=False)
+
+    def read(self, wanted):
+        """It as Orbax is asked for it."""
+        with telling(self.path):
+            return restored(find(self.path), {self.name: wanted})[self.name]
 
 
 def read_record(path):

@@ -18,7 +18,7 @@ def filled(path, arrays, like):
     """The tree `like` (of arrays, or of their shapes) with a checkpoint's arrays on the host; types must agree as well."""
     wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
     refuse(f"{path}: does not fit this run", differences(under(like, arrays), wanted, operator.eq, "run"))
-    return map_named(lambda name, leaf: typed(np.asarray(arrays[name]), leaf), like)
+    return map_named(lambda name, leaf: typed(arrays[name], leaf), like)
 
 
 def sums_so_far(arrays, zeros):

@@ -137,11 +137,13 @@ def test_what_four_devices_hold_one_device_reads(tmp_path):
 
 TWO_PROCESSES = """
 import sys, threading
+from pathlib import Path
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from training import processes
 from training.checkpoint.orbax_folder import read, write
-path = sys.argv[1]
+from training.placing import put_leaf
+path = Path(sys.argv[1])
 processes.join()
 assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
 mesh = Mesh(jax.devices(), ("data",))
@@ -154,6 +156,9 @@ def save():
         write(path, arrays, {"epoch": epoch})
         arrays, record = read(path)  # both find it in its place when they return
         assert record == {"epoch": epoch} and (arrays["rows"] == whole + epoch).all() and (arrays["all"] == whole).all()
+    large = np.arange(2**16, dtype=np.float32).reshape(2**8, 2**8)
+    key = np.asarray(jax.random.key_data(jax.random.key(3)))
+    write(path.with_name("large.orbax"), {"cut": put(large, "data"), "whole": put(large), "key": key}, {"epoch": 1})
     done.append(True)
 done, total = [], jax.jit(lambda a: a * 0.5 + a.sum() * 0)
 writing = threading.Thread(target=save)
@@ -163,13 +168,24 @@ for _ in range(200):  # collectives of its own, which those of a checkpoint must
     array = jax.block_until_ready(total(array))
 writing.join()
 assert done
+arrays, record = read(path.with_name("large.orbax"))
+large = np.arange(2**16, dtype=np.float32).reshape(2**8, 2**8)
+assert [type(a).__name__ for a in arrays.values()] == ["Stored", "Stored", "ndarray"]
+assert (arrays["cut"].shape, arrays["cut"].dtype) == (large.shape, large.dtype)
+assert (np.asarray(arrays["cut"]) == large).all()
+for name in ("cut", "whole"):
+    for axes in (("data",), (None, "data"), ()):
+        found = put_leaf(arrays[name], NamedSharding(mesh, P(*axes)))
+        assert found.sharding.spec == P(*axes) and len(found.addressable_shards) == 2
+        for shard in found.addressable_shards:
+            assert (np.asarray(shard.data) == large[shard.index]).all() and shard.data.dtype == large.dtype
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="JAX has Gloo's collectives, for several processes on CPU, on Linux alone")
 def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
     finished(start_all(TWO_PROCESSES, tmp_path / "a.orbax", processes=2, devices=2))
-    assert os.listdir(tmp_path) == ["a.orbax"]
+    assert sorted(os.listdir(tmp_path)) == ["a.orbax", "large.orbax"]
     arrays, record = read(tmp_path / "a.orbax")
     whole = np.arange(96, dtype=np.float32).reshape(8, 12)
     assert record == {"epoch": 3}
