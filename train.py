@@ -95,7 +95,10 @@ def run(arguments):
         from training.checkpoint.storage import check_format
         from training.launcher import launch
 
-        parts = build(read(file, arguments.overrides), file.name, trusted)  # a mistake is told before anything is started
+        config = read(file, arguments.overrides)
+        if config.get("distributed"):
+            raise UserError("--processes: leave `distributed` out of the config; the processes that it starts know of each other")
+        parts = build(config, file.name, trusted)  # a mistake is told before anything is started
         check_format(parts.checkpoint.format, arguments.processes)
         return launch(arguments.processes)
     config = read(file, arguments.overrides)
@@ -202,7 +205,8 @@ def failed(error):
         return fail(error, BAD_INPUT)
     if isinstance(error, RunError | OSError):
         return fail(error, FAILED)
-    if (processes := sys.modules.get("training.processes")) and (gone := processes.lost(error)):
+    processes = sys.modules.get("training.processes")
+    if processes and (gone := processes.lost(error)):
         return fail(gone, FAILED)
     if isinstance(error, MemoryError) or "Out of memory" in str(error):
         hint = "take a smaller loader.batch_size, cut batches with training.accumulate, or stream with loader.device_budget_mb=0"
@@ -212,6 +216,9 @@ def failed(error):
         return fail(f"{error}\nThe traceback is in train.log; --post-mortem opens the debugger there", FAILED)
     if isinstance(error, BdbQuit):
         return fail("Left the debugger", FAILED)
+    if processes and processes.several():  # which would wait for each other when the interpreter ends
+        traceback.print_exception(error)
+        return FAILED
     raise error
 
 

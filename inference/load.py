@@ -60,7 +60,7 @@ def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, bat
     raw, inputs = forms(parts, weights.record, shape)
     shapes = shapes_of(parts.model, source)
     weights.check(*shapes)
-    params, state = weights.merged(*shapes)
+    params, state = weights(*shapes)
     check_applies(parts.model, shapes, inputs, batch or 1, source, form)
     if weights.probe:
         mend = "use a checkout whose model/ is as it was"

@@ -49,16 +49,17 @@ def check_sharding(given):
 class DistributedOptions:
     """Who else trains: what the environment tells (SLURM, Open MPI, Kubernetes, JAX_COORDINATOR_ADDRESS), unless said here."""
 
-    coordinator: str | None = None  # address:port of process 0; "auto": as JAX finds out, as on a TPU pod
+    coordinator: str | None = None  # address:port of process 0; "auto": as JAX finds out (a TPU pod); "none": train alone
     num_processes: int | None = None
     process_id: int | None = None
 
     def __post_init__(self):
         check(self, num_processes=1, process_id=0)
         told = (self.num_processes, self.process_id)
-        if (self.coordinator in (None, "auto")) != (told == (None, None)) or (None in told and told != (None, None)):
+        word = self.coordinator in (None, "auto", "none")
+        if word != (told == (None, None)) or (None in told and told != (None, None)):
             raise ValueError("coordinator, num_processes and process_id go together; leave all of them out, or none")
-        if self.coordinator not in (None, "auto") and not re.fullmatch(r".+:\d{1,5}", self.coordinator):
+        if not word and not re.fullmatch(r".+:\d{1,5}", self.coordinator):
             raise ValueError(f"coordinator: must be address:port, as 10.0.0.1:1234, got {self.coordinator!r}")
         if self.process_id is not None and self.process_id >= self.num_processes:
             raise ValueError(f"process_id: must be below num_processes, {self.num_processes}, got {self.process_id}")

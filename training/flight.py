@@ -25,6 +25,7 @@ class Tick(NamedTuple):
     pace: int  # steps that take CHUNK_SECONDS
     line: bool  # whether a log line is due by time
     save: bool  # and a checkpoint
+    asked: int  # which callbacks asked for the step after the chunk, a bit for each
 
 
 class Chunk(NamedTuple):
@@ -45,7 +46,9 @@ class Flight:
     def __init__(self, loop):
         self.loop, self.run, self.runner, self.reporting = loop, loop.run, loop.runner, loop.reporting
         self.watched = any(hasattr(c, "on_step_end") and not getattr(c, "observer", False) for c in loop.callbacks)
-        self.stepping = [callback for callback in loop.callbacks if hasattr(callback, "steps_left")]
+        # Observers are asked in process 0 alone, so a number stands for the same callback in every process.
+        mine = [id(callback) for callback in loop.callbacks]
+        self.asked = [(i, c) for i, c in enumerate(loop.all_callbacks) if hasattr(c, "steps_left") and id(c) in mine]
         self.chunk = self.pace = 8  # steps in a call, as they are and as they should be; until their pace is known
         self.settled = None  # when the last chunk was done
         self.flying = []  # chunks that are not settled
@@ -62,19 +65,19 @@ class Flight:
         sums, taken = None, 1
         with progress_bar(run.epoch, run.steps, position) as bar:
             while taken:
-                wants = [(first_step + position + steps_left(c, first_step + position), c) for c in self.stepping]
-                tick = self.tick(position, first_step + position, wants)
+                tick = self.tick(position, first_step + position)
                 if run.stopped:  # a signal to any process
                     break
                 taken, reports = runner.train(tick.length)
                 position += taken
                 done = time.perf_counter() if all(leaf.is_ready() for leaf in jax.tree.leaves(reports)) else None
-                since, asking = self.line_since(position, taken, tick.line), at(first_step + position, wants)
-                chunk = Chunk(reports, position, taken, since, done, asking)
+                since = self.line_since(position, taken, tick.line)
+                asking = tick.asked if taken == tick.length else 0
+                chunk = Chunk(reports, position, taken, since, done, [c for i, c in self.asked if asking >> i & 1])
                 self.flying += [chunk] if taken else []
                 due = taken and position != run.steps and (tick.save or keeper.due(first_step + position))
                 # A save is of this very step, and a hook sees and answers it.
-                exact = due or chunk.asking or (self.watched and chunk.since is not None)
+                exact = due or asking or (self.watched and chunk.since is not None)
                 sums = self.settle(bar, leave=0 if exact else 1) or sums
                 if due:
                     keeper.save(run, self.loop.cut)
@@ -87,23 +90,25 @@ class Flight:
         """Go on in an epoch whose last line was at this position."""
         self.flying, self.lined, self.told = [], lined, lined
 
-    def tick(self, position, step, wants):
+    def tick(self, position, step):
         """What comes next, at the same place in every process."""
         by_time = self.reporting.every_seconds and time.monotonic() - self.lined_at >= self.reporting.every_seconds
         self.chunk = self.pace
-        found = Tick(self.length(position, step, wants), self.pace, bool(by_time), self.loop.keeper.time_is_up())
+        wants = {i: steps_left(callback, step) for i, callback in self.asked}
+        length = self.length(position, step, wants.values())
+        asked = sum(1 << i for i, left in wants.items() if left == length)
+        found = Tick(length, self.pace, bool(by_time), self.loop.keeper.time_is_up(), asked)
         if several():
             found = Tick(*agreed(list(found)))
             self.chunk = self.pace = found.pace
             self.loop.look_for_signals()
         return found
 
-    def length(self, position, step, wants):
+    def length(self, position, step, asked):
         """Steps until something is to be done, at most what takes CHUNK_SECONDS."""
         every, ring = self.reporting.every_steps, self.runner.ring
         to_line = every - position % every if every else 2**30
         to_full_ring = ring - (position - self.lined) if ring else 2**30
-        asked = [target - step for target, _ in wants]
         length = min(self.chunk, to_line, to_full_ring, self.loop.keeper.steps_left(step), *asked)
         assert length >= 1, (position, self.lined)  # no step taken is the end of an epoch
         return length
@@ -180,8 +185,3 @@ class Flight:
         if self.settled:
             self.pace = max(1, round(CHUNK_SECONDS * taken / max(done - self.settled, 1e-6)))
         self.settled = done
-
-
-def at(step, wants):
-    """The callbacks that asked for a step."""
-    return [callback for target, callback in wants if target == step]

@@ -14,16 +14,18 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from utils import BAD_INPUT, DONE, FAILED, STOPPED
+from utils import BAD_INPUT, DONE, FAILED, STOPPED, UserError
 
 GRACE = 10.0  # seconds that the others have to tell what they know when one has failed
 ENDING = 90.0  # seconds that they have to come to their end when one has come to its own
 NOISE = "[Gloo] Rank"  # what C++ says on standard output of each connection
+SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # what JAX would take for word of other processes
 
 
 def launch(count):
     """Start the processes, tell what they say, and answer the exit code of all."""
-    environment = os.environ | {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)}
+    environment |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
     environment |= {"PYTHONUNBUFFERED": "1"}
     started = [start(environment | {"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count)) for i in range(count)]
     complaints = {}  # a mistake is most often found by all
@@ -66,12 +68,15 @@ def free_port():
 
 
 def share_of_gpus(number, count, devices=Path("/dev")):
-    """The variable that gives a process its share of the machine's GPUs; nothing where there are none, or it is set."""
-    gpus = list(devices.glob("nvidia[0-9]*"))
-    if len(gpus) < count or "CUDA_VISIBLE_DEVICES" in os.environ:
+    """The variable that gives a process its share of the machine's GPUs, or of those that are visible; nothing without any."""
+    there = sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(there)).split(",")
+    if gpus == [""] or os.environ.get("JAX_PLATFORMS") == "cpu":
         return {}
+    if len(gpus) < count:
+        raise UserError(f"--processes {count}: there are {len(gpus)} GPUs; take so many at most, or set JAX_PLATFORMS=cpu")
     each = len(gpus) // count
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number * each, (number + 1) * each)))}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
 def tell(number, stream, out, complaints):
@@ -103,10 +108,9 @@ def watched(processes, interrupts):
     failed, until = None, float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
         codes = [process.poll() for process in processes]
-        bad = [i for i, code in enumerate(codes) if code not in (None, DONE, STOPPED)]
-        if bad and failed is None:
+        if bad := [i for i, code in enumerate(codes) if code not in (None, DONE, STOPPED)]:
             failed = min(bad, key=lambda i: rank(codes[i]))
-            until = time.monotonic() + (0 if codes[failed] == BAD_INPUT else GRACE)
+            until = min(until, time.monotonic() + (0 if codes[failed] == BAD_INPUT else GRACE))
         elif any(code is not None for code in codes):
             until = min(until, time.monotonic() + ENDING)
         time.sleep(0.05)
@@ -121,8 +125,9 @@ def watched(processes, interrupts):
 
 
 def rank(code):
-    """Which of several ends was the cause: one that was killed, one that failed, one that JAX ended since another was lost."""
-    return {-signal.SIGABRT: 2}.get(code, 0 if code < 0 else 1)
+    """Which of several ends was the cause: one that was killed or found a mistake, one that failed, which may be since another
+    did, one that JAX ended since another was lost."""
+    return {-signal.SIGABRT: 2, BAD_INPUT: 0}.get(code, 0 if code < 0 else 1)
 
 
 def describe(number, code):

@@ -160,5 +160,5 @@ class Loop:
         where |= {"lined": self.flight.lined if run.position else 0}
         elapsed = self.rates.elapsed() if run.position else 0.0
         where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": self.stop_answered}
-        where |= {"metrics": sayable(run.metrics), "callbacks": memories(self.callbacks)}
+        where |= {"metrics": sayable(run.metrics), "callbacks": memories(self.all_callbacks)}
         return Cut(self.runner.snapshot(), where)

@@ -4,6 +4,7 @@ Each runs the same program on the same numbers, so what it decides by its clock,
 and told to the others; `agreed` is the one way to do so. With one process all of it is free.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -22,12 +23,12 @@ from utils import RunError, UserError, first_line
 
 HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX's own 100 are long to wait for nothing
 PATIENCE = 10  # seconds after which it is told that the others are waited for
-LETTER = 4096  # bytes of what is agreed on at the start: one length, so that one program is compiled
+LETTER = 4096  # bytes of what is told at once: few lengths, so that few programs are compiled
 
 # What an environment says where it starts several processes, by those that JAX knows.
 SIGNS = {
     "SLURM_NTASKS": ("SLURM_STEP_NODELIST", "SLURM_PROCID"),
-    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK",),
+    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "JAX_NUM_PROCESSES": ("JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_ID"),
 }
 
@@ -40,12 +41,14 @@ def join(keys=None):
     except (TypeError, ValueError):
         return
     told = said_by_environment() if options.coordinator is None else vars(options)
-    if told is None:
+    if told is None or options.coordinator == "none":
         return
     told = {} if told.get("coordinator") == "auto" else {k: v for k, v in told.items() if v is not None}
     arguments = {"coordinator_address" if k == "coordinator" else k: v for k, v in told.items()}
     # The sanest of JAX's ways when one is lost: with jax_enable_recoverability the others would go on waiting for it.
     times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": 3 * HEARTBEAT}
+    if "coordinator" in told and "SLURM_LOCALID" not in os.environ:  # which tells JAX the device of this process besides
+        times["cluster_detection_method"] = "deactivate"
     try:
         with waiting_can_be_ended(arguments):
             jax.distributed.initialize(**arguments, **times)
@@ -86,11 +89,24 @@ def said_by_environment():
                 "JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers, beside JAX_COORDINATOR_ADDRESS; set all three or none"
             ) from None
         return found | {"coordinator": environment["JAX_COORDINATOR_ADDRESS"]}
+    if "OMPI_COMM_WORLD_SIZE" in environment and "OMPI_MCA_orte_hnp_uri" not in environment:
+        return said_by_open_mpi(environment)
     there = {count: names for count, names in SIGNS.items() if all(name in environment for name in names)}
     counted = any(environment.get(count, "1") not in ("", "1") for count in there)
     in_job = "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment
     on_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
     return {} if counted or in_job or on_pod else None
+
+
+def said_by_open_mpi(environment):
+    """What Open MPI 5 tells, which is not where process 0 is, so that JAX finds nothing."""
+    size, rank, local = (environment.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_RANK"))
+    if size == "1" or None in (rank, local):
+        return None
+    if "JAX_COORDINATOR_ADDRESS" not in environment:
+        raise UserError("Open MPI 5 does not tell where process 0 is: add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun")
+    where = environment["JAX_COORDINATOR_ADDRESS"]
+    return {"coordinator": where, "num_processes": int(size), "process_id": int(rank), "local_device_ids": int(local)}
 
 
 def several():
@@ -118,19 +134,37 @@ def from_first(make):
         return make()
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    letter, failure = np.zeros(LETTER, np.uint8), None
+    written, failure = np.zeros(0, np.uint8), None
     if is_first():
         try:
             text = json.dumps({"answer": make()})
         except (UserError, RunError) as error:
-            failure, text = error, json.dumps({type(error).__name__: first_line(error)[: LETTER // 8]})
+            failure, text = error, json.dumps({type(error).__name__: first_line(error)})
         written = np.frombuffer(text.encode(), np.uint8)
-        assert len(written) <= LETTER, text
-        letter[: len(written)] = written
+    [length] = agreed([len(written)])
+    letter = np.zeros(-(-length // LETTER) * LETTER, np.uint8)
+    letter[: len(written)] = written
     told = json.loads(bytes(broadcast_one_to_all(letter)).rstrip(b"\0"))
     if "answer" not in told:
         raise failure or OfOthers(0)
     return told["answer"]
+
+
+def check_alike(mine):
+    """Refuse to train together with a process 0 that goes by something else; `mine` is {name: what JSON holds}."""
+    if not several():
+        return
+    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in mine.items()}
+    digests = {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in mine.items()}
+    first = from_first(lambda: digests)
+    wrong = [name for name in {**first, **digests} if first.get(name) != digests.get(name)]
+    with together():
+        if wrong:
+            found = mine.get(wrong[0], "nothing")[:200]
+            raise UserError(
+                f"{wrong[0]}: is {found} in process {jax.process_index()}, and something else in process 0; processes that train "
+                "together need the same config, data and code (to train each by itself, say distributed.coordinator=none)"
+            )
 
 
 class OfOthers(RunError):

@@ -40,7 +40,7 @@ def nothing_was_logged(found):
 def restore(loop, found):
     """Put a loop where a checkpoint was taken."""
     run, runner, record = loop.run, loop.runner, found.record
-    zeros, now = runner.zero_sums(), runner.replica_states()[0]
+    zeros, now = runner.zero_sums(), jax.eval_shape(lambda ts: ts, runner.replica_states()[0])
     trees = check_fits(found, now, len(runner.lanes.seeds))
     run.step, run.position, loop.elapsed, loop.rollbacks = (record[k] for k in ("step", "position", "elapsed", "rollbacks"))
     run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
@@ -52,7 +52,7 @@ def restore(loop, found):
         tree["sums"], line_goes_on = sums_so_far(arrays, zeros) if run.position else ({}, True)
     loop.flight.go_on_from(record["lined"] if line_goes_on else run.position)
     runner.restore([now._replace(**tree) for tree in trees])
-    remember(loop.callbacks, record["callbacks"])
+    remember(loop.all_callbacks, record["callbacks"])
     loop.keeper.resumed(found)
 
 
@@ -69,14 +69,17 @@ def check_fits(found, template, replicas):
 def check_unchanged(runner, probe, pretrained, found):
     """Refuse to start or go on from weights to which model/ has since given another meaning."""
     ts = runner.replica_states()[0]
+
+    def ask(*weights):  # what several processes hold may fit none of their hosts
+        return probe(*(runner.on_devices(weights) if several() else weights))
+
     if pretrained:
         logger.info("Starting from %s", pretrained)
-        pretrained.check_probe(probe, ts.params, ts.state)
+        pretrained.check_probe(ask, ts.params, ts.state)
     if found and probe_of(found.arrays[0]):
         path, arrays, weights = found.paths[0], found.arrays[0], "params" if ts.ema is None else "ema"
         tree = filled(path, arrays, {weights: ts.params, "state": ts.state})
-        where = runner.on_devices if several() else tuple  # weights that several processes hold may fit none of their hosts
-        answer = probe(*where((tree[weights], tree["state"])))
+        answer = ask(tree[weights], tree["state"])
         check_meaning(path, probe_of(arrays), answer, "say --override to go on with the model as it is now")
 
 

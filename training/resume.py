@@ -10,7 +10,7 @@ from typing import NamedTuple
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import Found, Incomplete, checkpoints, files, newest, read_all, remove_leftovers
-from training.processes import from_first, is_first
+from training.processes import check_alike, from_first, is_first, together
 from training.run_folder import FINISHED, cut_back, flat
 from utils import RunError, UserError
 
@@ -93,7 +93,7 @@ def in_all(make):
     if told is None or is_first():
         return mine
     folder, name = Path(told[0]), told[1]
-    return Opened(folder, name and read_all(name, files(folder, name), whole=True), None, [])
+    return Opened(folder, name and read_all(name, files(folder, name), whole=True, verified=True), None, [])
 
 
 def chosen(folder, named):
@@ -156,18 +156,17 @@ def holding(folder, resume, record):
     if folder is None or isinstance(resume, Opened):  # the caller holds it
         yield resume.found if resume else None
         return
+    check_alike(flat(record["config"]) | {"data": record["data"]})
     run = in_all(lambda: made_and_opened(Path(folder)))
     try:
-        if not is_first():
-            yield run.found if resume else None
-            return
-        if resume:
+        with together():
+            if not resume and (run.found or (run.folder / "metrics.jsonl").exists()):
+                raise UserError(f"{folder}: holds a run; go on with it (resume=True), or name another folder")
             changed = changes(run, record, resume == "override") if run.found else []
+        if is_first() and resume:
             tidied(run)
             for message in [*run.passed_over, *changed]:
                 logger.warning(message)
-        elif run.found or (run.folder / "metrics.jsonl").exists():
-            raise UserError(f"{folder}: holds a run; go on with it (resume=True), or name another folder")
         yield run.found
     finally:
         close(run.lock)

@@ -119,8 +119,10 @@ class Runner:
         """Go on from one TrainState for each replica; their seeds decide the order of the data."""
         self.lanes.seeds = [int(ts.seed) for ts in states]
         self.rate_scale = float(states[0].lr_scale)
-        placed = self.stacked([put(ts, self.engine.plan.of_state(ts)) for ts in states])
-        self.states = [self.copy(ts, None) for ts in placed]  # JAX may have borrowed the host's memory, which must not be donated
+        self.states, self.copies = [], []  # there may be no room for both
+        self.states = self.stacked([put(ts, self.engine.plan.of_state(ts)) for ts in states])
+        if jax.default_backend() == "cpu":  # JAX may have borrowed the host's memory, which must not be donated
+            self.states = [self.copy(ts, None) for ts in self.states]
 
     def replica_states(self):
         """The TrainState of each replica."""

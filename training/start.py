@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shutil
+import time
 from functools import partial
 
 import jax
@@ -21,11 +22,13 @@ from training.fit import compose, configured, engine_of, fit
 from training.hooks import check_hooks
 from training.measures import check_monitors, check_phases, check_sets, measured_names, measures
 from training.memory import peak_memory, told
-from training.processes import is_first, together
+from training.processes import check_alike, from_first, is_first, together
 from training.sharding import Plan, check_divides, mesh_on_paper
 from training.stop import TEMPORARY, end_at_signals
 from training.summary import blueprint, count, trace_shapes
 from utils import DONE, STOPPED, UserError
+
+SHOWS_WITHIN = 30  # seconds that a network's file system may take until another host sees a new folder
 
 logger = logging.getLogger("main")
 
@@ -85,8 +88,9 @@ def train(parts, root, named=None, override=False):
         return resume.opened(resume.run_folder_of(named), named) if named else None
 
     run = resume.in_all(chosen)
+    check_alike(run_folder.flat(parts.config))
     template = shapes(parts, resumed=run is not None)
-    if run is not None and (end := resume.at_its_end(run, parts.training.epochs, override)):
+    if run is not None and (end := from_first(lambda: resume.at_its_end(run, parts.training.epochs, override))):
         if is_first():
             print(end)
         return DONE
@@ -133,7 +137,8 @@ def begun(parts, root, why):
     try:
         with together():
             sets = loaded(parts.data)
-            record = run_folder.record(parts.config, parts.facts, sets)
+        record = record_of(run, parts, sets)
+        with together():
             if is_first():
                 run_folder.describe(run.folder, record, sets, root)
     except BaseException:
@@ -141,6 +146,28 @@ def begun(parts, root, why):
             shutil.rmtree(run.folder)  # nothing has run
         raise
     return run, sets, record
+
+
+def record_of(run, parts, sets):
+    """What a run's checkpoints tell of it, once its data is known to be the same in all processes, and its folder to be seen."""
+    with together():
+        record = run_folder.record(parts.config, parts.facts, sets)
+    check_alike({f"data: the fingerprint of the {name} set": found for name, found in record["data"].items()})
+    with together():
+        if not seen(run.folder):
+            raise UserError(
+                f"checkpoint.dir: {run.folder}: process {jax.process_index()} does not see this folder of process 0; name one "
+                "that all hosts share"
+            )
+    return record
+
+
+def seen(folder):
+    """Whether a folder is there, for which a file system over the network takes its time."""
+    until = time.monotonic() + SHOWS_WITHIN
+    while not folder.is_dir() and time.monotonic() < until:
+        time.sleep(0.2)
+    return folder.is_dir()
 
 
 def begin_to_tell(root, run):
@@ -156,7 +183,8 @@ def taken_up(run, parts, root, template, override):
     end_at_signals(run.folder)
     with together():
         sets = loaded(parts.data)
-        record = run_folder.record(parts.config, parts.facts, sets)
+    record = record_of(run, parts, sets)
+    with together():
         changes = resume.changes(run, record, override)
         recovery.check_fits(run.found, template, parts.training.replicas)  # nothing in the folder was touched so far
         if is_first():

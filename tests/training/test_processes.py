@@ -14,7 +14,9 @@ from utils import UserError
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-OTHERS = ("OMPI_COMM_WORLD_SIZE", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES")
+MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+TOLD_MPI = {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "local_device_ids": 0}
+OTHERS = (*MPI, "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES")
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,9 @@ OTHERS = ("OMPI_COMM_WORLD_SIZE", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_IND
         (SLURM, {}),
         (SLURM | {"SLURM_NTASKS": "1"}, None),
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # in a batch script, but not under srun
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, {}),
+        (MPI | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1"}, {}),
+        (MPI | {"JAX_COORDINATOR_ADDRESS": "a:1"}, TOLD_MPI),
+        (MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),  # a notebook in a cluster
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, {}),
         ({"TPU_WORKER_HOSTNAMES": "a"}, None),
@@ -38,6 +42,23 @@ def test_the_environment_tells_whether_there_are_others(monkeypatch, variables, 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert processes.said_by_environment() == told
+
+
+def test_open_mpi_5_needs_to_be_told_where_process_0_is(monkeypatch):
+    for name in (*JAX, *SLURM, *OTHERS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in MPI.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"):
+        processes.said_by_environment()
+
+
+def test_one_may_train_alone_whatever_the_environment_says(monkeypatch):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert processes.said_by_environment() == {}
+    monkeypatch.setattr("jax.distributed.initialize", None)
+    processes.join({"coordinator": "none"})
 
 
 def test_numbers_that_are_none_are_told(monkeypatch):
@@ -93,11 +114,15 @@ def test_the_gpus_of_a_machine_are_shared_out(monkeypatch, tmp_path):
     for i in range(4):
         (tmp_path / f"nvidia{i}").touch()
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
     assert [share_of_gpus(i, 2, tmp_path)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["0,1", "2,3"]
-    assert share_of_gpus(0, 8, tmp_path) == {}  # they must do without
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert share_of_gpus(0, 2, tmp_path) == {}  # the user knows better
+    with pytest.raises(UserError, match=r"--processes 8: there are 4 GPUs; take so many at most, or set JAX_PLATFORMS=cpu"):
+        share_of_gpus(0, 8, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [share_of_gpus(i, 2, tmp_path)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "7"]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert share_of_gpus(0, 8, tmp_path) == {}
 
 
 PROGRAM = """
@@ -124,6 +149,8 @@ def fails(who):
             raise UserError("a file is missing")
 def refuses():
     raise UserError("no such run")
+found["long"] = len(processes.from_first(lambda: "x" * 10_000))
+found["alike"] = [attempt(lambda: processes.check_alike(what)) for what in ({"seed": 3, "data": me}, {"seed": 3})]
 found["failed"] = [attempt(lambda: fails(1)), attempt(lambda: processes.from_first(refuses))]
 whole = np.arange(48.0, dtype=np.float32).reshape(8, 6)
 for name, sizes in {"cut": (-1, 1, 1), "both": (2, 2, 1), "shared": (1, 2, 2), "same": (1, 1, 4)}.items():
@@ -152,6 +179,9 @@ def test_two_processes_agree_and_put_their_rows_together():
     first, second = (json.loads(out.split("FOUND")[1]) for out, _ in finished(start_all(PROGRAM, processes=2, devices=2)))
     assert first["agreed"] == second["agreed"] == [0, 0.5]
     assert first["told"] == second["told"] == {"by": 0}
+    assert first["long"] == second["long"] == 10_000
+    assert first["alike"][0].startswith("OfOthers: process 1 failed") and first["alike"][1] is second["alike"][1] is None
+    assert second["alike"][0].startswith("UserError: data: is 1 in process 1, and something else in process 0; processes that")
     other = "OfOthers: process {} failed, and has told why; so this one ends as well"
     assert first["failed"] == [other.format(1), "UserError: no such run"]
     assert second["failed"] == ["UserError: a file is missing", other.format(0)]

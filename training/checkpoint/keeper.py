@@ -13,7 +13,7 @@ from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far
-from training.processes import agreed, is_first, several
+from training.processes import agreed, is_first, several, together
 from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
@@ -62,10 +62,11 @@ class Keeper:
     def epoch_ended(self, run, cut):
         """Save a run at the end of an epoch, where that is due or the best so far; `cut()` takes the Cut."""
         by_epoch = self.options.every_epochs and run.epoch % self.options.every_epochs == 0
-        [by_time] = agreed([self.time_is_up()]) if self.options.every_seconds else [False]
-        due = bool(by_epoch or run.epoch == run.epochs or self.due(run.step) or by_time)
-        if due or self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options):
-            self.save(run, cut, regular=due)
+        due = bool(by_epoch or run.epoch == run.epochs or self.due(run.step) or self.time_is_up())
+        best = self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options)
+        due, best = agreed([due, best])  # a clock and a write that failed are those of one process
+        if due or best:
+            self.save(run, cut, regular=bool(due))
 
     def ended(self, run, cut):
         """Save where a run stopped, whole if it is to be gone on with, and wait until all is written."""
@@ -73,7 +74,8 @@ class Keeper:
         if self.saved is None or self.saved[:2] != (run.step, run.position) or not (self.saved[2] or run.finished):
             self.save(run, cut, whole=not run.finished)
             self.background.join()
-            self.background.check()  # now there is nothing to go on with
+            with together():
+                self.background.check()  # now there is nothing to go on with
         if self.kept.best:
             names = ", ".join(f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best)
             logger.info("Best by %s: %s", self.options.monitor, names)
@@ -115,9 +117,15 @@ class Keeper:
         self.undeleted = [path for path in {*old, *twins, *self.undeleted} if path not in paths and not storage.delete(path)]
 
     def check(self):
-        """Tell of an error of the background: the run stops by it, or goes on without that checkpoint."""
+        """Tell of an error of the background: the run stops by it, or goes on without that checkpoint. Several processes do so
+        when they all wait."""
+        if not several():
+            self.tell()
+
+    def tell(self):
         try:
-            self.background.check()
+            with together():
+                self.background.check()
         except (RunError, OSError) as error:
             self.kept, self.saved = self.undo, None
             if self.options.on_write_error == "stop":
@@ -127,11 +135,14 @@ class Keeper:
     def wait(self):
         """Until everything is written."""
         self.background.join()
-        self.check()
+        self.tell()
 
     def newest(self):
         """The newest good checkpoint, or None."""
         self.wait()
+        return storage.for_all(self.find_newest)
+
+    def find_newest(self):
         found, wrong = storage.newest(self.folder)
         for error in wrong:
             logger.warning("%s; passed over", error)
@@ -140,6 +151,9 @@ class Keeper:
     def best(self):
         """The best good checkpoint by what is monitored, or None."""
         self.wait()
+        return storage.for_all(self.find_best)
+
+    def find_best(self):
         for name, _ in self.kept.best:
             try:
                 return storage.read_all(name, storage.files(self.folder, name))

@@ -27,29 +27,29 @@ from utils import Damaged, RunError, UserError, first_line
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # numbers: up to here an array is read at once
+LONG = 24 * 3600  # seconds; what one process does alone, with terabytes, takes its time
 
 
 def write(path, arrays, record):
-    """Write {name: array} and the record. Every process has to call this; it returns when the folder is in its place.
-
-    Where one process fails, it raises at once, and the others when they have waited five minutes for it.
+    """Write {name: array} and the record. Every process has to call this; it returns when the folder is in its place. Where a
+    process fails it raises, there alone; if it was one that wrote arrays, the others do so after Orbax's five minutes.
     """
     ocp, path = import_orbax(), Path(path).absolute()
     arrays = {name: a if isinstance(a, jax.Array) else np.asarray(a) for name, a in arrays.items()}
     note = json.dumps({"record": record, "arrays": {name: [a.dtype.name, a.shape] for name, a in arrays.items()}})
     building, processes, first = beside(path, "tmp"), set(range(jax.process_count())), jax.process_index() == 0
     try:
-        if first:
-            shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
-            building.mkdir()
-        ocp.multihost.sync_global_processes(f"{building}: begun", processes=processes)
-        if filled := {name: a for name, a in arrays.items() if a.size}:
-            with orbax(ocp, processes) as writer:
-                writer.save(building / ARRAYS, args=ocp.args.PyTreeSave(filled))
-        if first:
-            seal(building, note)
-            put(building, path)
-        ocp.multihost.sync_global_processes(f"{path}: in its place", processes=processes)
+        with meeting(ocp, f"{building}: begun", processes):
+            if first:
+                shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+                building.mkdir()
+        with meeting(ocp, f"{path}: in its place", processes):
+            if filled := {name: a for name, a in arrays.items() if a.size}:
+                with orbax(ocp, processes) as writer:
+                    writer.save(building / ARRAYS, args=ocp.args.PyTreeSave(filled))
+            if first:
+                seal(building, note)
+                put(building, path)
     # TensorStore tells of a full disk by a ValueError, JAX of a lost process by a RuntimeError.
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"{path}: cannot be written: {reason(error)}") from error
@@ -58,13 +58,23 @@ def write(path, arrays, record):
             shutil.rmtree(building, ignore_errors=True)
 
 
-def read(path):
-    """({name: NumPy array}, record), once the digest of every file is found right; each process reads for itself. Of several
-    processes none may have room for the whole: there a large array is Stored."""
+@contextmanager
+def meeting(ocp, name, processes):
+    """Afterwards all processes have come to this point, one that failed as well; one that is lost JAX tells of."""
+    try:
+        yield
+    finally:
+        ocp.multihost.sync_global_processes(name, processes=processes, timeout=LONG)
+
+
+def read(path, verified=False):
+    """({name: NumPy array}, record), once the digest of every file is found right, unless all are `verified`; each process reads
+    for itself. Of several processes none may have room for the whole: there a large array is Stored."""
     ocp = import_orbax()
     with telling(path):
         folder = find(path)
-        compare_digests(path, folder)
+        if not verified:
+            compare_digests(path, folder)
         note = json.loads((folder / NOTE).read_bytes())
         forms = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in note["arrays"].items()}
         arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in forms.items() if 0 in shape}

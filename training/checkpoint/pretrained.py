@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
 from training.base import TrainState
 from training.checkpoint.restore import as_stored, check_meaning, differences, probe_of, refuse, some, typed
@@ -68,24 +68,19 @@ class Pretrained:
         return name if self.names[name] == name else f"{name} (in the file: {self.names[name]})"
 
     def __call__(self, params, state):
-        """(params, state) with the file's numbers, placed as the given ones are."""
-        merged = self.merged(params, state)
-        return jax.tree.map(lambda a, leaf: jax.device_put(a, leaf.sharding), merged, (params, state))
-
-    def merged(self, params, state):
-        """(params, state) with the file's numbers on the host; fresh leaves are the given ones."""
+        """(params, state) with the file's numbers, on the host; fresh leaves are the given ones."""
         self.check(params, state)
         loaded = self.wanted(params, state)
 
         def merge(name, leaf):
-            return typed(self.arrays[name].astype(as_stored(leaf).dtype), leaf) if name in loaded else leaf
+            return typed(np.asarray(self.arrays[name], as_stored(leaf).dtype), leaf) if name in loaded else leaf
 
         return map_named(merge, params), map_named(merge, {"state": state})["state"]
 
     def check_probe(self, probe, params, state):
         """Refuse weights whose model/ has since changed its meaning, where the file can tell; shapes suffice."""
         if self.probe:
-            found = probe(*self.merged(params, state))
+            found = probe(*self(params, state))
             check_meaning(self.path, self.probe, found, "set training.pretrained.probe to false")
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 
 from training.checkpoint.record import check_record
+from training.processes import from_first, is_first
 from utils import Damaged, UserError, named_leaves
 
 logger = logging.getLogger("main")
@@ -44,9 +45,10 @@ def save(path, tree, record):
     form(path).write(path, named_leaves(jax.tree.map(without_key_type, tree)), record)
 
 
-def load(path):
-    """({name: array}, record) of a checkpoint, verified; the record is empty in a safetensors file that others wrote."""
-    return form(path).read(path)
+def load(path, verified=False):
+    """({name: array}, record) of a checkpoint, verified unless it is already; the record is empty in a safetensors file that
+    others wrote."""
+    return form(path).read(path, verified)
 
 
 def form(path):
@@ -104,7 +106,7 @@ def record_of(path):
     try:
         record = form(path).read_record(path)
         check_record(path, record)
-    except Damaged:
+    except UserError:  # or it was deleted meanwhile
         return None
     return record
 
@@ -125,11 +127,24 @@ def newest(folder):
     return None, wrong
 
 
-def read_all(name, paths, whole=False):
+def for_all(find):
+    """The checkpoint that `find` answers in process 0, or None; the other processes read the same."""
+    found = None
+
+    def tell():
+        nonlocal found
+        found = find()
+        return found and [found.name, *map(str, found.paths)]
+
+    told = from_first(tell)
+    return found if told is None or is_first() else read_all(told[0], [Path(path) for path in told[1:]], verified=True)
+
+
+def read_all(name, paths, whole=False, verified=False):
     """The files of a checkpoint of a run; `whole` asks for all that a run needs to go on."""
     if not paths:
         raise Damaged(f"{name}: is not there any more")
-    read = [load(path) for path in paths]
+    read = [load(path, verified) for path in paths]
     for path, (_, record) in zip(paths, read, strict=True):
         check_record(path, record)
         if whole and not record["whole"]:
