@@ -46,6 +46,25 @@ class At:
             os.kill(os.getpid(), number)
         if epoch and run.epoch >= epoch:
             time.sleep(0.7)  # JAX looks for signals once a second
+
+class Full:
+    '''A disk that is full for process 0 alone, at the second epoch.'''
+    def on_epoch_end(self, run):
+        from training.checkpoint import orbax_folder
+        sound = getattr(Full, "sound", orbax_folder.seal)
+        def seal(folder, note):
+            if "epoch_2" in folder.name:
+                raise OSError(28, "No space left on device")
+            sound(folder, note)
+        Full.sound, orbax_folder.seal = sound, seal
+
+class Asks:
+    '''Asks for every fifth step, in process 0.'''
+    observer = True
+    def steps_left(self, step):
+        return 5 - step % 5
+    def on_step_end(self, run):
+        print("asked for", run.step)
 """
 MARK = "RAWTREE_TEST_OF_SEVERAL"
 
@@ -147,6 +166,48 @@ def test_without_the_launcher_the_others_end_soon_and_say_why(place, who):
     complaint = said[1 - who][1]
     assert "lost another one, or the way to it" in complaint or "JAX distributed service detected fatal errors" in complaint
     assert not left_over(place)
+
+
+@pytest.mark.torture
+def test_where_process_0_cannot_write_all_go_on_without_that_checkpoint(place):
+    more = ["checkpoint.on_write_error=go_on", "checkpoint.monitor=test_loss", "checkpoint.save_top_k=2"]
+    said, _ = train(place, "--processes", "2", "checkpoint.dir=full", 'callbacks=["at.Full"]', *more)
+    assert "checkpoint-epoch_2.orbax: cannot be written: No space left on device; going on without it" in said
+    [run] = (place / "full").glob("two/*")
+    assert {path.name for path in run.glob("*.orbax")} == {f"checkpoint-epoch_{i}.orbax" for i in (1, 3, 4)}
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("mode", ["stop", "rollback"])
+def test_a_step_that_is_not_finite_is_found_by_all_at_once_also_where_one_is_asked_more_often(place, mode):
+    more = ["optimizer.args.lr=1e30", f"training.on_nonfinite={mode}", "training.rollbacks=2", "logging.every_steps=100"]
+    _, complaint = train(place, "--processes", "2", "checkpoint.dir=spoilt", 'callbacks=["at.Asks"]', *more, code=1)
+    assert "was not finite" in complaint and "lost" not in complaint
+
+
+@pytest.mark.torture
+def test_weights_to_start_from_may_be_cut_too(place):
+    train(place, "--processes", "2", "checkpoint.dir=first", "training.epochs=1", "callbacks=[]")
+    [weights] = (place / "first").glob("two/*/checkpoint-epoch_1.orbax")
+    later = [f"training.pretrained={weights}", "training.epochs=1", "optimizer.args.lr=1e-12", "callbacks=[]"]
+    train(place, "--processes", "2", "checkpoint.dir=second", *later)
+    [[before], [after]] = [[r for r in rows(place, name) if "end_of_epoch" in r] for name in ("first", "second")]
+    assert before["test_loss"] == pytest.approx(after["test_loss"], rel=1e-6)
+
+
+@pytest.mark.torture
+def test_another_config_is_told(place):
+    arguments = [str(ROOT / "train.py"), "-c", "config.json", "checkpoint.dir=other"]
+    (place / "seeds.py").write_text(
+        "import os, runpy, sys\n"
+        f"sys.argv = {arguments} + ['seed=' + os.environ['JAX_PROCESS_ID']]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    started = start_all(str(place / "seeds.py"), **{MARK: str(place), "PLACE": str(place), "PYTHONPATH": str(ROOT)})
+    said = finished(started, timeout=60, code=None)
+    assert [process.returncode for process in started] == [1, 2]
+    assert "seed: is 1 in process 1, and something else in process 0" in said[1][1]
+    assert "process 1 failed, and has told why" in said[0][1]
 
 
 def test_a_mistake_is_told_once_before_anything_is_started(place):
