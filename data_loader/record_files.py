@@ -5,6 +5,8 @@ import importlib.util
 import os
 import re
 from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from utils import Damaged, UserError
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # how such a file begins: the signature of Riegeli
+OPEN = 512  # files at a time in a process, half of what a system usually allows
 NEEDS = "reading these files needs {}, which is not installed: run `pip install -r training/requirements.txt`"
 
 
@@ -19,7 +22,8 @@ class RecordFiles:
     """The records of the files that a path or a pattern names, numbered through in the order of the files' names."""
 
     def __init__(self, pattern):
-        self.files = [_opened(path) for path in paths(pattern)]
+        with ThreadPoolExecutor(16) as pool:  # a disk over the network answers many questions as soon as one
+            self.files = list(pool.map(_opened, paths(pattern)))
         self.ends = list(accumulate(map(len, self.files)))
         if not len(self):
             raise UserError(f"{pattern}: has no records in its {len(self.files)} files")
@@ -43,7 +47,7 @@ class RecordFiles:
         file, number = self.place(index)
         try:
             return file[number]
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise Damaged(f"{file.path}: record {number} cannot be read ({error}); copy the file again") from error
 
 
@@ -81,25 +85,33 @@ def _opened(path):
 def _array_records(path):
     if importlib.util.find_spec("array_record") is None:
         raise UserError(NEEDS.format("array_record"))
-    from array_record.python.array_record_data_source import ArrayRecordDataSource  # what Grain's own source derives from
-
     try:
-        return ArrayRecords(path, ArrayRecordDataSource([path]))
+        return ArrayRecords(path)
     except (RuntimeError, ValueError) as error:
         raise Damaged(f"{path}: is no whole ArrayRecord file ({error}); write it anew, or copy it again") from error
 
 
 class ArrayRecords:
-    """The records of an ArrayRecord file, which is opened when the first is asked for."""
+    """The records of an ArrayRecord file."""
 
-    def __init__(self, path, source):
-        self.path, self.source = path, source
+    def __init__(self, path):
+        found = os.stat(path)
+        self.path, self.stamp = path, (found.st_mtime_ns, found.st_size)
+        self.count = len(_source(path, self.stamp))
 
     def __len__(self):
-        return len(self.source)
+        return self.count
 
     def __getitem__(self, number):
-        return self.source[number]
+        return _source(self.path, self.stamp)[number]
+
+
+@lru_cache(OPEN)
+def _source(path, _stamp):
+    """Reads a file that it keeps open, as it is at its stamp."""
+    from array_record.python.array_record_data_source import ArrayRecordDataSource  # what Grain's own source derives from
+
+    return ArrayRecordDataSource([path])
 
 
 class TFRecords:

@@ -107,13 +107,15 @@ class Runner:
 
     def snapshot(self):
         """A copy of each replica's TrainState, which the next snapshot takes away, but not the next step. An accelerator may have
-        no room for a second one, so there it is made in the host's memory."""
+        no room for a second one, so there it is made in the host's memory; but what several processes hold stays on the devices
+        until it is written."""
         if jax.default_backend() != "cpu" and jax.process_count() == 1:
             return jax.device_get([jax.tree.map(without_key_type, ts) for ts in self.replica_states()])
         same = jax.tree.structure(self.copies) == jax.tree.structure(self.states)
         memory = self.copies if same else [None] * len(self.states)
-        self.copies = [self.copy(*both) for both in zip(self.states, memory, strict=True)]
-        return self.lanes.unstack(self.copies)
+        copies = [self.copy(*both) for both in zip(self.states, memory, strict=True)]
+        self.copies = copies if jax.default_backend() == "cpu" else []
+        return self.lanes.unstack(copies)
 
     def restore(self, states):
         """Go on from one TrainState for each replica; their seeds decide the order of the data."""
