@@ -100,10 +100,6 @@ def test_pretrained_weights_are_loaded_strictly(small):
     code, _, err = run(small, "-c", "small.json", "training.pretrained=nowhere.params")
     assert code == 2
     assert "nowhere.params: there is no such checkpoint" in err
-    weights.write_bytes(weights.read_bytes()[:-100])
-    code, _, err = run(small, "-c", "small.json", f"training.pretrained={weights}")
-    assert code == 2
-    assert "is not a whole safetensors file" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

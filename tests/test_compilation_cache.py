@@ -55,7 +55,8 @@ def outcome(model):
     return history, jax.device_get(run.states()[0])
 
 
-@pytest.mark.parametrize("form", ["looped", pytest.param("step by step", marks=pytest.mark.torture)])
+@pytest.mark.torture
+@pytest.mark.parametrize("form", ["looped", "step by step"])
 def test_compiled_again_or_found_in_the_cache_a_run_ends_at_the_same_bits(tmp_path, form, programs_in, compiled):
     histories, states, misses = [], [], []
     for folder in ("a", "b", "b"):

@@ -116,6 +116,7 @@ def test_a_log_that_is_a_link_is_not_cut(place):
     assert (place / "mine.txt").read_text() == "mine\n" * 9999
 
 
+@pytest.mark.torture
 def test_a_child_that_outlives_a_killed_run_does_not_hold_it(place):
     (place / "forks.py").write_text(
         "import os, time\n"
@@ -204,6 +205,7 @@ def test_a_damaged_checkpoint_is_passed_over_but_refused_when_it_is_named(place)
     assert "no checkpoint of this run can be gone on from" in err
 
 
+@pytest.mark.torture
 def test_an_earlier_checkpoint_may_be_named_once_the_later_ones_are_out_of_the_way(place):
     folder = only_run(place)
     code, _, err = run(place, "--resume", folder / "checkpoint-epoch_1.params")
@@ -246,7 +248,7 @@ def test_a_run_in_progress_is_not_gone_on_with_by_another_process(place):
     assert goes_on(place, "--resume", only_run(place, "Busy"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)])
 def test_a_signal_while_the_first_program_is_compiled_ends_the_process_at_once(place, number):
     process = start(place, "-c", "small.json", "title=Early", "model.name=convnext", "model.args={}")
     for line in process.stdout:
@@ -289,7 +291,8 @@ def test_two_runs_of_one_title_in_the_same_second_get_two_folders(place):
 LIMITED = "import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); sys.exit(train.main())"
 
 
-@pytest.mark.parametrize("mode", ["stop", pytest.param("go_on", marks=pytest.mark.torture)])
+@pytest.mark.torture
+@pytest.mark.parametrize("mode", ["stop", "go_on"])
 def test_a_full_disk_stops_the_run_or_not_as_configured(place, mode):
     """A limit on the size of files stands for the disk; the earlier checkpoint stays, and is gone on from later."""
     folder = only_run(place)
@@ -309,6 +312,7 @@ def test_a_full_disk_stops_the_run_or_not_as_configured(place, mode):
     assert (folder / "checkpoint-epoch_4.params").exists()
 
 
+@pytest.mark.torture
 def test_the_same_run_on_other_devices_says_so_and_goes_on(place):
     code, out, _ = run(place, "--resume", only_run(place), "training.epochs=3", devices=4)
     assert code == 0

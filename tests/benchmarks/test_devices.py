@@ -5,6 +5,7 @@ from collections import Counter
 
 import jax
 import numpy as np
+import pytest
 
 from benchmarks import devices
 from benchmarks.workloads import Workload
@@ -12,6 +13,7 @@ from benchmarks.workloads import Workload
 TINY = Workload("mlp", "mlp", {"dims": (8,)}, (28, 28, 1), 32, 0.001)
 
 
+@pytest.mark.torture
 def test_with_a_mesh_and_without_the_same_steps_are_taken():
     forms = devices.one_device(TINY)
     for run in forms.values():

@@ -73,7 +73,7 @@ def test_sizes_and_shapes_are_known_without_reading_the_data(folder):
     assert (x == X[599]).all() and y == Y[599]
 
 
-@pytest.mark.parametrize(("count", "start"), [(0, 0), (2, 1), (3, 6)], ids=lambda value: str(value))
+@pytest.mark.parametrize(("count", "start"), [(0, 0), (2, 1), pytest.param(3, 6, marks=pytest.mark.torture)], ids=str)
 def test_the_batches_are_those_of_arrays_for_any_number_of_workers_and_from_anywhere(folder, count, start):
     order, _ = epoch_order(500, 64, seed=3, epoch=2, shuffle=True)
     found = batches(source(folder, workers=count).load()["train"], order, start=start)

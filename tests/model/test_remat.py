@@ -40,6 +40,7 @@ def test_values_and_gradients_stay(name):
     )
 
 
+@pytest.mark.torture
 def test_it_takes_less_memory():
     def needed(remat):
         function, params = gradients(vit, dim=32, depth=4, remat=remat)
