@@ -103,9 +103,9 @@ def run(arguments):
         return launch(arguments.processes)
     config = read(file, arguments.overrides)
     if not (arguments.check or arguments.evaluate or arguments.watch):
-        from training import processes
+        from training import joining
 
-        processes.join(config.get("distributed"))
+        joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
         return fast_dev_run(file, config)
     parts = build(config, file.name, trusted)

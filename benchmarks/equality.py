@@ -96,12 +96,12 @@ def work(case, precision, steps, mesh):
     """Train in this process, which may be one of several, and tell the losses."""
     import logging
 
-    from training import processes
+    from training import joining
     from training.fit import fit
     from training.optimizers import adam
     from training.preprocess import to_unit
 
-    processes.join()
+    joining.join()
     logging.getLogger("main").setLevel(logging.ERROR)
     rng = np.random.default_rng(0)
     count = steps * BATCH // 2 - 5  # two epochs, with a short last batch

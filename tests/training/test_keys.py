@@ -12,13 +12,13 @@ import json
 import jax, numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import PartitionSpec as P
-from training import processes
+from training import joining
 from training.keys import specialize_key
 from training.sharding import make_mesh
 from typing import get_args
 from training.keys import Mode
 
-processes.join()
+joining.join()
 mesh, found = make_mesh(), {}
 for mode in get_args(Mode):
     def draw(key):

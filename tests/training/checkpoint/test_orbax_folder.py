@@ -140,11 +140,11 @@ import sys, threading
 from pathlib import Path
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from training import processes
+from training import joining
 from training.checkpoint.orbax_folder import read, write
 from training.placing import put_leaf
 path = Path(sys.argv[1])
-processes.join()
+joining.join()
 assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
 mesh = Mesh(jax.devices(), ("data",))
 whole = np.arange(96, dtype=np.float32).reshape(8, 12)
