@@ -69,6 +69,8 @@ def parse(argv):
         parser.error(f"{' and '.join(said)} do not go together")
     if arguments.fast_dev_run and said:
         parser.error(f"--fast-dev-run and {said[0]} do not go together")
+    if arguments.debug and (arguments.processes or 1) > 1:
+        parser.error("--debug and --processes do not go together: without compilation, processes cannot share an array")
     if arguments.processes is not None and (arguments.processes < 1 or (said and said != ["--resume"])):
         parser.error("--processes takes a number from 1, and goes with training alone")
     return arguments

@@ -160,7 +160,7 @@ def test_stopped_by_signals_a_run_exits_with_75_in_time_and_ends_at_the_same_bit
         process.send_signal(signal.SIGTERM if stop % 2 else signal.SIGINT)
         out, _ = process.communicate(timeout=60)
         assert "Traceback" not in out
-        assert time.monotonic() - began < 3  # 2 s and a chunk, which is 0.3 s
+        assert time.monotonic() - began < 5  # 2 s and a chunk, which is 0.3 s, on a machine with other work
         if "Stopped by" in out:
             assert process.returncode == 75, out
             folder = max((place / "saved" / title).iterdir())

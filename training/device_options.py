@@ -20,6 +20,8 @@ class MeshOptions:
         wrong = {name: size for name, size in vars(self).items() if type(size) is not int or size == 0 or size < -1}
         if wrong:
             raise ValueError("\n".join(f"{name}: must be a number from 1, or -1, got {size!r}" for name, size in wrong.items()))
+        if self.fsdp == self.tensor == -1:
+            raise ValueError("fsdp: is -1, and so is tensor; only one can be all that is left")
 
 
 SHARDINGS = ("data_parallel", "fsdp", "tensor")
@@ -58,8 +60,13 @@ class DistributedOptions:
         told = (self.num_processes, self.process_id)
         word = self.coordinator in (None, "auto", "none")
         if word != (told == (None, None)) or (None in told and told != (None, None)):
-            raise ValueError("coordinator, num_processes and process_id go together; leave all of them out, or none")
+            raise ValueError(
+                "coordinator (an address), num_processes and process_id go together: give all three, or no number; "
+                "'auto' and 'none' stand alone"
+            )
         if not word and not re.fullmatch(r".+:\d{1,5}", self.coordinator):
             raise ValueError(f"coordinator: must be address:port, as 10.0.0.1:1234, got {self.coordinator!r}")
+        if not word and int(self.coordinator.rpartition(":")[2]) > 65535:
+            raise ValueError(f"coordinator: a port is a number up to 65535, got {self.coordinator!r}")
         if self.process_id is not None and self.process_id >= self.num_processes:
             raise ValueError(f"process_id: must be below num_processes, {self.num_processes}, got {self.process_id}")

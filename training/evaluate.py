@@ -24,7 +24,7 @@ from training.programs import loops_are_slow
 from training.readings import Reader
 from training.resume import run_folder_of
 from training.run_folder import FINISHED, write_json
-from training.sharding import Plan, make_mesh, replicated
+from training.sharding import Plan, make_mesh, mesh_on_paper, replicated
 from utils import DONE, Damaged, UserError
 
 logger = logging.getLogger("main")
@@ -96,7 +96,8 @@ class Measurer:
         if not sets:
             raise UserError("data: has no held-out set to evaluate on; hold some examples out with loader.val_size")
         self.parts, self.objective, self.watch, self.sets = parts, objective, watch, sets
-        self.plan = Plan(make_mesh(parts.mesh), parts.sharding)
+        mesh, wrong = mesh_on_paper(parts.mesh)  # where the run had other devices, all that are here will do
+        self.plan = Plan(make_mesh()) if wrong else Plan(mesh, parts.sharding)
         self.lanes = Lanes(range(parts.training.replicas), self.plan.mesh)
         self.feeds = make_feeds(sets, parts.loader, self.lanes, parts.training.limit_batches)
         key = jax.random.key(0)

@@ -1,7 +1,9 @@
 """How the processes that train one run find each other: by the config, or by what the environment says of others."""
 
+import errno
 import os
 import signal
+import socket
 import sys
 import threading
 from contextlib import contextmanager
@@ -40,15 +42,30 @@ def join(keys=None):
     times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": 3 * HEARTBEAT}
     if "coordinator" in told and "SLURM_LOCALID" not in os.environ:  # which tells JAX the device of this process besides
         times["cluster_detection_method"] = "deactivate"
+    if told.get("process_id") == 0 and "coordinator" in told:
+        check_free(int(told["coordinator"].rpartition(":")[2]))
     try:
         with waiting_can_be_ended(arguments):
             jax.distributed.initialize(**arguments, **times)
     except (RuntimeError, ValueError) as error:  # nobody answers there, or nothing tells who is there
-        raise RunError(f"distributed: the other processes could not be joined: {first_line(error)}") from error
+        raise RunError(
+            f"distributed: the other processes could not be joined, or are nowhere told of: {first_line(error)}"
+        ) from error
     if several():
         leave_to_jax()
     else:
         end_at_signals()
+
+
+def check_free(port):
+    """Refuse a port that another process listens at, as one would that was told to be process 0 as well."""
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as here:
+        try:
+            here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            here.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(f"distributed: port {port} is in use here; another process may have process_id 0 too") from error
 
 
 @contextmanager

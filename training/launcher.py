@@ -5,6 +5,7 @@ badly, all are ended: without it the others can only wait.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,10 @@ from utils import BAD_INPUT, DONE, FAILED, STOPPED, UserError
 
 GRACE = 10.0  # seconds that the others have to tell what they know when one has failed
 ENDING = 90.0  # seconds that they have to come to their end when one has come to its own
-NOISE = "[Gloo] Rank"  # what C++ says on standard output of each connection
+# What C++ says of each connection, and at length of the end of another process, whose cause is told here.
+NOISE = (
+    r"\[Gloo\] Rank|[WEF]\d{4} \S+ +\d+ (preemption_\w+|coordination_\w+|client|service)\.(cc|h):| +@ +0x|\*\*\* Check failure"
+)
 SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # what JAX would take for word of other processes
 
 
@@ -83,7 +87,7 @@ def tell(number, stream, out, complaints):
     """Say what a process says, line by line; of `complaints`, {line: who had it first}, each is said once, where it is given."""
     for line in stream:
         again = complaints is not None and complaints.setdefault(line, number) != number
-        if not (again or line.startswith(NOISE)):
+        if not (again or re.match(NOISE, line)):
             with suppress(OSError):  # whoever reads us has seen enough; the process must not wait for it
                 out.write(f"[{number}] {line}")
                 out.flush()
@@ -99,6 +103,8 @@ class Interrupts:
 
     def note(self, number, _frame):
         self.count += 1
+        said = "Stopping: all save and end; once more ends them at once" if self.count == 1 else "Ended at once"
+        os.write(2, f"{said}\n".encode())
         for process in self.processes:
             process.send_signal(signal.SIGTERM if self.count == 1 else signal.SIGKILL)
 

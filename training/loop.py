@@ -150,7 +150,7 @@ class Loop:
         """Whether the run is to stop by a signal: of several processes, by one to any of them, and all at the same moment."""
         if self.stopping and not self.run.signal and self.stopping.due():
             self.run.stopped, self.run.signal = True, "SIGTERM"
-            logger.info("SIGTERM to one of the processes: all of them stop here")
+            logger.info("SIGTERM, or Ctrl-C, to one of the processes: all of them stop here")
         return self.run.signal
 
     def cut(self):

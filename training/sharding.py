@@ -54,10 +54,12 @@ def misfit(shape, devices):
         return None
     there = f"there {'are' if len(devices) > 1 else 'is'} {len(devices)} of {devices[0].platform}"
     several = f", in {processes} processes that must each have a share" if processes > 1 else ""
-    simulated = (
-        f"; XLA_FLAGS=--xla_force_host_platform_device_count={size} simulates them" if devices[0].platform == "cpu" else ""
+    flag = f"; XLA_FLAGS=--xla_force_host_platform_device_count={max(size // processes, 1)} simulates them"
+    simulated = flag if devices[0].platform == "cpu" else ""
+    return (
+        f"mesh: {in_words(shape)} is {size} devices, and {there}{several}; -1 stands for all the rest, and any mesh will do, as "
+        f"mesh.data=-1 mesh.fsdp=1 mesh.tensor=1{simulated}"
     )
-    return f"mesh: {in_words(shape)} is {size} devices, and {there}{several}; -1 stands for all the rest{simulated}"
 
 
 def mesh_shape(options, count):
@@ -84,7 +86,7 @@ def check_divides(size, mesh):
     if size % parts:
         raise UserError(
             f"loader.batch_size: {size} examples do not divide over {parts} devices; "
-            f"take a multiple, such as {-(-size // parts) * parts}"
+            f"take a multiple, such as {-(-size // parts) * parts}, or another mesh"
         )
 
 
@@ -167,14 +169,18 @@ def default_preset(sizes):
 def check_cut(name, shape, cut, sizes):
     """Refuse a rule that does not fit a leaf."""
     where = f"sharding: {name} {tuple(shape)}"
+    for axis in cut:
+        if axis is not None and axis not in sizes:
+            near = difflib.get_close_matches(axis, AXES, n=1)
+            raise UserError(f"{where}: the mesh has no axis {axis!r}{f'; did you mean {near[0]!r}?' if near else ''} {AXES}")
     if len(cut) > len(shape):
-        raise UserError(f"{where}: the rule names {len(cut)} axes, {list(cut)}, and the leaf has {len(shape)}")
+        raise UserError(
+            f"{where}: the rule names {len(cut)} axes, {list(cut)}, and the leaf has {len(shape)}; make it one for fewer leaves, "
+            'as ".*/weight"'
+        )
     for i, axis in enumerate(cut):
         if axis is None:
             continue
-        if axis not in sizes:
-            near = difflib.get_close_matches(axis, AXES, n=1)
-            raise UserError(f"{where}: the mesh has no axis {axis!r}{f'; did you mean {near[0]!r}?' if near else ''} {AXES}")
         if cut.count(axis) > 1:
             raise UserError(f"{where}: the rule cuts two axes over {axis!r}, {list(cut)}; each can be cut over another one")
         if shape[i] % sizes[axis]:

@@ -1,6 +1,7 @@
 """What an environment tells of other processes, and waiting for them."""
 
 import signal
+import socket
 import subprocess
 import sys
 
@@ -64,6 +65,15 @@ def test_numbers_that_are_none_are_told(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="JAX_PROCESS_ID must be numbers"):
         joining.said_by_environment()
+
+
+def test_a_second_process_0_is_told():
+    with socket.socket(socket.AF_INET6) as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"distributed: port {port} is in use here; another process may have process_id 0"):
+            joining.join({"coordinator": f"127.0.0.1:{port}", "num_processes": 2, "process_id": 0})
 
 
 WAITING = """

@@ -62,6 +62,8 @@ def test_a_mesh_that_the_machine_cannot_have_is_told():
         mesh_shape(MeshOptions(fsdp=3), 8)
     with pytest.raises(ValueError, match=r"fsdp: must be a number from 1, or -1, got 0"):
         MeshOptions(fsdp=0)
+    with pytest.raises(ValueError, match=r"fsdp: is -1, and so is tensor; only one can be all that is left"):
+        MeshOptions(fsdp=-1, tensor=-1)
 
 
 def test_a_batch_divides_over_data_and_fsdp_alone():
