@@ -22,6 +22,7 @@ ENDING = 90.0  # seconds that they have to come to their end when one has come t
 # What C++ says of each connection, and at length of the end of another process, whose cause is told here.
 NOISE = (
     r"\[Gloo\] Rank|[WEF]\d{4} \S+ +\d+ (preemption_\w+|coordination_\w+|client|service)\.(cc|h):| +@ +0x|\*\*\* Check failure"
+    r"|Additional GRPC error|:UNKNOWN:"
 )
 SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # what JAX would take for word of other processes
 
