@@ -7,7 +7,13 @@ RAWTREE_HUGE_PAGES=0 leaves everything as it is; GLIBC_TUNABLES=glibc.malloc.hug
 import os
 import sys
 
-QUICK = {"--check", "--list", "--report", "--help", "-h"}  # what trains nothing, and is sooner done without
+QUICK = {
+    "--check",
+    "--list",
+    "--report",
+    "--help",
+    "-h",
+}  # what trains nothing, and is sooner done without
 TUNABLE = "glibc.malloc.hugetlb"
 SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
@@ -26,7 +32,9 @@ def start_again_with_them():
 def may_start_again():
     """Whether the process is a plain run of the script: not one that a debugger watches, nor a notebook's."""
     named = sys.argv[0] in sys.orig_argv or "-m" in sys.orig_argv
-    return bool(sys.executable) and named and sys.gettrace() is None and "IPython" not in sys.modules
+    return (
+        bool(sys.executable) and named and sys.gettrace() is None and "IPython" not in sys.modules
+    )
 
 
 def are_of_use():

@@ -47,31 +47,95 @@ def main(argv=None):
 def parse(argv):
     parser = argparse.ArgumentParser(description="Train the model that a config file describes.")
     say = parser.add_argument
-    say("-c", "--config", help="the config file (default: config.json, or that of the run that is named)")
-    say("overrides", nargs="*", metavar="path.to.key=value", help="a value to use instead, as optimizer.args.lr=0.01")
-    say("--check", action="store_true", help="validate, print the resolved config and the model, train nothing")
-    say("--list", nargs="?", const="all", metavar="KIND", help="print every name that a config can use")
     say(
-        "--resume", metavar="RUN", help="go on with a run: its folder, one of its checkpoints, or auto: the latest unfinished one"
+        "-c",
+        "--config",
+        help="the config file (default: config.json, or that of the run that is named)",
     )
-    say("--override", action="store_true", help="go on with a run though its config or its data has changed")
-    say("--trust", action="store_true", help="let the config of a run import what its dotted names say")
-    say("--evaluate", metavar="CHECKPOINT", help="measure a checkpoint on the held-out sets, and print the metrics as JSON")
-    say("--watch", metavar="RUN", help="measure every checkpoint of a run as it appears, until the run has ended")
-    say("--report", nargs="+", metavar="RUN", help="write report.html into the folder of a run, or compare several in the first")
-    say("--processes", type=int, metavar="N", help="start so many processes here that train together, to try it out")
-    say("--fast-dev-run", action="store_true", help="two steps of everything, in a folder that is gone afterwards")
-    say("--debug", action="store_true", help="compile nothing, so that print and breakpoint() see values; slow")
-    say("--post-mortem", action="store_true", help="open the debugger where an exception was raised")
+    say(
+        "overrides",
+        nargs="*",
+        metavar="path.to.key=value",
+        help="a value to use instead, as optimizer.args.lr=0.01",
+    )
+    say(
+        "--check",
+        action="store_true",
+        help="validate, print the resolved config and the model, train nothing",
+    )
+    say(
+        "--list",
+        nargs="?",
+        const="all",
+        metavar="KIND",
+        help="print every name that a config can use",
+    )
+    say(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run: its folder, one of its checkpoints, or auto: the latest unfinished one",
+    )
+    say(
+        "--override",
+        action="store_true",
+        help="go on with a run though its config or its data has changed",
+    )
+    say(
+        "--trust",
+        action="store_true",
+        help="let the config of a run import what its dotted names say",
+    )
+    say(
+        "--evaluate",
+        metavar="CHECKPOINT",
+        help="measure a checkpoint on the held-out sets, and print the metrics as JSON",
+    )
+    say(
+        "--watch",
+        metavar="RUN",
+        help="measure every checkpoint of a run as it appears, until the run has ended",
+    )
+    say(
+        "--report",
+        nargs="+",
+        metavar="RUN",
+        help="write report.html into the folder of a run, or compare several in the first",
+    )
+    say(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="start so many processes here that train together, to try it out",
+    )
+    say(
+        "--fast-dev-run",
+        action="store_true",
+        help="two steps of everything, in a folder that is gone afterwards",
+    )
+    say(
+        "--debug",
+        action="store_true",
+        help="compile nothing, so that print and breakpoint() see values; slow",
+    )
+    say(
+        "--post-mortem", action="store_true", help="open the debugger where an exception was raised"
+    )
     arguments = parser.parse_intermixed_args(argv)
     does = ("check", "list", "resume", "evaluate", "watch", "report")
-    if len(said := [f"--{name}" for name in does if getattr(arguments, name)]) > 1 and said != ["--check", "--resume"]:
+    if len(said := [f"--{name}" for name in does if getattr(arguments, name)]) > 1 and said != [
+        "--check",
+        "--resume",
+    ]:
         parser.error(f"{' and '.join(said)} do not go together")
     if arguments.fast_dev_run and said:
         parser.error(f"--fast-dev-run and {said[0]} do not go together")
     if arguments.debug and (arguments.processes or 1) > 1:
-        parser.error("--debug and --processes do not go together: without compilation, processes cannot share an array")
-    if arguments.processes is not None and (arguments.processes < 1 or (said and said != ["--resume"])):
+        parser.error(
+            "--debug and --processes do not go together: without compilation, processes cannot share an array"
+        )
+    if arguments.processes is not None and (
+        arguments.processes < 1 or (said and said != ["--resume"])
+    ):
         parser.error("--processes takes a number from 1, and goes with training alone")
     return arguments
 
@@ -93,13 +157,17 @@ def run(arguments):
     file, trusted = config_file(arguments)
     if trusted:
         sys.path.append(str(file.resolve().parent))  # a dotted name may stand beside the config
-    if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:  # which those that are started have
+    if (
+        arguments.processes or 1
+    ) > 1 and "JAX_PROCESS_ID" not in os.environ:  # which those that are started have
         from training.checkpoint.storage import check_format
         from training.launcher import launch
 
         config = read(file, arguments.overrides)
         if config.get("distributed"):
-            raise UserError("--processes: leave `distributed` out of the config; the processes that it starts know of each other")
+            raise UserError(
+                "--processes: leave `distributed` out of the config; the processes that it starts know of each other"
+            )
         parts = build(config, file.name, trusted)  # a mistake is told before anything is started
         check_format(parts.checkpoint.format, arguments.processes)
         return launch(arguments.processes)
@@ -119,7 +187,11 @@ def run(arguments):
     if arguments.evaluate or arguments.watch:
         from training.evaluate import evaluate, watch
 
-        return evaluate(parts, arguments.evaluate) if arguments.evaluate else watch(parts, arguments.watch)
+        return (
+            evaluate(parts, arguments.evaluate)
+            if arguments.evaluate
+            else watch(parts, arguments.watch)
+        )
     from training.start import train
 
     return train(parts, ROOT, arguments.resume, arguments.override)
@@ -127,7 +199,9 @@ def run(arguments):
 
 def config_file(arguments):
     """(the config file, whether what it names may be imported): what a run left behind is data, not the user's own code."""
-    option = next((name for name in ("resume", "evaluate", "watch") if getattr(arguments, name)), None)
+    option = next(
+        (name for name in ("resume", "evaluate", "watch") if getattr(arguments, name)), None
+    )
     named = option and getattr(arguments, option)
     if arguments.config or named in (None, "auto"):
         return Path(arguments.config or "config.json"), True
@@ -163,7 +237,9 @@ def fast_dev_run(file, config):
     from training import processes, stop
     from training.start import train
 
-    base = (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None  # which all hosts see
+    base = (
+        (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
+    )  # which all hosts see
     with processes.temporary_folder("fast-dev-run-", base) as folder:
         stop.TEMPORARY.append(folder)
         config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
@@ -174,19 +250,29 @@ def fast_dev_run(file, config):
         for i in places(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
         parts = build(config, file.name)  # by the real number of steps, which schedules need
-        parts.training = replace(parts.training, epochs=1, limit_batches=2, eval_every=1, eval_initial=True)
+        parts.training = replace(
+            parts.training, epochs=1, limit_batches=2, eval_every=1, eval_initial=True
+        )
         parts.logging = replace(parts.logging, every_steps=1)
         code = train(parts, ROOT)
         logging.shutdown()
     if processes.is_first():
-        print("Two steps of everything went well; their folder is gone" if code == DONE else "Stopped; the folder is gone")
+        print(
+            "Two steps of everything went well; their folder is gone"
+            if code == DONE
+            else "Stopped; the folder is gone"
+        )
     return code
 
 
 def places(nodes, name):
     """Where a list of a config names a part."""
     nodes = enumerate(nodes if isinstance(nodes, list) else ())
-    return [i for i, node in nodes if node == name or (isinstance(node, dict) and node.get("name") == name)]
+    return [
+        i
+        for i, node in nodes
+        if node == name or (isinstance(node, dict) and node.get("name") == name)
+    ]
 
 
 def post_mortem(error):
@@ -215,10 +301,15 @@ def failed(error):
         return fail(f"Out of memory: {first_line(error)}\n{hint}", FAILED)
     to_log("".join(traceback.format_exception(error)))
     if isinstance(error, CallbackFailed):
-        return fail(f"{error}\nThe traceback is in train.log; --post-mortem opens the debugger there", FAILED)
+        return fail(
+            f"{error}\nThe traceback is in train.log; --post-mortem opens the debugger there",
+            FAILED,
+        )
     if isinstance(error, BdbQuit):
         return fail("Left the debugger", FAILED)
-    if processes and processes.several():  # which would wait for each other when the interpreter ends
+    if (
+        processes and processes.several()
+    ):  # which would wait for each other when the interpreter ends
         traceback.print_exception(error)
         return FAILED
     raise error
@@ -241,7 +332,9 @@ def to_log(message):
 
 def leave(code):
     """End with an exit code, also where threads still compile what a failed run no longer needs."""
-    programs, processes = (sys.modules.get(f"training.{name}") for name in ("programs", "processes"))
+    programs, processes = (
+        sys.modules.get(f"training.{name}") for name in ("programs", "processes")
+    )
     compiling = programs and programs.still_compiling()
     # One that failed must not wait for the others, which may never come to their end.
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()

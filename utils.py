@@ -7,7 +7,12 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75  # exit codes; 75: stopped by a signal with a checkpoint written
+DONE, FAILED, BAD_INPUT, STOPPED = (
+    0,
+    1,
+    2,
+    75,
+)  # exit codes; 75: stopped by a signal with a checkpoint written
 
 
 class UserError(Exception):
@@ -35,7 +40,11 @@ def where_and_why(error):
     """File, line and message of an error in a user's file."""
     if isinstance(error, SyntaxError):
         return f"{os.path.relpath(error.filename)}, line {error.lineno}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename
+    ]
     return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
 
 
@@ -61,7 +70,10 @@ def map_named(fn, tree, *rest):
 def match_rules(rules, names, default=None):
     """{name: value of the first (regex, value) rule that matches the whole name}; a rule that matches no name is an error."""
     names = list(names)
-    found = {name: next((i for i, (regex, _) in enumerate(rules) if re.fullmatch(regex, name)), None) for name in names}
+    found = {
+        name: next((i for i, (regex, _) in enumerate(rules) if re.fullmatch(regex, name)), None)
+        for name in names
+    }
     for regex, _ in rules:
         if not any(re.fullmatch(regex, name) for name in names):
             raise UserError(f"the rule {regex!r} matches no name; there are: {', '.join(names)}")
@@ -90,7 +102,9 @@ def peak_of_process():
 
 def user_cache():
     """The folder for what can be made again, as the user's system has it."""
-    home = Path(os.environ.get("HOME") or "~").expanduser()  # expanduser alone raises where nobody knows the user
+    home = Path(
+        os.environ.get("HOME") or "~"
+    ).expanduser()  # expanduser alone raises where nobody knows the user
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "rawtree"
 
 

@@ -39,7 +39,9 @@ EPOCHS = 4  # in a row, and all of their checkpoints written, before the other f
 
 
 def main(rounds=9):
-    with tempfile.TemporaryDirectory(dir=".") as folder:  # on the disk of the project, not in memory
+    with tempfile.TemporaryDirectory(
+        dir="."
+    ) as folder:  # on the disk of the project, not in memory
         folder = Path(folder)
         log_to(folder / "train.log")
         every_epoch(folder, rounds)
@@ -50,17 +52,31 @@ def every_epoch(folder, rounds):
     """The sample's throughput with and without saving."""
     parts = build(read("config.json", ["data=digits", "training.eval_every=0"]), "config.json")
     functions = {label: metric.function for label, metric in parts.metrics.items()}
-    objective = compose(parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment)
+    objective = compose(
+        parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment
+    )
     data = {"train": parts.data.load()["train"]}
     loops = {}
     for form in ("no checkpoints", "one every epoch"):
         place = folder / form
         place.mkdir()
-        runner = Runner(parts.model, objective, partial(gradient_update, objective, parts.optimizer), data, parts.loader)
+        runner = Runner(
+            parts.model,
+            objective,
+            partial(gradient_update, objective, parts.optimizer),
+            data,
+            parts.loader,
+        )
         probe = Probe(parts.model, probe_input(runner.feeds["train"].shapes, parts.preprocess))
-        keeper = Keeper(place, CheckpointOptions(keep=2), {"config": parts.config}, probe) if form != "no checkpoints" else None
+        keeper = (
+            Keeper(place, CheckpointOptions(keep=2), {"config": parts.config}, probe)
+            if form != "no checkpoints"
+            else None
+        )
         log = MetricLog(place / "metrics.jsonl")
-        loops[form] = Loop(runner, Reader(objective.finish), [], parts.training, log, parts.logging, keeper=keeper)
+        loops[form] = Loop(
+            runner, Reader(objective.finish), [], parts.training, log, parts.logging, keeper=keeper
+        )
     rates = {form: [] for form in loops}
     for i in range(rounds + 1):
         for form, loop in loops.items() if i % 2 else reversed(loops.items()):
@@ -73,7 +89,12 @@ def every_epoch(folder, rounds):
     without, saving = rates.values()
     ratios = [b / a for a, b in zip(without, saving, strict=True)]
     rows = [f"| {form}, images/s | {spread(values)} |" for form, values in rates.items()]
-    table = ["| sample | median (range) |", "|---|---|", *rows, f"| ratio, pair by pair | {spread(ratios)} |"]
+    table = [
+        "| sample | median (range) |",
+        "|---|---|",
+        *rows,
+        f"| ratio, pair by pair | {spread(ratios)} |",
+    ]
     record("A checkpoint every epoch", "python -m benchmarks.checkpoint", "\n".join(table))
 
 
@@ -82,9 +103,17 @@ def large_state(folder, rounds):
     model = mlp((784,), 10, dims=(6600, 6600))
     objective = compose(supervised, model, cross_entropy, {})
     data = {"train": Arrays(np.zeros((64, 784), np.float32), np.zeros(64, np.int32))}
-    runner = Runner(model, objective, partial(gradient_update, objective, adam()), data, LoaderOptions(batch_size=32))
+    runner = Runner(
+        model,
+        objective,
+        partial(gradient_update, objective, adam()),
+        data,
+        LoaderOptions(batch_size=32),
+    )
     keeper = Keeper(folder, CheckpointOptions(keep=1))
-    loop = Loop(runner, Reader(), [], TrainingOptions(), MetricLog(), LoggingOptions(), keeper=keeper)
+    loop = Loop(
+        runner, Reader(), [], TrainingOptions(), MetricLog(), LoggingOptions(), keeper=keeper
+    )
     loop.one_epoch()
     loop.keeper.wait()
     forms = {"written at once": at_once, "until the run goes on": goes_on}

@@ -18,7 +18,16 @@ from benchmarks.steps import SIMULATED
 from training.sharding import in_words
 
 DECADES = range(6, 12)  # powers of ten, in parameters
-HEAD = ["parameters", "dim x depth", "sharding", "data x fsdp x tensor", "remat", "GB a device", "ms a step", "all-reduce, ms"]
+HEAD = [
+    "parameters",
+    "dim x depth",
+    "sharding",
+    "data x fsdp x tensor",
+    "remat",
+    "GB a device",
+    "ms a step",
+    "all-reduce, ms",
+]
 HEAD += ["gather and scatter, ms", "exposed, ms", "images/s", "MFU"]
 ASSUMPTIONS = """\
 {device.name}: {peak:,.0f} TFLOP/s at the peak, {memory:,.0f} GB at {bandwidth:,.4g} GB/s; {inside:,.4g} GB/s among
@@ -42,7 +51,9 @@ def main():
     steps = [sized(10**power, args.batch, precision=args.precision) for power in DECADES]
     print(assumptions(device, steps[0], args.efficiency))
     for devices in args.devices:
-        rows, notes = zip(*(row(step, devices, device, args.efficiency) for step in steps), strict=True)
+        rows, notes = zip(
+            *(row(step, devices, device, args.efficiency) for step in steps), strict=True
+        )
         print(f"\n{devices} x {device.name}\n\n{markdown(HEAD, rows)}")
         print("".join(f"\n- {note}" for note in notes if note))
 
@@ -53,7 +64,12 @@ def arguments():
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--batch", type=int, default=4096, help="images, of all devices together")
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="the share of the peak that products reach")
+    parser.add_argument(
+        "--efficiency",
+        type=float,
+        default=EFFICIENCY,
+        help="the share of the peak that products reach",
+    )
     parser.add_argument("--compare", action="store_true", help="compile steps, and compare")
     args = parser.parse_args()
     if min(args.devices) < 1 or args.batch < 1 or not 0 < args.efficiency <= 1:
@@ -63,10 +79,25 @@ def arguments():
 
 def assumptions(device, step, efficiency):
     """What the figures rest on."""
-    speeds = {name: getattr(device, name) / 1e9 for name in ("memory", "bandwidth", "inside", "outside")}
+    speeds = {
+        name: getattr(device, name) / 1e9 for name in ("memory", "bandwidth", "inside", "outside")
+    }
     shares = {"efficiency": efficiency, "usable": USABLE, "worth": WORTH - 1}
-    counts = {"visits": VISITS, "passes": PASSES, "latency": 1e6 * LATENCY, "peak": device.flops[step.precision] / 1e12}
-    return ASSUMPTIONS.format(device=device, step=step, height=step.image[0], width=step.image[1], **speeds, **shares, **counts)
+    counts = {
+        "visits": VISITS,
+        "passes": PASSES,
+        "latency": 1e6 * LATENCY,
+        "peak": device.flops[step.precision] / 1e12,
+    }
+    return ASSUMPTIONS.format(
+        device=device,
+        step=step,
+        height=step.image[0],
+        width=step.image[1],
+        **speeds,
+        **shares,
+        **counts,
+    )
 
 
 def row(step, devices, device, efficiency):
@@ -75,11 +106,22 @@ def row(step, devices, device, efficiency):
     name = [f"{count(step):,}", f"{step.dim} x {step.depth}"]
     if plan is None:
         blank = ["-"] * (len(HEAD) - 3)
-        return [*name, "does not fit", *blank], f"{name[0]} parameters {unfit(step, least, devices, device, efficiency)}"
+        return [
+            *name,
+            "does not fit",
+            *blank,
+        ], f"{name[0]} parameters {unfit(step, least, devices, device, efficiency)}"
     sizes, time = plan.layout.sizes, plan.time
-    cells = [plan.layout.preset, " x ".join(map(str, sizes.values())), "yes" if plan.layout.step.remat else "no"]
+    cells = [
+        plan.layout.preset,
+        " x ".join(map(str, sizes.values())),
+        "yes" if plan.layout.step.remat else "no",
+    ]
     exchanges = (time.all_reduce + time.tensor, time.gather, time.exposed)
-    cells += [f"{plan.memory.total / 1e9:.3g}", *(short(1e3 * seconds) for seconds in (time.total, *exchanges))]
+    cells += [
+        f"{plan.memory.total / 1e9:.3g}",
+        *(short(1e3 * seconds) for seconds in (time.total, *exchanges)),
+    ]
     return [*name, *cells, short(step.batch / time.total), f"{time.mfu:.0%}"], ""
 
 
@@ -92,8 +134,16 @@ def unfit(step, least, devices, device, efficiency):
     more = enough(step, 2 * devices, device, efficiency)
     fewer, _ = choose(step._replace(batch=step.batch // 8), devices, device, efficiency)
     cures = [f"on {more.devices()} devices ({arranged(more)})"] if more else []
-    cures += [f"in batches of {step.batch // 8} ({arranged(fewer)}; see training.accumulate)"] if fewer else []
-    return f"{needs}. They fit {' or '.join(cures)}." if cures else f"{needs}, and more devices would not help."
+    cures += (
+        [f"in batches of {step.batch // 8} ({arranged(fewer)}; see training.accumulate)"]
+        if fewer
+        else []
+    )
+    return (
+        f"{needs}. They fit {' or '.join(cures)}."
+        if cures
+        else f"{needs}, and more devices would not help."
+    )
 
 
 def arranged(plan):

@@ -47,13 +47,26 @@ NOTE = (
 
 def main(rounds=60):
     one = markdown(
-        ["model", "instructions, plain / with a mesh", "plain, ms a step", "with a mesh", "x plain", "reached"],
+        [
+            "model",
+            "instructions, plain / with a mesh",
+            "plain, ms a step",
+            "with a mesh",
+            "x plain",
+            "reached",
+        ],
         [beside_plain(name, rounds) for name in NAMES],
     )
     command = [sys.executable, "-m", "benchmarks.devices", "simulated", str(max(rounds // 4, 5))]
-    done = subprocess.run(command, env=os.environ | SIMULATED, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env=os.environ | SIMULATED, stdout=subprocess.PIPE, text=True, check=True
+    )
     head = ["mesh", "ms a step", "x one device", "held", "in between", "exchanges in the program"]
-    record("Devices", "python -m benchmarks.devices", f"{one}\n\n{markdown(head, json.loads(done.stdout))}\n\n{NOTE}")
+    record(
+        "Devices",
+        "python -m benchmarks.devices",
+        f"{one}\n\n{markdown(head, json.loads(done.stdout))}\n\n{NOTE}",
+    )
 
 
 def beside_plain(name, rounds):
@@ -112,18 +125,30 @@ def seconds(run, steps):
 
 def one_device(workload):
     """{form: function that takes so many steps}, over a dataset on the device."""
-    model = getattr(import_module(f"model.{workload.model}"), workload.model)(workload.shape, 10, **workload.args)
-    step, mesh = step_of(model, workload.shape, workload.batch_size), make_mesh(devices=jax.devices()[:1])
+    model = getattr(import_module(f"model.{workload.model}"), workload.model)(
+        workload.shape, 10, **workload.args
+    )
+    step, mesh = (
+        step_of(model, workload.shape, workload.batch_size),
+        make_mesh(devices=jax.devices()[:1]),
+    )
     data = data_for(workload._replace(examples=4 * workload.batch_size))["train"]
     order = np.arange(4 * workload.batch_size, dtype=np.int32).reshape(4, -1)
     valid = np.full(4, workload.batch_size, np.int32)
     whole, places = replicated(mesh), Plan(mesh).of_state(step.carry)
     given = put(data, whole), put(order, sharded(mesh, 1)), put(valid, whole)
-    program = Program(over_rows(step.run, step.report, mesh, step.looped), mesh, options=options_for(step.looped), places=places)
+    program = Program(
+        over_rows(step.run, step.report, mesh, step.looped),
+        mesh,
+        options=options_for(step.looped),
+        places=places,
+    )
     carry = put(jax.jit(step.make)(np.uint32(0)), places)
     program.prepare((), carry, *given, np.int32(0), np.int32(1))
     bare, first = jax.device_put((data, order, valid)), jax.jit(step.make)(np.uint32(0))
-    lowered = jax.jit(without_mesh(step), donate_argnums=1).lower((), first, *bare, np.int32(0), np.int32(1))
+    lowered = jax.jit(without_mesh(step), donate_argnums=1).lower(
+        (), first, *bare, np.int32(0), np.int32(1)
+    )
     plain = lowered.compile(options_for(step.looped))
     return {
         "plain": partial(steps_of, [first], plain, bare, step.looped),
@@ -138,7 +163,9 @@ def without_mesh(step):
         return step.run(const, carry, jax.tree.map(lambda a: a[order[row]], data), valid[row])
 
     def loop(const, carry, data, order, valid, start, count):
-        carry = jax.lax.fori_loop(start, start + count, lambda i, c: one(const, c, data, order, valid, i), carry)
+        carry = jax.lax.fori_loop(
+            start, start + count, lambda i, c: one(const, c, data, order, valid, i), carry
+        )
         return carry, step.report(carry)
 
     def single(const, carry, data, order, valid, start, _count):
@@ -153,7 +180,13 @@ def steps_of(held, program, given, looped, count):
     taken = 0
     while taken < count:
         some = min(count - taken, len(given[2])) if looped else 1
-        held[0], _ = program((), held[0], *given, np.int32(taken % len(given[2]) if not looped else 0), np.int32(some))
+        held[0], _ = program(
+            (),
+            held[0],
+            *given,
+            np.int32(taken % len(given[2]) if not looped else 0),
+            np.int32(some),
+        )
         taken += some
     jax.block_until_ready(held[0])
 
@@ -162,7 +195,10 @@ def simulated(rounds):
     """The rows of the second table."""
     step = step_of(vit(IMAGE, 10, **WIDTH), IMAGE, BATCH)
     draw = np.random.default_rng(0)
-    batch = draw.normal(size=(BATCH, *IMAGE)).astype(np.float32), draw.integers(0, 10, BATCH).astype(np.int32)
+    batch = (
+        draw.normal(size=(BATCH, *IMAGE)).astype(np.float32),
+        draw.integers(0, 10, BATCH).astype(np.int32),
+    )
     forms, facts = {}, []
     for shape in MESHES:
         program, shapes, plan = program_of(step, MeshOptions(*shape))
@@ -186,7 +222,11 @@ def facts_of(program, carry):
     held = sum(shard_bytes(leaf, leaf.sharding) for leaf in jax.tree.leaves(carry))
     found = Counter(re.findall(COLLECTIVES, program.compiled.as_text()))
     exchanges = ", ".join(f"{times} {name}" for name, times in sorted(found.items())) or "none"
-    return [format_bytes(held), format_bytes(memory_of(program.compiled)["temp_size_in_bytes"]), exchanges]
+    return [
+        format_bytes(held),
+        format_bytes(memory_of(program.compiled)["temp_size_in_bytes"]),
+        exchanges,
+    ]
 
 
 if __name__ == "__main__":

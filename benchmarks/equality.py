@@ -33,7 +33,9 @@ CASES = ("convnext", "resnet", "vit", "vit, accumulate 2")
 
 def main():
     """Run every case everywhere, print the table, keep it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two steps of each")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -43,14 +45,21 @@ def main():
     for case in CASES:
         first, places = {}, PLACES + (TENSOR if case != "resnet" else [])
         for devices, processes, mesh in places:
-            found = {p: losses(case, p, 2 if arguments.quick else STEPS[p], devices, processes, mesh) for p in STEPS}
+            found = {
+                p: losses(case, p, 2 if arguments.quick else STEPS[p], devices, processes, mesh)
+                for p in STEPS
+            }
             first = first or found
             apart = {p: np.abs(found[p] / first[p] - 1).max() for p in STEPS}
-            shown = [f"{gap:.1e}{'' if gap < BOUND[p] else ' **too far**'}" for p, gap in apart.items()]
+            shown = [
+                f"{gap:.1e}{'' if gap < BOUND[p] else ' **too far**'}" for p, gap in apart.items()
+            ]
             rows.append([case, described(devices, processes, mesh), *shown])
             print(*rows[-1], sep=" | ", flush=True)
     if not arguments.quick:
-        table = markdown(["case", "devices, processes, mesh", *(f"{p}, {STEPS[p]} steps" for p in STEPS)], rows)
+        table = markdown(
+            ["case", "devices, processes, mesh", *(f"{p}, {STEPS[p]} steps" for p in STEPS)], rows
+        )
         record("Equality", "python -m benchmarks.equality", f"{TEXT}\n\n{table}")
 
 
@@ -62,12 +71,18 @@ def described(devices, processes, mesh):
 def losses(case, precision, steps, devices, processes, mesh, timeout=900):
     """The loss of every step, which all processes must agree on."""
     told = json.dumps({"case": case, "precision": precision, "steps": steps, "mesh": mesh})
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": str(int(precision == "float64"))}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": str(int(precision == "float64")),
+    }
     # Most of the time is compilation.
     each = f"--xla_force_host_platform_device_count={devices // processes}"
     environment |= {"XLA_FLAGS": each, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     if processes > 1:
-        environment |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(processes)}
+        environment |= {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+            "JAX_NUM_PROCESSES": str(processes),
+        }
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.equality", "--worker", told],
@@ -86,7 +101,9 @@ def losses(case, precision, steps, devices, processes, mesh, timeout=900):
             process.kill()
     for process, (_, complaint) in zip(started, said, strict=True):
         if process.returncode:
-            raise SystemExit(f"{case} on {described(devices, processes, mesh)}: {complaint[-2000:]}")
+            raise SystemExit(
+                f"{case} on {described(devices, processes, mesh)}: {complaint[-2000:]}"
+            )
     found = [json.loads(out.split("LOSSES")[1]) for out, _ in said]
     assert all(each == found[0] for each in found), "processes tell of different losses"
     return np.array(found[0])
@@ -105,10 +122,24 @@ def work(case, precision, steps, mesh):
     logging.getLogger("main").setLevel(logging.ERROR)
     rng = np.random.default_rng(0)
     count = steps * BATCH // 2 - 5  # two epochs, with a short last batch
-    x, y = rng.integers(0, 256, (count, 8, 8, 1)).astype(np.uint8), rng.integers(0, 3, count).astype(np.int32)
+    x, y = (
+        rng.integers(0, 256, (count, 8, 8, 1)).astype(np.uint8),
+        rng.integers(0, 3, count).astype(np.int32),
+    )
     told = Told()
-    options = {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": BATCH, "epochs": 2, "mesh": mesh, "ema": 0.9}
-    options |= {"log": {"every_steps": 1}, "callbacks": [told], "accumulate": 2 if "accumulate" in case else 1}
+    options = {
+        "preprocess": [to_unit],
+        "optimizer": adam(lr=0.001),
+        "batch_size": BATCH,
+        "epochs": 2,
+        "mesh": mesh,
+        "ema": 0.9,
+    }
+    options |= {
+        "log": {"every_steps": 1},
+        "callbacks": [told],
+        "accumulate": 2 if "accumulate" in case else 1,
+    }
     run = fit(model(case), (x, y), (x[:20], y[:20]), **options)
     held_out = [row["test_loss"] for row in run.history]  # by averaged weights
     print("LOSSES" + json.dumps([*told.losses, *held_out]))

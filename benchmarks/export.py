@@ -44,12 +44,25 @@ MAKERS = {
 NAMES = {"onnx": "ONNX", "tflite": "TFLite"}
 PRECISIONS = ("float32", "float16", "dynamic", "int8")
 AGREEMENT = 1e-4  # as near must every file's output be to JAX's
-PACKAGES = ("torch", "onnxscript", "jax2onnx", "keras", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai-edge-litert")
+PACKAGES = (
+    "torch",
+    "onnxscript",
+    "jax2onnx",
+    "keras",
+    "tensorflow",
+    "tf2onnx",
+    "onnx",
+    "onnxruntime",
+    "ai-edge-litert",
+)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoint", help="of the sample, for what quantizing costs (default: an epoch is trained)")
+    parser.add_argument(
+        "--checkpoint",
+        help="of the sample, for what quantizing costs (default: an epoch is trained)",
+    )
     parser.add_argument("--rounds", type=int, default=25)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +88,11 @@ def made(folder, kind, makers):
     for maker in makers:
         file = folder / f"{maker}.{kind}"
         print(f"making {file.name}", file=sys.stderr)
-        done = subprocess.run([sys.executable, "-m", "benchmarks.exporters", maker, file], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.exporters", maker, file],
+            capture_output=True,
+            text=True,
+        )
         why = done.stderr.strip().splitlines()[-1] if done.returncode else fault(file)
         if why:
             for place in (folder, Path.cwd()):  # the table is for others' machines too
@@ -111,7 +128,14 @@ def peers_table(kind, makers, files, times, failed):
     """What each file is, and how long it takes."""
     mark = list(makers)[1]
     against = [f"x {makers[mark]}, batch {batch}" for batch in BATCHES]
-    head = [NAMES[kind], "nodes", "bytes", "batch", *(f"batch {batch}, us" for batch in BATCHES), *against]
+    head = [
+        NAMES[kind],
+        "nodes",
+        "bytes",
+        "batch",
+        *(f"batch {batch}, us" for batch in BATCHES),
+        *against,
+    ]
     rows = []
     for maker, title in makers.items():
         if maker in failed:
@@ -120,8 +144,13 @@ def peers_table(kind, makers, files, times, failed):
         model, file = open_model(files[maker]), files[maker]
         free = all(shape[0] is None for shape, _ in model.inputs.values())
         about = [title, str(model.nodes()), f"{file.stat().st_size:,}", "free" if free else "fixed"]
-        latencies = [spread(times[maker][batch]) if batch in times[maker] else "-" for batch in BATCHES]
-        multiples = [spread(found) if (found := relative(times, maker, mark, batch)) else "-" for batch in BATCHES]
+        latencies = [
+            spread(times[maker][batch]) if batch in times[maker] else "-" for batch in BATCHES
+        ]
+        multiples = [
+            spread(found) if (found := relative(times, maker, mark, batch)) else "-"
+            for batch in BATCHES
+        ]
         rows.append(about + latencies + multiples)
     return markdown(head, rows)
 
@@ -135,22 +164,42 @@ def relative(times, maker, mark, batch):
 def peers_claims(kind, makers, files, times):
     """[(what is claimed, what was found, the most that it may be)]"""
     ours, mark = list(makers)[:2]
-    most = {"onnx": {"nodes": 36, "ratio": 0.95}, "tflite": {"nodes": 85, "bytes": 75_000, "ratio": 1.0}}[kind]
+    most = {
+        "onnx": {"nodes": 36, "ratio": 0.95},
+        "tflite": {"nodes": 85, "bytes": 75_000, "ratio": 1.0},
+    }[kind]
     nodes = open_model(files[ours]).nodes() if ours in files else None
     claims = [(f"{NAMES[kind]}: nodes", nodes, most["nodes"])]
     if "bytes" in most:
-        claims.append((f"{NAMES[kind]}: bytes", files[ours].stat().st_size if ours in files else None, most["bytes"]))
+        claims.append(
+            (
+                f"{NAMES[kind]}: bytes",
+                files[ours].stat().st_size if ours in files else None,
+                most["bytes"],
+            )
+        )
     for batch in BATCHES:
         found = relative(times, ours, mark, batch)
         value = statistics.median(found) if found else None
-        claims.append((f"{NAMES[kind]}: latency / {makers[mark]}, batch {batch}", value, most["ratio"]))
+        claims.append(
+            (f"{NAMES[kind]}: latency / {makers[mark]}, batch {batch}", value, most["ratio"])
+        )
     return claims
 
 
 def trained(folder):
     """A checkpoint of the sample, after one epoch."""
-    overrides = ["training.epochs=1", "checkpoint.every_epochs=1", f"checkpoint.dir={folder}", "callbacks=[]"]
-    subprocess.run([sys.executable, "train.py", "-c", "config.json", *overrides], check=True, stdout=subprocess.DEVNULL)
+    overrides = [
+        "training.epochs=1",
+        "checkpoint.every_epochs=1",
+        f"checkpoint.dir={folder}",
+        "callbacks=[]",
+    ]
+    subprocess.run(
+        [sys.executable, "train.py", "-c", "config.json", *overrides],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return next(folder.rglob("*.params"))
 
 
@@ -159,7 +208,9 @@ def precisions(folder, checkpoint):
     reports = {}
     for precision in PRECISIONS:
         print(f"exporting {precision}", file=sys.stderr)
-        options = ["--name", precision] + ([] if precision == "float32" else ["--quantize", precision])
+        options = ["--name", precision] + (
+            [] if precision == "float32" else ["--quantize", precision]
+        )
         done = export(folder, checkpoint, *options)
         file = folder / precision / "verification.json"
         reports[precision] = json.loads(file.read_text())["formats"] if file.exists() else {}
@@ -174,11 +225,29 @@ def precisions_table(reports):
     for precision, formats in reports.items():
         for kind, report in formats.items():
             scores = report.get("test_set") or {}
-            before, after = (f"{scores[when]['accuracy']:.4f}" if scores else "-" for when in ("before", "after"))
+            before, after = (
+                f"{scores[when]['accuracy']:.4f}" if scores else "-" for when in ("before", "after")
+            )
             share = report["bytes"] / reports["float32"].get(kind, report)["bytes"]
             latencies = [f"{1e3 * report['latency_ms'][str(batch)]:.0f}" for batch in BATCHES]
-            rows.append([f"{precision}, {NAMES[kind]}", f"{report['bytes']:,}", short(share), before, after, *latencies])
-    head = ["trained sample", "bytes", "x float32", "accuracy before", "after", *(f"batch {batch}, us" for batch in BATCHES)]
+            rows.append(
+                [
+                    f"{precision}, {NAMES[kind]}",
+                    f"{report['bytes']:,}",
+                    short(share),
+                    before,
+                    after,
+                    *latencies,
+                ]
+            )
+    head = [
+        "trained sample",
+        "bytes",
+        "x float32",
+        "accuracy before",
+        "after",
+        *(f"batch {batch}, us" for batch in BATCHES),
+    ]
     return markdown(head, rows)
 
 
@@ -187,7 +256,10 @@ def precisions_claims(reports):
     scores = int8.get("test_set") or {}
     share = int8["bytes"] / whole["bytes"] if whole and int8 else None
     lost = 100 * (scores["before"]["accuracy"] - scores["after"]["accuracy"]) if scores else None
-    return [("TFLite: int8, bytes / float32", share, 0.7), ("TFLite: int8, points of accuracy lost", lost, 0.5)]
+    return [
+        ("TFLite: int8, bytes / float32", share, 0.7),
+        ("TFLite: int8, points of accuracy lost", lost, 0.5),
+    ]
 
 
 def export_seconds(folder, checkpoint, rounds=5):
@@ -203,7 +275,15 @@ def export_seconds(folder, checkpoint, rounds=5):
 
 def export(folder, checkpoint, *options):
     """The command that is measured."""
-    command = [sys.executable, "inference/convert_tflite.py", "-w", checkpoint, "--out", folder, *options]
+    command = [
+        sys.executable,
+        "inference/convert_tflite.py",
+        "-w",
+        checkpoint,
+        "--out",
+        folder,
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -35,20 +35,27 @@ AGREEMENT = 1e-5  # of the largest number of each result
 def main(rounds=7):
     rows = ["| layer | shape | form | ms | x plain | chosen |", "|---|---|---|---|---|---|"]
     for layer, shapes, others, chosen, *options in cases():
-        times = compare(others, [normal(i, shape) for i, shape in enumerate(shapes)], rounds, *options)
+        times = compare(
+            others, [normal(i, shape) for i, shape in enumerate(shapes)], rounds, *options
+        )
         plain = next(iter(times.values()))
         for name, seconds in times.items():
             ratio = spread([a / b for a, b in zip(seconds, plain, strict=True)])
             size = " ".join("x".join(map(str, shape)) for shape in shapes[:2])
             mark = "yes" if name == chosen else ""
-            rows.append(f"| {layer} | {size} | {name} | {short(1e3 * statistics.median(seconds))} | {ratio} | {mark} |")
+            rows.append(
+                f"| {layer} | {size} | {name} | {short(1e3 * statistics.median(seconds))} | {ratio} | {mark} |"
+            )
     record("Forms of layers", "python -m benchmarks.forms", "\n".join(rows))
 
 
 def cases():
     """(layer, shapes of its arguments, {form: function}, the form that is chosen, options), the plain form first."""
     for shape in ((512, 7, 7, 8), (512, 3, 3, 16), (512, 7, 7, 32), (128, 49, 64)):
-        others = {"sums": lambda x: norm.standardize(x, -1, 1e-6), "products": partial(norm.standardize_narrow, 1e-6)}
+        others = {
+            "sums": lambda x: norm.standardize(x, -1, 1e-6),
+            "products": partial(norm.standardize_narrow, 1e-6),
+        }
         yield "layer norm", [shape], others, "products" if shape[-1] <= forms.NARROW else "sums"
     for batch, size, channels, kernel in DEPTHWISE:
         how = ((1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
@@ -57,22 +64,45 @@ def cases():
             if form is not conv_forms.banded or size <= 32:
                 others[form.__name__] = lambda x, w, form=form, how=how: form(x, w, *how)
         chosen = forms.depthwise(size, size, channels, kernel**2)
-        yield "depthwise convolution", [(batch, size, size, channels), (kernel, kernel, 1, channels)], others, chosen
+        yield (
+            "depthwise convolution",
+            [(batch, size, size, channels), (kernel, kernel, 1, channels)],
+            others,
+            chosen,
+        )
     for size, channels, groups in ((16, 32, 4), (8, 128, 32)):
         dense, pads = convolution(1, ((1, 1), (1, 1))), ((1, 1), (1, 1))
         others = {"XLA": convolution(groups, pads), "blocks": partial(in_blocks, dense, groups)}
-        yield "grouped convolution", [(64, size, size, channels), (3, 3, channels // groups, channels)], others, "blocks", 1
+        yield (
+            "grouped convolution",
+            [(64, size, size, channels), (3, 3, channels // groups, channels)],
+            others,
+            "blocks",
+            1,
+        )
     patches = {"XLA": convolution(1, ((0, 0), (0, 0)), 4), "patches": conv_forms.patches}
     yield "patches", [(512, 28, 28, 1), (4, 4, 1, 8)], patches, "patches"
     for size, channels in ((32, 16), (16, 32), (8, 64)):
         shapes = [(128, size, size, channels), (3, 3, channels, channels)]
         dense = convolution(1, ((1, 1), (1, 1)))
-        yield "dense convolution", shapes, {"XLA's choice": dense, "Eigen": dense}, "Eigen", 1, {"Eigen": CONVOLUTIONS}
+        yield (
+            "dense convolution",
+            shapes,
+            {"XLA's choice": dense, "Eigen": dense},
+            "Eigen",
+            1,
+            {"Eigen": CONVOLUTIONS},
+        )
     for window, stride in ((2, 2), (3, 2)):
         geometry = {"window": (window,) * 2, "stride": (stride,) * 2, "pads": ((0, 0),) * 2}
         plain = partial(pool.slide, start=-jnp.inf, combine=lax.max, **geometry)
         moved = partial(pool.of_moved, **geometry)
-        yield f"max pool {window}/{stride}", [(128, 32, 32, 16)], {"XLA": plain, "moved": moved}, "moved"
+        yield (
+            f"max pool {window}/{stride}",
+            [(128, 32, 32, 16)],
+            {"XLA": plain, "moved": moved},
+            "moved",
+        )
     softmaxes = {"derived by JAX": derived_softmax, "written out": activations.softmax}
     yield "softmax", [(128, 4, 49, 49)], softmaxes, "written out"
     for shape in ((128, 32, 32, 16), (128, 8, 8, 64)):
@@ -81,7 +111,9 @@ def cases():
 
 
 def convolution(groups, pads, stride=1):
-    return lambda x, w: lax.conv_general_dilated(x, w, (stride,) * 2, pads, None, None, LAYOUT, groups)
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, (stride,) * 2, pads, None, None, LAYOUT, groups
+    )
 
 
 def in_blocks(dense, groups, x, weight):
@@ -135,7 +167,9 @@ def value_and_gradients(form, cotangent, *arguments):
 
 def repeated(both, loops, cotangent, first, *others):
     """Several calls in one compiled loop, each of them fed by the one before, so that none can be left out."""
-    start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(both, cotangent, first, *others))
+    start = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(both, cotangent, first, *others)
+    )
 
     def again(_, before):
         return both(cotangent, first + 1e-30 * sum(a.ravel()[-1] for a in before), *others)

@@ -23,7 +23,9 @@ def compare(files, rounds=25):
     tells is the median of many runs.
     """
     runners = {name: Runner(file) for name, file in files.items()}
-    times = {name: {batch: [] for batch in BATCHES if takes(file, batch)} for name, file in files.items()}
+    times = {
+        name: {batch: [] for batch in BATCHES if takes(file, batch)} for name, file in files.items()
+    }
     for i in range(rounds + 1):
         for batch in BATCHES:
             for name in files if i % 2 else reversed(files):
@@ -49,7 +51,9 @@ class Runner:
 
     def __init__(self, file):
         command = [sys.executable, "-m", "benchmarks.latency", "--serve", str(file)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
 
     def measure(self, batch):
         self.process.stdin.write(f"{batch}\n")
@@ -73,9 +77,16 @@ def serve(file):
 def run_of(file, batch):
     """What is timed: the runtime's own call, without what our wrapper adds."""
     model = open_model(file)
-    arrays = {name: np.random.default_rng(0).random((batch, *shape[1:]), np.float32) for name, (shape, _) in model.inputs.items()}
+    arrays = {
+        name: np.random.default_rng(0).random((batch, *shape[1:]), np.float32)
+        for name, (shape, _) in model.inputs.items()
+    }
     model(arrays)
-    return model.interpreter.invoke if file.endswith(".tflite") else lambda: model.session.run(None, arrays)
+    return (
+        model.interpreter.invoke
+        if file.endswith(".tflite")
+        else lambda: model.session.run(None, arrays)
+    )
 
 
 def median_time(run):

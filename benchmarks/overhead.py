@@ -30,8 +30,17 @@ from wiring.build import build
 from wiring.config import read
 
 OFF = ["logging.every_steps=0", "logging.learning_rate=false", "callbacks=[]"]
-KEYS = ("log_all", "learning_rate", "gradient_norm", "parameter_norm", "leaf_statistics", "histograms")
-TRACKERS = '["console", "jsonl", "csv", "tensorboard", {"name": "wandb", "args": {"mode": "offline"}}]'
+KEYS = (
+    "log_all",
+    "learning_rate",
+    "gradient_norm",
+    "parameter_norm",
+    "leaf_statistics",
+    "histograms",
+)
+TRACKERS = (
+    '["console", "jsonl", "csv", "tensorboard", {"name": "wandb", "args": {"mode": "offline"}}]'
+)
 CALLBACKS = (
     "confusion_matrix",
     "sample_images",
@@ -41,7 +50,11 @@ CALLBACKS = (
     {"name": "early_stopping", "args": {"patience": 10**6}},
     {"name": "reduce_on_plateau", "args": {"monitor": "test_loss", "patience": 10**6}},
 )
-ON = [*(f"logging.{key}=true" for key in KEYS), f"logging.trackers={TRACKERS}", f"callbacks={json.dumps(CALLBACKS)}"]
+ON = [
+    *(f"logging.{key}=true" for key in KEYS),
+    f"logging.trackers={TRACKERS}",
+    f"callbacks={json.dumps(CALLBACKS)}",
+]
 
 
 def main(rounds=15):
@@ -55,7 +68,11 @@ def loop_against_bare_steps(folder, rounds):
     """The loop, logging at every 22nd step, against nothing but its steps."""
     loop, (parts, data) = loop_of(folder / "loop", ["training.eval_every=0"])
     objective = compose(
-        parts.objective, parts.model, parts.loss, measures(parts.metrics, (), LoggingOptions())[0], parts.preprocess
+        parts.objective,
+        parts.model,
+        parts.loss,
+        measures(parts.metrics, (), LoggingOptions())[0],
+        parts.preprocess,
     )
     make_update = partial(gradient_update, objective, parts.optimizer)
     engines = [Runner(parts.model, objective, make_update, data, parts.loader) for _ in range(3)]
@@ -63,11 +80,14 @@ def loop_against_bare_steps(folder, rounds):
         "fit": loop.one_epoch,
         "bare, one call an epoch": partial(bare_epoch, engines[0], 10**9),
         "bare, one call a step": partial(bare_epoch, engines[1], 1),
-        "by hand, one call an epoch": by_hand(engines[2], make_update(unroll=False).step, data["train"], parts.loader),
+        "by hand, one call an epoch": by_hand(
+            engines[2], make_update(unroll=False).step, data["train"], parts.loader
+        ),
     }
     rates = measure(forms, len(data["train"]), rounds)
     ratios = {
-        f"fit / {name}": [fit / other for fit, other in zip(rates["fit"], rates[name], strict=True)] for name in list(forms)[1:]
+        f"fit / {name}": [fit / other for fit, other in zip(rates["fit"], rates[name], strict=True)]
+        for name in list(forms)[1:]
     }
     record("Overhead of the loop", "python -m benchmarks.overhead", table(rates, ratios))
 
@@ -82,7 +102,10 @@ def watching(folder, rounds):
         loop.notify("on_training_end")
         loop.log.publish.close({})
     off = rates["all off"]
-    ratios = {f"{name} / all off": [a / b for a, b in zip(rates[name], off, strict=True)] for name in list(forms)[1:]}
+    ratios = {
+        f"{name} / all off": [a / b for a, b in zip(rates[name], off, strict=True)]
+        for name in list(forms)[1:]
+    }
     record("What watching costs", "python -m benchmarks.overhead", table(rates, ratios))
 
 
@@ -92,12 +115,24 @@ def loop_of(folder, overrides):
     parts = build(read("config.json", ["data=digits", *overrides]), "config.json")
     data, log = parts.data.load(), parts.logging
     functions, watch = measures(parts.metrics, parts.callbacks, log)
-    objective = compose(parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment)
-    runner = Runner(parts.model, objective, partial(gradient_update, objective, parts.optimizer), data, parts.loader, watch=watch)
+    objective = compose(
+        parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment
+    )
+    runner = Runner(
+        parts.model,
+        objective,
+        partial(gradient_update, objective, parts.optimizer),
+        data,
+        parts.loader,
+        watch=watch,
+    )
     publish = Publisher(log.trackers, About(folder, parts.title, parts.config, 0))
     seen = {"sets": data, "folder": folder, "config": parts.config, "publish": publish}
     rates = LearningRates(parts.rates if "learning_rate" in watch.needs else None, runner)
-    reader, lines = Reader(objective.finish, watch.hidden, runner.leaves), MetricLog(folder / "metrics.jsonl", publish=publish)
+    reader, lines = (
+        Reader(objective.finish, watch.hidden, runner.leaves),
+        MetricLog(folder / "metrics.jsonl", publish=publish),
+    )
     loop = Loop(runner, reader, parts.callbacks, parts.training, lines, log, seen=seen, rates=rates)
     loop.begin()
     return loop, (parts, data)
@@ -106,7 +141,9 @@ def loop_of(folder, overrides):
 def epoch_and_trackers(loop):
     """One epoch, and all that the trackers were told of it done."""
     loop.one_epoch()
-    while any(channel.queue.qsize() or channel.since is not None for channel in loop.log.publish.channels):
+    while any(
+        channel.queue.qsize() or channel.since is not None for channel in loop.log.publish.channels
+    ):
         time.sleep(0.001)
 
 

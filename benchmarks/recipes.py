@@ -6,9 +6,22 @@ from utils import UserError
 from wiring.config import read
 
 ROOT = Path(__file__).parents[1]
-RECIPES = {"": ROOT / "configs" / "mnist_fast.json", ", AdamW": ROOT / "benchmarks" / "mnist_adamw.json"}
+RECIPES = {
+    "": ROOT / "configs" / "mnist_fast.json",
+    ", AdamW": ROOT / "benchmarks" / "mnist_adamw.json",
+}
 NO_MUON = ("keras",)  # its rates mean something else, and it leaves out what the recipe does not
-AS_THEY_ARE = ("$schema", "title", "seed", "model", "data", "preprocess", "metrics", "checkpoint", "logging")  # or no matter
+AS_THEY_ARE = (
+    "$schema",
+    "title",
+    "seed",
+    "model",
+    "data",
+    "preprocess",
+    "metrics",
+    "checkpoint",
+    "logging",
+)  # or no matter
 TAKEN = {
     "data": ("mnist",),
     "loss": ("cross_entropy",),
@@ -28,7 +41,9 @@ def recipe_of(file):
     for place in ("data", "loss", "optimizer", "schedule"):
         name = resolved[place]["name"] if isinstance(resolved[place], dict) else "a chain"
         if name not in TAKEN[place]:
-            raise UserError(f"{file}: {place}: other frameworks are told of {' or '.join(TAKEN[place])}, not of {name}")
+            raise UserError(
+                f"{file}: {place}: other frameworks are told of {' or '.join(TAKEN[place])}, not of {name}"
+            )
     smoothing, optimizer = resolved["loss"]["args"]["label_smoothing"], resolved["optimizer"]
     rates = {name: optimizer["args"][name] for name in RATES[optimizer["name"]]}
     fixed = {"by_adamw": LAST_LAYER} if optimizer["name"] == "muon" else {}
@@ -38,21 +53,40 @@ def recipe_of(file):
         "loader": {"batch_size": batch_size},
         "loss": {"name": "cross_entropy", "args": {"label_smoothing": smoothing}},
         "optimizer": {"name": optimizer["name"], "args": rates | fixed},
-        "schedule": "constant" if warmup is None else {"name": "warmup_linear", "args": {"warmup_epochs": warmup}},
+        "schedule": "constant"
+        if warmup is None
+        else {"name": "warmup_linear", "args": {"warmup_epochs": warmup}},
         "training": {"epochs": epochs},
     }
     expected = flat(resolved_of(told, file))
     if untold := [path for path, value in flat(resolved).items() if expected.get(path) != value]:
         raise UserError(f"{file}: other frameworks are not told of {', '.join(untold)}")
-    recipe = {"schedule": "constant"} if warmup is None else {"schedule": "one_cycle", "warmup": warmup / epochs}
-    recipe |= {"name": "recipe", "model": resolved["model"]["name"], "args": args_of(given["model"]), "shape": SHAPE}
-    recipe |= {"batch_size": batch_size, "epochs": epochs, "label_smoothing": smoothing, "optimizer": optimizer["name"], **rates}
+    recipe = (
+        {"schedule": "constant"}
+        if warmup is None
+        else {"schedule": "one_cycle", "warmup": warmup / epochs}
+    )
+    recipe |= {
+        "name": "recipe",
+        "model": resolved["model"]["name"],
+        "args": args_of(given["model"]),
+        "shape": SHAPE,
+    }
+    recipe |= {
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "label_smoothing": smoothing,
+        "optimizer": optimizer["name"],
+        **rates,
+    }
     return {"workload": recipe, **normalization(file, resolved["preprocess"])}
 
 
 def resolved_of(config, file):
     """A config with all defaults."""
-    from wiring.build import build  # takes jax, which some of the frameworks that are served do without
+    from wiring.build import (
+        build,
+    )  # takes jax, which some of the frameworks that are served do without
 
     return build(config, file).config
 
@@ -66,5 +100,9 @@ def normalization(file, preprocess):
     """The mean and the standard deviation that images in [0, 1] are normalized by."""
     names = [part["name"] for part in preprocess]
     if names not in (["to_unit"], ["to_unit", "normalize"]):
-        raise UserError(f"{file}: preprocess: other frameworks are told of to_unit and normalize, not of {', '.join(names)}")
-    return {"mean": 0.0, "std": 1.0} | {name: value[0] for name, value in preprocess[-1]["args"].items()}
+        raise UserError(
+            f"{file}: preprocess: other frameworks are told of to_unit and normalize, not of {', '.join(names)}"
+        )
+    return {"mean": 0.0, "std": 1.0} | {
+        name: value[0] for name, value in preprocess[-1]["args"].items()
+    }

@@ -31,6 +31,10 @@ def record(title, command, table):
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {version('jax')}"
     section = f"## {title}\n\n`{command}` on {machine}\n\n{table}\n"
     print(section)
-    text = RESULTS.read_text() if RESULTS.exists() else "# Measurements\n\nEach section is written by its program.\n"
+    text = (
+        RESULTS.read_text()
+        if RESULTS.exists()
+        else "# Measurements\n\nEach section is written by its program.\n"
+    )
     text = re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
     RESULTS.write_text(text.rstrip() + "\n\n" + section)

@@ -47,13 +47,20 @@ def sample(label, dims=(8, 16, 32), batch_size=512, examples=60_000, **options):
 WIDTHS = {factor: (8 * factor, 16 * factor, 32 * factor) for factor in (1, 2, 4, 8)}
 AXES = {
     "batch of the sample": [sample(f"{size:,}", batch_size=size) for size in (32, 128, 512, 2048)],
-    "width of the sample": [sample(" ".join(map(str, dims)), dims, examples=48_000 // factor) for factor, dims in WIDTHS.items()],
+    "width of the sample": [
+        sample(" ".join(map(str, dims)), dims, examples=48_000 // factor)
+        for factor, dims in WIDTHS.items()
+    ],
     "dataset of the sample": [
         *(sample(f"{count:,} images", examples=count) for count in (15_000, 60_000, 240_000)),
         sample("240,000 images, streamed", examples=240_000, device_budget_mb=0),
     ],
-    "depth of the vision transformer": [Point(f"{n} blocks", "vit", {"depth": n}, 128, 2_048) for n in (1, 2, 4, 8)],
-    "depth of the residual network": [Point(f"{6 * n + 2} layers", "resnet", {"depth": n}, 128, 2_048) for n in (1, 2, 3)],
+    "depth of the vision transformer": [
+        Point(f"{n} blocks", "vit", {"depth": n}, 128, 2_048) for n in (1, 2, 4, 8)
+    ],
+    "depth of the residual network": [
+        Point(f"{6 * n + 2} layers", "resnet", {"depth": n}, 128, 2_048) for n in (1, 2, 3)
+    ],
 }
 
 
@@ -64,7 +71,15 @@ def main():
             print(f"{axis}: {point.label}", file=sys.stderr)
             found = in_a_process(axis, place)
             memory = [f"{found[when] / 2**20:,.0f}" for when in ("before", "peak")]
-            rows.append(["" if place else axis, point.label, f"{found['parameters']:,}", spread(found["rates"]), *memory])
+            rows.append(
+                [
+                    "" if place else axis,
+                    point.label,
+                    f"{found['parameters']:,}",
+                    spread(found["rates"]),
+                    *memory,
+                ]
+            )
     head = ["what grows", "to", "parameters", "images/s", "memory before, MiB", "peak memory, MiB"]
     record("Scaling", "python -m benchmarks.scaling", f"{markdown(head, rows)}\n\n{NOTE}")
 
@@ -72,7 +87,9 @@ def main():
 def in_a_process(axis, place):
     """What a process tells of a point."""
     command = [sys.executable, "-m", "benchmarks.scaling", axis, str(place)]
-    done = subprocess.run(command, env=os.environ | HUGE_PAGES, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env=os.environ | HUGE_PAGES, stdout=subprocess.PIPE, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -86,16 +103,30 @@ def measure(point):
     from training.summary import count
 
     logging.getLogger("main").addHandler(logging.NullHandler())  # else `fit` would print its lines
-    model = getattr(import_module(f"model.{point.model}"), point.model)((28, 28, 1), 10, **point.args)
+    model = getattr(import_module(f"model.{point.model}"), point.model)(
+        (28, 28, 1), 10, **point.args
+    )
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     x, y = digits().load()["train"].arrays
     rows = np.arange(point.examples) % len(x)
     data = x[rows], y[rows]
     before = peak_of_process()
-    options = {"batch_size": point.batch_size, "device_budget_mb": point.device_budget_mb, "epochs": 10**6, "eval_every": 0}
-    done = fit(model, data, optimizer=adamw(0.003), preprocess=[to_unit], callbacks=[Enough()], **options)
+    options = {
+        "batch_size": point.batch_size,
+        "device_budget_mb": point.device_budget_mb,
+        "epochs": 10**6,
+        "eval_every": 0,
+    }
+    done = fit(
+        model, data, optimizer=adamw(0.003), preprocess=[to_unit], callbacks=[Enough()], **options
+    )
     rates = [row["examples_per_second"] for row in done.history[1:]]
-    return {"parameters": count(params), "rates": rates, "before": before, "peak": peak_of_process()}
+    return {
+        "parameters": count(params),
+        "rates": rates,
+        "before": before,
+        "peak": peak_of_process(),
+    }
 
 
 class Enough:

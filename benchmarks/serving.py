@@ -16,7 +16,9 @@ from utils import first_line, peak_of_process
 
 TURN = 0.5  # seconds that one framework trains, in whole epochs that count, before the next takes its turn
 PATIENCE = 300  # seconds: a framework that answers later hangs
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # malloc asks for pages of 2 MB, so a step faults less
+HUGE_PAGES = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
+}  # malloc asks for pages of 2 MB, so a step faults less
 
 
 class Failed(Exception):
@@ -27,11 +29,21 @@ class Runner:
     """The side that asks; raises Failed where there is no answer."""
 
     def __init__(self, workload, peer, variant, data, huge_pages):
-        command = [sys.executable, "-m", "benchmarks.serving", workload.name, peer, variant, *([data] if data else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.serving",
+            workload.name,
+            peer,
+            variant,
+            *([data] if data else []),
+        ]
         environment = {name: value for name, value in os.environ.items() if name not in HUGE_PAGES}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         environment |= HUGE_PAGES if huge_pages else {}
-        self.question = "memory" if huge_pages else "learned"  # pages change nothing of what is learned
+        self.question = (
+            "memory" if huge_pages else "learned"
+        )  # pages change nothing of what is learned
         began = time.perf_counter()
         self.process = subprocess.Popen(command, **pipes, text=True, bufsize=1, env=environment)
         self.parameters = self.answer()
@@ -72,7 +84,9 @@ class Server:
     def __init__(self, workload, peer, variant, data=None):
         self.workload = WORKLOADS[workload]
         self.data = data_for(self.workload, data)
-        self.trainer = import_module(f"benchmarks.peers.{peer}").trainer(self.workload, self.data, variant)
+        self.trainer = import_module(f"benchmarks.peers.{peer}").trainer(
+            self.workload, self.data, variant
+        )
         self.epochs = 0
         self.found = None
 

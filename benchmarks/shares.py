@@ -35,7 +35,10 @@ KINDS = {  # of an operation, by what XLA calls it and by what of JAX's it came 
 }
 OTHER = "other arithmetic"
 PARTS = {"backward": r"transpose\(", "forward": r"jvp\("}
-LAST, UNNAMED = "update and its books", "XLA's own"  # what comes from no line of the program, such as another layout
+LAST, UNNAMED = (
+    "update and its books",
+    "XLA's own",
+)  # what comes from no line of the program, such as another layout
 
 
 def main():
@@ -53,7 +56,11 @@ def main():
             cells = [f"{100 * share:.0f} %" for share in (sum(shares.values()), *shares.values())]
             rows.append([name, f"{1e3 * seconds:.3g}", part, *cells])
     head = ["workload", "ms a step", "part", "all of it", *KINDS, OTHER]
-    record("Where the time goes", "python -m benchmarks.shares", markdown(head, rows) + f"\n\nOn {jax.devices()[0].device_kind}.")
+    record(
+        "Where the time goes",
+        "python -m benchmarks.shares",
+        markdown(head, rows) + f"\n\nOn {jax.devices()[0].device_kind}.",
+    )
 
 
 def engine(workload, train):
@@ -61,8 +68,16 @@ def engine(workload, train):
     factory = getattr(importlib.import_module(f"model.{workload.model}"), workload.model)
     model = factory(workload.shape, 10, **workload.args)
     objective = compose(supervised, model, cross_entropy, {"accuracy": accuracy}, (), ())
-    update = partial(gradient_update, objective, adamw(workload.lr, weight_decay=workload.weight_decay))
-    runner = Runner(model, objective, update, {"train": Arrays(*train)}, LoaderOptions(batch_size=workload.batch_size))
+    update = partial(
+        gradient_update, objective, adamw(workload.lr, weight_decay=workload.weight_decay)
+    )
+    runner = Runner(
+        model,
+        objective,
+        update,
+        {"train": Arrays(*train)},
+        LoaderOptions(batch_size=workload.batch_size),
+    )
     return runner, runner.feed.steps
 
 
@@ -77,7 +92,12 @@ def profiled(runner, steps):
             epoch(runner)
         file = next(Path(folder).rglob("*.xplane.pb"))
         planes = jax.profiler.ProfileData.from_file(str(file)).planes
-        events = [(event.name, event.duration_ns) for plane in planes for line in plane.lines for event in line.events]
+        events = [
+            (event.name, event.duration_ns)
+            for plane in planes
+            for line in plane.lines
+            for event in line.events
+        ]
     origins, spent = origins_of(runner.program.compiled.as_text()), collections.Counter()
     for name, duration in events:
         if name in origins:
@@ -102,9 +122,14 @@ def origins_of(text):
         (name, operation), source = match.groups(), re.search(r'op_name="([^"]*)"', line)
         source = source.group(1) if source else ""
         if operation not in ("while", "call", "conditional"):
-            part = next((part for part, pattern in PARTS.items() if re.search(pattern, source)), LAST if source else UNNAMED)
+            part = next(
+                (part for part, pattern in PARTS.items() if re.search(pattern, source)),
+                LAST if source else UNNAMED,
+            )
             told = f"{name} {operation} {source.rsplit('/', 1)[-1]}"
-            kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, told)), OTHER)
+            kind = next(
+                (kind for kind, pattern in KINDS.items() if re.search(pattern, told)), OTHER
+            )
             found[name] = part, kind
     return found
 

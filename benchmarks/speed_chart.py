@@ -6,7 +6,10 @@ from pathlib import Path
 from benchmarks.marks import OURS
 
 FILE = Path(__file__).parents[1] / "docs" / "speed.png"
-COLOURS = {True: ("#c2410c", "#fdba74"), False: ("#475569", "#cbd5e1")}  # {ours: (bar, what huge pages add)}
+COLOURS = {
+    True: ("#c2410c", "#fdba74"),
+    False: ("#475569", "#cbd5e1"),
+}  # {ours: (bar, what huge pages add)}
 
 
 def draw(measured):

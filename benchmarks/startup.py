@@ -51,14 +51,29 @@ def second_against_first(rounds):
                 if i > 0:  # the first may draw the digits
                     seconds[name].append(taken)
     rows = [f"| {WITHOUT} | {spread(seconds.pop(WITHOUT))} |"]
-    record("Second start", "python -m benchmarks.startup", "\n".join(table("to the first step", seconds) + rows))
+    record(
+        "Second start",
+        "python -m benchmarks.startup",
+        "\n".join(table("to the first step", seconds) + rows),
+    )
 
 
 def to_first_step(folder, settings):
     """Seconds from the start of a process, whose cache folder this is, until the line of its first step."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))
+    }
     environment = kept | {"XDG_CACHE_HOME": folder, "PYTHONUNBUFFERED": "1"} | settings
-    command = [sys.executable, "train.py", "-c", "config.json", f"checkpoint.dir={folder}/saved", "logging.every_steps=1"]
+    command = [
+        sys.executable,
+        "train.py",
+        "-c",
+        "config.json",
+        f"checkpoint.dir={folder}/saved",
+        "logging.every_steps=1",
+    ]
     command += [f"data.args.dir={os.environ['MNIST_DIR']}"] if "MNIST_DIR" in os.environ else []
     start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -84,7 +99,12 @@ def table(title, seconds):
     one, other = seconds.values()
     ratios = [a / b for a, b in zip(one, other, strict=True)]
     rows = [f"| {name} | {spread(values)} |" for name, values in seconds.items()]
-    return [f"| {title} | seconds, median (range) |", "|---|---|", *rows, f"| ratio, pair by pair | {spread(ratios)} |"]
+    return [
+        f"| {title} | seconds, median (range) |",
+        "|---|---|",
+        *rows,
+        f"| ratio, pair by pair | {spread(ratios)} |",
+    ]
 
 
 if __name__ == "__main__":

@@ -32,8 +32,13 @@ class Step(NamedTuple):
 
 def step_of(model, shape, batch, precision="float32"):
     """The step of a model of images of this shape, in batches of so many."""
-    objective = compose(supervised, model, cross_entropy, {"accuracy": accuracy}, precision=precision)
-    pair = jax.ShapeDtypeStruct((batch, *shape), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    objective = compose(
+        supervised, model, cross_entropy, {"accuracy": accuracy}, precision=precision
+    )
+    pair = (
+        jax.ShapeDtypeStruct((batch, *shape), jnp.float32),
+        jax.ShapeDtypeStruct((batch,), jnp.int32),
+    )
     trees = jax.eval_shape(partial(first_trees, model), SEED)
     looped = not loops_are_slow(objective, *trees, pair)
     update = gradient_update(objective, adamw(), unroll=not looped)
@@ -50,11 +55,24 @@ def program_of(step, options, sharding=None):
     """(its Program over a mesh of this machine's devices, the forms of its arguments, the Plan): batches come one by one."""
     plan = Plan(make_mesh(options), sharding)
     places, whole = plan.of_state(step.carry), replicated(plan.mesh)
-    program = Program(over_batch(step.run, step.report), plan.mesh, "train", options=options_for(step.looped), places=places)
+    program = Program(
+        over_batch(step.run, step.report),
+        plan.mesh,
+        "train",
+        options=options_for(step.looped),
+        places=places,
+    )
     valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    return program, ((), placed(step.carry, places), placed(step.batch, sharded(plan.mesh)), valid), plan
+    return (
+        program,
+        ((), placed(step.carry, places), placed(step.batch, sharded(plan.mesh)), valid),
+        plan,
+    )
 
 
 def mesh_name(shape):
     """data 2 x fsdp 4; axes of one device are left out."""
-    return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "one device"
+    return (
+        " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1)
+        or "one device"
+    )

@@ -34,7 +34,12 @@ LEVELS = (0.97, 0.98, 0.99)
 FIRST, LATER = f"{OURS}, first start", f"{OURS}, later start"
 MOST_SECONDS, MOST_SHARE = 20, 0.4  # to the last level; of what the best peer takes
 LIMIT = 60  # seconds: a framework that has not come to the last level by then is stopped, and takes no further turn
-VARIANTS = ("", "eager", "compile", "compile channels_last")  # all but PyTorch's plain form in another layout
+VARIANTS = (
+    "",
+    "eager",
+    "compile",
+    "compile channels_last",
+)  # all but PyTorch's plain form in another layout
 PAUSE = 0.01  # seconds between two looks at metrics.jsonl
 NOTES = (
     "By `configs/mnist_fast.json`, which trains by Muon, and by `benchmarks/mnist_adamw.json`, the fastest recipe found "
@@ -49,7 +54,9 @@ NOTES = (
 
 def main():
     args, turns = arguments(), {}
-    forms = [(peer, variant) for peer in args.peers for variant in VARIANTS if variant in NAMES[peer]]
+    forms = [
+        (peer, variant) for peer in args.peers for variant in VARIANTS if variant in NAMES[peer]
+    ]
     for suffix, file in RECIPES.items():
         try:
             recipe = recipe_of(file)
@@ -60,17 +67,27 @@ def main():
             name = NAMES[peer][variant] + suffix
             if recipe["workload"]["optimizer"] != "muon" or peer not in NO_MUON:
                 turns[name] = partial(another, name, (peer, variant), recipe, args.data)
-    record("Time to accuracy", "python -m benchmarks.time_to_accuracy", section(*compare(turns, args.rounds)))
+    record(
+        "Time to accuracy",
+        "python -m benchmarks.time_to_accuracy",
+        section(*compare(turns, args.rounds)),
+    )
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=[name for name in NAMES if name != "ours"])
+    parser.add_argument(
+        "--peers",
+        type=lambda text: text.split(","),
+        default=[name for name in NAMES if name != "ours"],
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", required=True, help="the folder that holds mnist/")
     args = parser.parse_args()
     if unknown := [peer for peer in args.peers if peer not in NAMES or peer == "ours"]:
-        parser.error(f"--peers: no {', '.join(unknown)}; there are {', '.join(name for name in NAMES if name != 'ours')}")
+        parser.error(
+            f"--peers: no {', '.join(unknown)}; there are {', '.join(name for name in NAMES if name != 'ours')}"
+        )
     args.data = str(Path(args.data).resolve())
     return args
 
@@ -86,7 +103,9 @@ def compare(turns, rounds):
                 reached = turns[name](i)
             except Failed as error:
                 if name.startswith(OURS):
-                    raise SystemExit(f"{name}: {error}") from error  # there is nothing to compare with
+                    raise SystemExit(
+                        f"{name}: {error}"
+                    ) from error  # there is nothing to compare with
                 missing[name] = str(error)
                 del turns[name]
                 found.pop(name, None)
@@ -107,33 +126,56 @@ def ours(suffix, config, data, seed):
             with tempfile.TemporaryDirectory() as saved:
                 overrides = [f"data.args.dir={data}", f"checkpoint.dir={saved}", f"seed={seed}"]
                 command = [sys.executable, str(ROOT / "train.py"), "-c", str(config), *overrides]
-                found[form + suffix] = timed(command, without_huge_pages() | {"XDG_CACHE_HOME": cache}, partial(from_log, saved))
+                found[form + suffix] = timed(
+                    command,
+                    without_huge_pages() | {"XDG_CACHE_HOME": cache},
+                    partial(from_log, saved),
+                )
     return found
 
 
 def another(name, form, recipe, data, seed):
     """{name: {level: seconds}} of another framework."""
     peer, variant = form
-    command = [sys.executable, "-m", "benchmarks.time_to_accuracy", "--serve", peer, variant, json.dumps(recipe), data, str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.time_to_accuracy",
+        "--serve",
+        peer,
+        variant,
+        json.dumps(recipe),
+        data,
+        str(seed),
+    ]
     return {name: timed(command, without_huge_pages() | HUGE_PAGES, from_pipe)}
 
 
 def without_huge_pages():
-    return {name: value for name, value in os.environ.items() if name not in (*HUGE_PAGES, "RAWTREE_HUGE_PAGES")}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*HUGE_PAGES, "RAWTREE_HUGE_PAGES")
+    }
 
 
 def timed(command, environment, accuracies):
     """{level: seconds from the start of the process until it is reached, or inf}."""
     found = dict.fromkeys(LEVELS, math.inf)
     began = time.perf_counter()
-    pipes = {"stdout": subprocess.PIPE if accuracies is from_pipe else subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    pipes = {
+        "stdout": subprocess.PIPE if accuracies is from_pipe else subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
     with subprocess.Popen(command, **pipes, text=True, env=environment, cwd=ROOT) as process:
         alarm = threading.Timer(LIMIT, process.terminate)
         alarm.start()
         try:
             for accuracy in accuracies(process):
                 seconds = time.perf_counter() - began
-                found |= {level: min(found[level], seconds) for level in LEVELS if accuracy >= level}
+                found |= {
+                    level: min(found[level], seconds) for level in LEVELS if accuracy >= level
+                }
                 if found[LEVELS[-1]] < math.inf:
                     break
         except Failed:
@@ -161,7 +203,11 @@ def from_log(saved, process):
     told = 0
     while True:
         ended = process.poll() is not None  # looked at first: what it wrote before is seen then
-        rows = [json.loads(line) for file in Path(saved).glob("*/*/metrics.jsonl") for line in whole_lines(file)]
+        rows = [
+            json.loads(line)
+            for file in Path(saved).glob("*/*/metrics.jsonl")
+            for line in whole_lines(file)
+        ]
         shown = [row["test_accuracy"] for row in rows if "test_accuracy" in row]
         yield from shown[told:]
         told = len(shown)
@@ -197,7 +243,9 @@ def serve(peer, variant, recipe, dir, seed):
 
 def section(found, missing):
     """What RESULTS.md tells."""
-    return "\n\n".join([seconds_table(found, missing), marks_table(found), f"{NOTES} {versions()}."])
+    return "\n\n".join(
+        [seconds_table(found, missing), marks_table(found), f"{NOTES} {versions()}."]
+    )
 
 
 def seconds_table(found, missing):
@@ -216,9 +264,18 @@ def marks_table(found):
     rows = []
     for form in (FIRST, LATER):
         taken, share = statistics.median(found[form][LEVELS[-1]]), share_of_best(found, form)
-        for what, value, most in (("s to", taken, MOST_SECONDS), ("s / the best other's to", share, MOST_SHARE)):
+        for what, value, most in (
+            ("s to", taken, MOST_SECONDS),
+            ("s / the best other's to", share, MOST_SHARE),
+        ):
             held = value is not None and value <= most
-            rows.append([f"{form}: {what} {100 * LEVELS[-1]:g} %", f"at most {most}", *verdicts([value], [held])])
+            rows.append(
+                [
+                    f"{form}: {what} {100 * LEVELS[-1]:g} %",
+                    f"at most {most}",
+                    *verdicts([value], [held]),
+                ]
+            )
     return markdown(["what it must reach", "", "found", "reached"], rows)
 
 

@@ -44,7 +44,11 @@ def main():
         runners, missing = compare(WORKLOADS[name], ["ours", *args.peers], args.data, args.rounds)
         measured[name] = runners
         wrong += [f"{name}: {fault}" for fault in faults(runners)]
-        record(f"Training: {name}", "python -m benchmarks.training", section(name, runners, missing, args.data))
+        record(
+            f"Training: {name}",
+            "python -m benchmarks.training",
+            section(name, runners, missing, args.data),
+        )
     if list(measured) == list(WORKLOADS) and len(args.peers) == len(NAMES) - 1:
         draw(measured)
     if wrong:
@@ -55,7 +59,9 @@ def arguments():
     def listed(known):
         def names(text):
             if unknown := [name for name in text.split(",") if name not in known]:
-                raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+                raise argparse.ArgumentTypeError(
+                    f"no {', '.join(unknown)}; there are {', '.join(known)}"
+                )
             return [name for name in known if name in text.split(",")]
 
         return names
@@ -93,11 +99,18 @@ def started(workload, peers, data):
         with noted(missing, name):
             runners.setdefault(name, {})[huge] = Runner(workload, peer, variant, data, huge)
 
-    forms = [(peer, variant) for peer in peers for variant in NAMES[peer] if suits(variant, workload)]
+    forms = [
+        (peer, variant) for peer in peers for variant in NAMES[peer] if suits(variant, workload)
+    ]
     for form in forms:
         start(*form, False)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda form: start(*form, True), [form for form in forms if NAMES[form[0]][form[1]] not in missing]))
+        list(
+            pool.map(
+                lambda form: start(*form, True),
+                [form for form in forms if NAMES[form[0]][form[1]] not in missing],
+            )
+        )
     return {name: pair for name, pair in runners.items() if name not in missing}, missing
 
 
@@ -148,7 +161,11 @@ def section(name, runners, missing, data):
     images = "MNIST" if data else "the digits that the program draws"
     recipe = f"{', '.join(f'{key} {value}' for key, value in workload.args.items())}, batch {workload.batch_size}"
     about = f"{workload.model} of {recipe}, {' x '.join(map(str, workload.shape))}, AdamW, float32, {images}."
-    tables = [speed_table(runners, missing), learning_table(workload, runners), marks_table(name, runners)]
+    tables = [
+        speed_table(runners, missing),
+        learning_table(workload, runners),
+        marks_table(name, runners),
+    ]
     return "\n\n".join([about, *tables, f"{NOTES} {versions()}."])
 
 
@@ -160,7 +177,9 @@ def speed_table(runners, missing):
         ratios = ["1" if name == OURS else spread(runner.multiples) for runner in pair.values()]
         rows.append([name, rates[0], ratios[0], rates[1], ratios[1]])
     rows += [[name, f"none: {why}", "", "", ""] for name, why in missing.items()]
-    return markdown(["", "images/s", "ours / it", "images/s, huge pages", "ours / it, huge pages"], rows)
+    return markdown(
+        ["", "images/s", "ours / it", "images/s, huge pages", "ours / it, huge pages"], rows
+    )
 
 
 def learning_table(workload, runners):
@@ -172,7 +191,13 @@ def learning_table(workload, runners):
         learned = [f"{plain.learned['loss']:.3f}", f"{plain.learned['accuracy']:.3f}"]
         rows.append([name, f"{plain.parameters:,}", *learned, short(plain.first_epoch), *memory])
     after = f"after {workload.learning} epochs of {workload.examples:,} images"
-    head = ["", "parameters", f"loss {after}", "test accuracy", "s from process start to the end of the first epoch"]
+    head = [
+        "",
+        "parameters",
+        f"loss {after}",
+        "test accuracy",
+        "s from process start to the end of the first epoch",
+    ]
     return markdown([*head, "peak memory, MiB", "with huge pages"], rows)
 
 

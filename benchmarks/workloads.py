@@ -35,12 +35,39 @@ class Workload(NamedTuple):
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("convnext", "convnext", {"dims": (8, 16, 32)}, (28, 28, 1), 512, 0.003, examples=5_120, learning=6),
-        Workload("resnet", "resnet", {"widths": (16, 32, 64), "depth": 1}, (32, 32, 3), 128, 0.003, examples=1_024, learning=12),
         Workload(
-            "vit", "vit", {"patch": 4, "dim": 64, "depth": 4, "heads": 4}, (28, 28, 1), 128, 0.001, examples=1_024, learning=12
+            "convnext",
+            "convnext",
+            {"dims": (8, 16, 32)},
+            (28, 28, 1),
+            512,
+            0.003,
+            examples=5_120,
+            learning=6,
         ),
-        Workload("mlp", "mlp", {"dims": (128, 128)}, (28, 28, 1), 128, 0.001, examples=28_672, learning=6),
+        Workload(
+            "resnet",
+            "resnet",
+            {"widths": (16, 32, 64), "depth": 1},
+            (32, 32, 3),
+            128,
+            0.003,
+            examples=1_024,
+            learning=12,
+        ),
+        Workload(
+            "vit",
+            "vit",
+            {"patch": 4, "dim": 64, "depth": 4, "heads": 4},
+            (28, 28, 1),
+            128,
+            0.001,
+            examples=1_024,
+            learning=12,
+        ),
+        Workload(
+            "mlp", "mlp", {"dims": (128, 128)}, (28, 28, 1), 128, 0.001, examples=28_672, learning=6
+        ),
     )
 }
 
@@ -48,7 +75,10 @@ WORKLOADS = {
 def data_for(workload, dir=None):
     """{"train": (x, y), "test": (x, y)}: MNIST of the folder `dir`, else our drawn digits; x is float32 in [0, 1], NHWC."""
     sets = (mnist(dir) if dir else digits()).load()
-    return {name: prepared(*sets[name][: workload.examples], workload.shape, stream) for name, stream in COLOURS.items()}
+    return {
+        name: prepared(*sets[name][: workload.examples], workload.shape, stream)
+        for name, stream in COLOURS.items()
+    }
 
 
 def prepared(x, y, shape, stream):
@@ -57,5 +87,7 @@ def prepared(x, y, shape, stream):
     x = np.pad(x, ((0, 0), *((space // 2, space - space // 2) for space in spaces), (0, 0)))
     x = x / np.float32(255)
     if shape[2] > 1:
-        x = x * random_stream(0, stream).uniform(0.3, 1, (len(x), 1, 1, shape[2])).astype(np.float32)
+        x = x * random_stream(0, stream).uniform(0.3, 1, (len(x), 1, 1, shape[2])).astype(
+            np.float32
+        )
     return x, y.astype(np.int32)

@@ -20,7 +20,9 @@ class Header(NamedTuple):
     dtype: np.dtype
 
 
-def arrays(train: str, test: str | None = None, x: str = "x", y: str = "y", num_classes: int | None = None) -> Data:
+def arrays(
+    train: str, test: str | None = None, x: str = "x", y: str = "y", num_classes: int | None = None
+) -> Data:
     """Your own data: `train` and `test` name a .npz file with the arrays `x` and `y`, or a folder with x.npy and y.npy."""
     if num_classes is not None and num_classes < 1:
         raise ValueError(f"num_classes: {num_classes} is too small; at least 1")
@@ -34,10 +36,17 @@ def arrays(train: str, test: str | None = None, x: str = "x", y: str = "y", num_
         num_classes = 1 + max(int(_read(path, y).max()) for path in paths.values())
 
     def load():
-        return {key: _load(path, x, y, num_classes if labels else None) for key, path in paths.items()}
+        return {
+            key: _load(path, x, y, num_classes if labels else None) for key, path in paths.items()
+        }
 
-    example = (np.zeros(inputs.shape[1:], inputs.dtype), np.zeros(targets.shape[1:], np.int32 if labels else targets.dtype))
-    return Data(example, {key: header[x].shape[0] for key, header in headers.items()}, load, num_classes)
+    example = (
+        np.zeros(inputs.shape[1:], inputs.dtype),
+        np.zeros(targets.shape[1:], np.int32 if labels else targets.dtype),
+    )
+    return Data(
+        example, {key: header[x].shape[0] for key, header in headers.items()}, load, num_classes
+    )
 
 
 def _load(path, x, y, num_classes):
@@ -52,7 +61,9 @@ def _check(path, headers, train):
     """Refuse arrays that are no numbers, or do not go together: x with y, test with train."""
     for name, (shape, dtype) in headers.items():
         if dtype.kind not in "fiub" or not shape or 0 in shape:
-            raise UserError(f"{path}: {name} is {dtype} {list(shape)}; it needs numbers, one row for each of the examples")
+            raise UserError(
+                f"{path}: {name} is {dtype} {list(shape)}; it needs numbers, one row for each of the examples"
+            )
         expected = train[name]
         if (shape[1:], dtype) != (expected.shape[1:], expected.dtype):
             raise UserError(
@@ -76,7 +87,9 @@ def _header(path, name):
 def _read(path, name):
     with _opened(path, name) as file:
         if path.is_dir():
-            return np.load(file.name, mmap_mode="r", allow_pickle=False)  # may be larger than the memory
+            return np.load(
+                file.name, mmap_mode="r", allow_pickle=False
+            )  # may be larger than the memory
         return npy.read_array(file, allow_pickle=False)
 
 
@@ -86,12 +99,20 @@ def _opened(path, name):
     if not path.exists():
         raise UserError(f"{path}: no such file; give a .npz file, or a folder of .npy files")
     try:
-        root = path if path.is_dir() else zipfile.Path(path)  # a .npz file is a zipped folder of .npy files
+        root = (
+            path if path.is_dir() else zipfile.Path(path)
+        )  # a .npz file is a zipped folder of .npy files
         member = root / f"{name}.npy"
         if not member.exists():
-            there = sorted(file.name.removesuffix(".npy") for file in root.iterdir() if file.name.endswith(".npy"))
+            there = sorted(
+                file.name.removesuffix(".npy")
+                for file in root.iterdir()
+                if file.name.endswith(".npy")
+            )
             raise UserError(f"{path}: no array {name!r}; there are: {', '.join(there) or 'none'}")
         with member.open("rb") as file:
             yield file
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: {name} cannot be read ({error}); write it again with numpy.savez or numpy.save") from error
+        raise UserError(
+            f"{path}: {name} cannot be read ({error}); write it again with numpy.savez or numpy.save"
+        ) from error

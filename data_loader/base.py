@@ -43,7 +43,9 @@ class Arrays:
     def __init__(self, x, y, source="arrays"):
         lengths = {name: len(a) for name, a in named_nest({"x": x, "y": y})}
         if len(set(lengths.values())) != 1:
-            raise UserError(f"{source}: needs one row for each example in every array, found {lengths}")
+            raise UserError(
+                f"{source}: needs one row for each example in every array, found {lengths}"
+            )
         self.arrays = (x, y)
         self.source = source  # where it came from, for the run's records
         self.length = next(iter(lengths.values()))
@@ -59,7 +61,9 @@ class Data(NamedTuple):
     """What a dataset factory answers at once, from headers or constants; the pixels come with load()."""
 
     example: Any  # one raw example of zeros: shapes and types only
-    sizes: dict[str, int]  # {"train": 60000, "test": 10000}, and "val" where the data brings its own
+    sizes: dict[
+        str, int
+    ]  # {"train": 60000, "test": 10000}, and "val" where the data brings its own
     load: Callable  # () -> {"train": Dataset, "test": Dataset}, the same keys as sizes
     num_classes: int | None = None
     vocab_size: int | None = None
@@ -71,7 +75,9 @@ def check_labels(source, labels, num_classes):
     bad = np.argwhere((labels < 0) | (labels >= num_classes))
     if bad.size:
         example, label = bad[0][0], labels[tuple(bad[0])]
-        raise UserError(f"{source}: label {label} of example {example} is outside the {num_classes} classes 0..{num_classes - 1}")
+        raise UserError(
+            f"{source}: label {label} of example {example} is outside the {num_classes} classes 0..{num_classes - 1}"
+        )
 
 
 def loaded(data):
@@ -80,15 +86,23 @@ def loaded(data):
     if not isinstance(sets, dict):
         raise UserError(f"data: load() must give {{set: dataset}}, gave {type(sets).__name__}")
     if sets.keys() != data.sizes.keys():
-        raise UserError(f"data: load() gave the sets {sorted(sets)}, sizes names {sorted(data.sizes)}; they must be the same")
+        raise UserError(
+            f"data: load() gave the sets {sorted(sets)}, sizes names {sorted(data.sizes)}; they must be the same"
+        )
     for name, dataset in sets.items():
         if not has_items(dataset):
-            raise UserError(f"data: the {name} set gives no single examples; it needs __len__ and __getitem__")
+            raise UserError(
+                f"data: the {name} set gives no single examples; it needs __len__ and __getitem__"
+            )
         if len(dataset) != data.sizes[name]:
-            raise UserError(f"data: the {name} set has {len(dataset)} examples, sizes says {data.sizes[name]}")
+            raise UserError(
+                f"data: the {name} set has {len(dataset)} examples, sizes says {data.sizes[name]}"
+            )
         found, promised = _form(dataset[0]), _form(data.example)
         if found != promised:
-            raise UserError(f"data: an example of the {name} set is {found}, the data's `example` says {promised}")
+            raise UserError(
+                f"data: an example of the {name} set is {found}, the data's `example` says {promised}"
+            )
         if type(dataset) is Arrays and data.num_classes is not None:
             labels = dataset.arrays[1]
             if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu":
@@ -98,4 +112,7 @@ def loaded(data):
 
 def _form(example):
     """Shape and kind of number of every leaf; the number of bits is the device's affair."""
-    return {name: f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf))}" for name, leaf in named_nest(example)}
+    return {
+        name: f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf))}"
+        for name, leaf in named_nest(example)
+    }

@@ -28,7 +28,9 @@ def cifar10(dir: str = "data") -> Data:
         return {key: _decode(Path(dir), files, content) for key, files in FILES.items()}
 
     example = (np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int32))
-    return Data(example, {key: PER_FILE * len(files) for key, files in FILES.items()}, load, num_classes=10)
+    return Data(
+        example, {key: PER_FILE * len(files) for key, files in FILES.items()}, load, num_classes=10
+    )
 
 
 def _content(dir):
@@ -65,7 +67,11 @@ def _unpack(archive):
     """{file: bytes} of an archive's members, read without extracting anything to disk."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            return {file: tar.extractfile(f"{FOLDER}/{file}").read() for files in FILES.values() for file in files}
+            return {
+                file: tar.extractfile(f"{FOLDER}/{file}").read()
+                for files in FILES.values()
+                for file in files
+            }
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, KeyError) as error:
         raise damaged(archive, f"is not the whole archive ({error})") from error
     except OSError as error:
@@ -76,7 +82,9 @@ def _decode(dir, files, content):
     """The images and labels of some files, in their order."""
     for file in files:
         if len(content[file]) != PER_FILE * RECORD:
-            raise damaged(dir / file, f"has {len(content[file])} bytes, expected {PER_FILE * RECORD}")
+            raise damaged(
+                dir / file, f"has {len(content[file])} bytes, expected {PER_FILE * RECORD}"
+            )
     records = np.frombuffer(b"".join(content[file] for file in files), np.uint8).reshape(-1, RECORD)
     check_labels("cifar10", records[:, 0], 10)
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)

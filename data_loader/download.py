@@ -44,7 +44,9 @@ def fetch(urls, path, digest=None, timeout=TIMEOUT):
 
 def damaged(path, found):
     """The error for a file that is there but is not what it should be."""
-    return UserError(f"{path}: {found}; delete it, so that it is downloaded again, or put a whole copy there")
+    return UserError(
+        f"{path}: {found}; delete it, so that it is downloaded again, or put a whole copy there"
+    )
 
 
 def _try(url, timeout):
@@ -64,12 +66,20 @@ def _read(url, timeout):
     with _open(url, timeout) as response:
         start, data = time.monotonic(), bytearray()
         total = int(response.headers.get("Content-Length") or 0)
-        with tqdm(desc=url, total=total or None, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        with tqdm(
+            desc=url,
+            total=total or None,
+            unit="B",
+            unit_scale=True,
+            disable=not sys.stderr.isatty(),
+        ) as bar:
             while chunk := response.read1(1 << 20):
                 data += chunk
                 bar.update(len(chunk))
                 if time.monotonic() - start > timeout + len(data) / SLOWEST:
-                    raise TimeoutError(f"too slow: {len(data)} bytes in {time.monotonic() - start:.0f} s")
+                    raise TimeoutError(
+                        f"too slow: {len(data)} bytes in {time.monotonic() - start:.0f} s"
+                    )
     if len(data) < total:
         raise ConnectionError(f"the connection ended after {len(data)} of {total} bytes")
     return bytes(data)
@@ -101,7 +111,9 @@ def _check(data, digest):
     found = hashlib.new(kind, data).hexdigest()
     try:
         if digest not in (found, hashlib.new(kind, _unpack(data)).hexdigest()):
-            raise WrongContent(f"answered with other content: {len(data)} bytes of {kind} {found}, expected {digest}")
+            raise WrongContent(
+                f"answered with other content: {len(data)} bytes of {kind} {found}, expected {digest}"
+            )
     except ValueError as error:
         raise WrongContent(f"answered with {error}") from error
 

@@ -21,9 +21,17 @@ def folder(dir: str, image_size: list[int], color: Literal["rgb", "gray"] = "rgb
         raise UserError("folder: reading images needs Pillow; install it with: pip install pillow")
     roots = _roots(Path(dir))
     classes = _classes(roots["train"])
-    datasets = {key: Images(_files(path, classes), classes, image_size, color) for key, path in roots.items()}
+    datasets = {
+        key: Images(_files(path, classes), classes, image_size, color)
+        for key, path in roots.items()
+    }
     example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
-    return Data(example, {key: len(d) for key, d in datasets.items()}, lambda: datasets, num_classes=len(classes))
+    return Data(
+        example,
+        {key: len(d) for key, d in datasets.items()},
+        lambda: datasets,
+        num_classes=len(classes),
+    )
 
 
 class Images:
@@ -71,7 +79,9 @@ def _roots(root):
         return {"train": root}
     unknown = sorted(set(names) - {"train", "val", "test"})
     if unknown:
-        raise UserError(f"{root}: has the folder {unknown[0]!r} beside train; allowed: train, val, test")
+        raise UserError(
+            f"{root}: has the folder {unknown[0]!r} beside train; allowed: train, val, test"
+        )
     return {name: root / name for name in names}
 
 
@@ -79,7 +89,9 @@ def _classes(root):
     """The names of the class folders, sorted: a class's label is its place."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; it should hold one folder of images per class")
-    classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = sorted(
+        path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     if not classes:
         raise UserError(f"{root}: no folders in it; it should hold one folder of images per class")
     return classes
@@ -89,11 +101,15 @@ def _files(root, classes):
     """[(path, label)] of the images under root; a class unknown to training, or an empty one, is an error."""
     unknown = sorted(set(_classes(root)) - set(classes))
     if unknown:
-        raise UserError(f"{root}: has the class {unknown[0]!r}, training has only {', '.join(classes)}")
+        raise UserError(
+            f"{root}: has the class {unknown[0]!r}, training has only {', '.join(classes)}"
+        )
     files = []
     for label, name in enumerate(classes):
         images = sorted(path for path in (root / name).glob("*") if path.suffix.lower() in ENDINGS)
         if not images and (root / name).is_dir():  # a class may be absent from the test set
-            raise UserError(f"{root / name}: no images in it; known endings: {', '.join(sorted(ENDINGS))}")
+            raise UserError(
+                f"{root / name}: no images in it; known endings: {', '.join(sorted(ENDINGS))}"
+            )
         files += [(path, label) for path in images]
     return files

@@ -50,23 +50,51 @@ def grain(
     vocab_size: int | None = None,
 ) -> Data:
     """ArrayRecord or TFRecord files, a path or a pattern for each set; `parse` makes an example of a record (numpy_example)."""
-    least = {"workers": (workers, 0), "num_classes": (num_classes, 1), "vocab_size": (vocab_size, 1)}
-    wrong = [f"{k}: {v} is too small; at least {low}" for k, (v, low) in least.items() if v is not None and v < low]
+    least = {
+        "workers": (workers, 0),
+        "num_classes": (num_classes, 1),
+        "vocab_size": (vocab_size, 1),
+    }
+    wrong = [
+        f"{k}: {v} is too small; at least {low}"
+        for k, (v, low) in least.items()
+        if v is not None and v < low
+    ]
     if wrong:
         raise ValueError("\n".join(wrong))
     if workers and importlib.util.find_spec("grain") is None:
         raise UserError(f"grain: {NEEDS.format('grain')}")
-    patterns = {name: path for name, path in {"train": train, "val": val, "test": test}.items() if path is not None}
-    sets = {name: Records(path, parse or numpy_example, workers, num_classes) for name, path in patterns.items()}
-    example = map_nest(lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0])
-    return Data(example, {name: len(dataset) for name, dataset in sets.items()}, lambda: sets, num_classes, vocab_size)
+    patterns = {
+        name: path
+        for name, path in {"train": train, "val": val, "test": test}.items()
+        if path is not None
+    }
+    sets = {
+        name: Records(path, parse or numpy_example, workers, num_classes)
+        for name, path in patterns.items()
+    }
+    example = map_nest(
+        lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
+    )
+    return Data(
+        example,
+        {name: len(dataset) for name, dataset in sets.items()},
+        lambda: sets,
+        num_classes,
+        vocab_size,
+    )
 
 
 class Records:
     """The examples of record files; batches of them come from worker processes."""
 
     def __init__(self, pattern, parse, workers, num_classes=None):
-        self.files, self.parse, self.workers, self.num_classes = RecordFiles(pattern), parse, workers, num_classes
+        self.files, self.parse, self.workers, self.num_classes = (
+            RecordFiles(pattern),
+            parse,
+            workers,
+            num_classes,
+        )
         self.source = f"{pattern} ({len(self.files.files)} files)"
 
     def __len__(self):
@@ -76,14 +104,20 @@ class Records:
         record = self.files[index]
         try:
             example = self.parse(record)
-            single = self.num_classes is not None and isinstance(example, tuple) and np.ndim(example[1]) == 0
+            single = (
+                self.num_classes is not None
+                and isinstance(example, tuple)
+                and np.ndim(example[1]) == 0
+            )
             if single and not 0 <= example[1] < self.num_classes:
                 check_labels("its target", [example[1]], self.num_classes)
             return example
         except UserError as error:
             raise UserError(f"{self.files.name(index)}: {error}") from error
         except Exception as error:  # a user's function may fail in any way
-            raise UserError(f"{self.files.name(index)}: parse fails: {where_and_why(error)}") from error
+            raise UserError(
+                f"{self.files.name(index)}: parse fails: {where_and_why(error)}"
+            ) from error
 
     def batch(self, collate_fn, row):
         """One batch; whatever fails in it is told in a way that passes from one process to another."""
@@ -98,7 +132,11 @@ class Records:
     def read_batches(self, order, collate_fn):
         """The batches of the rows of `order`, made ahead of time by the workers, each of which takes every n-th row."""
         make = partial(self.batch, collate_fn)
-        return in_workers(make, order, self.workers) if self.workers and len(order) else map(make, order)
+        return (
+            in_workers(make, order, self.workers)
+            if self.workers and len(order)
+            else map(make, order)
+        )
 
 
 def in_workers(make, order, workers):
@@ -106,12 +144,20 @@ def in_workers(make, order, workers):
     import grain
     from absl import flags
 
-    if not flags.FLAGS.is_parsed():  # Grain reads flags that only a program of absl's would have parsed
+    if (
+        not flags.FLAGS.is_parsed()
+    ):  # Grain reads flags that only a program of absl's would have parsed
         flags.FLAGS.mark_as_parsed()
     workers = min(workers, len(order))
-    rows = grain.MapDataset.source(np.pad(order, ((0, workers), (0, 0)), constant_values=BEYOND)).map(partial(made, make))
-    one_by_one = rows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))  # a row is a whole batch
-    options = grain.multiprocessing.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1)
+    rows = grain.MapDataset.source(
+        np.pad(order, ((0, workers), (0, 0)), constant_values=BEYOND)
+    ).map(partial(made, make))
+    one_by_one = rows.to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    )  # a row is a whole batch
+    options = grain.multiprocessing.MultiprocessingOptions(
+        num_workers=workers, per_worker_buffer_size=1
+    )
     iterator = iter(one_by_one.mp_prefetch(options, partial(begin_worker, os.getpid())))
     try:
         with signals_blocked():
@@ -130,7 +176,10 @@ def made(make, row):
     """The batch of a row, its arrays such as can be shared: what Grain sends through a pipe instead may block a worker's end."""
     if row[0] == BEYOND:
         return "end"
-    return map_nest(lambda leaf: np.asarray(leaf, order="C") if isinstance(leaf, np.ndarray) else leaf, make(row))
+    return map_nest(
+        lambda leaf: np.asarray(leaf, order="C") if isinstance(leaf, np.ndarray) else leaf,
+        make(row),
+    )
 
 
 def copied(batch):

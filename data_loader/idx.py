@@ -20,24 +20,36 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 ALL_FILES = FILES["train"] + FILES["test"]
-SIZES = {"train": 60_000, "test": 10_000}  # as published; files that are there answer for themselves
+SIZES = {
+    "train": 60_000,
+    "test": 10_000,
+}  # as published; files that are there answer for themselves
 IMAGE = (28, 28)
 
 
 def idx_data(name, folders, mirrors, digests, stand_in=None):
     """The Data of `name`: files found in `folders`, else downloaded into the last; `stand_in` is for where neither works."""
     found = _find(folders)
-    sizes = {key: idx_shape(found[images], 3)[0] if images in found else SIZES[key] for key, (images, _) in FILES.items()}
+    sizes = {
+        key: idx_shape(found[images], 3)[0] if images in found else SIZES[key]
+        for key, (images, _) in FILES.items()
+    }
 
     def load():
         found = _find(folders)
         try:
-            paths = {file: found.get(file) or _download(name, folders, file, mirrors, digests[file]) for file in digests}
+            paths = {
+                file: found.get(file) or _download(name, folders, file, mirrors, digests[file])
+                for file in digests
+            }
         except Unreachable as error:
             if stand_in is None or found:
                 raise
             return _replaced(name, folders, stand_in, error)
-        return {key: _read(name, paths[images], paths[labels]) for key, (images, labels) in FILES.items()}
+        return {
+            key: _read(name, paths[images], paths[labels])
+            for key, (images, labels) in FILES.items()
+        }
 
     example = (np.zeros((*IMAGE, 1), np.uint8), np.zeros((), np.int32))
     return Data(example, sizes, load, num_classes=10)
@@ -72,7 +84,9 @@ def _replaced(name, folders, stand_in, error):
     """The stand-in's datasets, announced so that nobody takes them for the real ones."""
     source = f"digits (stand-in for {name}: no files in {_places(folders)}, no mirror reachable)"
     line = "!" * 100
-    logging.getLogger("main").warning("%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, error, line)
+    logging.getLogger("main").warning(
+        "%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, error, line
+    )
     return {key: Arrays(*dataset.arrays, source) for key, dataset in stand_in().load().items()}
 
 
@@ -92,7 +106,10 @@ def read_idx(path, rank):
     with _opened(path) as file:
         data = file.read()
     if len(data) != head + math.prod(shape):
-        raise damaged(path, f"has {len(data)} bytes, but its header {list(shape)} asks for {head + math.prod(shape)}")
+        raise damaged(
+            path,
+            f"has {len(data)} bytes, but its header {list(shape)} asks for {head + math.prod(shape)}",
+        )
     return np.frombuffer(data, np.uint8, offset=head).reshape(shape)
 
 
@@ -102,7 +119,10 @@ def idx_shape(path, rank):
         head = file.read(4 + 4 * rank)
     magic = bytes([0, 0, 8, rank])  # 8: uint8
     if len(head) < 4 + 4 * rank or not head.startswith(magic):
-        raise damaged(path, f"starts with {head[:4].hex() or 'nothing'}, an IDX file of rank {rank} with {magic.hex()}")
+        raise damaged(
+            path,
+            f"starts with {head[:4].hex() or 'nothing'}, an IDX file of rank {rank} with {magic.hex()}",
+        )
     return struct.unpack(f">{rank}I", head[4:])
 
 

@@ -65,7 +65,9 @@ def held_out(n, val_size):
     """How many of n examples a val_size takes: a count (int) or a fraction (float); 0 takes none."""
     count = round(n * val_size) if isinstance(val_size, float) else val_size
     if val_size and not 0 < count < n:
-        raise UserError(f"val_size: {val_size} takes {count} of {n} examples; allowed: 1 to {n - 1}, or a fraction in (0, 1)")
+        raise UserError(
+            f"val_size: {val_size} takes {count} of {n} examples; allowed: 1 to {n - 1}, or a fraction in (0, 1)"
+        )
     return count
 
 
@@ -78,7 +80,9 @@ def split(dataset, val_size, seed):
 
 
 def _subset(dataset, indices):
-    if type(dataset) is not Arrays or any(isinstance(a, np.memmap) for _, a in named_nest(dataset.arrays)):
+    if type(dataset) is not Arrays or any(
+        isinstance(a, np.memmap) for _, a in named_nest(dataset.arrays)
+    ):
         return Subset(dataset, indices)  # a memory-mapped file stays on disk
     return Arrays(*dataset[indices], dataset.source)
 
@@ -105,7 +109,9 @@ def collate(examples) -> Batch:
     try:
         return map_nest(lambda *leaves: np.stack(leaves), *examples)
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"the examples of a batch do not stack: {error}; a collate_fn of your own can pad them") from error
+        raise UserError(
+            f"the examples of a batch do not stack: {error}; a collate_fn of your own can pad them"
+        ) from error
 
 
 def batches(dataset, order, collate_fn=collate, start=0):
@@ -136,19 +142,27 @@ def padded(iterable, rows=None, start=0):
     `rows` examples, those of the first batch, repeats its own, so that nothing recompiles."""
     first = None
     for i, batch in enumerate(iterable, start):
-        batch = map_nest(np.array, batch)  # a copy: a loader may refill its buffer while we read ahead
+        batch = map_nest(
+            np.array, batch
+        )  # a copy: a loader may refill its buffer while we read ahead
         size, form = _form(f"batch {i}", batch)
         first = first or (rows or size, form)
         if form != first[1]:
-            raise UserError(f"batch {i}: found {_show(form)}; the first had {_show(first[1])}; all must agree")
+            raise UserError(
+                f"batch {i}: found {_show(form)}; the first had {_show(first[1])}; all must agree"
+            )
         if not 0 < size <= first[0]:
-            raise UserError(f"batch {i}: found {size} examples; allowed: 1 to {first[0]}, the size of the first")
+            raise UserError(
+                f"batch {i}: found {size} examples; allowed: 1 to {first[0]}, the size of the first"
+            )
         if size < first[0]:
             rows = np.arange(first[0]) % size
             batch = map_nest(lambda leaf, rows=rows: leaf[rows], batch)
         yield batch, size
     if first is None and start == 0:
-        raise UserError("the iterable gave no batch: it is empty, or an iterator used up in an earlier epoch")
+        raise UserError(
+            "the iterable gave no batch: it is empty, or an iterator used up in an earlier epoch"
+        )
 
 
 def _form(name, batch):

@@ -6,7 +6,10 @@ from data_loader.base import Data
 from data_loader.digits import digits
 from data_loader.idx import idx_data
 
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
 DIGESTS = {  # md5 of the unpacked files
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -17,4 +20,10 @@ DIGESTS = {  # md5 of the unpacked files
 
 def mnist(dir: str = "data", offline: Literal["digits", "error"] = "error") -> Data:
     """MNIST from `dir` or `dir`/mnist, else downloaded; offline="digits" goes on with the drawn digits where there is neither."""
-    return idx_data("mnist", (dir, f"{dir}/mnist"), MIRRORS, DIGESTS, stand_in=digits if offline == "digits" else None)
+    return idx_data(
+        "mnist",
+        (dir, f"{dir}/mnist"),
+        MIRRORS,
+        DIGESTS,
+        stand_in=digits if offline == "digits" else None,
+    )

@@ -28,7 +28,11 @@ def values(feature):
         elif kind == FLOATS:  # packed or not, their bytes lie in a row
             found = np.frombuffer(b"".join(numbered(1, inner)), "<f4")
         elif kind == INTS:
-            packed = [value if wire == 2 else encoded(value) for number, wire, value in fields(inner) if number == 1]
+            packed = [
+                value if wire == 2 else encoded(value)
+                for number, wire, value in fields(inner)
+                if number == 1
+            ]
             found = varints(b"".join(packed))
     return found
 
@@ -86,4 +90,6 @@ def varints(data):
         raise ValueError("a number does not end")
     starts = ends - sizes
     shifts = 7 * (np.arange(len(data)) - np.repeat(starts, sizes))
-    return np.add.reduceat((data & 127).astype(np.uint64) << shifts.astype(np.uint64), starts).view(np.int64)
+    return np.add.reduceat((data & 127).astype(np.uint64) << shifts.astype(np.uint64), starts).view(
+        np.int64
+    )

@@ -22,7 +22,9 @@ class RecordFiles:
     """The records of the files that a path or a pattern names, numbered through in the order of the files' names."""
 
     def __init__(self, pattern):
-        with ThreadPoolExecutor(16) as pool:  # a disk over the network answers many questions as soon as one
+        with ThreadPoolExecutor(
+            16
+        ) as pool:  # a disk over the network answers many questions as soon as one
             self.files = list(pool.map(_opened, paths(pattern)))
         self.ends = list(accumulate(map(len, self.files)))
         if not len(self):
@@ -48,7 +50,9 @@ class RecordFiles:
         try:
             return file[number]
         except (OSError, RuntimeError, ValueError) as error:
-            raise Damaged(f"{file.path}: record {number} cannot be read ({error}); copy the file again") from error
+            raise Damaged(
+                f"{file.path}: record {number} cannot be read ({error}); copy the file again"
+            ) from error
 
 
 def paths(pattern):
@@ -56,13 +60,17 @@ def paths(pattern):
     found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     found = [path for path in found if not os.path.isdir(path)]
     if not found:
-        raise UserError(f"{pattern}: no such file; name one, or many with a pattern such as data/train-*.array_record")
+        raise UserError(
+            f"{pattern}: no such file; name one, or many with a pattern such as data/train-*.array_record"
+        )
     for path in found if "*" in pattern else ():
         if numbered := re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path):
             before, digits, after, count = numbered.groups()
             wanted = {f"{before}{i:0{len(digits)}}{after}" for i in range(int(count))}
             if missing := sorted(wanted - set(found)):
-                raise UserError(f"{missing[0]}: is missing, with {len(wanted) - len(missing)} of its {count} files there")
+                raise UserError(
+                    f"{missing[0]}: is missing, with {len(wanted) - len(missing)} of its {count} files there"
+                )
     return found
 
 
@@ -76,9 +84,13 @@ def _opened(path):
     if head.startswith(ARRAY_RECORD):
         return _array_records(path)
     if head.startswith(b"\x1f\x8b"):
-        raise UserError(f"{path}: is compressed as a whole, so that no record can be had by itself; unpack it with gunzip")
+        raise UserError(
+            f"{path}: is compressed as a whole, so that no record can be had by itself; unpack it with gunzip"
+        )
     if head and not _length_is_sound(head):
-        raise UserError(f"{path}: is neither an ArrayRecord file nor a TFRecord file, or is damaged at its start")
+        raise UserError(
+            f"{path}: is neither an ArrayRecord file nor a TFRecord file, or is damaged at its start"
+        )
     return TFRecords(path)
 
 
@@ -88,7 +100,9 @@ def _array_records(path):
     try:
         return ArrayRecords(path)
     except (RuntimeError, ValueError) as error:
-        raise Damaged(f"{path}: is no whole ArrayRecord file ({error}); write it anew, or copy it again") from error
+        raise Damaged(
+            f"{path}: is no whole ArrayRecord file ({error}); write it anew, or copy it again"
+        ) from error
 
 
 class ArrayRecords:
@@ -109,7 +123,9 @@ class ArrayRecords:
 @lru_cache(OPEN)
 def _source(path, _stamp):
     """Reads a file that it keeps open, as it is at its stamp."""
-    from array_record.python.array_record_data_source import ArrayRecordDataSource  # what Grain's own source derives from
+    from array_record.python.array_record_data_source import (
+        ArrayRecordDataSource,
+    )  # what Grain's own source derives from
 
     return ArrayRecordDataSource([path])
 
@@ -125,7 +141,9 @@ class TFRecords:
 
     def __getitem__(self, number):
         start, end = map(int, self.places[number : number + 2])
-        with open(self.path, "rb", buffering=0) as file:  # each time: a thousand files would be too many to keep open
+        with open(
+            self.path, "rb", buffering=0
+        ) as file:  # each time: a thousand files would be too many to keep open
             data = os.pread(file.fileno(), end - start - 12, start + 12)
         if len(data) != end - start - 12 or _checksum(data[:-4]) != data[-4:]:
             raise OSError("its checksum does not agree")
@@ -139,7 +157,9 @@ def _index(path):
         while places[-1] < size:
             head = os.pread(file.fileno(), 12, places[-1])
             if not _length_is_sound(head):
-                raise Damaged(f"{path}: record {len(places) - 1} is damaged, and what follows with it; copy the file again")
+                raise Damaged(
+                    f"{path}: record {len(places) - 1} is damaged, and what follows with it; copy the file again"
+                )
             places.append(places[-1] + 16 + int.from_bytes(head[:8], "little"))
     if places[-1] > size:
         raise Damaged(f"{path}: ends within record {len(places) - 2}; copy the file again")

@@ -24,7 +24,9 @@ def numpy_example(record) -> Parsed:
     x, end = _array(record, 0)
     y, end = _array(record, end)
     if end != len(record):
-        raise UserError(f"has {len(record) - end} bytes after its two arrays; was it written by write_records?")
+        raise UserError(
+            f"has {len(record) - end} bytes after its two arrays; was it written by write_records?"
+        )
     return x, y
 
 
@@ -46,7 +48,9 @@ def tf_example(
         raise UserError(f"is no tf.train.Example: {error}") from error
     for name in (x, y):
         if values.get(name) is None or not len(values[name]):
-            raise UserError(f"has no values of a feature {name!r}; its features: {', '.join(sorted(found))}")
+            raise UserError(
+                f"has no values of a feature {name!r}; its features: {', '.join(sorted(found))}"
+            )
     return _input(x, values[x], shape, dtype, image_size, color), _target(y, values[y])
 
 
@@ -62,7 +66,9 @@ def write_records(path, dataset, shards=1):
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
         try:
-            writer = ArrayRecordWriter(str(temporary), "group_size:1")  # each record can then be read by itself
+            writer = ArrayRecordWriter(
+                str(temporary), "group_size:1"
+            )  # each record can then be read by itself
             for i in rows:
                 writer.write(numpy_record(dataset[int(i)]))
             writer.close()
@@ -84,9 +90,13 @@ def numpy_record(example):
 
 def _array(record, at):
     """(the .npy file that begins there, where it ends)"""
-    start = at + 10 + int.from_bytes(record[at + 8 : at + 10], "little")  # version 1.0: magic, version, length of the header
+    start = (
+        at + 10 + int.from_bytes(record[at + 8 : at + 10], "little")
+    )  # version 1.0: magic, version, length of the header
     if record[at : at + 8] != b"\x93NUMPY\x01\x00" or start > len(record):
-        raise UserError("is not two arrays in .npy form; name with `parse` how to read it: tf_example, or a function of your own")
+        raise UserError(
+            "is not two arrays in .npy form; name with `parse` how to read it: tf_example, or a function of your own"
+        )
     shape, dtype = _header(record[at + 8 : start])
     size = math.prod(shape)
     end = start + size * dtype.itemsize
@@ -99,7 +109,9 @@ def _array(record, at):
 def _header(header):
     shape, fortran, dtype = npy.read_array_header_1_0(io.BytesIO(header))
     if dtype.hasobject or fortran:
-        raise UserError(f"has an array of {dtype}{' in Fortran order' if fortran else ''}; write it with write_records")
+        raise UserError(
+            f"has an array of {dtype}{' in Fortran order' if fortran else ''}; write it with write_records"
+        )
     return shape, dtype
 
 
@@ -113,23 +125,31 @@ def _input(name, values, shape, dtype, image_size, color):
         try:
             return _shaped(name, np.frombuffer(values[0], dtype), shape)
         except (ValueError, TypeError) as error:
-            raise UserError(f"feature {name!r}: {len(values[0])} bytes are no {dtype}{list(shape)}: {error}") from error
+            raise UserError(
+                f"feature {name!r}: {len(values[0])} bytes are no {dtype}{list(shape)}: {error}"
+            ) from error
     try:
         return decoded(io.BytesIO(values[0]), image_size, color)
     except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"feature {name!r} is no readable image ({error}); raw numbers need a `shape`") from error
+        raise UserError(
+            f"feature {name!r} is no readable image ({error}); raw numbers need a `shape`"
+        ) from error
 
 
 def _shaped(name, values, shape):
     if shape is not None and len(values) != math.prod(shape):
-        raise UserError(f"feature {name!r} has {len(values)} values, the shape {list(shape)} needs {math.prod(shape)}")
+        raise UserError(
+            f"feature {name!r} has {len(values)} values, the shape {list(shape)} needs {math.prod(shape)}"
+        )
     return values if shape is None else values.reshape(shape)
 
 
 def _target(name, values):
     """The feature to be predicted: one number, or a row of them."""
     if isinstance(values, list):
-        raise UserError(f"feature {name!r} is {values[0][:20]!r}, and a target needs numbers; write a `parse` that makes them")
+        raise UserError(
+            f"feature {name!r} is {values[0][:20]!r}, and a target needs numbers; write a `parse` that makes them"
+        )
     numbers = _numbers(name, values)
     return numbers[0] if len(numbers) == 1 else numbers
 
@@ -139,5 +159,7 @@ def _numbers(name, values):
     if values.dtype != np.int64:
         return values
     if (values != values.astype(np.int32)).any():
-        raise UserError(f"feature {name!r} has {values[np.argmax(np.abs(values))]}, which is no int32")
+        raise UserError(
+            f"feature {name!r} has {values[np.argmax(np.abs(values))]}, which is no int32"
+        )
     return values.astype(np.int32)

@@ -25,7 +25,9 @@ class Examples:
         inputs, _ = self.batch(self.sets["train"], [0])
         for name, leaf in named(self.shipped.inputs, "input").items():
             if inputs[name].shape[1:] != leaf.shape:
-                raise UserError(f"the data's inputs have the shape {inputs[name].shape[1:]}, the model takes {leaf.shape}")
+                raise UserError(
+                    f"the data's inputs have the shape {inputs[name].shape[1:]}, the model takes {leaf.shape}"
+                )
 
     @property
     def source(self):
@@ -62,5 +64,8 @@ class Examples:
         examples = [dataset[i] for i in places]
         if not isinstance(examples[0], tuple):
             raise UserError("the data's examples are no pairs (input, target)")
-        raw, targets = (jax.tree.map(lambda *leaves: np.stack(leaves), *side) for side in zip(*examples, strict=True))
+        raw, targets = (
+            jax.tree.map(lambda *leaves: np.stack(leaves), *side)
+            for side in zip(*examples, strict=True)
+        )
         return named(prepared(self.shipped.preprocess, self.shipped.form, raw), "input"), targets

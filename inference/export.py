@@ -33,7 +33,12 @@ def export(arguments, root):
         runtime()
     jax.config.update("jax_platforms", "cpu")  # the reference is computed there, and nothing else
     form = Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax)
-    about = {"overrides": arguments.overrides, "trusted": arguments.trust, "shape": arguments.shape, "batch": arguments.batch}
+    about = {
+        "overrides": arguments.overrides,
+        "trusted": arguments.trust,
+        "shape": arguments.shape,
+        "batch": arguments.batch,
+    }
     shipped = load(arguments.config, arguments.weights, **about, form=form)
     folder = folder or Path(arguments.out) / shipped.parts.title
     check_free(folder, arguments.force)
@@ -45,9 +50,17 @@ def export(arguments, root):
                 wrong |= demo(work / reports["onnx"]["file"], exporter)
             describe(work, root, exporter, reports, wrong)
             replace(work, folder, arguments.force)
-            print(table(reports), *accuracies(reports), *exporter.warnings(reports), f"Written: {folder}", sep="\n")
+            print(
+                table(reports),
+                *accuracies(reports),
+                *exporter.warnings(reports),
+                f"Written: {folder}",
+                sep="\n",
+            )
     print(*wrong.values(), sep="\n", end="\n" if wrong else "", file=sys.stderr)
-    return {each: each in wrong for each in [*arguments.formats, *(["demo"] if arguments.demo else [])]}
+    return {
+        each: each in wrong for each in [*arguments.formats, *(["demo"] if arguments.demo else [])]
+    }
 
 
 def check_free(folder, force):
@@ -57,7 +70,9 @@ def check_free(folder, force):
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder}: is there, and is no export; choose another --name")
     if not force:
-        raise UserError(f"{folder}: is there already; choose another --name, or say --force to replace it")
+        raise UserError(
+            f"{folder}: is there already; choose another --name, or say --force to replace it"
+        )
 
 
 @contextmanager
@@ -70,7 +85,9 @@ def workplace(folder):
     try:
         work.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made: {error.strerror}; choose another place with --out") from error
+        raise UserError(
+            f"{folder}: cannot be made: {error.strerror}; choose another place with --out"
+        ) from error
     try:
         yield work
     except shutil.Error as error:  # it lists every file; the first tells enough
@@ -97,7 +114,9 @@ def replace(work, folder, force):
         if former.exists():
             former.rename(folder)
             raise
-        raise UserError(f"{folder}: was made by another meanwhile; choose another --name") from error
+        raise UserError(
+            f"{folder}: was made by another meanwhile; choose another --name"
+        ) from error
     if former.exists():
         keep_others(former, folder)
         shutil.rmtree(former, ignore_errors=True)
@@ -127,7 +146,9 @@ def demo(path, exporter):
 def describe(work, root, exporter, reports, wrong):
     """The config, a copy of model/, and what is known of the files."""
     shipped, arguments = exporter.shipped, exporter.arguments
-    shutil.copytree(Path(root) / "model", work / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(root) / "model", work / "model", ignore=shutil.ignore_patterns("__pycache__")
+    )
     config = {key: value for key, value in shipped.config.items() if key != "$schema"}
     (work / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     examples = exporter.examples
@@ -137,7 +158,9 @@ def describe(work, root, exporter, reports, wrong):
         "checkpoint": str(arguments.weights),
         "sha256": digest(Path(arguments.weights)),
         "form": shipped.form._asdict(),
-        "preprocess": [] if shipped.form.preprocess else shipped.config["preprocess"],  # for the caller to do
+        "preprocess": []
+        if shipped.form.preprocess
+        else shipped.config["preprocess"],  # for the caller to do
         "answers": answers(shipped.config, shipped.form),
         "classes": examples and examples.classes,
         "data": examples.source if examples else f"none: {exporter.no_examples}",
@@ -152,7 +175,11 @@ def describe(work, root, exporter, reports, wrong):
 
 def pretty(value):
     """JSON for people: a list of plain values stands in one line."""
-    return re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), json.dumps(value, indent=2))
+    return re.sub(
+        r"\[[^\[\]{}]*\]",
+        lambda match: re.sub(r"\s*\n\s*", " ", match[0]),
+        json.dumps(value, indent=2),
+    )
 
 
 def digest(path):
@@ -173,5 +200,8 @@ def accuracies(reports):
     """A line for each format: its metrics on the test set before quantization, and after."""
     for each, report in reports.items():
         if scores := report.get("test_set"):
-            told = [f"{name} {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}" for name in scores["before"]]
+            told = [
+                f"{name} {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}"
+                for name in scores["before"]
+            ]
             yield f"{each}, {report['precision']}, on the test set: {', '.join(told)}"

@@ -14,7 +14,17 @@ from inference.lowering.trace import trace
 from inference.lowering.walk import Missing
 from inference.packages import needed
 from inference.runtimes import open_model
-from inference.verify import BATCHES, TOLERANCE, Reference, in_batches, part, random_inputs, repeated, scores, verify
+from inference.verify import (
+    BATCHES,
+    TOLERANCE,
+    Reference,
+    in_batches,
+    part,
+    random_inputs,
+    repeated,
+    scores,
+    verify,
+)
 from utils import RunError, UserError
 
 MOST_LOST = 0.005  # of the accuracy, before quantization is warned of
@@ -29,7 +39,9 @@ class Exporter:
         self.size = max(self.batches)
         self.examples, self.no_examples = self.real_examples()
         self.reference = Reference(shipped)
-        self.questions = {kind: (inputs, self.reference.answers(inputs)) for kind, inputs in self.inputs().items()}
+        self.questions = {
+            kind: (inputs, self.reference.answers(inputs)) for kind, inputs in self.inputs().items()
+        }
         self.before = self.scores(self.reference) if arguments.quantize else None
 
     def real_examples(self):
@@ -39,19 +51,28 @@ class Exporter:
             examples = Examples(self.shipped)
         except (UserError, RunError) as error:
             if is_int8:
-                raise UserError(f"--quantize int8: takes its ranges from training data, which cannot be had: {error}") from error
-            print(f"Verified on random inputs alone, since there is no data for it: {error}", file=sys.stderr)
+                raise UserError(
+                    f"--quantize int8: takes its ranges from training data, which cannot be had: {error}"
+                ) from error
+            print(
+                f"Verified on random inputs alone, since there is no data for it: {error}",
+                file=sys.stderr,
+            )
             return None, str(error)
         if self.arguments.quantize and examples.other_than_trained_on():
             message = f"the data, {examples.source}, is not what the checkpoint was trained on; name it, as in data.args.dir=..."
             if is_int8:
-                raise UserError(f"--quantize int8: takes its ranges from training data, but {message}")
+                raise UserError(
+                    f"--quantize int8: takes its ranges from training data, but {message}"
+                )
             print(f"Scored on other data: {message}", file=sys.stderr)
         return examples, None
 
     def inputs(self):
         """{kind: a batch of inputs to verify on}"""
-        real = {"real": repeated(self.examples.first(self.size), self.size)} if self.examples else {}
+        real = (
+            {"real": repeated(self.examples.first(self.size), self.size)} if self.examples else {}
+        )
         return {"random": random_inputs(self.shipped, self.size)} | real
 
     def reports(self, stem):
@@ -93,7 +114,12 @@ class Exporter:
     @property
     def function(self):
         """What there is to trace."""
-        return self.shipped.function, self.shipped.weights, self.shipped.inputs, self.arguments.batch
+        return (
+            self.shipped.function,
+            self.shipped.weights,
+            self.shipped.inputs,
+            self.arguments.batch,
+        )
 
     def write(self, each, path):
         """Write one file by the route that can: {"route", and what the native one lacked, if anything}."""
@@ -104,8 +130,13 @@ class Exporter:
                 return {"route": "native"}
             except Missing as error:
                 if route == "native":
-                    raise UserError(f"the table has no op for {error}; add one, or leave out --route native") from error
-                print(f"{each}: the table has no op for {error}; going by jax2tf instead", file=sys.stderr)
+                    raise UserError(
+                        f"the table has no op for {error}; add one, or leave out --route native"
+                    ) from error
+                print(
+                    f"{each}: the table has no op for {error}; going by jax2tf instead",
+                    file=sys.stderr,
+                )
                 lacked = {"lacked": str(error)}
         self.in_precision(each, path, partial(self.by_jax2tf, each))
         return {"route": "jax2tf"} | lacked
@@ -175,6 +206,10 @@ class Exporter:
         """What to look at twice before shipping it."""
         for each, report in reports.items():
             scored = report.get("test_set")
-            lost = scored["before"].get("accuracy", 0) - scored["after"].get("accuracy", 0) if scored else 0
+            lost = (
+                scored["before"].get("accuracy", 0) - scored["after"].get("accuracy", 0)
+                if scored
+                else 0
+            )
             if lost > MOST_LOST:
                 yield f"Beware: {each} in {report['precision']} loses {100 * lost:.1f} points of accuracy"

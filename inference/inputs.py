@@ -21,7 +21,10 @@ def batches(paths, key, predictor, size):
         found = read_arrays(arrays[0], key, predictor)
         for start in range(0, count(arrays[0], found), size):
             part = {name: array[start : start + size] for name, array in found.items()}
-            yield [f"{arrays[0].name}[{start + i}]" for i in range(len(next(iter(part.values()))))], part
+            yield (
+                [f"{arrays[0].name}[{start + i}]" for i in range(len(next(iter(part.values()))))],
+                part,
+            )
     else:
         only, shape = only_input(predictor), image_shape(files[0], predictor)
         for start in range(0, len(files), size):
@@ -38,22 +41,34 @@ def files_of(paths):
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if missing := [path for path in found if not path.exists()]:
-        raise UserError(f"{missing[0]}: there is no such file or folder; name images, a folder of them, or an npz")
+        raise UserError(
+            f"{missing[0]}: there is no such file or folder; name images, a folder of them, or an npz"
+        )
     return found
 
 
 def inside(folder):
     """The images and arrays in a folder."""
     known = ENDINGS | ARRAYS
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in known and not file.name.startswith("."))
+    files = sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in known and not file.name.startswith(".")
+    )
     if not files:
-        raise UserError(f"{folder}: no images in this folder; known endings: {', '.join(sorted(known))}")
+        raise UserError(
+            f"{folder}: no images in this folder; known endings: {', '.join(sorted(known))}"
+        )
     return files
 
 
 def read_arrays(path, key, predictor):
     """{input: array} of a file; an npz holds the `key`, or, for a model of several inputs, an array for each."""
-    names = {name: name for name in predictor.inputs} if len(predictor.inputs) > 1 else {only_input(predictor): key}
+    names = (
+        {name: name for name in predictor.inputs}
+        if len(predictor.inputs) > 1
+        else {only_input(predictor): key}
+    )
     try:
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -67,8 +82,14 @@ def read_arrays(path, key, predictor):
     except Exception as error:  # of many kinds, by what is wrong with the bytes
         raise UserError(f"{path}: cannot be read: {first_line(error)}") from error
     if not loaded.files:
-        raise UserError(f"{path}: holds no arrays; save some with numpy.savez({path.name!r}, {key}=...)")
-    mend = "name one with --key" if len(names) == 1 else "the model takes an array for each of its inputs"
+        raise UserError(
+            f"{path}: holds no arrays; save some with numpy.savez({path.name!r}, {key}=...)"
+        )
+    mend = (
+        "name one with --key"
+        if len(names) == 1
+        else "the model takes an array for each of its inputs"
+    )
     raise UserError(f"{path}: has no {', '.join(missing)}, only {', '.join(loaded.files)}; {mend}")
 
 
@@ -76,20 +97,26 @@ def count(path, arrays):
     """How many inputs the arrays hold, one in each row."""
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise UserError(f"{path}: {name} is a single {array.dtype}; give an array with one row for each input")
+            raise UserError(
+                f"{path}: {name} is a single {array.dtype}; give an array with one row for each input"
+            )
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"{path}: needs one row for each input in every array, found {lengths}")
     length = next(iter(lengths.values()))
     if length == 0:
-        raise UserError(f"{path}: holds no inputs; its shape is {list(next(iter(arrays.values())).shape)}")
+        raise UserError(
+            f"{path}: holds no inputs; its shape is {list(next(iter(arrays.values())).shape)}"
+        )
     return length
 
 
 def only_input(predictor):
     """The name of the input of a model that has one."""
     if len(predictor.inputs) > 1:
-        raise UserError(f"the model has several inputs; put an array for each into one npz: {', '.join(predictor.inputs)}")
+        raise UserError(
+            f"the model has several inputs; put an array for each into one npz: {', '.join(predictor.inputs)}"
+        )
     return next(iter(predictor.inputs))
 
 
@@ -101,7 +128,9 @@ def image_shape(path, predictor):
     if predictor.form.layout == "nchw":
         shape = (*shape[1:], shape[0])
     if len(shape) != 3 or None in shape or shape[2] not in (1, 3):
-        raise UserError(f"{path}: the model takes arrays of {list(shape)}, no images of a known size; name an npz")
+        raise UserError(
+            f"{path}: the model takes arrays of {list(shape)}, no images of a known size; name an npz"
+        )
     return shape
 
 

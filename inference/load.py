@@ -64,10 +64,17 @@ def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, bat
     check_applies(parts.model, shapes, inputs, batch or 1, source, form)
     if weights.probe:
         mend = "use a checkout whose model/ is as it was"
-        check_meaning(checkpoint, weights.probe, Probe(parts.model, of_batch(inputs, EXAMPLES))(params, state), mend)
+        check_meaning(
+            checkpoint,
+            weights.probe,
+            Probe(parts.model, of_batch(inputs, EXAMPLES))(params, state),
+            mend,
+        )
     if form.preprocess and raw is None:
         reason = missing or f"its inputs have another shape than {tuple(shape)}"
-        raise UserError(f"--with-preprocess: takes what raw inputs look like from the data, which does not tell: {reason}")
+        raise UserError(
+            f"--with-preprocess: takes what raw inputs look like from the data, which does not tell: {reason}"
+        )
     preprocess = tuple(parts.preprocess)
     inputs, outside, inside = (raw, (), preprocess) if form.preprocess else (inputs, preprocess, ())
     if form.layout == "nchw":
@@ -98,7 +105,9 @@ def prepared(preprocess, form, raw):
 def config_of(config_file, checkpoint, record, overrides, trusted):
     """(config, what it is called, whether it may import): the file that is named, or what the checkpoint remembers."""
     if config_file:
-        sys.path.append(str(Path(config_file).resolve().parent))  # a dotted name may stand beside the config
+        sys.path.append(
+            str(Path(config_file).resolve().parent)
+        )  # a dotted name may stand beside the config
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
         raise UserError(f"{checkpoint}: does not tell its config; name one with -c")
@@ -111,13 +120,17 @@ def config_of(config_file, checkpoint, record, overrides, trusted):
 def facts_of(record):
     """What a checkpoint knows of the data that it was trained on."""
     facts = record.get("facts", {})
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+    }
 
 
 def forms(parts, record, shape):
     """(the form of one raw input or None, that of one input of the model)"""
     if parts.data and isinstance(parts.data.example, tuple):
-        raw = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0])
+        raw = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0]
+        )
         x = raw
         for fn in parts.preprocess:
             x = jax.eval_shape(fn, x)
@@ -126,8 +139,12 @@ def forms(parts, record, shape):
         return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
     shape = shape or facts_of(record).get("input_shape")
     if shape is None:
-        raise UserError("--input: the shape of an input is not known; name it, as in --input 1 28 28 1")
-    return None, jax.ShapeDtypeStruct(tuple(shape), jnp.int32 if "vocab_size" in facts_of(record) else jnp.float32)
+        raise UserError(
+            "--input: the shape of an input is not known; name it, as in --input 1 28 28 1"
+        )
+    return None, jax.ShapeDtypeStruct(
+        tuple(shape), jnp.int32 if "vocab_size" in facts_of(record) else jnp.float32
+    )
 
 
 def shapes_of(model, source):
@@ -142,12 +159,16 @@ def check_applies(model, shapes, inputs, size, source, form):
     """Refuse an input that the model refuses, and a softmax of what is no array."""
     batch = of_batch(inputs, size)
     try:
-        out, _ = jax.eval_shape(lambda *args: model.apply(*args, train=False, key=None), *shapes, batch)
+        out, _ = jax.eval_shape(
+            lambda *args: model.apply(*args, train=False, key=None), *shapes, batch
+        )
     except Exception as error:
         told = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(batch))
         raise UserError(f"{source}: the model fails on an input of {told}: {why(error)}") from error
     if form.softmax and not hasattr(out, "shape"):
-        raise UserError(f"--with-softmax: is for one output; the model has {', '.join(named_leaves(out))}")
+        raise UserError(
+            f"--with-softmax: is for one output; the model has {', '.join(named_leaves(out))}"
+        )
 
 
 def why(error):
@@ -160,7 +181,9 @@ def channels_first(inputs):
     leaves = jax.tree.leaves(inputs)
     if len(leaves) != 1 or len(leaves[0].shape) != 3:
         found = {name: leaf.shape for name, leaf in named_leaves(inputs).items()}
-        raise UserError(f"--input-layout nchw: is for one image of (height, width, channels); the model takes {found}")
+        raise UserError(
+            f"--input-layout nchw: is for one image of (height, width, channels); the model takes {found}"
+        )
     height, width, channels = inputs.shape
     return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
 

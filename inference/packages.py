@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from utils import UserError
 
 INSTALL = "pip install -r inference/requirements.txt"
-DISTRIBUTIONS = {"ai_edge_litert": "ai-edge-litert"}  # where the name to install is not the one to import
+DISTRIBUTIONS = {
+    "ai_edge_litert": "ai-edge-litert"
+}  # where the name to install is not the one to import
 SHOWN = 4000  # bytes, of what a package wrote before it failed
 
 

@@ -42,12 +42,27 @@ def main(argv=None):
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description="Ask a model, in whatever form, about images or arrays.")
+    parser = argparse.ArgumentParser(
+        description="Ask a model, in whatever form, about images or arrays."
+    )
     add = parser.add_argument
     add("model", help="a checkpoint, a .tflite or a .onnx")
-    add("inputs", nargs="+", metavar="INPUT", help="images, a folder of them, or one .npz or .npy file")
-    add("-c", "--config", help="the config (default: what the checkpoint remembers, or lies beside the file)")
-    add("--trust", action="store_true", help="let a config that was left by a run import what its dotted names say")
+    add(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="images, a folder of them, or one .npz or .npy file",
+    )
+    add(
+        "-c",
+        "--config",
+        help="the config (default: what the checkpoint remembers, or lies beside the file)",
+    )
+    add(
+        "--trust",
+        action="store_true",
+        help="let a config that was left by a run import what its dotted names say",
+    )
     add("--key", default="x", help="the array of an npz (default: x)")
     add("--prepared", action="store_true", help="the arrays are preprocessed already")
     add("--top", type=int, default=3, help="how many classes to print (default: 3)")
@@ -62,14 +77,21 @@ def parse(argv):
 
 def predict(arguments):
     """Print the likeliest classes, or the first numbers, of every input as they come; write all of them."""
-    from inference.predictor import answered, opened  # here, so that an interrupt of these long imports is caught, too
+    from inference.predictor import (
+        answered,
+        opened,
+    )  # here, so that an interrupt of these long imports is caught, too
 
     predictor = opened(arguments)
     with atomic_file(arguments.csv) if arguments.csv else nullcontext() as file:
         header = True
         for names, outputs in answered(predictor, arguments):
             shares = shares_of(predictor.answers, outputs)
-            told = numbers(outputs) if shares is None else likeliest(shares, predictor.classes, arguments.top)
+            told = (
+                numbers(outputs)
+                if shares is None
+                else likeliest(shares, predictor.classes, arguments.top)
+            )
             lines, columns, rows = told
             say("\n".join(f"{name}  {line}" for name, line in zip(names, lines, strict=True)))
             if file:
@@ -94,17 +116,27 @@ def likeliest(shares, classes, top):
     """(a line of the likeliest classes for each input, the columns of a table, its rows)"""
     labels = [classes[i] if i < len(classes) else str(i) for i in range(shares.shape[1])]
     order = np.argsort(-shares, kind="stable")
-    lines = ["  ".join(f"{labels[i]}: {row[i]:.4f}" for i in best[:top]) for row, best in zip(shares, order, strict=True)]
+    lines = [
+        "  ".join(f"{labels[i]}: {row[i]:.4f}" for i in best[:top])
+        for row, best in zip(shares, order, strict=True)
+    ]
     rows = ([labels[best[0]], *figures(row)] for row, best in zip(shares, order, strict=True))
     return lines, ["class", *(f"p_{label}" for label in labels)], rows
 
 
 def numbers(outputs):
     """(a line of the first numbers for each input, the columns of a table, its rows)"""
-    flat = {name: array.reshape(len(array), prod(array.shape[1:])) for name, array in outputs.items()}
+    flat = {
+        name: array.reshape(len(array), prod(array.shape[1:])) for name, array in outputs.items()
+    }
     columns = [f"{name}_{i}" for name, array in flat.items() for i in range(array.shape[1])]
-    told = [[f"{name}: {some(row)}" if len(flat) > 1 else some(row) for row in array] for name, array in flat.items()]
-    rows = ([text for row in each for text in figures(row)] for each in zip(*flat.values(), strict=True))
+    told = [
+        [f"{name}: {some(row)}" if len(flat) > 1 else some(row) for row in array]
+        for name, array in flat.items()
+    ]
+    rows = (
+        [text for row in each for text in figures(row)] for each in zip(*flat.values(), strict=True)
+    )
     return list(map("  ".join, zip(*told, strict=True))), columns, rows
 
 
@@ -125,7 +157,9 @@ def say(text):
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what Python has still to write at its end
         raise SystemExit(NOBODY_READS) from None
 
 
@@ -137,5 +171,7 @@ def as_csv(rows):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may hold what the terminal cannot show
+    sys.stdout.reconfigure(
+        errors="backslashreplace"
+    )  # names of files and classes may hold what the terminal cannot show
     sys.exit(main())

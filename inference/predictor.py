@@ -38,7 +38,9 @@ def opened(arguments):
     if path.suffix.lower() in PACKAGES:
         return of_file(path, arguments)
     shipped = load(arguments.config, path, trusted=arguments.trust)
-    inputs = {name: (leaf.shape, leaf.dtype) for name, leaf in named(shipped.inputs, "input").items()}
+    inputs = {
+        name: (leaf.shape, leaf.dtype) for name, leaf in named(shipped.inputs, "input").items()
+    }
     told = shipped.form, answers(shipped.config, shipped.form), class_names(shipped)
     return Predictor(Reference(shipped), inputs, None, shipped.preprocess, *told)
 
@@ -58,7 +60,9 @@ def of_file(path, arguments):
     remembered = {} if arguments.config else {"config": read(file)}
     config, source, trusted = config_of(arguments.config, file, remembered, (), arguments.trust)
     preprocess = () if is_ready else build_preprocess(config, source, trusted)
-    return Predictor(model, inputs, size, tuple(preprocess), form, answer or answers(config, form), classes)
+    return Predictor(
+        model, inputs, size, tuple(preprocess), form, answer or answers(config, form), classes
+    )
 
 
 def reported(path):
@@ -95,11 +99,15 @@ def answered(predictor, arguments):
         try:
             outputs = predictor.model(inputs)
         except Exception as error:  # the runtimes' own, of many kinds
-            raise RunError(f"{arguments.model}: fails on {called[0]} to {called[-1]}: {first_line(error)}") from error
+            raise RunError(
+                f"{arguments.model}: fails on {called[0]} to {called[-1]}: {first_line(error)}"
+            ) from error
         for name, array in outputs.items():
             if np.shape(array)[:1] != (size,):
                 shape = list(np.shape(array))
-                raise UserError(f"{arguments.model}: of {size} inputs, {name} has the shape {shape}: that is no row for each")
+                raise UserError(
+                    f"{arguments.model}: of {size} inputs, {name} has the shape {shape}: that is no row for each"
+                )
         yield called, {name: array[: len(called)] for name, array in outputs.items()}
 
 
@@ -119,7 +127,9 @@ def taken(name, array, predictor, is_prepared):
     """An array in the model's type, where no number changes but by rounding."""
     shape, dtype = predictor.inputs[name]
     found = array.shape[1:]
-    if len(found) != len(shape) or any(wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)):
+    if len(found) != len(shape) or any(
+        wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)
+    ):
         mend = "the first axis counts the inputs, and is not one of these"
     elif fits(array, dtype):
         return array.astype(dtype, copy=False)
@@ -137,7 +147,9 @@ def taken(name, array, predictor, is_prepared):
 
 def fits(array, dtype):
     """Whether an array can be had in a type: floats of any width, integers that are within its range."""
-    if array.dtype == dtype or all(jnp.issubdtype(kind, jnp.floating) for kind in (array.dtype, dtype)):
+    if array.dtype == dtype or all(
+        jnp.issubdtype(kind, jnp.floating) for kind in (array.dtype, dtype)
+    ):
         return True
     if not whole(array.dtype) or not whole(dtype):
         return False

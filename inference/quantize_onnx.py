@@ -7,7 +7,11 @@ from inference.packages import needed, quiet
 from utils import RunError, UserError, atomic_write, first_line
 
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
-PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]  # what int8 is for; a normalization or a softmax would lose its small numbers
+PRODUCTS = [
+    *CONVOLUTIONS,
+    "MatMul",
+    "Gemm",
+]  # what int8 is for; a normalization or a softmax would lose its small numbers
 
 
 def quantize_onnx(source, path, precision, samples=None):
@@ -19,11 +23,16 @@ def quantize_onnx(source, path, precision, samples=None):
     if precision == "int8" and not samples:
         raise UserError("int8 needs samples of real inputs, to know how large its numbers are")
     needed("onnx", "onnxruntime")
-    with quiet(), tempfile.TemporaryDirectory() as folder:  # the tools write files of their own beside their input
+    with (
+        quiet(),
+        tempfile.TemporaryDirectory() as folder,
+    ):  # the tools write files of their own beside their input
         try:
             data = checked(write(Path(source), Path(folder), samples))
         except Exception as error:  # the tools have no class of their own for what they refuse
-            raise RunError(f"{source}: onnxruntime cannot make it {precision}: {first_line(error)}") from error
+            raise RunError(
+                f"{source}: onnxruntime cannot make it {precision}: {first_line(error)}"
+            ) from error
     atomic_write(path, data)
 
 
@@ -52,7 +61,11 @@ def to_dynamic(source, folder, samples):
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = prepared(source, folder)
-    settings = {"op_types_to_quantize": PRODUCTS, "nodes_to_exclude": first_convolutions(model), "per_channel": True}
+    settings = {
+        "op_types_to_quantize": PRODUCTS,
+        "nodes_to_exclude": first_convolutions(model),
+        "per_channel": True,
+    }
     quantize_dynamic(model, folder / "dynamic.onnx", weight_type=QuantType.QInt8, **settings)
     return onnx.load(folder / "dynamic.onnx")
 
@@ -89,7 +102,9 @@ def prepared(source, folder):
     model = onnx.load(source)
     for i, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{i}"
-    quant_pre_process(model, folder / "prepared.onnx", skip_symbolic_shape=True, skip_optimization=True)
+    quant_pre_process(
+        model, folder / "prepared.onnx", skip_symbolic_shape=True, skip_optimization=True
+    )
     return folder / "prepared.onnx"
 
 

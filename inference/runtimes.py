@@ -23,7 +23,9 @@ def open_model(path):
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{path}: running it needs {package}: pip install -r inference/requirements.txt")
+        raise UserError(
+            f"{path}: running it needs {package}: pip install -r inference/requirements.txt"
+        )
     try:
         return OnnxModel(path) if kind == ".onnx" else LiteRTModel(path)
     except Exception as error:  # of many kinds, by what is wrong with the bytes
@@ -39,9 +41,15 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3  # its warnings are about what it could do better itself
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.inputs = {x.name: (sizes(x.shape), onnx_type(x.type)) for x in self.session.get_inputs()}
-        self.outputs = {x.name: (sizes(x.shape), onnx_type(x.type)) for x in self.session.get_outputs()}
+        self.session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = {
+            x.name: (sizes(x.shape), onnx_type(x.type)) for x in self.session.get_inputs()
+        }
+        self.outputs = {
+            x.name: (sizes(x.shape), onnx_type(x.type)) for x in self.session.get_outputs()
+        }
         self.path = path
 
     def __call__(self, arrays):
@@ -68,10 +76,18 @@ class LiteRTModel:
         else:
             given = {detail["name"]: detail for detail in self.interpreter.get_input_details()}
             made = {detail["name"]: detail for detail in self.interpreter.get_output_details()}
-        self.given = {name: detail["index"] for name, detail in given.items()}  # an output may have an input's name
+        self.given = {
+            name: detail["index"] for name, detail in given.items()
+        }  # an output may have an input's name
         self.made = {name: detail["index"] for name, detail in made.items()}
-        self.inputs = {name: (sizes(detail["shape_signature"]), detail["dtype"]) for name, detail in given.items()}
-        self.outputs = {name: (sizes(detail["shape_signature"]), detail["dtype"]) for name, detail in made.items()}
+        self.inputs = {
+            name: (sizes(detail["shape_signature"]), detail["dtype"])
+            for name, detail in given.items()
+        }
+        self.outputs = {
+            name: (sizes(detail["shape_signature"]), detail["dtype"])
+            for name, detail in made.items()
+        }
         self.shapes = None
         self.path = path
 
@@ -96,7 +112,9 @@ class LiteRTModel:
 
 def sizes(shape):
     """A shape in which a free size is None."""
-    return tuple(int(d) if not isinstance(d, str) and d is not None and d >= 0 else None for d in shape)
+    return tuple(
+        int(d) if not isinstance(d, str) and d is not None and d >= 0 else None for d in shape
+    )
 
 
 def onnx_type(name):

@@ -30,7 +30,9 @@ def onnx_model(traced, opset=20):
     opsets = [helper.make_opsetid("", opset)]
     graph = graph_proto(target.scopes[0], "model", target.weights)
     version = helper.find_min_ir_version_for(opsets)  # the oldest, which most runtimes read
-    return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="rawtree")
+    return helper.make_model(
+        graph, opset_imports=opsets, ir_version=version, producer_name="rawtree"
+    )
 
 
 def check(model):

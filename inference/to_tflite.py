@@ -25,7 +25,9 @@ def check_types(traced):
 
     for name, aval in [*traced.inputs.items(), *traced.outputs.items()]:
         if str(aval.dtype) not in TYPES:
-            raise UserError(f"{name}: TFLite's ops take no {aval.dtype}, but {', '.join(sorted(TYPES))}; convert it in the model")
+            raise UserError(
+                f"{name}: TFLite's ops take no {aval.dtype}, but {', '.join(sorted(TYPES))}; convert it in the model"
+            )
 
 
 def as_tensorflow(traced, products):
@@ -42,7 +44,10 @@ def as_tensorflow(traced, products):
         results = Walk(target).outputs(traced, given)
         return {name: tf.identity(target.whole(value)) for name, value in results.items()}
 
-    specs = [tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in traced.inputs.items()]
+    specs = [
+        tf.TensorSpec(free(aval.shape), aval.dtype, name=name)
+        for name, aval in traced.inputs.items()
+    ]
     return tf.function(run, autograph=False).get_concrete_function(*specs), tf.Module()
 
 
@@ -61,7 +66,9 @@ def converted(function, owner, quantize, samples):
     if quantize == "float16":
         converter.target_spec.supported_types = [tf.float16]
     if quantize == "int8" and not samples:
-        raise UserError("int8 asks for samples of real inputs, which say how large its numbers become")
+        raise UserError(
+            "int8 asks for samples of real inputs, which say how large its numbers become"
+        )
     try:
         return in_int8(converter, samples) if quantize == "int8" else converter.convert()
     except Exception as error:  # of many kinds
@@ -73,8 +80,12 @@ def in_int8(converter, samples):
     from tensorflow.lite.python.convert import mlir_quantize
 
     converter.representative_dataset = lambda: samples
-    converter._experimental_calibrate_only = True  # the second step by itself can leave ops out, and only that
-    with warnings.catch_warnings(action="ignore"):  # TensorFlow warns of its own interpreter, which it uses here
+    converter._experimental_calibrate_only = (
+        True  # the second step by itself can leave ops out, and only that
+    )
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # TensorFlow warns of its own interpreter, which it uses here
         measured = converter.convert()
     kinds, nodes = left_in_float(measured)
     return mlir_quantize(measured, denylisted_ops=kinds, denylisted_nodes=nodes)
@@ -93,12 +104,17 @@ def left_in_float(data):
     model = flatbuffer_utils.convert_bytearray_to_object(data)
     kinds, names = set(), []
     for graph in model.subgraphs:
-        computed, mixed = set(graph.inputs), set()  # mixed: computed by way of a convolution or a product
+        computed, mixed = (
+            set(graph.inputs),
+            set(),
+        )  # mixed: computed by way of a convolution or a product
         for op in graph.operators:
             kind = flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
             if kind not in PRODUCTS:
                 kinds.add(kind)
-            elif computed.issuperset(op.inputs[:2]) or (kind in CONVOLUTIONS and mixed.isdisjoint(op.inputs)):
+            elif computed.issuperset(op.inputs[:2]) or (
+                kind in CONVOLUTIONS and mixed.isdisjoint(op.inputs)
+            ):
                 names += [graph.tensors[i].name.decode() for i in op.outputs]
             computed.update(op.outputs)
             if kind in PRODUCTS or not mixed.isdisjoint(op.inputs):

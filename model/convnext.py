@@ -33,7 +33,9 @@ def convnext(
     """
     check_image(input_shape)
     check_widths("dims", dims)
-    check_at_least_one(num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim, patch=patch)
+    check_at_least_one(
+        num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim, patch=patch
+    )
     check_size(input_shape, patch, dims)
     stages = stages_of(dims, depths)
     names = [f"blocks/{i}" for i in range(len(stages))]
@@ -41,10 +43,19 @@ def convnext(
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
-        blocks, downs = jax.random.split(blocks, len(stages)), jax.random.split(downs, len(dims) - 1)
+        blocks, downs = (
+            jax.random.split(blocks, len(stages)),
+            jax.random.split(downs, len(dims) - 1),
+        )
         return {
-            "stem": {"conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False), "norm": layer_norm_init(dims[0])},
-            "blocks": [block_init(k, dims[stage], kernel, expansion) for k, stage in zip(blocks, stages, strict=True)],
+            "stem": {
+                "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False),
+                "norm": layer_norm_init(dims[0]),
+            },
+            "blocks": [
+                block_init(k, dims[stage], kernel, expansion)
+                for k, stage in zip(blocks, stages, strict=True)
+            ],
             "downsample": [
                 {"norm": layer_norm_init(a), "conv": conv2d_init(k, a, b, 2, bias=False)}
                 for k, (a, b) in zip(downs, pairwise(dims), strict=True)
@@ -59,7 +70,9 @@ def convnext(
     def apply(params, state, x, *, train=False, key=None):
         stem, head = params["stem"], params["head"]
         x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=patch, padding="VALID"))
-        for name, block, (previous, stage) in zip(names, params["blocks"], pairwise((0, *stages)), strict=True):
+        for name, block, (previous, stage) in zip(
+            names, params["blocks"], pairwise((0, *stages)), strict=True
+        ):
             if stage > previous:
                 down = params["downsample"][stage - 1]
                 x = conv2d(down["conv"], layer_norm(down["norm"], x), stride=2, padding="VALID")
@@ -84,7 +97,9 @@ def stages_of(dims, depths):
     """The stage, that is the place of its width in `dims`, of each block."""
     depths = (1,) * len(dims) if depths is None else tuple(depths)
     if len(depths) != len(dims) or min(depths) < 1:
-        raise ValueError(f"depths: needs at least one block for each of the {len(dims)} widths in dims, got {depths}")
+        raise ValueError(
+            f"depths: needs at least one block for each of the {len(dims)} widths in dims, got {depths}"
+        )
     return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
 
 

@@ -47,7 +47,11 @@ def mlp(
 
 
 def activation_named(name):
-    public = {n: f for n, f in vars(activations).items() if inspect.isfunction(f) and not n.startswith("_")}
+    public = {
+        n: f
+        for n, f in vars(activations).items()
+        if inspect.isfunction(f) and not n.startswith("_")
+    }
     known = {n: f for n, f in public.items() if f.__module__ == activations.__name__}
     if name not in known:
         raise ValueError(f"activation: no activation {name!r}; there are: {', '.join(known)}")

@@ -50,20 +50,32 @@ def resnet(
     def apply(params, state, x, *, train=False, key=None):
         x, stem_state = unit_apply(params["stem"], state["stem"], x, train=train)
         x, block_states = relu(x), []
-        for name, block, old, (_, _, stride) in zip(names, params["blocks"], state["blocks"], plan, strict=True):
-            x, new = recomputed(remat, name, partial(block_apply, stride=stride, train=train))(block, old, x)
+        for name, block, old, (_, _, stride) in zip(
+            names, params["blocks"], state["blocks"], plan, strict=True
+        ):
+            x, new = recomputed(remat, name, partial(block_apply, stride=stride, train=train))(
+                block, old, x
+            )
             block_states.append(new)
-        return linear(params["head"], global_avg_pool(x)), {"stem": stem_state, "blocks": block_states}
+        return linear(params["head"], global_avg_pool(x)), {
+            "stem": stem_state,
+            "blocks": block_states,
+        }
 
     return Model(init, apply)
 
 
 def block_init(key, in_dim, out_dim, stride):
     k1, k2, k3 = jax.random.split(key, 3)
-    units = {"first": unit_init(k1, in_dim, out_dim, 3), "second": unit_init(k2, out_dim, out_dim, 3)}
+    units = {
+        "first": unit_init(k1, in_dim, out_dim, 3),
+        "second": unit_init(k2, out_dim, out_dim, 3),
+    }
     if stride != 1 or in_dim != out_dim:
         units["shortcut"] = unit_init(k3, in_dim, out_dim, 1)
-    return {name: unit[0] for name, unit in units.items()}, {name: unit[1] for name, unit in units.items()}
+    return {name: unit[0] for name, unit in units.items()}, {
+        name: unit[1] for name, unit in units.items()
+    }
 
 
 def block_apply(params, state, x, *, stride, train):
@@ -72,13 +84,18 @@ def block_apply(params, state, x, *, stride, train):
     y, second = unit_apply(params["second"], state["second"], relu(y), train=train)
     new = {"first": first, "second": second}
     if "shortcut" in params:
-        x, new["shortcut"] = unit_apply(params["shortcut"], state["shortcut"], x, stride=stride, train=train)
+        x, new["shortcut"] = unit_apply(
+            params["shortcut"], state["shortcut"], x, stride=stride, train=train
+        )
     return relu(x + y), new
 
 
 def unit_init(key, in_dim, out_dim, kernel):
     norm, state = batch_norm_init(out_dim)
-    return {"conv": conv2d_init(key, in_dim, out_dim, kernel, bias=False, init=he_normal), "norm": norm}, state
+    return {
+        "conv": conv2d_init(key, in_dim, out_dim, kernel, bias=False, init=he_normal),
+        "norm": norm,
+    }, state
 
 
 def unit_apply(params, state, x, *, train, stride=1):

@@ -35,11 +35,15 @@ def vit(
     Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
     """
     check_image(input_shape)
-    check_at_least_one(num_classes=num_classes, patch=patch, dim=dim, depth=depth, heads=heads, expansion=expansion)
+    check_at_least_one(
+        num_classes=num_classes, patch=patch, dim=dim, depth=depth, heads=heads, expansion=expansion
+    )
     check_rate(dropout=dropout, drop_path=drop_path)
     height, width, channels = input_shape
     if height % patch or width % patch:
-        raise ValueError(f"patch: {patch} must divide the height and width of input_shape {tuple(input_shape)}")
+        raise ValueError(
+            f"patch: {patch} must divide the height and width of input_shape {tuple(input_shape)}"
+        )
     if dim % heads:
         raise ValueError(f"heads: {heads} must divide dim ({dim})")
     names = [f"blocks/{i}" for i in range(depth)]
@@ -63,8 +67,12 @@ def vit(
         x = conv2d(params["patches"], x, stride=patch, padding="VALID")
         x = x.reshape(x.shape[0], tokens, dim) + params["positions"]["weight"]  # (B, T, D)
         x = drop(first, x, dropout, train=train)
-        for name, block, path_rate, k in zip(names, params["blocks"], path_rates, keys, strict=True):
-            apply_block = partial(block_apply, heads=heads, dropout=dropout, drop_path=path_rate, train=train)
+        for name, block, path_rate, k in zip(
+            names, params["blocks"], path_rates, keys, strict=True
+        ):
+            apply_block = partial(
+                block_apply, heads=heads, dropout=dropout, drop_path=path_rate, train=train
+            )
             x = recomputed(remat, name, apply_block)(block, x, k)
         x = layer_norm(params["norm"], x).mean(1)  # (B, D)
         return linear(params["head"], x), state

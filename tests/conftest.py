@@ -8,11 +8,18 @@ import os
 import shutil
 import tempfile
 
-CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-OURS = "PYTEST_XDIST_WORKER" not in os.environ  # a worker takes the folder of the process that started it
+CACHE = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+OURS = (
+    "PYTEST_XDIST_WORKER" not in os.environ
+)  # a worker takes the folder of the process that started it
 
 if OURS:  # before anything imports jax
-    os.environ |= CACHE | {"JAX_COMPILATION_CACHE_DIR": tempfile.mkdtemp(prefix="rawtree-programs-")}
+    os.environ |= CACHE | {
+        "JAX_COMPILATION_CACHE_DIR": tempfile.mkdtemp(prefix="rawtree-programs-")
+    }
 
 
 def pytest_unconfigure():

@@ -17,7 +17,14 @@ def start(place, *arguments, program="train.py", devices=None):
     environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
     if devices:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def run(place, *arguments, **keywords):
@@ -32,13 +39,25 @@ def start_all(program, *arguments, processes=2, devices=1, by_config=False, **en
     """Several Pythons that run the same program, with the variables by which they find each other, or the keys of a config."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | environment
     environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, *(["-c", program] if "\n" in program else [program]), *map(str, arguments)]
+    command = [
+        sys.executable,
+        *(["-c", program] if "\n" in program else [program]),
+        *map(str, arguments),
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started, coordinator = [], f"127.0.0.1:{free_port()}"
     for i in range(processes):
         keys = {"coordinator": coordinator, "num_processes": processes, "process_id": i}
-        variables = {"JAX_COORDINATOR_ADDRESS": coordinator, "JAX_NUM_PROCESSES": str(processes), "JAX_PROCESS_ID": str(i)}
-        own = {"args": [*command, f"distributed={json.dumps(keys)}"]} if by_config else {"args": command}
+        variables = {
+            "JAX_COORDINATOR_ADDRESS": coordinator,
+            "JAX_NUM_PROCESSES": str(processes),
+            "JAX_PROCESS_ID": str(i),
+        }
+        own = (
+            {"args": [*command, f"distributed={json.dumps(keys)}"]}
+            if by_config
+            else {"args": command}
+        )
         own["env"] = environment | ({} if by_config else variables)
         started.append(subprocess.Popen(**own, cwd=environment.get("PLACE", ROOT), **pipes))
     return started

@@ -89,11 +89,20 @@ def test_pretrained_weights_are_loaded_strictly(small):
     run(small, "-c", "small.json")
     (folder,) = (small / "saved" / "Small").iterdir()
     weights = folder / "checkpoint-epoch_2.params"
-    code, out, _ = run(small, "-c", "small.json", f"training.pretrained={weights}", "optimizer.args.lr=1e-9", "training.epochs=1")
+    code, out, _ = run(
+        small,
+        "-c",
+        "small.json",
+        f"training.pretrained={weights}",
+        "optimizer.args.lr=1e-9",
+        "training.epochs=1",
+    )
     assert code == 0
     before = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["test_accuracy"]
     assert f"Epoch 1 [test] accuracy @ {before:.4f}" in out
-    code, _, err = run(small, "-c", "small.json", f"training.pretrained={weights}", "model.args.dims=[17]")
+    code, _, err = run(
+        small, "-c", "small.json", f"training.pretrained={weights}", "model.args.dims=[17]"
+    )
     assert code == 2
     assert "does not fit the model" in err
     assert "hidden/0/weight: the file has (784, 16), the model has (784, 17)" in err
@@ -105,7 +114,12 @@ def test_pretrained_weights_are_loaded_strictly(small):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits_with_75(small, number):
     process = start(
-        small, "-c", "small.json", "training.epochs=100000", "checkpoint.every_epochs=100000", "checkpoint.monitor=null"
+        small,
+        "-c",
+        "small.json",
+        "training.epochs=100000",
+        "checkpoint.every_epochs=100000",
+        "checkpoint.monitor=null",
     )
     for line in process.stdout:
         if "STARTING EPOCH 3" in line:
@@ -132,7 +146,16 @@ def test_check_prints_and_trains_nothing(small):
 def test_list_names_every_part(small):
     code, out, _ = run(small, "--list")
     assert code == 0
-    for name in ("convnext(", "mnist(", "cross_entropy(", "accuracy(", "adamw(", "warmup_cosine(", "random_flip(", "supervised("):
+    for name in (
+        "convnext(",
+        "mnist(",
+        "cross_entropy(",
+        "accuracy(",
+        "adamw(",
+        "warmup_cosine(",
+        "random_flip(",
+        "supervised(",
+    ):
         assert name in out, name
     code, out, _ = run(small, "--list", "schedule")
     assert "cosine(" in out
@@ -163,16 +186,32 @@ X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 3
             "checkpoint.monitor: 'test_los' is not measured; did you mean 'test_loss'",
         ),
         (
-            ["-c", "small.json", 'callbacks=[{"name": "early_stopping", "args": {"monitor": "x"}}]'],
+            [
+                "-c",
+                "small.json",
+                'callbacks=[{"name": "early_stopping", "args": {"monitor": "x"}}]',
+            ],
             2,
             "callbacks.0.args.monitor: 'x'",
         ),
-        (["-c", "small.json", "model.name=vit", "model.args={}", "preprocess=[]"], 2, "do not fit the data"),
+        (
+            ["-c", "small.json", "model.name=vit", "model.args={}", "preprocess=[]"],
+            2,
+            "do not fit the data",
+        ),
         (["-c", "small.json", "checkpoint.dir=small.json"], 1, "cannot be made: Not a directory"),
-        (["-c", "small.json", "checkpoint.dir=/proc/nothing"], 1, "/proc/nothing/Small: cannot be made"),
+        (
+            ["-c", "small.json", "checkpoint.dir=/proc/nothing"],
+            1,
+            "/proc/nothing/Small: cannot be made",
+        ),
         (["-c", "small.json", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
         (["title=A", "-c", "small.json", "loss=mse"], 2, "the output has the shape (10,)"),
-        (["-c", "small.json", 'objective={"name": "mixup", "args": {"alpha": -1}}'], 2, "objective.args.alpha: must be above 0"),
+        (
+            ["-c", "small.json", 'objective={"name": "mixup", "args": {"alpha": -1}}'],
+            2,
+            "objective.args.alpha: must be above 0",
+        ),
         (
             ["-c", "small.json", 'optimizer={"name": "adamw", "args": {"exclude": "bogus"}}'],
             2,
@@ -206,23 +245,43 @@ def test_bad_data_is_told_too(small):
         (npz(small, "empty.npz", X[:0], Y[:0]), "empty.npz"),
         (npz(small, "odd.npz", X, Y[:5]), "odd.npz"),
         (json.dumps({"name": "arrays", "args": {"train": "cut.npz"}}), "cut.npz"),
-        (json.dumps({"name": "arrays", "args": {"train": "labels.npz", "num_classes": 2}}), "outside the 2 classes"),
+        (
+            json.dumps({"name": "arrays", "args": {"train": "labels.npz", "num_classes": 2}}),
+            "outside the 2 classes",
+        ),
     ]
     npz(small, "labels.npz", X, Y)
     (small / "cut.npz").write_bytes((small / "labels.npz").read_bytes()[:300])
     for data, message in checks:
-        code, out, err = run(small, "-c", "small.json", f"data={data}", "preprocess=[]", "checkpoint.monitor=train_loss")
+        code, out, err = run(
+            small,
+            "-c",
+            "small.json",
+            f"data={data}",
+            "preprocess=[]",
+            "checkpoint.monitor=train_loss",
+        )
         assert message in out + err
         assert code == 2, message
 
 
 def test_no_space_is_the_machines_fault_and_told_in_one_message(small):
     """A full disk, as a file-size limit: the checkpoint does not fit, and what was written before stays whole."""
-    limited = "import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    limited = (
+        "import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    )
     limited += "sys.exit(train.main(sys.argv[1:]))"
     command = [sys.executable, "-c", limited, "-c", "small.json"]
     environment = os.environ | {"XDG_CACHE_HOME": str(small / "cache"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=small, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(
+        command,
+        cwd=small,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 1, done.stderr
     assert "checkpoint-epoch_1.params: cannot be written: File too large" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -232,27 +291,50 @@ def test_no_space_is_the_machines_fault_and_told_in_one_message(small):
 
 def test_offline_the_stand_in_is_announced_and_recorded_or_refused(small):
     """There is no network in a test: the mirrors' names are made unknown, whatever the machine."""
-    offline = "import socket, sys, train\ndef no(*a, **k): raise socket.gaierror(-2, 'no network')\n"
+    offline = (
+        "import socket, sys, train\ndef no(*a, **k): raise socket.gaierror(-2, 'no network')\n"
+    )
     offline += "socket.getaddrinfo = no\nsys.exit(train.main(sys.argv[1:]))"
     environment = os.environ | {"XDG_CACHE_HOME": str(small / "cache"), "PYTHONPATH": str(ROOT)}
 
     def attempt(mode):
         data = json.dumps({"name": "mnist", "args": {"dir": "nothing", "offline": mode}})
-        command = [sys.executable, "-c", offline, "-c", "small.json", f"data={data}", "training.epochs=1"]
-        return subprocess.run(command, cwd=small, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        command = [
+            sys.executable,
+            "-c",
+            offline,
+            "-c",
+            "small.json",
+            f"data={data}",
+            "training.epochs=1",
+        ]
+        return subprocess.run(
+            command,
+            cwd=small,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=False,
+        )
 
     went_on = attempt("digits")
     assert went_on.returncode == 0, went_on.stderr
     assert "NOT MNIST" in went_on.stdout
     (folder,) = (small / "saved" / "Small").iterdir()
-    assert "stand-in for mnist" in json.loads((folder / "environment.json").read_text())["data"]["train"]["source"]
+    assert (
+        "stand-in for mnist"
+        in json.loads((folder / "environment.json").read_text())["data"]["train"]["source"]
+    )
     assert "stand-in for mnist" in (folder / "train.log").read_text()
     began = time.monotonic()
     stopped = attempt("error")
     assert stopped.returncode == 1
     assert time.monotonic() - began < 15
     assert "Put the files" in stopped.stderr
-    assert len(list((small / "saved" / "Small").iterdir())) == 1  # a run that never began leaves no folder
+    assert (
+        len(list((small / "saved" / "Small").iterdir())) == 1
+    )  # a run that never began leaves no folder
     assert "Traceback" not in stopped.stderr
 
 
@@ -264,5 +346,11 @@ def test_a_failed_run_does_not_wait_for_what_is_still_compiled():
         "print('said')",
         "train.leave(2)",
     )
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert (done.returncode, done.stdout) == (2, "said\n")

@@ -50,14 +50,25 @@ def compiled():
 
 def outcome(model):
     """The end of a run: all but the seconds."""
-    run = fit(model, (X, Y), (X, Y), optimizer=adamw(lr=0.01), epochs=2, batch_size=16, log={"every_steps": 1}, ema=0.9)
+    run = fit(
+        model,
+        (X, Y),
+        (X, Y),
+        optimizer=adamw(lr=0.01),
+        epochs=2,
+        batch_size=16,
+        log={"every_steps": 1},
+        ema=0.9,
+    )
     history = [{k: v for k, v in row.items() if k not in TIMES} for row in run.history]
     return history, jax.device_get(run.states()[0])
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("form", ["looped", "step by step"])
-def test_compiled_again_or_found_in_the_cache_a_run_ends_at_the_same_bits(tmp_path, form, programs_in, compiled):
+def test_compiled_again_or_found_in_the_cache_a_run_ends_at_the_same_bits(
+    tmp_path, form, programs_in, compiled
+):
     histories, states, misses = [], [], []
     for folder in ("a", "b", "b"):
         compiled.clear()

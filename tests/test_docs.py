@@ -16,14 +16,19 @@ from wiring.config import TOP_LEVEL, override
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "many_devices.md").read_text()
-BLOCKS = {language: re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) for language in ("bash", "yaml", "json")}
+BLOCKS = {
+    language: re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    for language in ("bash", "yaml", "json")
+}
 
 
 def commands():
     """What stands behind `train.py` in every line of the page and the README that runs it."""
     text, found = (PAGE + (ROOT / "README.md").read_text()).replace("\\\n", " "), []
     for said in re.findall(r"python train\.py ([^`\n]*)", text):
-        said = said.removesuffix("'") if said.count("'") % 2 else said  # the end of a command for another machine
+        said = (
+            said.removesuffix("'") if said.count("'") % 2 else said
+        )  # the end of a command for another machine
         found.append(shlex.split(said, comments=True))
     return found
 
@@ -47,14 +52,25 @@ def test_the_keys_are_those_of_a_config():
 
 def test_the_scripts_can_be_read():
     (script,), (manifest,) = BLOCKS["bash"], BLOCKS["yaml"]
-    checked = subprocess.run([shutil.which("bash"), "-n"], input=script, capture_output=True, text=True, timeout=10, check=False)
+    checked = subprocess.run(
+        [shutil.which("bash"), "-n"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
     assert not checked.stderr
     job = yaml.safe_load(manifest)["spec"]["replicatedJobs"][0]
     pod = job["template"]["spec"]["template"]["spec"]["containers"][0]
     told = {variable["name"]: variable.get("value") for variable in pod["env"]}
     name = f"{yaml.safe_load(manifest)['metadata']['name']}-{job['name']}-0-0"
     assert told["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}.")
-    assert told["JAX_NUM_PROCESSES"] == str(job["template"]["spec"]["completions"]) == str(job["template"]["spec"]["parallelism"])
+    assert (
+        told["JAX_NUM_PROCESSES"]
+        == str(job["template"]["spec"]["completions"])
+        == str(job["template"]["spec"]["parallelism"])
+    )
     assert train.parse(pod["command"][2:]).resume == "auto"
 
 

@@ -24,9 +24,15 @@ ON = pytest.mark.skipif(not are_of_use(), reason="no huge pages here")
 def started(tmp_path, *command, **environment):
     """(how often it started, what it told) of the script."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    wanted = {key: value for key, value in os.environ.items() if key not in ("GLIBC_TUNABLES", "RAWTREE_HUGE_PAGES")}
+    wanted = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("GLIBC_TUNABLES", "RAWTREE_HUGE_PAGES")
+    }
     environment = wanted | {"PYTHONPATH": f"{ROOT}:{tmp_path}"} | environment
-    process = subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
     lines = process.communicate()[0].splitlines()
     assert process.returncode == 0
     return lines.count("start"), lines[-1].replace(str(process.pid), "same")
@@ -45,9 +51,14 @@ def test_other_tunables_stay(tmp_path):
     assert told == (2, "same [] 0 False glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1")
 
 
-@pytest.mark.parametrize("environment", [{"RAWTREE_HUGE_PAGES": "0"}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}])
+@pytest.mark.parametrize(
+    "environment", [{"RAWTREE_HUGE_PAGES": "0"}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}]
+)
 def test_who_has_decided_is_left_alone(tmp_path, environment):
-    assert started(tmp_path, "script.py", **environment) == (1, f"same [] 0 False {environment.get('GLIBC_TUNABLES')}")
+    assert started(tmp_path, "script.py", **environment) == (
+        1,
+        f"same [] 0 False {environment.get('GLIBC_TUNABLES')}",
+    )
 
 
 def test_another_program_that_runs_the_script_is_not_started_again(tmp_path):

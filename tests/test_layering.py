@@ -16,16 +16,32 @@ ALLOWED = {
     "wiring": ({"utils", "wiring"}, False),
     "model": ({"model"}, True),
     "data_loader": ({"utils", "data_loader"}, False),
-    "training": ({"utils", "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}, True),
+    "training": (
+        {"utils", "training", "data_loader.base", "data_loader.loader", "data_loader.nest"},
+        True,
+    ),
     "inference": (
         {"utils", "wiring", "inference", "model.base", "model.layers", "data_loader"}
         | {"training.checkpoint", "training.objective"},
         True,
     ),
 }
-HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb", "tensorboard", "matplotlib"}
+HEAVY = {
+    "optax",
+    "flax",
+    "tensorflow",
+    "tf2onnx",
+    "onnx",
+    "onnxruntime",
+    "ai_edge_litert",
+    "wandb",
+    "tensorboard",
+    "matplotlib",
+}
 HEAVY |= {"orbax", "PIL", "tqdm", "safetensors", "grain", "array_record", "crc32c"}
-LAZY = {"tf_ops": {"tensorflow"}}  # folders whose files are themselves imported where they are needed alone
+LAZY = {
+    "tf_ops": {"tensorflow"}
+}  # folders whose files are themselves imported where they are needed alone
 
 
 def imports(path, top_only=False):
@@ -38,7 +54,11 @@ def imports(path, top_only=False):
             assert node.level == 0, f"{path}: relative import"
             # `from training import loss` imports training.loss, `from training.base import Loss` training.base
             is_package = (ROOT / node.module.replace(".", "/")).is_dir()
-            yield from (f"{node.module}.{alias.name}" for alias in node.names) if is_package else [node.module]
+            yield from (
+                (f"{node.module}.{alias.name}" for alias in node.names)
+                if is_package
+                else [node.module]
+            )
 
 
 def files(layer):
@@ -49,18 +69,28 @@ def files(layer):
 def test_layers_import_only_what_lies_below(layer):
     allowed, jax_at_top = ALLOWED[layer]
     for path in files(layer):
-        for name in imports(path, top_only=layer == "wiring"):  # wiring reaches up, but inside functions alone
+        for name in imports(
+            path, top_only=layer == "wiring"
+        ):  # wiring reaches up, but inside functions alone
             if name.split(".")[0] in OWN:
-                assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path} imports {name}"
+                assert any(name == a or name.startswith(f"{a}.") for a in allowed), (
+                    f"{path} imports {name}"
+                )
         top = {name.split(".")[0] for name in imports(path, top_only=True)}
         assert jax_at_top or "jax" not in top, f"{path} imports jax at its top"
         heavy = top & HEAVY - LAZY.get(path.parent.name, set())
-        assert not heavy, f"{path} imports {heavy} at its top; do it inside the function that needs it"
+        assert not heavy, (
+            f"{path} imports {heavy} at its top; do it inside the function that needs it"
+        )
 
 
 def test_what_imports_heavy_things_at_its_top_is_imported_inside_functions():
-    for path in [path for layer in ALLOWED for path in files(layer) if path.parent.name not in LAZY]:
-        assert not any(set(name.split(".")) & LAZY.keys() for name in imports(path, top_only=True)), path
+    for path in [
+        path for layer in ALLOWED for path in files(layer) if path.parent.name not in LAZY
+    ]:
+        assert not any(
+            set(name.split(".")) & LAZY.keys() for name in imports(path, top_only=True)
+        ), path
 
 
 def test_data_loading_never_imports_jax_anywhere():
@@ -70,7 +100,14 @@ def test_data_loading_never_imports_jax_anywhere():
 
 def test_checking_a_config_loads_nothing_heavy():
     code = "import sys, train; train.main(['--check']); print('\\n'.join(sorted(sys.modules)), file=sys.stderr)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     loaded = {name.split(".")[0] for name in run.stderr.splitlines()}
     assert "jax" in loaded
     assert not loaded & HEAVY, loaded & HEAVY

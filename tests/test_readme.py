@@ -22,16 +22,27 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 def test_parts_of_ones_own_as_the_readme_writes_them(tmp_path):
     copy = tmp_path / "project"
     shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "saved", "data", "__pycache__", "tests", ".*_cache")
+        ROOT,
+        copy,
+        ignore=shutil.ignore_patterns(
+            ".git", ".venv", "saved", "data", "__pycache__", "tests", ".*_cache"
+        ),
     )
     written = [block for block in BLOCKS if block.startswith("# ")]
     assert len(written) == 3
     for block in written:
         path = copy / block.split("\n")[0].removeprefix("# ")
         path.write_text((path.read_text() + "\n\n" if path.exists() else "") + block)
-    names = ["model.name=two_layers", 'model.args={"width": 32}', "optimizer.name=sign_descent", "data=stripes"]
+    names = [
+        "model.name=two_layers",
+        'model.args={"width": 32}',
+        "optimizer.name=sign_descent",
+        "data=stripes",
+    ]
     command = [sys.executable, "train.py", *names, "training.epochs=3", "loader.batch_size=30"]
-    run = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=os.environ, timeout=120, check=False)
+    run = subprocess.run(
+        command, cwd=copy, capture_output=True, text=True, env=os.environ, timeout=120, check=False
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Epoch 3 [test] accuracy @ " in run.stdout
 
@@ -49,7 +60,11 @@ def test_the_notebook_example():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_table_of_names_is_complete(kind):
-    (row,) = [line for line in README.splitlines() if re.match(rf"\| `(loader\.|logging\.|data\.args\.)?{kind}` \|", line)]
+    (row,) = [
+        line
+        for line in README.splitlines()
+        if re.match(rf"\| `(loader\.|logging\.|data\.args\.)?{kind}` \|", line)
+    ]
     named = set(re.findall(r"`(\w+)`", row.split("|")[2]))
     assert named == set(find(kind)[0])
 
@@ -57,7 +72,9 @@ def test_the_table_of_names_is_complete(kind):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_table_of_sections_is_complete(section):
     (row,) = [line for line in README.splitlines() if line.startswith(f"| `{section}` |")]
-    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == {f.name for f in fields(section_options(SECTIONS[section]))}
+    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == {
+        f.name for f in fields(section_options(SECTIONS[section]))
+    }
 
 
 def test_links_and_pictures_are_there():

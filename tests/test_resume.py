@@ -52,12 +52,19 @@ def test_a_finished_run_says_so_and_more_epochs_go_on_in_the_same_folder(place):
     assert code == 0
     assert "has its 2 epochs, and training.epochs is 2; raise it to go on" in out
     assert (
-        "has its 2 epochs, and training.epochs is 1; raise it to go on" in run(place, "--resume", folder, "training.epochs=1")[1]
+        "has its 2 epochs, and training.epochs is 1; raise it to go on"
+        in run(place, "--resume", folder, "training.epochs=1")[1]
     )
-    code, out, _ = run(place, "--resume", folder, "training.epochs=3", "checkpoint.keep=1", "logging.every_steps=2")
+    code, out, _ = run(
+        place, "--resume", folder, "training.epochs=3", "checkpoint.keep=1", "logging.every_steps=2"
+    )
     assert code == 0
     assert "Going on from checkpoint-epoch_2, after step 20" in out
-    for line in ("training.epochs: 2 -> 3", "checkpoint.keep: 5 -> 1", "facts.total_steps: 20 -> 30"):
+    for line in (
+        "training.epochs: 2 -> 3",
+        "checkpoint.keep: 5 -> 1",
+        "facts.total_steps: 20 -> 30",
+    ):
         assert f"Changed: {line}" in out
     assert only_run(place) == folder
     assert json.loads((folder / "config.json").read_text())["training"]["epochs"] == 3
@@ -72,20 +79,32 @@ def test_auto_begins_a_new_run_where_none_is_unfinished_and_goes_on_with_the_lat
     (place / "auto.json").write_text(json.dumps(config))
     code, out, _ = run(place, "-c", "auto.json")
     assert code == 0 and "Going on" not in out
-    assert "No unfinished run of Small (saved/Small/" in out and "is finished): beginning a new one" in out
+    assert (
+        "No unfinished run of Small (saved/Small/" in out
+        and "is finished): beginning a new one" in out
+    )
     _, second = sorted((place / "saved" / "Small").iterdir())
     (second / "finished.json").unlink()
     (second / "checkpoint-epoch_2.params").unlink()
     code, out, _ = run(place, "-c", "auto.json")
     assert code == 0
-    assert f"Run folder: {second.relative_to(place)}" in out and "Going on from checkpoint-epoch_1" in out
+    assert (
+        f"Run folder: {second.relative_to(place)}" in out
+        and "Going on from checkpoint-epoch_1" in out
+    )
     assert len(list((place / "saved" / "Small").iterdir())) == 2
 
 
 def test_a_changed_config_is_refused_with_its_differences_unless_one_insists(place):
     folder = only_run(place)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
-    changes = ["-c", "small.json", "training.epochs=3", "optimizer.args.lr=0.5", "loader.shuffle=false"]
+    changes = [
+        "-c",
+        "small.json",
+        "training.epochs=3",
+        "optimizer.args.lr=0.5",
+        "loader.shuffle=false",
+    ]
     code, _, err = run(place, *changes, "--resume", folder)
     assert code == 2
     assert "optimizer.args.lr: 0.01 -> 0.5" in err and "loader.shuffle: true -> false" in err
@@ -144,13 +163,18 @@ def test_other_data_is_refused(place):
 
 def test_a_config_that_a_run_left_imports_nothing_unless_it_is_trusted(place):
     code = "print('imported')\nfrom training.schedules import cosine\n"
-    (place / "mine.py").write_text(f"{code}def flat(total_steps): return cosine(total_steps=total_steps)\n")
+    (place / "mine.py").write_text(
+        f"{code}def flat(total_steps): return cosine(total_steps=total_steps)\n"
+    )
     assert run(place, "-c", "small.json", "title=Mine", "schedule=mine.flat")[0] == 0
     folder = only_run(place, "Mine")
     code, out, err = run(place, "--resume", folder, "training.epochs=3")
     assert code == 2
     assert "imported" not in out
-    assert "schedule: 'mine.flat' would import code, and this config was left by a run: say --trust if it is yours" in err
+    assert (
+        "schedule: 'mine.flat' would import code, and this config was left by a run: say --trust if it is yours"
+        in err
+    )
     code, out, _ = run(place, "--resume", folder, "training.epochs=3", "--trust")
     assert code == 0
     assert "Going on from checkpoint-epoch_2" in out
@@ -163,10 +187,33 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(place):
     folder = only_run(place, "Nets")
     (folder / "model" / "mlp.py").write_text("raise SystemExit('the copy was imported')\n")
     (place / "nets.py").write_text(code.replace("(16,))", '(16,), activation="gelu")'))
-    code, _, err = run(place, "-c", "small.json", "title=Nets", "model=nets.net", "--resume", folder, "training.epochs=3")
+    code, _, err = run(
+        place,
+        "-c",
+        "small.json",
+        "title=Nets",
+        "model=nets.net",
+        "--resume",
+        folder,
+        "training.epochs=3",
+    )
     assert code == 2
-    assert "has changed its meaning" in err and f"lies in {folder}/model" in err and "say --override" in err
-    done = run(place, "-c", "small.json", "title=Nets", "model=nets.net", "--resume", folder, "training.epochs=3", "--override")
+    assert (
+        "has changed its meaning" in err
+        and f"lies in {folder}/model" in err
+        and "say --override" in err
+    )
+    done = run(
+        place,
+        "-c",
+        "small.json",
+        "title=Nets",
+        "model=nets.net",
+        "--resume",
+        folder,
+        "training.epochs=3",
+        "--override",
+    )
     assert done[0] == 0
 
 
@@ -248,9 +295,13 @@ def test_a_run_in_progress_is_not_gone_on_with_by_another_process(place):
     assert goes_on(place, "--resume", only_run(place, "Busy"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)]
+)
 def test_a_signal_while_the_first_program_is_compiled_ends_the_process_at_once(place, number):
-    process = start(place, "-c", "small.json", "title=Early", "model.name=convnext", "model.args={}")
+    process = start(
+        place, "-c", "small.json", "title=Early", "model.name=convnext", "model.args={}"
+    )
     for line in process.stdout:
         if "Run folder" in line:
             break
@@ -279,7 +330,9 @@ def test_a_second_signal_ends_a_run_at_once(place):
 
 @pytest.mark.torture
 def test_two_runs_of_one_title_in_the_same_second_get_two_folders(place):
-    processes = [start(place, "-c", "small.json", "title=Twins", "training.epochs=1") for _ in range(2)]
+    processes = [
+        start(place, "-c", "small.json", "title=Twins", "training.epochs=1") for _ in range(2)
+    ]
     for process in processes:
         process.communicate(timeout=60)
         assert process.returncode == 0
@@ -297,13 +350,34 @@ def test_a_full_disk_stops_the_run_or_not_as_configured(place, mode):
     """A limit on the size of files stands for the disk; the earlier checkpoint stays, and is gone on from later."""
     folder = only_run(place)
     before = (folder / "checkpoint-epoch_2.params").read_bytes()
-    command = [sys.executable, "-c", LIMITED, "--resume", folder, "training.epochs=8", f"checkpoint.on_write_error={mode}"]
+    command = [
+        sys.executable,
+        "-c",
+        LIMITED,
+        "--resume",
+        folder,
+        "training.epochs=8",
+        f"checkpoint.on_write_error={mode}",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(place / "cache")}
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert "Traceback" not in done.stdout + done.stderr
-    assert "checkpoint-epoch_3.params: cannot be written: File too large" in done.stdout + done.stderr
+    assert (
+        "checkpoint-epoch_3.params: cannot be written: File too large" in done.stdout + done.stderr
+    )
     assert (folder / "checkpoint-epoch_2.params").read_bytes() == before
-    assert sorted(path.name for path in folder.glob("*.params")) == ["checkpoint-epoch_1.params", "checkpoint-epoch_2.params"]
+    assert sorted(path.name for path in folder.glob("*.params")) == [
+        "checkpoint-epoch_1.params",
+        "checkpoint-epoch_2.params",
+    ]
     assert not list(folder.glob(".*"))
     assert ("Epoch 8 took" in done.stdout) == (mode == "go_on")
     assert done.returncode == 1  # at the latest when the last state cannot be saved

@@ -20,7 +20,9 @@ def train(*overrides):
         config = override(config, text)
     parts = build(config, "config.json")
     names = ("loss", "metrics", "optimizer", "preprocess", "augment", "objective", "update", "seed")
-    settings = {name: getattr(parts, name) for name in names} | vars(parts.loader) | vars(parts.training)
+    settings = (
+        {name: getattr(parts, name) for name in names} | vars(parts.loader) | vars(parts.training)
+    )
     return fit(parts.model, **parts.data.load(), **settings)
 
 

@@ -16,7 +16,8 @@ from tests.processes import ROOT, finished, marked, start_all
 from training.checkpoint import storage
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="JAX has Gloo's collectives, for processes on CPU, on Linux alone"
+    sys.platform != "linux",
+    reason="JAX has Gloo's collectives, for processes on CPU, on Linux alone",
 )
 
 CONFIG = {
@@ -79,10 +80,22 @@ def place(tmp_path_factory):
 
 def train(place, *arguments, code=0, at=""):
     """(what it said, complaints) of a training with `arguments`, in float64; none of its processes may be left."""
-    environment = os.environ | {"JAX_ENABLE_X64": "1", "XDG_CACHE_HOME": str(place / "cache"), MARK: str(place)}
+    environment = os.environ | {
+        "JAX_ENABLE_X64": "1",
+        "XDG_CACHE_HOME": str(place / "cache"),
+        MARK: str(place),
+    }
     environment |= {"AT": at} if at else {}
     command = [sys.executable, str(ROOT / "train.py"), "-c", "config.json", *arguments]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert not left_over(place)
     return done.stdout, done.stderr
@@ -97,7 +110,10 @@ def rows(place, folder):
     """The rows of a run without its times."""
     [path] = (place / folder).glob("two/*/metrics.jsonl")
     times = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
-    return [{k: v for k, v in json.loads(line).items() if k not in times} for line in path.read_text().splitlines()]
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in times}
+        for line in path.read_text().splitlines()
+    ]
 
 
 def last_arrays(place, folder):
@@ -118,7 +134,9 @@ def speaks_with_one_voice_and_the_numbers_of_one(place, said):
     assert all(line.startswith("[0] ") for line in said.splitlines())
     train(place, "checkpoint.dir=one")
     one, several = rows(place, "one"), rows(place, "two")
-    assert len(one) == len(several) == 4 * (3 + 1)  # lines after 3, 6 and 9 of 10 steps, and one that ends the epoch
+    assert (
+        len(one) == len(several) == 4 * (3 + 1)
+    )  # lines after 3, 6 and 9 of 10 steps, and one that ends the epoch
     for a, b in zip(one, several, strict=True):
         assert a.keys() == b.keys()
         np.testing.assert_allclose([b[k] for k in a], [a[k] for k in a], rtol=1e-9)
@@ -129,7 +147,9 @@ def is_loaded_and_gone_on_with_by_one(place):
     run = shutil.copytree(left, place / "moved")
     path = run / "checkpoint-epoch_4.orbax"
     arrays, stored = storage.load(path)[0], load(None, path, overrides=["callbacks=[]"])
-    np.testing.assert_array_equal(stored.weights["params"]["head"]["weight"], arrays["ema/head/weight"].astype(np.float32))
+    np.testing.assert_array_equal(
+        stored.weights["params"]["head"]["weight"], arrays["ema/head/weight"].astype(np.float32)
+    )
     train(place, "checkpoint.dir=one", "training.epochs=5", "title=further")
     train(place, "--resume", str(run), "--trust", "training.epochs=5", "mesh.data=1")
     [straight] = (place / "one").glob("further/*")
@@ -139,10 +159,15 @@ def is_loaded_and_gone_on_with_by_one(place):
 
 
 def goes_on_to_the_same_bits_after_a_signal_to_any_and_a_kill(place):
-    expected = storage.read_all("epoch 4", storage.files(next((place / "two").glob("two/*")), "checkpoint-epoch_4")).arrays[0]
+    expected = storage.read_all(
+        "epoch 4", storage.files(next((place / "two").glob("two/*")), "checkpoint-epoch_4")
+    ).arrays[0]
     run = ("--processes", "2", "checkpoint.dir=ended", "--resume", "auto")
     said, _ = train(place, *run, code=75, at=f"1 1 {signal.SIGTERM:d}")
-    assert "SIGTERM, or Ctrl-C, to one of the processes" in said and "Stopped by SIGTERM after step" in said
+    assert (
+        "SIGTERM, or Ctrl-C, to one of the processes" in said
+        and "Stopped by SIGTERM after step" in said
+    )
     before = time.monotonic()
     said, complaint = train(place, *run, code=1, at=f"1 3 {signal.SIGKILL:d}")
     assert time.monotonic() - before < 60
@@ -164,24 +189,47 @@ def test_without_the_launcher_the_others_end_soon_and_say_why(place, who):
     said = finished(started, timeout=90, code=None)
     assert time.monotonic() - before < 80  # 60 of them after the kill
     complaint = said[1 - who][1]
-    assert "lost another one, or the way to it" in complaint or "JAX distributed service detected fatal errors" in complaint
+    assert (
+        "lost another one, or the way to it" in complaint
+        or "JAX distributed service detected fatal errors" in complaint
+    )
     assert not left_over(place)
 
 
 @pytest.mark.torture
 def test_where_process_0_cannot_write_all_go_on_without_that_checkpoint(place):
-    more = ["checkpoint.on_write_error=go_on", "checkpoint.monitor=test_loss", "checkpoint.save_top_k=2"]
-    said, _ = train(place, "--processes", "2", "checkpoint.dir=full", 'callbacks=["at.Full"]', *more)
-    assert "checkpoint-epoch_2.orbax: cannot be written: No space left on device; going on without it" in said
+    more = [
+        "checkpoint.on_write_error=go_on",
+        "checkpoint.monitor=test_loss",
+        "checkpoint.save_top_k=2",
+    ]
+    said, _ = train(
+        place, "--processes", "2", "checkpoint.dir=full", 'callbacks=["at.Full"]', *more
+    )
+    assert (
+        "checkpoint-epoch_2.orbax: cannot be written: No space left on device; going on without it"
+        in said
+    )
     [run] = (place / "full").glob("two/*")
-    assert {path.name for path in run.glob("*.orbax")} == {f"checkpoint-epoch_{i}.orbax" for i in (1, 3, 4)}
+    assert {path.name for path in run.glob("*.orbax")} == {
+        f"checkpoint-epoch_{i}.orbax" for i in (1, 3, 4)
+    }
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("mode", ["stop", "rollback"])
-def test_a_step_that_is_not_finite_is_found_by_all_at_once_also_where_one_is_asked_more_often(place, mode):
-    more = ["optimizer.args.lr=1e30", f"training.on_nonfinite={mode}", "training.rollbacks=2", "logging.every_steps=100"]
-    _, complaint = train(place, "--processes", "2", "checkpoint.dir=spoilt", 'callbacks=["at.Asks"]', *more, code=1)
+def test_a_step_that_is_not_finite_is_found_by_all_at_once_also_where_one_is_asked_more_often(
+    place, mode
+):
+    more = [
+        "optimizer.args.lr=1e30",
+        f"training.on_nonfinite={mode}",
+        "training.rollbacks=2",
+        "logging.every_steps=100",
+    ]
+    _, complaint = train(
+        place, "--processes", "2", "checkpoint.dir=spoilt", 'callbacks=["at.Asks"]', *more, code=1
+    )
     assert "was not finite" in complaint and "lost" not in complaint
 
 
@@ -189,9 +237,16 @@ def test_a_step_that_is_not_finite_is_found_by_all_at_once_also_where_one_is_ask
 def test_weights_to_start_from_may_be_cut_too(place):
     train(place, "--processes", "2", "checkpoint.dir=first", "training.epochs=1", "callbacks=[]")
     [weights] = (place / "first").glob("two/*/checkpoint-epoch_1.orbax")
-    later = [f"training.pretrained={weights}", "training.epochs=1", "optimizer.args.lr=1e-12", "callbacks=[]"]
+    later = [
+        f"training.pretrained={weights}",
+        "training.epochs=1",
+        "optimizer.args.lr=1e-12",
+        "callbacks=[]",
+    ]
     train(place, "--processes", "2", "checkpoint.dir=second", *later)
-    [[before], [after]] = [[r for r in rows(place, name) if "end_of_epoch" in r] for name in ("first", "second")]
+    [[before], [after]] = [
+        [r for r in rows(place, name) if "end_of_epoch" in r] for name in ("first", "second")
+    ]
     assert before["test_loss"] == pytest.approx(after["test_loss"], rel=1e-6)
 
 
@@ -203,7 +258,9 @@ def test_another_config_is_told(place):
         f"sys.argv = {arguments} + ['seed=' + os.environ['JAX_PROCESS_ID']]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    started = start_all(str(place / "seeds.py"), **{MARK: str(place), "PLACE": str(place), "PYTHONPATH": str(ROOT)})
+    started = start_all(
+        str(place / "seeds.py"), **{MARK: str(place), "PLACE": str(place), "PYTHONPATH": str(ROOT)}
+    )
     said = finished(started, timeout=60, code=None)
     assert [process.returncode for process in started] == [1, 2]
     assert "seed: is 1 in process 1, and something else in process 0" in said[1][1]
@@ -221,12 +278,25 @@ def test_a_missing_library_is_told_before_anything_is_started(place, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(place))
     said, complaint = train(place, "--processes", "2", code=2)
     assert said == ""
-    assert complaint == "checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`\n"
+    assert (
+        complaint
+        == "checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`\n"
+    )
 
 
 def test_a_mistake_that_only_the_processes_find_ends_all_of_them(place):
     _, complaint = train(place, "--processes", "2", "loader.batch_size=15", code=2)
-    said = complaint.splitlines()  # both found it; where one ends first, JAX may complain of that in the other, before or after
-    wanted = "config.json: loader.batch_size: 15 examples do not divide over 2 devices; take a multiple"
+    said = (
+        complaint.splitlines()
+    )  # both found it; where one ends first, JAX may complain of that in the other, before or after
+    wanted = (
+        "config.json: loader.batch_size: 15 examples do not divide over 2 devices; take a multiple"
+    )
     assert sum(line[4:].startswith(wanted) for line in said) == 1
-    assert sum(line in [f"Process {i} ended with exit code 2, so all are ended" for i in (0, 1)] for line in said) == 1
+    assert (
+        sum(
+            line in [f"Process {i} ended with exit code 2, so all are ended" for i in (0, 1)]
+            for line in said
+        )
+        == 1
+    )

@@ -31,20 +31,35 @@ CONFIG = {
     "preprocess": ["to_unit"],
     "loss": "cross_entropy",
     "metrics": ["accuracy"],
-    "optimizer": [{"name": "clip_by_global_norm", "args": {"max_norm": 1.0}}, {"name": "adamw", "args": {"lr": 0.01}}],
+    "optimizer": [
+        {"name": "clip_by_global_norm", "args": {"max_norm": 1.0}},
+        {"name": "adamw", "args": {"lr": 0.01}},
+    ],
     "schedule": "cosine",
     "training": {"epochs": EPOCHS, "ema": 0.9},
-    "checkpoint": {"every_epochs": 2, "every_steps": 7, "keep": 3, "monitor": "test_loss", "save_top_k": 2},
+    "checkpoint": {
+        "every_epochs": 2,
+        "every_steps": 7,
+        "keep": 3,
+        "monitor": "test_loss",
+        "save_top_k": 2,
+    },
     "logging": {"every_steps": 3},
     "callbacks": [{"name": "early_stopping", "args": {"patience": 10000}}],
 }
 STREAMED = ["loader.device_budget_mb=0", "training.replicas=2"]
-WATCHED = ["logging.log_all=true", "logging.parameter_norm=true", 'callbacks=["gradient_spike_monitor"]']
+WATCHED = [
+    "logging.log_all=true",
+    "logging.parameter_norm=true",
+    'callbacks=["gradient_spike_monitor"]',
+]
 STREAMING = "streamed with replicas, every step logged"
 FORMS = {"resident": [], STREAMING: [*STREAMED, *WATCHED]}
 
 
-@pytest.fixture(scope="module", params=["resident", pytest.param(STREAMING, marks=pytest.mark.torture)])
+@pytest.fixture(
+    scope="module", params=["resident", pytest.param(STREAMING, marks=pytest.mark.torture)]
+)
 def form(request, tmp_path_factory):
     """(a folder with a config, further arguments, the folder of a run that nobody disturbed)"""
     place = tmp_path_factory.mktemp("form")
@@ -63,7 +78,14 @@ def start(place, *arguments, program="train.py"):
     command = [sys.executable, str(ROOT / program), *map(str, arguments)]
     environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = str(KILLS <= 6).lower()
-    return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        command,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
 
 
 def train(place, *arguments, program="train.py"):
@@ -160,7 +182,9 @@ def test_stopped_by_signals_a_run_exits_with_75_in_time_and_ends_at_the_same_bit
         process.send_signal(signal.SIGTERM if stop % 2 else signal.SIGINT)
         out, _ = process.communicate(timeout=60)
         assert "Traceback" not in out
-        assert time.monotonic() - began < 5  # 2 s and a chunk, which is 0.3 s, on a machine with other work
+        assert (
+            time.monotonic() - began < 5
+        )  # 2 s and a chunk, which is 0.3 s, on a machine with other work
         if "Stopped by" in out:
             assert process.returncode == 75, out
             folder = max((place / "saved" / title).iterdir())

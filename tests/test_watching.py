@@ -72,14 +72,26 @@ def test_a_run_tells_before_its_first_step_what_will_run_and_leaves_what_was_ask
     _, folder, out = trained
     before = out[: out.index("Epoch 1 [2/5")]
     assert "5 steps an epoch, 10 in all, of 64 examples each, on 1 x cpu" in before
-    assert "Train data: 320 examples" in before and "The model has" in before and "memory about" in before
+    assert (
+        "Train data: 320 examples" in before
+        and "The model has" in before
+        and "memory about" in before
+    )
     ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
     assert ends[0]["compile_seconds"] > 0 == ends[1]["compile_seconds"]
-    assert {"learning_rate", "gradient_norm", "test_accuracy", "steps_per_second", "waiting"} <= ends[0].keys()
+    assert {
+        "learning_rate",
+        "gradient_norm",
+        "test_accuracy",
+        "steps_per_second",
+        "waiting",
+    } <= ends[0].keys()
     assert "train_accuracy" not in ends[0]  # its phase is EVAL
     with open(folder / "metrics.csv", newline="") as file:
         table = list(csv.DictReader(file))
-    assert [float(row["test_loss"]) for row in table if row["test_loss"]] == pytest.approx([row["test_loss"] for row in ends])
+    assert [float(row["test_loss"]) for row in table if row["test_loss"]] == pytest.approx(
+        [row["test_loss"] for row in ends]
+    )
     confusion = json.loads((folder / "pictures" / "confusion_matrix-test.json").read_text())
     assert confusion["epoch"] == 2 and sum(map(sum, confusion["matrix"])) == 100
     assert "<svg" in (folder / "report.html").read_text()
@@ -95,11 +107,21 @@ def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
     assert (told["checkpoint"], told["epoch"], told["step"]) == ("checkpoint-epoch_1", 1, 5)
     assert json.loads((folder / "evaluation-checkpoint-epoch_1.json").read_text()) == told
     code, _, err = run(place, "--evaluate", folder / "checkpoint-epoch_7.params")
-    assert code == 2 and "checkpoint-epoch_7.params: there is no such checkpoint" in err and "checkpoint-epoch_2.params" in err
+    assert (
+        code == 2
+        and "checkpoint-epoch_7.params: there is no such checkpoint" in err
+        and "checkpoint-epoch_2.params" in err
+    )
 
 
 def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(small):
-    settings = ["training.eval_every=0", "training.epochs=30", "logging.trackers=[]", "callbacks=[]", "checkpoint.keep=null"]
+    settings = [
+        "training.eval_every=0",
+        "training.epochs=30",
+        "logging.trackers=[]",
+        "callbacks=[]",
+        "checkpoint.keep=null",
+    ]
     training = start(small, "-c", "small.json", *settings)
     while not list(small.glob("saved/Small/*/checkpoint-epoch_1.params")):
         assert training.poll() is None
@@ -144,7 +166,9 @@ def test_debugging_compiles_nothing_so_that_a_print_sees_values(small):
         "        raise SystemExit(9)\n"
         "    return plain._replace(step=step)\n"
     )
-    code, out, err = run(small, "-c", "small.json", "update=mine.shown", "--debug", "logging.gradient_norm=false")
+    code, out, err = run(
+        small, "-c", "small.json", "update=mine.shown", "--debug", "logging.gradient_norm=false"
+    )
     assert code == 9, err
     step, mean = out.rpartition("\nstep ")[2].split()
     assert step == "0" and 0 < float(mean) < 255
@@ -153,7 +177,10 @@ def test_debugging_compiles_nothing_so_that_a_print_sees_values(small):
 def test_a_callback_that_raises_is_named_and_the_state_saved(small):
     code, _, err = run(small, "-c", "small.json", 'callbacks=["mine.failing"]')
     assert code == 1
-    assert "callbacks: Mine.on_step_end failed in epoch 1 after step 4: " in err and "mine.py, line 8: KeyError" in err
+    assert (
+        "callbacks: Mine.on_step_end failed in epoch 1 after step 4: " in err
+        and "mine.py, line 8: KeyError" in err
+    )
     assert (folder_of(small) / "checkpoint-step_4.params").exists()
     assert "Traceback" in (folder_of(small) / "train.log").read_text()
 
@@ -169,12 +196,30 @@ def test_the_debugger_opens_where_it_was_raised(small):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ('metrics=[{"name": "accuracy", "mode": "MEDIAN"}]', "metrics.0.mode: must be one of MEAN, SUM, SINGLE"),
-        ('metrics=[{"name": "accuracy", "phase": "DEV"}]', "metrics.0.phase: must be one of TRAIN, VAL, TEST, EVAL, ANY"),
-        ('metrics=[{"name": "accuracy", "freq": "STEP", "phase": "TEST"}]', "metrics.0.freq: STEP is within an epoch"),
-        ('logging.trackers=["tensorbord"]', "logging.trackers.0: no trackers 'tensorbord'; did you mean 'tensorboard'?"),
-        ('callbacks=[{"name": "early_stopping", "args": {"monitor": "train_accuracy"}}]', "'train_accuracy' is not measured"),
-        ("checkpoint.monitor=test_los", "checkpoint.monitor: 'test_los' is not measured; did you mean 'test_loss'?"),
+        (
+            'metrics=[{"name": "accuracy", "mode": "MEDIAN"}]',
+            "metrics.0.mode: must be one of MEAN, SUM, SINGLE",
+        ),
+        (
+            'metrics=[{"name": "accuracy", "phase": "DEV"}]',
+            "metrics.0.phase: must be one of TRAIN, VAL, TEST, EVAL, ANY",
+        ),
+        (
+            'metrics=[{"name": "accuracy", "freq": "STEP", "phase": "TEST"}]',
+            "metrics.0.freq: STEP is within an epoch",
+        ),
+        (
+            'logging.trackers=["tensorbord"]',
+            "logging.trackers.0: no trackers 'tensorbord'; did you mean 'tensorboard'?",
+        ),
+        (
+            'callbacks=[{"name": "early_stopping", "args": {"monitor": "train_accuracy"}}]',
+            "'train_accuracy' is not measured",
+        ),
+        (
+            "checkpoint.monitor=test_los",
+            "checkpoint.monitor: 'test_los' is not measured; did you mean 'test_loss'?",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(small, override, message):
@@ -189,7 +234,14 @@ def test_a_signal_does_not_wait_for_a_tracker(small):
         "class Stuck:\n    def scalars(self, step, values):\n        time.sleep(1000)\n"
         "def stuck() -> Tracker:\n    return Stuck()\n"
     )
-    process = start(small, "-c", "small.json", 'logging.trackers=["mine.stuck"]', "training.epochs=100000", "callbacks=[]")
+    process = start(
+        small,
+        "-c",
+        "small.json",
+        'logging.trackers=["mine.stuck"]',
+        "training.epochs=100000",
+        "callbacks=[]",
+    )
     while not list(small.glob("saved/Small/*/checkpoint-*.params")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -206,5 +258,17 @@ def test_trackers_that_are_not_named_are_not_imported():
     import sys
 
     code = "import sys, train; train.main(['--check']); print('\\n'.join(sys.modules), file=sys.stderr)"
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert not {"training.trackers.wandb_run", "wandb", "tensorboardX", "training.report.page"} & set(out.stderr.splitlines())
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert not {
+        "training.trackers.wandb_run",
+        "wandb",
+        "tensorboardX",
+        "training.report.page",
+    } & set(out.stderr.splitlines())

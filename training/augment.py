@@ -27,7 +27,12 @@ def random_flip(key, x, *, probability: float = 0.5) -> Augmented:
 
 
 def random_erase(
-    key, x, *, probability: float = 0.5, area: tuple[float, float] = (0.02, 0.33), aspect: tuple[float, float] = (0.3, 3.3)
+    key,
+    x,
+    *,
+    probability: float = 0.5,
+    area: tuple[float, float] = (0.02, 0.33),
+    aspect: tuple[float, float] = (0.3, 3.3),
 ) -> Augmented:
     """The image with a rectangle of zeros (Zhong et al., 2020), of some share `area` of it and some `aspect`, height / width."""
     share(probability=probability)
@@ -38,15 +43,25 @@ def random_erase(
     height, width, _ = image_shape(x)
     happens, size_key, aspect_key, top_key, left_key = jax.random.split(key, 5)
     size = height * width * jax.random.uniform(size_key, minval=area[0], maxval=area[1])
-    ratio = jnp.exp(jax.random.uniform(aspect_key, minval=jnp.log(aspect[0]), maxval=jnp.log(aspect[1])))
+    ratio = jnp.exp(
+        jax.random.uniform(aspect_key, minval=jnp.log(aspect[0]), maxval=jnp.log(aspect[1]))
+    )
     rows = span(top_key, jnp.sqrt(size * ratio), height)
     columns = span(left_key, jnp.sqrt(size / ratio), width)
-    erased = rows[:, None, None] & columns[None, :, None] & jax.random.bernoulli(happens, probability)
+    erased = (
+        rows[:, None, None] & columns[None, :, None] & jax.random.bernoulli(happens, probability)
+    )
     return jnp.where(erased, jnp.zeros_like(x), x)
 
 
 def random_affine(
-    key, x, *, rotation: float = 10.0, scale: tuple[float, float] = (0.9, 1.1), shear: float = 10.0, shift: float = 2.0
+    key,
+    x,
+    *,
+    rotation: float = 10.0,
+    scale: tuple[float, float] = (0.9, 1.1),
+    shear: float = 10.0,
+    shift: float = 2.0,
 ) -> Augmented:
     """The image turned and sheared by up to so many degrees, scaled, and moved by up to `shift` pixels; zeros move in."""
     nonnegative(rotation=rotation, shift=shift)
@@ -58,26 +73,42 @@ def random_affine(
     turn_key, shear_key, scale_key, shift_key = jax.random.split(key, 4)
     turn = math.radians(rotation) * jax.random.uniform(turn_key, minval=-1.0)
     slant = math.radians(shear) * jax.random.uniform(shear_key, minval=-1.0)
-    size = jnp.exp(jax.random.uniform(scale_key, minval=math.log(scale[0]), maxval=math.log(scale[1])))
+    size = jnp.exp(
+        jax.random.uniform(scale_key, minval=math.log(scale[0]), maxval=math.log(scale[1]))
+    )
     turned = jnp.array([[jnp.cos(turn), -jnp.sin(turn)], [jnp.sin(turn), jnp.cos(turn)]])
     sheared = jnp.array([[1.0, 0.0], [jnp.tan(slant), 1.0]])
-    return resampled(x, sheared @ turned / size, shift * jax.random.uniform(shift_key, (2,), minval=-1.0))
+    return resampled(
+        x, sheared @ turned / size, shift * jax.random.uniform(shift_key, (2,), minval=-1.0)
+    )
 
 
 def resampled(x, matrix, shift):
     """The pixel at `p` from the centre is what lies at `matrix @ p + shift` in x, bilinearly; around x there are zeros."""
     height, width, channels = image_shape(x)
     middle = (height - 1) / 2, (width - 1) / 2
-    places = jnp.stack(jnp.meshgrid(jnp.arange(height) - middle[0], jnp.arange(width) - middle[1], indexing="ij"))
-    rows, columns = jnp.einsum("ij,jhw->ihw", matrix, places, precision="highest") + (jnp.array(middle) + shift)[:, None, None]
-    rows, columns = jnp.clip(rows, -1, height) + 1, jnp.clip(columns, -1, width) + 1  # in the image with a border of zeros
-    pixels = jnp.pad(x, ((1, 2), (1, 2), (0, 0))).reshape(-1, channels)  # a second one, as the right neighbour of the first
+    places = jnp.stack(
+        jnp.meshgrid(jnp.arange(height) - middle[0], jnp.arange(width) - middle[1], indexing="ij")
+    )
+    rows, columns = (
+        jnp.einsum("ij,jhw->ihw", matrix, places, precision="highest")
+        + (jnp.array(middle) + shift)[:, None, None]
+    )
+    rows, columns = (
+        jnp.clip(rows, -1, height) + 1,
+        jnp.clip(columns, -1, width) + 1,
+    )  # in the image with a border of zeros
+    pixels = jnp.pad(x, ((1, 2), (1, 2), (0, 0))).reshape(
+        -1, channels
+    )  # a second one, as the right neighbour of the first
     top, left = jnp.floor(rows), jnp.floor(columns)
     down, right = (rows - top)[..., None], (columns - left)[..., None]
     first = (top * (width + 3) + left).astype(int)
 
     def row(i):
-        return (1 - right) * pixels[first + i * (width + 3)] + right * pixels[first + i * (width + 3) + 1]
+        return (1 - right) * pixels[first + i * (width + 3)] + right * pixels[
+            first + i * (width + 3) + 1
+        ]
 
     y = (1 - down) * row(0) + down * row(1)
     return (jnp.round(y) if jnp.issubdtype(x.dtype, jnp.integer) else y).astype(x.dtype)
@@ -94,5 +125,7 @@ def span(key, length, count):
 def image_shape(x):
     """(height, width, channels), of nothing but an image."""
     if x.ndim != 3:
-        raise ValueError(f"augment: an image has the axes (height, width, channels), got the shape {x.shape}")
+        raise ValueError(
+            f"augment: an image has the axes (height, width, channels), got the shape {x.shape}"
+        )
     return x.shape

@@ -21,11 +21,17 @@ class Optimizer(NamedTuple):
 Schedule = NewType("Schedule", Callable)  # step -> multiplier in [0, 1]
 
 Loss = NewType("Loss", jax.Array)  # def fn(output, target) -> Loss, a scalar
-Metric = NewType("Metric", jax.Array)  # def fn(output, target) -> Metric, a scalar or a dict; fn.finish maps the means
-Preprocessed = NewType("Preprocessed", jax.Array)  # def fn(x) -> Preprocessed, the same in training and evaluation
+Metric = NewType(
+    "Metric", jax.Array
+)  # def fn(output, target) -> Metric, a scalar or a dict; fn.finish maps the means
+Preprocessed = NewType(
+    "Preprocessed", jax.Array
+)  # def fn(x) -> Preprocessed, the same in training and evaluation
 Augmented = NewType("Augmented", jax.Array)  # def fn(key, x) -> Augmented, training only
 
-Objective = NewType("Objective", Callable)  # (params, state, batch, key, train) -> (losses, state, metrics), a number an example
+Objective = NewType(
+    "Objective", Callable
+)  # (params, state, batch, key, train) -> (losses, state, metrics), a number an example
 
 
 class TrainState(NamedTuple):
@@ -50,4 +56,6 @@ class Update(NamedTuple):
 
 Callback = NewType("Callback", object)  # an object with any of the hooks of training/hooks.py
 
-Tracker = NewType("Tracker", object)  # an object with any of the methods that training/publish.py calls
+Tracker = NewType(
+    "Tracker", object
+)  # an object with any of the methods that training/publish.py calls

@@ -65,25 +65,35 @@ class Engine:
         modes = watch.modes(shapes_of_values(objective, *trees, feed.shapes), "TRAIN", "EPOCH")
         self.gathers = rows_of("train", feed, modes)  # how many rows CONCAT gathers in an epoch
         self.ring, self.leaves = watch.ring, tuple(named_leaves(trees[0]))
-        zeros = partial(zero_sums, objective, *trees, feed.shapes, freeze=freeze, watch=watch, rows=self.gathers)
+        zeros = partial(
+            zero_sums, objective, *trees, feed.shapes, freeze=freeze, watch=watch, rows=self.gathers
+        )
         first = partial(first_state, self.update)
         carry = jax.eval_shape(first, *trees, SEED)
-        self.places = plan._replace(stacked=stacked).of_state(carry._replace(sums=jax.eval_shape(zeros)))
+        self.places = plan._replace(stacked=stacked).of_state(
+            carry._replace(sums=jax.eval_shape(zeros))
+        )
         self.program = feed.program("train", *training(self.update), looped, self.places)
         if not stacked:  # the longest one comes first
-            self.program.begin((), placed(carry._replace(sums=jax.eval_shape(zeros)), self.places), *feed.forms())
+            self.program.begin(
+                (), placed(carry._replace(sums=jax.eval_shape(zeros)), self.places), *feed.forms()
+            )
         self.draw = Start(draw, places, SEED)
         self.first = Start(first, plan.of_state(carry), *trees, SEED)
         self.zeros = self.lanes.start(zeros)  # of a lane
         # With rows or steps that are kept one by one, all zeros are much more than those of a log line.
         alone = self.gathers or self.ring
-        self.zero_window = self.lanes.start(lambda: zeros()["window"]) if alone else lambda: self.zeros()["window"]
+        self.zero_window = (
+            self.lanes.start(lambda: zeros()["window"]) if alone else lambda: self.zeros()["window"]
+        )
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
         self.evaluator = Evaluator(objective, held_out, self.lanes, trees, watch, looped, tried)
 
     def suits(self, sets):
         """Whether it was made for sets of this form."""
-        return all(type(dataset) is Arrays for dataset in sets.values()) and self.forms == forms_of(sets)
+        return all(type(dataset) is Arrays for dataset in sets.values()) and self.forms == forms_of(
+            sets
+        )
 
     def fill(self, sets):
         """Bring the data that was not there yet."""
@@ -98,7 +108,11 @@ class Engine:
 
 def forms_of(sets):
     """What the sets that are held in arrays are to the programs."""
-    return {name: jax.tree.map(form_on_device, dataset.arrays) for name, dataset in sets.items() if type(dataset) is Arrays}
+    return {
+        name: jax.tree.map(form_on_device, dataset.arrays)
+        for name, dataset in sets.items()
+        if type(dataset) is Arrays
+    }
 
 
 def make_feeds(sets, options, lanes, limit=None):
@@ -107,7 +121,9 @@ def make_feeds(sets, options, lanes, limit=None):
     try:
         for name, dataset in sets.items():
             shuffle = name == "train" and options.shuffle
-            feeds[name] = make_feed(dataset, options, lanes, shuffle=shuffle, budget=budget, limit=limit)
+            feeds[name] = make_feed(
+                dataset, options, lanes, shuffle=shuffle, budget=budget, limit=limit
+            )
             budget -= nbytes(dataset) if isinstance(feeds[name], Resident) else 0
             first = next(iter(feeds))
             check_form(name, feeds[name].shapes, first, feeds[first].shapes)
@@ -126,7 +142,9 @@ def check_form(name, batch, first, expected):
 
     if form(batch) != form(expected):
         whose = "training" if first == "train" else first
-        raise UserError(f"data: an example of the {name} set is {form(batch)}, one of the {whose} set is {form(expected)}")
+        raise UserError(
+            f"data: an example of the {name} set is {form(batch)}, one of the {whose} set is {form(expected)}"
+        )
 
 
 def training(update):

@@ -37,9 +37,15 @@ def evaluate(parts, named):
     """Measure one checkpoint on the held-out sets; print the metrics as JSON, and write them into the run's folder."""
     folder = run_folder_of(named, "--evaluate")
     there = storage.checkpoints(folder)
-    name = Path(named).stem.split("-replica_")[0] if Path(named) != folder else next(reversed(there), None)
+    name = (
+        Path(named).stem.split("-replica_")[0]
+        if Path(named) != folder
+        else next(reversed(there), None)
+    )
     if name not in there:
-        raise UserError(f"--evaluate {named}: is no checkpoint; {folder} has {', '.join(there) or 'none'}")
+        raise UserError(
+            f"--evaluate {named}: is no checkpoint; {folder} has {', '.join(there) or 'none'}"
+        )
     with closing(Measurer(parts)) as measurer:
         row = measurer.row(folder, name)
     print(json.dumps(row, indent=2))
@@ -53,7 +59,9 @@ def watch(parts, named):
     seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
     with closing(Measurer(parts)) as measurer:
         while True:
-            ended = (folder / FINISHED).exists()  # looked at first: what it was saved before is seen then
+            ended = (
+                folder / FINISHED
+            ).exists()  # looked at first: what it was saved before is seen then
             new = [name for name in storage.checkpoints(folder) if name not in seen]
             for name in new:
                 seen.add(name)
@@ -90,13 +98,19 @@ class Measurer:
         pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
         objective = compose(parts.objective, *pieces, parts.training.precision)
         sets = loaded(parts.data)
-        held_out = {name: dataset for name, dataset in sets.items() if name not in ("train", "test")}
+        held_out = {
+            name: dataset for name, dataset in sets.items() if name not in ("train", "test")
+        }
         sets = datasets(sets["train"], held_out, sets.get("test"), parts.loader)
         sets = {name: dataset for name, dataset in sets.items() if name != "train"}
         if not sets:
-            raise UserError("data: has no held-out set to evaluate on; hold some examples out with loader.val_size")
+            raise UserError(
+                "data: has no held-out set to evaluate on; hold some examples out with loader.val_size"
+            )
         self.parts, self.objective, self.watch, self.sets = parts, objective, watch, sets
-        mesh, wrong = mesh_on_paper(parts.mesh)  # where the run had other devices, all that are here will do
+        mesh, wrong = mesh_on_paper(
+            parts.mesh
+        )  # where the run had other devices, all that are here will do
         self.plan = Plan(make_mesh()) if wrong else Plan(mesh, parts.sharding)
         self.lanes = Lanes(range(parts.training.replicas), self.plan.mesh)
         self.feeds = make_feeds(sets, parts.loader, self.lanes, parts.training.limit_batches)
@@ -113,11 +127,18 @@ class Measurer:
         """What a checkpoint of a run measures."""
         found = storage.read_all(name, storage.files(folder, name))
         if len(found.arrays) != len(self.lanes.seeds):
-            raise UserError(f"{name}: replicas: it holds {len(found.arrays)}, the config says {len(self.lanes.seeds)}")
+            raise UserError(
+                f"{name}: replicas: it holds {len(found.arrays)}, the config says {len(self.lanes.seeds)}"
+            )
         weights, metrics = self.weights(found), {}
         for each in self.sets:
             metrics |= self.reader.values(each, self.evaluator.measure(each, weights))
-        return {"checkpoint": name, "epoch": found.record["epoch"], "step": found.record["step"], "metrics": sayable(metrics)}
+        return {
+            "checkpoint": name,
+            "epoch": found.record["epoch"],
+            "step": found.record["step"],
+            "metrics": sayable(metrics),
+        }
 
     def weights(self, found):
         """(params, state) of each replica, once they are known to mean what they did."""
@@ -128,7 +149,12 @@ class Measurer:
             tree = filled(path, arrays, {which: params, "state": state})
             if probe_of(arrays):
                 answer = self.probe(tree[which], tree["state"])
-                check_meaning(path, probe_of(arrays), answer, "bring model/ back to what it was; the run has a copy")
+                check_meaning(
+                    path,
+                    probe_of(arrays),
+                    answer,
+                    "bring model/ back to what it was; the run has a copy",
+                )
             places = self.plan.of_params(tree[which]), replicated(self.plan.mesh)
             trees.append((put(tree[which], places[0]), put(tree["state"], places[1])))
         return trees

@@ -9,7 +9,9 @@ logger = logging.getLogger("main")
 
 def in_epochs(sets, options):
     """Those of the sets that are measured while a run trains."""
-    held_out = [name for name in sets if name != "train" and (name != "test" or options.test_at == "epochs")]
+    held_out = [
+        name for name in sets if name != "train" and (name != "test" or options.test_at == "epochs")
+    ]
     return held_out if options.eval_every or options.eval_initial else []
 
 
@@ -22,7 +24,10 @@ def measure(loop, names, weights=None, always=False):
     """{metric: value} of these sets, validation before test; None where a signal came in between. `always` tells all callbacks,
     whatever the epoch."""
     run, found = loop.run, {}
-    groups = {"validation": [name for name in names if name != "test"], "test": [name for name in names if name == "test"]}
+    groups = {
+        "validation": [name for name in names if name != "test"],
+        "test": [name for name in names if name == "test"],
+    }
     for kind, members in groups.items():
         if members:
             loop.notify(f"on_{kind}_start", always=always)
@@ -81,5 +86,7 @@ def weights_of(runner, found):
     now = runner.replica_states()[0]
     which = "params" if now.ema is None else "ema"
     like = {which: now.params, "state": now.state}
-    trees = [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
+    trees = [
+        filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)
+    ]
     return [runner.on_devices((tree[which], tree["state"])) for tree in trees]

@@ -19,17 +19,28 @@ class Evaluator:
     def __init__(self, objective, feeds, lanes, trees, watch, looped=True, tried=()):
         self.feeds, self.lanes = feeds, lanes
         step, report = evaluation(objective)
-        self.programs = {name: feed.program(name, step, report, looped) for name, feed in feeds.items()}
+        self.programs = {
+            name: feed.program(name, step, report, looped) for name, feed in feeds.items()
+        }
         self.starts, made = {}, {}
         for name, feed in feeds.items():
             shapes = shapes_of_values(objective, *trees, feed.shapes)
             modes = watch.modes(shapes, tally.phase_of(name), "EPOCH")
-            if feed.steps is None:  # what a callback wants to gather must do without a set of unknown length
-                modes = {label: mode for label, mode in modes.items() if mode != "CONCAT" or label not in watch.hidden}
+            if (
+                feed.steps is None
+            ):  # what a callback wants to gather must do without a set of unknown length
+                modes = {
+                    label: mode
+                    for label, mode in modes.items()
+                    if mode != "CONCAT" or label not in watch.hidden
+                }
             key = (tuple(modes.items()), rows_of(name, feed, modes))
             if key not in made:  # sets that are measured alike share what makes their start
                 empty = partial(tally.empty, modes, shapes, key[1])
-                made[key] = lanes.start(empty), placed(jax.eval_shape(empty), replicated(lanes.mesh))
+                made[key] = (
+                    lanes.start(empty),
+                    placed(jax.eval_shape(empty), replicated(lanes.mesh)),
+                )
             self.starts[name], carry = made[key]
             if name in tried and not lanes.stacked:
                 self.programs[name].begin(trees, carry, *feed.forms())
@@ -87,5 +98,7 @@ def rows_of(name, feed, modes):
         return 0
     if feed.steps is None:
         labels = ", ".join(label for label, mode in modes.items() if mode == "CONCAT")
-        raise UserError(f"metrics: {labels}: CONCAT needs to know how many batches the {name} set has; give it a __len__")
+        raise UserError(
+            f"metrics: {labels}: CONCAT needs to know how many batches the {name} set has; give it a __len__"
+        )
     return (feed.steps + 1) * jax.tree.leaves(feed.shapes)[0].shape[0]

@@ -41,7 +41,9 @@ class Resident:
         leaves = jax.tree.leaves(self.form)
         self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
         self.steps = limited(-(-self.size // options.batch_size), limit)
-        self.shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.form)
+        self.shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.form
+        )
 
     def fill(self, dataset):
         """Put the data onto the device, if it is not there yet."""
@@ -50,16 +52,30 @@ class Resident:
 
     def forms(self):
         """Those of the data, an epoch's order, how many examples of each row are genuine, a row, and a count of rows."""
-        mesh, rows = self.lanes.mesh, (-(-self.size // self.options.batch_size), self.options.batch_size)
+        mesh, rows = (
+            self.lanes.mesh,
+            (-(-self.size // self.options.batch_size), self.options.batch_size),
+        )
         order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=sharded(mesh, 1))
-        valid, number = jax.ShapeDtypeStruct(rows[:1], jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        return placed(self.form, replicated(mesh)), order, placed(valid, replicated(mesh)), number, number
+        valid, number = (
+            jax.ShapeDtypeStruct(rows[:1], jnp.int32),
+            jax.ShapeDtypeStruct((), jnp.int32),
+        )
+        return (
+            placed(self.form, replicated(mesh)),
+            order,
+            placed(valid, replicated(mesh)),
+            number,
+            number,
+        )
 
     def program(self, name, step, report, looped, places=None):
         """Many steps in one call, or one."""
         self.looped = looped
         axes = (0, 0, None, 0, None, None, None)
-        return self.lanes.program(name, over_rows(step, report, self.lanes.mesh, looped), axes, looped, places)
+        return self.lanes.program(
+            name, over_rows(step, report, self.lanes.mesh, looped), axes, looped, places
+        )
 
     def begin(self, epoch, start=0):
         """Draw the order of an epoch; its first `start` batches were taken before."""
@@ -73,7 +89,13 @@ class Resident:
         end = min(self.row + count, self.steps)
         while self.row < end:
             taken = end - self.row if self.looped else 1
-            yield [(self.data, order, self.valid, np.int32(self.row), np.int32(taken)) for order in self.orders], taken
+            yield (
+                [
+                    (self.data, order, self.valid, np.int32(self.row), np.int32(taken))
+                    for order in self.orders
+                ],
+                taken,
+            )
             self.row += taken
 
     def peek(self):
@@ -85,7 +107,11 @@ class Resident:
         """(batch, genuine examples) of each replica at a position of an epoch, on the host."""
         drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
         return [
-            (jax.tree.map(lambda a, o=order: np.asarray(a[o[position]]), self.data), valid[position]) for order, valid in drawn
+            (
+                jax.tree.map(lambda a, o=order: np.asarray(a[o[position]]), self.data),
+                valid[position],
+            )
+            for order, valid in drawn
         ]
 
     def close(self):
@@ -97,7 +123,13 @@ class Streamed:
     ones), of each batch the rows that this process reads."""
 
     def __init__(self, source, options, lanes, steps, limit=None):
-        self.source, self.options, self.lanes, self.limit, self.waited = source, options, lanes, limit, 0.0
+        self.source, self.options, self.lanes, self.limit, self.waited = (
+            source,
+            options,
+            lanes,
+            limit,
+            0.0,
+        )
         self.steps = limited(steps, limit)
         self.exact = getattr(source, "exact", True)  # whether it can go to a batch of an epoch
         self.stream = self.read(1, 0)
@@ -105,7 +137,9 @@ class Streamed:
         self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
         (batch, *_), _ = first
         self.shapes = lanes.shapes_of_one(batch)
-        self.form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), batch)
+        self.form = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), batch
+        )
         self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
 
     def fill(self, _dataset):
@@ -118,7 +152,9 @@ class Streamed:
     def read(self, epoch, start):
         """The thread that reads ahead and puts batches onto the devices."""
         source = self.source(epoch, start)
-        ready = ((self.lanes.put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
+        ready = (
+            (self.lanes.put_batch(batch, size), np.int32(valid)) for batch, size, valid in source
+        )
         return prefetch(ready, self.options.prefetch)
 
     def program(self, name, step, report, looped, places=None):
@@ -132,7 +168,10 @@ class Streamed:
             self.waiting = self.stream = self.read(epoch, start)
         self.items, self.waiting = self.waiting, None
         if start and not self.exact:
-            logger.warning("The training data has no start_at(epoch, batch): reading %d batches again to pass them", start)
+            logger.warning(
+                "The training data has no start_at(epoch, batch): reading %d batches again to pass them",
+                start,
+            )
             self.items = islice(self.items, start, None)
         if self.limit is not None:
             self.items = islice(self.items, self.limit - start)
@@ -197,7 +236,10 @@ def bytes_of(a):
 
 def epoch_orders(size, options, lanes, shuffle, epoch):
     """The order of an epoch for each replica, by its seed."""
-    return [epoch_order(size, options.batch_size, seed=seed, epoch=epoch, shuffle=shuffle) for seed in lanes.seeds]
+    return [
+        epoch_order(size, options.batch_size, seed=seed, epoch=epoch, shuffle=shuffle)
+        for seed in lanes.seeds
+    ]
 
 
 class Brought:
@@ -210,7 +252,9 @@ class Brought:
     def __call__(self, epoch, start):
         whole = self.iterable.start_at(epoch, start) if self.exact else self.iterable
         for batch, valid in padded(whole, self.rows, start):
-            self.rows = len(jax.tree.leaves(batch)[0])  # even where an epoch is gone on with at its last, short batch
+            self.rows = len(
+                jax.tree.leaves(batch)[0]
+            )  # even where an epoch is gone on with at its last, short batch
             if jax.process_count() > 1:  # each brings whole batches, the same ones
                 mine = self.lanes.rows(self.rows)
                 batch = jax.tree.map(lambda a, mine=mine: a[mine], batch)
@@ -219,7 +263,13 @@ class Brought:
 
 def drawn(dataset, options, lanes, shuffle, epoch, start):
     """Batches of a dataset, in the order of each replica's seed."""
-    orders, mine = epoch_orders(len(dataset), options, lanes, shuffle, epoch), lanes.rows(options.batch_size)
-    streams = [batches(dataset, order[:, mine], options.collate_fn or collate, start) for order, _ in orders]
+    orders, mine = (
+        epoch_orders(len(dataset), options, lanes, shuffle, epoch),
+        lanes.rows(options.batch_size),
+    )
+    streams = [
+        batches(dataset, order[:, mine], options.collate_fn or collate, start)
+        for order, _ in orders
+    ]
     for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
         yield list(pieces), options.batch_size, valid

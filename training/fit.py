@@ -81,7 +81,10 @@ def fit(
     data, by `engine_of`.
     """
     loader, training, devices = split_options(options)
-    log, checkpoint = made_of(LoggingOptions, "log", log), made_of(CheckpointOptions, "checkpoint", checkpoint)
+    log, checkpoint = (
+        made_of(LoggingOptions, "log", log),
+        made_of(CheckpointOptions, "checkpoint", checkpoint),
+    )
     metrics = default_metrics(loss) if metrics is None else metrics
     functions, watch = measures(metrics, callbacks, log)
     objective = compose(objective, model, loss, functions, preprocess, augment, training.precision)
@@ -94,14 +97,25 @@ def fit(
     with holding(folder, resume, record) as found:
         pretrained = None if found else pretrained_from(training.pretrained)
         if engine is None or not engine.suits(sets):
-            engine = engine_of(model, objective, make_update, sets, loader, training, seed, watch, devices)
-        with closing(Runner(model, objective, make_update, sets, loader, restore=pretrained, engine=engine)) as runner:
+            engine = engine_of(
+                model, objective, make_update, sets, loader, training, seed, watch, devices
+            )
+        with closing(
+            Runner(model, objective, make_update, sets, loader, restore=pretrained, engine=engine)
+        ) as runner:
             probe = Probe(model, probe_input(runner.feed.shapes, preprocess))
             check_unchanged(runner, probe, pretrained, found)
             lines, keeper = observers(folder, checkpoint, log, record, probe, found)
-            seen = {"sets": sets, "folder": lines.folder(), "config": record["config"], "publish": lines.publish}
+            seen = {
+                "sets": sets,
+                "folder": lines.folder(),
+                "config": record["config"],
+                "publish": lines.publish,
+            }
             rates = LearningRates(rates if "learning_rate" in watch.needs else None, runner)
-            reader = Reader(getattr(objective, "finish", Reader().finish), watch.hidden, runner.leaves)
+            reader = Reader(
+                getattr(objective, "finish", Reader().finish), watch.hidden, runner.leaves
+            )
             told = {"keeper": keeper, "found": found, "seen": seen, "rates": rates}
             return Loop(runner, reader, callbacks, training, lines, log, **told).run_all()
 
@@ -116,19 +130,38 @@ def made_of(options, name, given):
 
 def engine_of(model, objective, make_update, sets, loader, training, seed, watch, devices):
     """The Engine of a run by its options; Arrays of the sets may hold shapes, `devices` are its mesh and sharding."""
-    options = {"replicas": training.replicas, "freeze": training.on_nonfinite != "skip", "limit": training.limit_batches}
+    options = {
+        "replicas": training.replicas,
+        "freeze": training.on_nonfinite != "skip",
+        "limit": training.limit_batches,
+    }
     tried = [*in_epochs(sets, training), *at_the_end(sets, training)]
-    return Engine(model, objective, make_update, sets, loader, seed=seed, watch=watch, tried=tried, **options, **devices)
+    return Engine(
+        model,
+        objective,
+        make_update,
+        sets,
+        loader,
+        seed=seed,
+        watch=watch,
+        tried=tried,
+        **options,
+        **devices,
+    )
 
 
 def check_run(seed, training, callbacks, folder, resume, trackers, form):
     """Refuse what cannot be run."""
     check_format(form)
     if not 0 <= seed <= 2**32 - training.replicas:
-        raise UserError(f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}")
+        raise UserError(
+            f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}"
+        )
     check_hooks(callbacks)
     if folder is None and (resume or training.on_nonfinite == "rollback"):
-        raise UserError("fit: to resume, or to roll back, there must be checkpoints; give it a `folder`")
+        raise UserError(
+            "fit: to resume, or to roll back, there must be checkpoints; give it a `folder`"
+        )
     if folder is None and trackers:
         raise UserError("fit: trackers write into the folder of a run; give it a `folder`")
 
@@ -145,7 +178,10 @@ def observers(folder, checkpoint, log, record, probe, found):
     if not is_first():
         return MetricLog(), Keeper(folder, checkpoint, record, probe)
     about = About(
-        Path(folder), record["config"].get("title", Path(folder).name), record["config"], found.record["step"] if found else 0
+        Path(folder),
+        record["config"].get("title", Path(folder).name),
+        record["config"],
+        found.record["step"] if found else 0,
     )
     publish = Publisher(log.trackers, about)
     lines = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on", publish)
@@ -154,8 +190,14 @@ def observers(folder, checkpoint, log, record, probe, found):
 
 def own_record(seed, loader, training, sets):
     """What `fit` can tell of a run whose caller tells nothing: functions are not compared, so a collate_fn is left out."""
-    config = {"seed": seed, "loader": vars(loader) | {"collate_fn": None}, "training": vars(training)}
-    return run_folder.record(config, {}, {name: dataset for name, dataset in sets.items() if has_items(dataset)})
+    config = {
+        "seed": seed,
+        "loader": vars(loader) | {"collate_fn": None},
+        "training": vars(training),
+    }
+    return run_folder.record(
+        config, {}, {name: dataset for name, dataset in sets.items() if has_items(dataset)}
+    )
 
 
 def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):
@@ -168,13 +210,21 @@ def compose(objective, model, loss, metrics, preprocess=(), augment=(), precisio
 
 def split_options(options):
     """(LoaderOptions, TrainingOptions, {"mesh": MeshOptions, "sharding": rules}) from one dict of their fields."""
-    devices = {"mesh": made_of(MeshOptions, "mesh", options.pop("mesh", {})), "sharding": options.pop("sharding", None)}
+    devices = {
+        "mesh": made_of(MeshOptions, "mesh", options.pop("mesh", {})),
+        "sharding": options.pop("sharding", None),
+    }
     classes = (LoaderOptions, TrainingOptions)
     names = [{f.name for f in fields(cls)} for cls in classes]
     if unknown := options.keys() - names[0] - names[1]:
         known = sorted(names[0] | names[1] | devices.keys())
-        raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    return *(cls(**{k: v for k, v in options.items() if k in own}) for cls, own in zip(classes, names, strict=True)), devices
+        raise TypeError(
+            f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+        )
+    return *(
+        cls(**{k: v for k, v in options.items() if k in own})
+        for cls, own in zip(classes, names, strict=True)
+    ), devices
 
 
 def configured(update, objective, optimizer, training):
@@ -182,11 +232,15 @@ def configured(update, objective, optimizer, training):
     taken = inspect.signature(update).parameters
     for name, neutral in (("accumulate", 1), ("ema", None)):
         if name not in taken and getattr(training, name) != neutral:
-            raise UserError(f"training.{name}: the update {part_name(update)!r} takes no {name!r}; leave it at its default")
+            raise UserError(
+                f"training.{name}: the update {part_name(update)!r} takes no {name!r}; leave it at its default"
+            )
 
     def make_update(unroll):
         given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
-        return update(objective, optimizer, **{name: value for name, value in given.items() if name in taken})
+        return update(
+            objective, optimizer, **{name: value for name, value in given.items() if name in taken}
+        )
 
     return make_update
 
@@ -195,12 +249,18 @@ def datasets(train, val, test, loader, overfit=0):
     """The sets of a run by name, with a validation set cut off the training set where `val_size` says so."""
     held_out = val if isinstance(val, dict) else {"val": val}
     check_names(held_out)
-    sets = {"train": as_dataset(train)} | {name: as_dataset(data) for name, data in {**held_out, "test": test}.items()}
+    sets = {"train": as_dataset(train)} | {
+        name: as_dataset(data) for name, data in {**held_out, "test": test}.items()
+    }
     if loader.val_size:
         if "val" in held_out and held_out["val"] is not None:
-            raise UserError("loader.val_size: the data brings its own validation set; leave val_size at 0")
+            raise UserError(
+                "loader.val_size: the data brings its own validation set; leave val_size at 0"
+            )
         if not has_items(sets["train"]):
-            raise UserError("loader.val_size: an iterable of batches cannot be split; leave val_size at 0")
+            raise UserError(
+                "loader.val_size: an iterable of batches cannot be split; leave val_size at 0"
+            )
         sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
     if overfit:
         sets["train"] = first_batches(sets["train"], overfit, loader.batch_size)
@@ -214,7 +274,9 @@ def check_names(sets):
     """Metrics are called <set>_<metric>."""
     for name in sets:
         if not re.fullmatch(r"[a-z0-9-]+", name) or name in ("train", "test"):
-            raise UserError(f"data: a validation set cannot be called {name!r}; use small letters, digits and '-'")
+            raise UserError(
+                f"data: a validation set cannot be called {name!r}; use small letters, digits and '-'"
+            )
 
 
 def as_dataset(data):

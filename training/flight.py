@@ -35,7 +35,9 @@ class Chunk(NamedTuple):
     position: int  # in the epoch, after them
     taken: int
     since: int | None  # the position of the line before, where they end with a line
-    done: float | None  # when they were done, where that was at once, as the CPU's small programs are
+    done: (
+        float | None
+    )  # when they were done, where that was at once, as the CPU's small programs are
     asking: list  # callbacks that want to be told of them, besides the lines
 
 
@@ -44,16 +46,34 @@ class Flight:
     a run-time number."""
 
     def __init__(self, loop):
-        self.loop, self.run, self.runner, self.reporting = loop, loop.run, loop.runner, loop.reporting
-        self.watched = any(hasattr(c, "on_step_end") and not getattr(c, "observer", False) for c in loop.callbacks)
+        self.loop, self.run, self.runner, self.reporting = (
+            loop,
+            loop.run,
+            loop.runner,
+            loop.reporting,
+        )
+        self.watched = any(
+            hasattr(c, "on_step_end") and not getattr(c, "observer", False) for c in loop.callbacks
+        )
         # Observers are asked in process 0 alone, so a number stands for the same callback in every process.
         mine = [id(callback) for callback in loop.callbacks]
-        self.asked = [(i, c) for i, c in enumerate(loop.all_callbacks) if hasattr(c, "steps_left") and id(c) in mine]
-        self.chunk = self.pace = 8  # steps in a call, as they are and as they should be; until their pace is known
+        self.asked = [
+            (i, c)
+            for i, c in enumerate(loop.all_callbacks)
+            if hasattr(c, "steps_left") and id(c) in mine
+        ]
+        self.chunk = self.pace = (
+            8  # steps in a call, as they are and as they should be; until their pace is known
+        )
         self.settled = None  # when the last chunk was done
         self.flying = []  # chunks that are not settled
-        self.lined, self.lined_at = 0, 0.0  # the position of the last log line of this epoch, in flight or told, and when it was
-        self.told = self.begun = 0  # the position of the last line that was told, and where this process began in the epoch
+        self.lined, self.lined_at = (
+            0,
+            0.0,
+        )  # the position of the last log line of this epoch, in flight or told, and when it was
+        self.told = self.begun = (
+            0  # the position of the last line that was told, and where this process began in the epoch
+        )
 
     def train(self):
         """The steps of one epoch, or the rest of it; what each replica summed up over it."""
@@ -70,12 +90,27 @@ class Flight:
                     break
                 taken, reports = runner.train(tick.length)
                 position += taken
-                done = time.perf_counter() if all(leaf.is_ready() for leaf in jax.tree.leaves(reports)) else None
+                done = (
+                    time.perf_counter()
+                    if all(leaf.is_ready() for leaf in jax.tree.leaves(reports))
+                    else None
+                )
                 since = self.line_since(position, taken, tick.line)
                 asking = tick.asked if taken == tick.length else 0
-                chunk = Chunk(reports, position, taken, since, done, [c for i, c in self.asked if asking >> i & 1])
+                chunk = Chunk(
+                    reports,
+                    position,
+                    taken,
+                    since,
+                    done,
+                    [c for i, c in self.asked if asking >> i & 1],
+                )
                 self.flying += [chunk] if taken else []
-                due = taken and position != run.steps and (tick.save or keeper.due(first_step + position))
+                due = (
+                    taken
+                    and position != run.steps
+                    and (tick.save or keeper.due(first_step + position))
+                )
                 # A save is of this very step, and a hook sees and answers it.
                 exact = due or asking or (self.watched and chunk.since is not None)
                 sums = self.settle(bar, leave=0 if exact else 1) or sums
@@ -92,7 +127,10 @@ class Flight:
 
     def tick(self, position, step):
         """What comes next, at the same place in every process."""
-        by_time = self.reporting.every_seconds and time.monotonic() - self.lined_at >= self.reporting.every_seconds
+        by_time = (
+            self.reporting.every_seconds
+            and time.monotonic() - self.lined_at >= self.reporting.every_seconds
+        )
         self.chunk = self.pace
         wants = {i: steps_left(callback, step) for i, callback in self.asked}
         length = self.length(position, step, wants.values())
@@ -155,7 +193,12 @@ class Flight:
         self.told = run.position
         examples = sum(int(window["examples"]) for window in windows)
         rates = loop.rates.new_line(run.position - max(since, self.begun), examples, done)
-        loop.log.progress({"epoch": run.epoch, "position": run.position, "step": run.step}, run.steps, run.metrics, rates)
+        loop.log.progress(
+            {"epoch": run.epoch, "position": run.position, "step": run.step},
+            run.steps,
+            run.metrics,
+            rates,
+        )
 
     def single_steps(self, sums, since):
         """The values of each step since the last line, where they are wanted, which callbacks see from now on."""
@@ -165,7 +208,9 @@ class Flight:
             return {}
         steps = np.arange(run.step - count, run.step)
         values = self.loop.reader.each_step([s["ring"] for s in sums], steps)
-        run.per_step = {"step": steps + 1} | {name.removeprefix("train_"): value for name, value in values.items()}
+        run.per_step = {"step": steps + 1} | {
+            name.removeprefix("train_"): value for name, value in values.items()
+        }
         return values
 
     def log_steps(self, values):
@@ -178,7 +223,9 @@ class Flight:
         bad = [(int(s["first_bad"]), int(s["bad_leaf"])) for s in sums if s["bad_steps"]]
         if bad and self.loop.options.on_nonfinite != "skip":
             step, leaf = min(bad)
-            raise recovery.Diverged(step, bad_leaf_name(self.run.states()[0], leaf), windows=[s["window"] for s in sums])
+            raise recovery.Diverged(
+                step, bad_leaf_name(self.run.states()[0], leaf), windows=[s["window"] for s in sums]
+            )
 
     def keep_pace(self, taken, done):
         """Set the length of the next chunk from the time of this one; the first is left out, as it may hold a compilation."""

@@ -33,7 +33,14 @@ from utils import RunError, UserError
 
 logger = logging.getLogger("main")
 
-OF_EPOCHS = ("on_epoch_start", "on_validation_start", "on_validation_end", "on_test_start", "on_test_end", "on_epoch_end")
+OF_EPOCHS = (
+    "on_epoch_start",
+    "on_validation_start",
+    "on_validation_end",
+    "on_test_start",
+    "on_test_end",
+    "on_epoch_end",
+)
 HOOKS = ("on_training_start", "on_step_end", *OF_EPOCHS, "on_training_end")
 
 
@@ -49,17 +56,27 @@ def check_hooks(callbacks):
         name, needs = called(callback), getattr(callback, "needs", ())
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
-                raise UserError(f"callbacks: {name} has {hook!r}, which is no hook ({', '.join(HOOKS)})")
+                raise UserError(
+                    f"callbacks: {name} has {hook!r}, which is no hook ({', '.join(HOOKS)})"
+                )
         for need in needs:
             if need not in NEEDS:
-                raise UserError(f"callbacks: {name} needs {need!r}, which nobody measures ({', '.join(NEEDS)})")
+                raise UserError(
+                    f"callbacks: {name} needs {need!r}, which nobody measures ({', '.join(NEEDS)})"
+                )
         for label, rule in getattr(callback, "metrics", {}).items():
             if not isinstance(rule, Tracked):
-                raise UserError(f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) of training.tally")
+                raise UserError(
+                    f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) of training.tally"
+                )
         every = getattr(callback, "every_n_epochs", 1)
         if not isinstance(every, int) or every < 1:
-            raise UserError(f"callbacks: {name}.every_n_epochs must be a whole number from 1, is {every!r}")
-        if isinstance(callback, str | type) or not any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics")):
+            raise UserError(
+                f"callbacks: {name}.every_n_epochs must be a whole number from 1, is {every!r}"
+            )
+        if isinstance(callback, str | type) or not any(
+            hasattr(callback, name) for name in (*HOOKS, "needs", "metrics")
+        ):
             raise UserError(
                 f"callbacks: {callback!r} has no hook; a callback is an object, as early_stopping(patience=3) makes one"
             )
@@ -85,9 +102,18 @@ def notify(callbacks, hook, view, always=False):
 
 def common(answers, hook, callbacks):
     """The answers of process 0's callbacks, in every process: they may go by a clock, and what only observes runs there alone."""
-    if not any(hasattr(c, hook) and (hook != "on_step_end" or not getattr(c, "observer", False)) for c in callbacks):
+    if not any(
+        hasattr(c, hook) and (hook != "on_step_end" or not getattr(c, "observer", False))
+        for c in callbacks
+    ):
         return answers
-    stop, scaled, scale = agreed([float(bool(answers.get("stop"))), float("lr_scale" in answers), answers.get("lr_scale", 1.0)])
+    stop, scaled, scale = agreed(
+        [
+            float(bool(answers.get("stop"))),
+            float("lr_scale" in answers),
+            answers.get("lr_scale", 1.0),
+        ]
+    )
     found = {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
     return found | ({"lr_scale": scale} if scaled else {})
 
@@ -106,7 +132,9 @@ def steps_left(callback, step):
     """The steps until a callback wants to be told of one."""
     left = called_safely(callback, "steps_left", f"after step {step}", step)
     if not isinstance(left, int) or left < 1:
-        raise UserError(f"callbacks: {called(callback)}.steps_left answered {left!r}; it must be a whole number from 1")
+        raise UserError(
+            f"callbacks: {called(callback)}.steps_left answered {left!r}; it must be a whole number from 1"
+        )
     return left
 
 
@@ -121,17 +149,23 @@ def called_safely(callback, method, when, argument):
         frames, own = traceback.extract_tb(error.__traceback__), getattr(function, "__code__", None)
         frame = [frame for frame in frames if own is None or frame.filename == own.co_filename][-1]
         where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}: {type(error).__name__}: {error}"
-        raise CallbackFailed(f"callbacks: {called(callback)}.{method} failed {when}: {where}") from error
+        raise CallbackFailed(
+            f"callbacks: {called(callback)}.{method} failed {when}: {where}"
+        ) from error
 
 
 def checked(callback, hook, answer):
     """The answer of a callback, if it is one."""
     where = f"callbacks: {called(callback)}.{hook}"
     if answer is not None and not isinstance(answer, dict):
-        raise UserError(f"{where} answered {answer!r}; a callback answers nothing, or a dict of 'stop' and 'lr_scale'")
+        raise UserError(
+            f"{where} answered {answer!r}; a callback answers nothing, or a dict of 'stop' and 'lr_scale'"
+        )
     answer = answer or {}
     if unknown := answer.keys() - {"stop", "lr_scale"}:
-        raise UserError(f"{where} answered {sorted(unknown)}; a callback may answer 'stop' and 'lr_scale'")
+        raise UserError(
+            f"{where} answered {sorted(unknown)}; a callback may answer 'stop' and 'lr_scale'"
+        )
     scale = answer.get("lr_scale", 1.0)
     try:
         sound = math.isfinite(scale) and scale >= 0
@@ -147,7 +181,9 @@ def memories(callbacks):
     found = []
     for callback in callbacks:
         try:
-            found.append([called(callback), json.loads(json.dumps(getattr(callback, "memory", None)))])
+            found.append(
+                [called(callback), json.loads(json.dumps(getattr(callback, "memory", None)))]
+            )
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"callbacks: the memory of {called(callback)} is not JSON ({error}); keep plain numbers, lists and dicts"

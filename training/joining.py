@@ -36,18 +36,27 @@ def join(keys=None):
     told = said_by_environment() if options.coordinator is None else vars(options)
     if told is None or options.coordinator == "none":
         return
-    told = {} if told.get("coordinator") == "auto" else {k: v for k, v in told.items() if v is not None}
+    told = (
+        {}
+        if told.get("coordinator") == "auto"
+        else {k: v for k, v in told.items() if v is not None}
+    )
     arguments = {"coordinator_address" if k == "coordinator" else k: v for k, v in told.items()}
     # The sanest of JAX's ways when one is lost: with jax_enable_recoverability the others would go on waiting for it.
     times = {"heartbeat_timeout_seconds": HEARTBEAT, "shutdown_timeout_seconds": 3 * HEARTBEAT}
-    if "coordinator" in told and "SLURM_LOCALID" not in os.environ:  # which tells JAX the device of this process besides
+    if (
+        "coordinator" in told and "SLURM_LOCALID" not in os.environ
+    ):  # which tells JAX the device of this process besides
         times["cluster_detection_method"] = "deactivate"
     if told.get("process_id") == 0 and "coordinator" in told:
         check_free(int(told["coordinator"].rpartition(":")[2]))
     try:
         with waiting_can_be_ended(arguments):
             jax.distributed.initialize(**arguments, **times)
-    except (RuntimeError, ValueError) as error:  # nobody answers there, or nothing tells who is there
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # nobody answers there, or nothing tells who is there
         raise RunError(
             f"distributed: the other processes could not be joined, or are nowhere told of: {first_line(error)}"
         ) from error
@@ -65,7 +74,9 @@ def check_free(port):
             here.bind(("", port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise UserError(f"distributed: port {port} is in use here; another process may have process_id 0 too") from error
+                raise UserError(
+                    f"distributed: port {port} is in use here; another process may have process_id 0 too"
+                ) from error
 
 
 @contextmanager
@@ -73,9 +84,15 @@ def waiting_can_be_ended(arguments):
     """JAX waits up to five minutes for the others, and in C++, where no handler of Python's would run; so signals end it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    who = ", ".join(f"{name} {value}" for name, value in arguments.items()) or "as the environment says"
+    who = (
+        ", ".join(f"{name} {value}" for name, value in arguments.items())
+        or "as the environment says"
+    )
     told = threading.Timer(
-        PATIENCE, print, [f"Still waiting for the other processes ({who})"], {"file": sys.stderr, "flush": True}
+        PATIENCE,
+        print,
+        [f"Still waiting for the other processes ({who})"],
+        {"file": sys.stderr, "flush": True},
     )
     told.daemon = True
     told.start()
@@ -99,7 +116,9 @@ def said_by_environment():
         return found | {"coordinator": environment["JAX_COORDINATOR_ADDRESS"]}
     if "OMPI_COMM_WORLD_SIZE" in environment and "OMPI_MCA_orte_hnp_uri" not in environment:
         return said_by_open_mpi(environment)
-    there = {count: names for count, names in SIGNS.items() if all(name in environment for name in names)}
+    there = {
+        count: names for count, names in SIGNS.items() if all(name in environment for name in names)
+    }
     counted = any(environment.get(count, "1") not in ("", "1") for count in there)
     in_job = "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment
     on_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
@@ -108,10 +127,19 @@ def said_by_environment():
 
 def said_by_open_mpi(environment):
     """What Open MPI 5 tells, which is not where process 0 is, so that JAX finds nothing."""
-    size, rank, local = (environment.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_RANK"))
+    size, rank, local = (
+        environment.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_RANK")
+    )
     if size == "1" or None in (rank, local):
         return None
     if "JAX_COORDINATOR_ADDRESS" not in environment:
-        raise UserError("Open MPI 5 does not tell where process 0 is: add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun")
+        raise UserError(
+            "Open MPI 5 does not tell where process 0 is: add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"
+        )
     where = environment["JAX_COORDINATOR_ADDRESS"]
-    return {"coordinator": where, "num_processes": int(size), "process_id": int(rank), "local_device_ids": int(local)}
+    return {
+        "coordinator": where,
+        "num_processes": int(size),
+        "process_id": int(rank),
+        "local_device_ids": int(local),
+    }

@@ -11,7 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Mode = Literal["unique_host_unique_device", "unique_host_same_device", "same_host_unique_device", "same_host_same_device"]
+Mode = Literal[
+    "unique_host_unique_device",
+    "unique_host_same_device",
+    "same_host_unique_device",
+    "same_host_same_device",
+]
 
 
 def specialize_key(key, mode: Mode, mesh):

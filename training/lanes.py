@@ -21,7 +21,11 @@ class Lanes:
         """From one tree for each replica to one for each lane, which lies where `places` says."""
         if not self.stacked:
             return list(trees)
-        return [jax.jit(lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees), out_shardings=places)(*trees)]
+        return [
+            jax.jit(
+                lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees), out_shardings=places
+            )(*trees)
+        ]
 
     def start(self, make):
         """The compiled function that makes a lane of what `make` makes for one replica."""
@@ -49,7 +53,10 @@ class Lanes:
     def put_batch(self, pieces, size):
         """This process's rows of a batch of `size` for each replica, onto the devices; one entry for each lane."""
         check_divides(size, self.mesh)
-        return [put_rows(piece, self.mesh, size, axis=int(self.stacked)) for piece in self.joined(pieces)]
+        return [
+            put_rows(piece, self.mesh, size, axis=int(self.stacked))
+            for piece in self.joined(pieces)
+        ]
 
     def put_orders(self, orders):
         """The order of an epoch for each replica, cut as its batches are."""
@@ -61,7 +68,9 @@ class Lanes:
 
     def shapes_of_one(self, lane):
         """The shapes of one replica's share of a lane."""
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:] if self.stacked else a.shape, a.dtype), lane)
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape[1:] if self.stacked else a.shape, a.dtype), lane
+        )
 
     def program(self, name, function, axes, looped, places=None):
         """The program over all replicas at once where they are stacked; `axes` tells which arguments are, `places` where the

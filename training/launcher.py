@@ -29,10 +29,18 @@ SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # what JAX would take for wor
 
 def launch(count):
     """Start the processes, tell what they say, and answer the exit code of all."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)}
-    environment |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": str(count)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)
+    }
+    environment |= {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": str(count),
+    }
     environment |= {"PYTHONUNBUFFERED": "1"}
-    started = [start(environment | {"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count)) for i in range(count)]
+    started = [
+        start(environment | {"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count))
+        for i in range(count)
+    ]
     complaints = {}  # a mistake is most often found by all
     said = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(started)]
     said += [(i, p.stderr, sys.stderr, complaints) for i, p in enumerate(started)]
@@ -53,8 +61,15 @@ def launch(count):
 def start(environment):
     """One process, in a session of its own, so that Ctrl-C comes from here alone."""
     command = [sys.executable, *sys.orig_argv[1:]]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
-    return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent, **pipes)
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "errors": "replace",
+    }
+    return subprocess.Popen(
+        command, env=environment, start_new_session=True, preexec_fn=end_with_parent, **pipes
+    )
 
 
 def end_with_parent():
@@ -79,7 +94,9 @@ def share_of_gpus(number, count, devices=Path("/dev")):
     if gpus == [""] or os.environ.get("JAX_PLATFORMS") == "cpu":
         return {}
     if len(gpus) < count:
-        raise UserError(f"--processes {count}: there are {len(gpus)} GPUs; take so many at most, or set JAX_PLATFORMS=cpu")
+        raise UserError(
+            f"--processes {count}: there are {len(gpus)} GPUs; take so many at most, or set JAX_PLATFORMS=cpu"
+        )
     each = len(gpus) // count
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
@@ -89,7 +106,9 @@ def tell(number, stream, out, complaints):
     for line in stream:
         again = complaints is not None and complaints.setdefault(line, number) != number
         if not (again or re.match(NOISE, line)):
-            with suppress(OSError):  # whoever reads us has seen enough; the process must not wait for it
+            with suppress(
+                OSError
+            ):  # whoever reads us has seen enough; the process must not wait for it
                 out.write(f"[{number}] {line}")
                 out.flush()
 
@@ -104,7 +123,11 @@ class Interrupts:
 
     def note(self, number, _frame):
         self.count += 1
-        said = "Stopping: all save and end; once more ends them at once" if self.count == 1 else "Ended at once"
+        said = (
+            "Stopping: all save and end; once more ends them at once"
+            if self.count == 1
+            else "Ended at once"
+        )
         os.write(2, f"{said}\n".encode())
         for process in self.processes:
             process.send_signal(signal.SIGTERM if self.count == 1 else signal.SIGKILL)
@@ -145,5 +168,9 @@ def describe(number, code):
         what = f"was ended by {signal.Signals(-code).name}"
     else:
         what = f"ended with exit code {code}"
-    hint = "" if code == BAD_INPUT else ". --resume auto goes on from the last checkpoint, if there is one"
+    hint = (
+        ""
+        if code == BAD_INPUT
+        else ". --resume auto goes on from the last checkpoint, if there is one"
+    )
     return f"Process {number} {what}, so all are ended{hint}"

@@ -26,12 +26,32 @@ class Loop:
     """Drives a Runner through its epochs. `reader` names what was measured, `reporting` are the LoggingOptions, `found` is the
     checkpoint to go on from, `seen` what callbacks see besides the Run, `rates` the learning rates at a step."""
 
-    def __init__(self, runner, reader, callbacks, options, log, reporting, *, keeper=None, found=None, seen=None, rates=None):
+    def __init__(
+        self,
+        runner,
+        reader,
+        callbacks,
+        options,
+        log,
+        reporting,
+        *,
+        keeper=None,
+        found=None,
+        seen=None,
+        rates=None,
+    ):
         self.runner, self.reader, self.options = runner, reader, options
         self.all_callbacks = callbacks
-        self.callbacks = callbacks if is_first() else [c for c in callbacks if not getattr(c, "observer", False)]
+        self.callbacks = (
+            callbacks if is_first() else [c for c in callbacks if not getattr(c, "observer", False)]
+        )
         self.stopping = Stopping() if several() else None
-        self.log, self.reporting, self.keeper, self.found = log, reporting, keeper or NoKeeper(), found
+        self.log, self.reporting, self.keeper, self.found = (
+            log,
+            reporting,
+            keeper or NoKeeper(),
+            found,
+        )
         self.run = Run(runner, options.epochs, runner.feed.steps)
         self.learning_rate = rates or (lambda step: {})
         self.view = View(self.run, lambda: self.learning_rate(self.run.step), **(seen or {}))
@@ -40,7 +60,10 @@ class Loop:
         self.elapsed = 0.0  # seconds of this epoch before the run was gone on with
         self.rollbacks = 0  # how often the run went back to a checkpoint
         self.underway = False  # whether the states are those of the run
-        self.stop_answered, self.stopped_by = False, "a callback"  # whether a callback stopped the run, and which
+        self.stop_answered, self.stopped_by = (
+            False,
+            "a callback",
+        )  # whether a callback stopped the run, and which
 
     def run_all(self):
         """Train to the end, or until a signal or a callback stops the run."""
@@ -57,12 +80,16 @@ class Loop:
                 evaluations.after_the_last(self)
                 self.notify("on_training_end")
                 if run.cut_short:
-                    logger.info("Stopped by %s after step %d", run.signal or self.stopped_by, run.step)
+                    logger.info(
+                        "Stopped by %s after step %d", run.signal or self.stopped_by, run.step
+                    )
         except Exception as error:
             recovery.rescue(self, error)
             raise
         finally:
-            run.published = self.log.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
+            run.published = self.log.publish.close(
+                for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)]
+            )
         return run
 
     def begin(self):
@@ -71,7 +98,9 @@ class Loop:
         self.notify("on_training_start")
         if self.found:
             recovery.restore(self, self.found)
-        if not self.found or recovery.nothing_was_logged(self.found):  # a signal may have come within it
+        if not self.found or recovery.nothing_was_logged(
+            self.found
+        ):  # a signal may have come within it
             evaluations.before_the_first(self)
         if not self.found and self.options.on_nonfinite == "rollback":
             self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
@@ -83,7 +112,9 @@ class Loop:
         self.rates.start_epoch(self.elapsed)
         run.epoch, run.evaluated = run.completed + 1, []
         if run.position:
-            logger.info("---- GOING ON WITH EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
+            logger.info(
+                "---- GOING ON WITH EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position
+            )
         else:
             logger.info("---- STARTING EPOCH %d ----", run.epoch)
             self.notify("on_epoch_start")
@@ -116,9 +147,15 @@ class Loop:
         examples = sum(int(s["epoch"]["examples"]) for s in sums)
         skipped = sum(int(s["bad_steps"]) for s in sums)
         if not examples and skipped:
-            raise RunError(f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}")
+            raise RunError(
+                f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}"
+            )
         if skipped:
-            logger.warning("Epoch %d: skipped %d steps whose loss or gradients were not finite", run.epoch, skipped)
+            logger.warning(
+                "Epoch %d: skipped %d steps whose loss or gradients were not finite",
+                run.epoch,
+                skipped,
+            )
         self.rates.end_training(run.step - first_step, examples - before)
         tallies = [s["epoch"] for s in (runner.sums() if runner.gathers else sums)]
         run.arrays |= self.reader.arrays("train", tallies)
@@ -134,11 +171,15 @@ class Loop:
         """The weights of the first replica, leaf by leaf, for the trackers that show them."""
         if self.reporting.histograms and (several() or self.log.publish.channels_for("histogram")):
             for name, leaf in named_leaves(self.run.states()[0].params).items():
-                self.log.publish.histogram(self.run.step, name, np.asarray(fetched(leaf), np.float32).ravel())
+                self.log.publish.histogram(
+                    self.run.step, name, np.asarray(fetched(leaf), np.float32).ravel()
+                )
 
     def notify(self, hook, callbacks=None, always=False):
         """Call a hook of every callback, or of some, and do what they answer."""
-        answers = notify(self.callbacks if callbacks is None else callbacks, hook, self.view, always)
+        answers = notify(
+            self.callbacks if callbacks is None else callbacks, hook, self.view, always
+        )
         if several():
             answers = common(answers, hook, self.all_callbacks if callbacks is None else callbacks)
         if answers.get("stop"):
@@ -156,7 +197,11 @@ class Loop:
     def cut(self):
         """The run at this moment, between two chunks, all books in order."""
         run = self.run
-        where = {"step": run.step, "epoch": run.epoch if run.position else run.completed, "position": run.position}
+        where = {
+            "step": run.step,
+            "epoch": run.epoch if run.position else run.completed,
+            "position": run.position,
+        }
         where |= {"lined": self.flight.lined if run.position else 0}
         elapsed = self.rates.elapsed() if run.position else 0.0
         where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": self.stop_answered}

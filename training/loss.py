@@ -13,7 +13,9 @@ def cross_entropy(logits, label, *, label_smoothing: float = 0.0) -> Loss:
     logits = at_least_float32(logits)
     target = distribution(logits, jnp.asarray(label))
     target = (1 - label_smoothing) * target + label_smoothing / logits.shape[-1]
-    terms = jnp.where(target == 0, 0, target * jax.nn.log_softmax(logits))  # 0 * log(0) of a class masked by -inf is 0
+    terms = jnp.where(
+        target == 0, 0, target * jax.nn.log_softmax(logits)
+    )  # 0 * log(0) of a class masked by -inf is 0
     return -jnp.mean(jnp.sum(terms, axis=-1))
 
 
@@ -57,7 +59,9 @@ def same_shape(output, target):
     if output.shape == (*target.shape, 1):
         output = output[..., 0]
     if output.shape != target.shape:
-        raise ValueError(f"the output has the shape {output.shape} and the target {target.shape}; they must be the same")
+        raise ValueError(
+            f"the output has the shape {output.shape} and the target {target.shape}; they must be the same"
+        )
     return output, target.astype(output.dtype)
 
 
@@ -65,7 +69,11 @@ def distribution(logits, label):
     """The probability of every class: one-hot for classes, NaN for a class that there is not."""
     if label.shape == logits.shape:
         return label.astype(logits.dtype)
-    if logits.ndim == 0 or label.shape != logits.shape[:-1] or not jnp.issubdtype(label.dtype, jnp.integer):
+    if (
+        logits.ndim == 0
+        or label.shape != logits.shape[:-1]
+        or not jnp.issubdtype(label.dtype, jnp.integer)
+    ):
         raise ValueError(
             f"the output has the shape {logits.shape} and the target {label.dtype}{list(label.shape)}; "
             f"the target must be integers of the shape {logits.shape[:-1]}, or probabilities of the shape {logits.shape}"

@@ -15,12 +15,18 @@ def measures(metrics, callbacks, log):
         for label, rule in getattr(callback, "metrics", {}).items():
             who = f"callbacks: {type(callback).__name__} measures {label!r}"
             if label in rules or label == "loss" or "/" in label:
-                raise UserError(f"{who}, a name that another metric has, or with a '/'; is the callback in the list twice?")
+                raise UserError(
+                    f"{who}, a name that another metric has, or with a '/'; is the callback in the list twice?"
+                )
             if rule.freq == "STEP":
-                raise UserError(f"{who} within epochs, which is for logged metrics alone; say freq EPOCH")
+                raise UserError(
+                    f"{who} within epochs, which is for logged metrics alone; say freq EPOCH"
+                )
             rules[label] = rule
     needs = {need for callback in callbacks for need in getattr(callback, "needs", ())}
-    needs |= {need for need in NEEDS if getattr(log, need, False)} | ({"per_step"} if log.log_all else set())
+    needs |= {need for need in NEEDS if getattr(log, need, False)} | (
+        {"per_step"} if log.log_all else set()
+    )
     ring = min(log.every_steps or RING, RING) if "per_step" in needs else 0
     return {label: rule.function for label, rule in rules.items()}, Watch(
         rules, frozenset(hidden(callbacks)), frozenset(needs), ring
@@ -36,12 +42,20 @@ def labelled(metrics):
     """{label: Tracked} of a list of metrics, whose labels are their names, or of a dict."""
     for metric in metrics.values() if isinstance(metrics, dict) else metrics:
         if not callable(metric.function if isinstance(metric, Tracked) else metric):
-            raise UserError(f"metrics: {metric!r} is no function; give the function itself, as training.metrics.accuracy")
-    pairs = metrics.items() if isinstance(metrics, dict) else [(part_name(metric), metric) for metric in metrics]
+            raise UserError(
+                f"metrics: {metric!r} is no function; give the function itself, as training.metrics.accuracy"
+            )
+    pairs = (
+        metrics.items()
+        if isinstance(metrics, dict)
+        else [(part_name(metric), metric) for metric in metrics]
+    )
     rules = {}
     for label, metric in pairs:
         if label == "loss" or label in rules or "/" in label:
-            raise UserError(f"metrics: the name {label!r} is taken, or has a '/'; give {{name: function}} with other names")
+            raise UserError(
+                f"metrics: the name {label!r} is taken, or has a '/'; give {{name: function}} with other names"
+            )
         rules[label] = metric if isinstance(metric, Tracked) else Tracked(metric)
     return rules
 
@@ -57,7 +71,9 @@ def check_phases(watch, sets):
     phases = {phase_of(name) for name in sets}
     for label, rule in watch.rules.items():
         if label not in watch.hidden and not any(covers(rule.phase, phase) for phase in phases):
-            raise UserError(f"metrics: {label} is for the phase {rule.phase}, and no set is; there are {', '.join(sets)}")
+            raise UserError(
+                f"metrics: {label} is for the phase {rule.phase}, and no set is; there are {', '.join(sets)}"
+            )
 
 
 def check_sets(callbacks, sets):
@@ -66,7 +82,9 @@ def check_sets(callbacks, sets):
         for name in getattr(callback, "sets", None) or ():
             if name not in sets or name == "train":
                 held_out = ", ".join(each for each in sets if each != "train") or "none"
-                raise UserError(f"callbacks.{i}.args.sets: no held-out set {name!r}; there are: {held_out}")
+                raise UserError(
+                    f"callbacks.{i}.args.sets: no held-out set {name!r}; there are: {held_out}"
+                )
 
 
 def measured_names(sets, reported, watch, rates=()):

@@ -39,7 +39,15 @@ class MetricLog:
         """A row for each of some steps, the last of which is the `last` one of the run; values are arrays."""
         columns = {name: found.tolist() for name, found in values.items()}
         for i, step in enumerate(range(last + 1 - len(columns["train_loss"]), last + 1)):
-            self.write({"epoch": epoch, "step": step, **{k: v[i] for k, v in columns.items()}, "each_step": True}, flush=False)
+            self.write(
+                {
+                    "epoch": epoch,
+                    "step": step,
+                    **{k: v[i] for k, v in columns.items()},
+                    "each_step": True,
+                },
+                flush=False,
+            )
         self.flush()
 
     def measured(self, epoch, prefix, named):
@@ -49,10 +57,19 @@ class MetricLog:
             if "/" in name or metric == name:
                 continue
             if not np.isfinite(value):
-                logger.warning("Epoch %d: %s is not finite; does a label lie outside the classes?", epoch, name)
+                logger.warning(
+                    "Epoch %d: %s is not finite; does a label lie outside the classes?", epoch, name
+                )
             label = "avg Loss:" if metric == "loss" else f"{metric} @"
             each = [f"{v:.4f}" for k, v in named.items() if k.startswith(f"{name}/")]
-            logger.info("Epoch %d [%s] %s %.4f%s", epoch, prefix, label, value, f" ({' '.join(each)})" if each else "")
+            logger.info(
+                "Epoch %d [%s] %s %.4f%s",
+                epoch,
+                prefix,
+                label,
+                value,
+                f" ({' '.join(each)})" if each else "",
+            )
 
     def epoch(self, epoch, step, named, rates):
         """The lines that close an epoch; answers its row."""
@@ -107,7 +124,10 @@ class MetricLog:
 
 def for_trackers(named):
     """The values of an epoch as trackers get them, which draw its mean and the lines within it as two curves."""
-    return {f"{name}_epoch" if name.startswith("train_") else name: value for name, value in named.items()}
+    return {
+        f"{name}_epoch" if name.startswith("train_") else name: value
+        for name, value in named.items()
+    }
 
 
 def sayable(row):

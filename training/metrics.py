@@ -15,7 +15,9 @@ def accuracy(logits, label) -> Metric:
 def top_k_accuracy(logits, label, *, k: int = 5) -> Metric:
     """1 where the label is among the k largest logits."""
     if not 1 <= k <= logits.shape[-1]:
-        raise ValueError(f"k: must be at least 1 and at most the {logits.shape[-1]} classes, got {k}")
+        raise ValueError(
+            f"k: must be at least 1 and at most the {logits.shape[-1]} classes, got {k}"
+        )
     best = jax.lax.top_k(logits, k)[1]
     return jnp.mean(jnp.any(best == classes(logits, label)[..., None], axis=-1), dtype=jnp.float32)
 
@@ -70,5 +72,7 @@ def classes(logits, label):
     if label.shape == logits.shape:
         return jnp.argmax(label, axis=-1)
     if label.shape != logits.shape[:-1]:
-        raise ValueError(f"the output has the shape {logits.shape} and the target {label.shape}; expected {logits.shape[:-1]}")
+        raise ValueError(
+            f"the output has the shape {logits.shape} and the target {label.shape}; expected {logits.shape[:-1]}"
+        )
     return label

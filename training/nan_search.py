@@ -19,20 +19,40 @@ from training.update import all_finite, floats
 from utils import named_leaves
 
 HERE = Path(__file__).resolve().parent
-NAMES = {"params": "the parameter", "state": "the model's state", "opt": "the optimizer's state", "ema": "the averaged weight"}
+NAMES = {
+    "params": "the parameter",
+    "state": "the model's state",
+    "opt": "the optimizer's state",
+    "ema": "the averaged weight",
+}
 HINTS = {"gather": " (an index outside an array reads nan)"}
 UPDATE = "in the update"
-BORN, OF_ANOTHER, WRITTEN = range(3)  # of finite numbers; a nan of infinities; of one that is written in the code
+BORN, OF_ANOTHER, WRITTEN = range(
+    3
+)  # of finite numbers; a nan of infinities; of one that is written in the code
 
 
 def first_bad_op(step, ts, batch, valid):
     """What made the first nan or infinity of a step, in one sentence; None where all is finite. `step` is that of an Update."""
-    ts, batch = jax.device_put((ts, batch), jax.local_devices()[0])  # one is enough, and all values must be on the same
-    leaves = [Value(a, name=name, parameter=name.startswith("params")) for name, a in named_inputs(ts, batch)]
+    ts, batch = jax.device_put(
+        (ts, batch), jax.local_devices()[0]
+    )  # one is enough, and all values must be on the same
+    leaves = [
+        Value(a, name=name, parameter=name.startswith("params"))
+        for name, a in named_inputs(ts, batch)
+    ]
     replay = Replay(jax.make_jaxpr(lambda ts, batch: step(ts, batch, valid))(ts, batch), leaves)
-    checks = [op for op in replay.ops if op.name == "cond" and any(is_in(frame, all_finite) for frame in op.frames())]
+    checks = [
+        op
+        for op in replay.ops
+        if op.name == "cond" and any(is_in(frame, all_finite) for frame in op.frames())
+    ]
     # An update that does not end with `accepted` may have checks of its own.
-    checked = checks[0].inputs[1:] if checks else [op.inputs[0] for op in replay.ops if op.name == "is_finite"]
+    checked = (
+        checks[0].inputs[1:]
+        if checks
+        else [op.inputs[0] for op in replay.ops if op.name == "is_finite"]
+    )
     gradients = 1 + len(floats(ts.params))
     # The optimizer, and most of it, may not be needed.
     for group in (checked[:1], checked[1:gradients], *([value] for value in checked[gradients:])):
@@ -45,7 +65,9 @@ def first_bad_op(step, ts, batch, valid):
 
 def named_inputs(ts, batch):
     """[(name, leaf)] of a step's inputs, in their order."""
-    return list(named_leaves(ts).items()) + [(f"batch/{name}", leaf) for name, leaf in leaves_of(batch)]
+    return list(named_leaves(ts).items()) + [
+        (f"batch/{name}", leaf) for name, leaf in leaves_of(batch)
+    ]
 
 
 def origin(hit):
@@ -82,12 +104,20 @@ def told(found, kind, checked, hit_gradient, batch, valid):
 def phase(op, losses, hit_gradient):
     """In which part of the step an operation is, in words."""
     if op in behind(losses):
-        return "in the forward pass" if losses.bad else "in the forward pass (the loss survived it, by a mask or an inverse)"
+        return (
+            "in the forward pass"
+            if losses.bad
+            else "in the forward pass (the loss survived it, by a mask or an inverse)"
+        )
     if op.is_under("transpose"):
         return "in the backward pass"
     if op.is_under("jvp"):
         # Computed along with the forward pass, for the backward pass alone.
-        return "in the backward pass, as the slope of this line" if hit_gradient else "in the forward pass"
+        return (
+            "in the backward pass, as the slope of this line"
+            if hit_gradient
+            else "in the forward pass"
+        )
     return UPDATE
 
 
@@ -108,7 +138,11 @@ def tell_input(value, kind):
     name, count = f"{NAMES.get(head, head)} {rest}".strip(), (~np.isfinite(array)).sum()
     what = f"{name}{first_place(array, kind)} is {kind}"
     many = f" ({count} of {array.size} numbers are not finite)" if array.size > 1 else ""
-    return f"the data itself: {what}{many}" if head == "batch" else f"not this step: {what} already before it{many}"
+    return (
+        f"the data itself: {what}{many}"
+        if head == "batch"
+        else f"not this step: {what} already before it{many}"
+    )
 
 
 def tell_label(op, batch, valid):
@@ -128,12 +162,18 @@ def tell_label(op, batch, valid):
 def tell_op(op, kind, phase):
     """An operation that made one of others."""
     rounds = "".join(f", in round {round} of a loop" for round in op.rounds)
-    head = f"{op.name} made the first {kind}, {phase}{rounds}: {places(op.frames())}{fed(op, phase)}"
+    head = (
+        f"{op.name} made the first {kind}, {phase}{rounds}: {places(op.frames())}{fed(op, phase)}"
+    )
     if op.arrays is None:
         return f"{head}; it is written in the code, or made of nothing but numbers written there"
     given, made = op.arrays
-    array = next(np.asarray(a) for a, value in zip(made, op.outputs, strict=True) if kind in value.bad)
-    count = f"{(~np.isfinite(array)).sum()} of {array.size} not finite" if array.size > 1 else f"{kind}"
+    array = next(
+        np.asarray(a) for a, value in zip(made, op.outputs, strict=True) if kind in value.bad
+    )
+    count = (
+        f"{(~np.isfinite(array)).sum()} of {array.size} not finite" if array.size > 1 else f"{kind}"
+    )
     got = " and ".join(map(described, given)) or "nothing"
     made = f"{form(array)}: {count}{example(op, given, array, kind)}"
     return f"{head}; it got {got}, and gave {made}{HINTS.get(op.name, '')}"
@@ -143,12 +183,22 @@ def places(frames):
     """Where the code is, from the innermost file, which may be a library's, to that of the model."""
     files = [file for file, *_ in frames]
     own = next((i for i, file in enumerate(files) if not is_library(file)), 0)
-    callers = [i for i in range(own + 1, len(files)) if not is_library(files[i]) and Path(files[i]).parent != HERE]
+    callers = [
+        i
+        for i in range(own + 1, len(files))
+        if not is_library(files[i]) and Path(files[i]).parent != HERE
+    ]
     callers = [i for i in callers if files[i] != files[i - 1]]
-    names = [f"{short(file)}:{line} in {function.rpartition('<locals>.')[2]}" for file, line, function in frames]
+    names = [
+        f"{short(file)}:{line} in {function.rpartition('<locals>.')[2]}"
+        for file, line, function in frames
+    ]
     if own < len(frames) and (text := linecache.getline(*frames[own][:2]).strip()):
         names[own] += f" (`{text}`)"
-    return ", called from ".join(names[i] for i in sorted({0, own, *callers}) if i < len(names)) or "of no line of Python"
+    return (
+        ", called from ".join(names[i] for i in sorted({0, own, *callers}) if i < len(names))
+        or "of no line of Python"
+    )
 
 
 def is_in(frame, function):
@@ -187,7 +237,9 @@ def described(array):
     finite = np.isfinite(array)
     text = form(array)
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        text += " all finite" if finite.all() else f" with {(~finite).sum()} of {array.size} not finite"
+        text += (
+            " all finite" if finite.all() else f" with {(~finite).sum()} of {array.size} not finite"
+        )
     if jnp.issubdtype(array.dtype, jnp.complexfloating) or not finite.any():
         return text
     return f"{text} from {array[finite].min():.4g} to {array[finite].max():.4g}"
@@ -204,7 +256,11 @@ def example(op, given, array, kind):
     except Exception:  # not an operation of single numbers
         return text
     same = alone.shape == () and np.array_equal(alone, array[index], equal_nan=True)
-    return f"{text}: {op.name}({', '.join(f'{n:.4g}' for n in numbers)}) = {alone:.4g}" if same else text
+    return (
+        f"{text}: {op.name}({', '.join(f'{n:.4g}' for n in numbers)}) = {alone:.4g}"
+        if same
+        else text
+    )
 
 
 def bad_places(array, kind):

@@ -42,7 +42,9 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
         augment_key, model_key, mix_key = jax.random.split(key, 3)
         x = inputs(preprocess, augment, augment_key, x)
         share = jax.random.beta(mix_key, alpha, alpha)
-        x = jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x)  # each with its mirror in the batch
+        x = jax.tree.map(
+            lambda a: share * a + (1 - share) * a[::-1], x
+        )  # each with its mirror in the batch
         output, state = model.apply(params, state, x, train=True, key=model_key)
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
@@ -84,13 +86,17 @@ def inputs(preprocess, augment, key, x):
 def summed(losses):
     """(the loss of each example, {name: its terms}) where a loss may be a dict of terms."""
     terms = losses if isinstance(losses, dict) else {}
-    return sum(terms.values()) if terms else losses, {f"loss_{name}": term for name, term in terms.items()}
+    return sum(terms.values()) if terms else losses, {
+        f"loss_{name}": term for name, term in terms.items()
+    }
 
 
 def measure(metrics, output, target, terms):
     """Every metric of every example, beside the terms of the loss; metrics are {name: function of one example}."""
     if taken := terms.keys() & metrics.keys():
-        raise UserError(f"metrics: {', '.join(sorted(taken))}: is the name of a term of the loss; give another label")
+        raise UserError(
+            f"metrics: {', '.join(sorted(taken))}: is the name of a term of the loss; give another label"
+        )
     return terms | {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
 
 
@@ -111,7 +117,9 @@ def with_precision(model, precision):
     dtype = jnp.dtype(precision)
 
     def cast(tree, dtype):
-        return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+        return jax.tree.map(
+            lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
+        )
 
     def apply(params, state, x, *, train=False, key=None):
         out, state = model.apply(cast(params, dtype), state, cast(x, dtype), train=train, key=key)

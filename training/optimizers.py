@@ -44,7 +44,9 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
     positive(lr=lr)
     fraction(momentum=momentum)
     if nesterov and momentum == 0:
-        raise ValueError("nesterov: looks ahead along the momentum, which is 0; give momentum, as in 0.9")
+        raise ValueError(
+            "nesterov: looks ahead along the momentum, which is 0; give momentum, as in 0.9"
+        )
 
     def update(grads, state, params=None):
         m = decaying_sum(momentum, state["m"], grads)
@@ -70,7 +72,9 @@ def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimi
     return Optimizer(init, update)
 
 
-def rmsprop(lr: float = 0.001, decay: float = 0.9, eps: float = 1e-8, momentum: float = 0.0) -> Optimizer:
+def rmsprop(
+    lr: float = 0.001, decay: float = 0.9, eps: float = 1e-8, momentum: float = 0.0
+) -> Optimizer:
     """RMSProp (Hinton, 2012): each gradient divided by the root of its recent mean square, then sgd."""
     positive(eps=eps)
     fraction(decay=decay)
@@ -98,7 +102,9 @@ def adam_direction(grads, state, b1, b2, eps):
     step = state["step"] + 1
     m = moving_average(b1, state["m"], grads)
     v = moving_average(b2, state["v"], squares(grads))
-    direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), unbiased(b1, step, m), unbiased(b2, step, v))
+    direction = jax.tree.map(
+        lambda m, v: m / (jnp.sqrt(v) + eps), unbiased(b1, step, m), unbiased(b2, step, v)
+    )
     return direction, {"step": step, "m": m, "v": v}
 
 
@@ -115,7 +121,12 @@ def adam(lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-
 
 
 def adamw(
-    lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01, exclude: str = NO_DECAY
+    lr: float = 0.001,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    exclude: str = NO_DECAY,
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), except for the names that `exclude` matches."""
     positive(lr=lr, eps=eps)
@@ -131,7 +142,12 @@ def adamw(
 
 
 def lamb(
-    lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01, exclude: str = NO_DECAY
+    lr: float = 0.001,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+    exclude: str = NO_DECAY,
 ) -> Optimizer:
     """LAMB (You et al., 2020): AdamW's direction for each leaf, as long as the leaf itself; for very large batches."""
     positive(lr=lr, eps=eps)
@@ -141,7 +157,9 @@ def lamb(
 
     def trusted(direction, param):
         length, wanted = jnp.linalg.norm(direction), jnp.linalg.norm(param)
-        return direction * jnp.where((length == 0) | (wanted == 0), 1, wanted / length)  # else a zero leaf never moves
+        return direction * jnp.where(
+            (length == 0) | (wanted == 0), 1, wanted / length
+        )  # else a zero leaf never moves
 
     def update(grads, state, params):
         direction, state = adam_direction(grads, state, b1, b2, eps)
@@ -152,7 +170,11 @@ def lamb(
 
 
 def lion(
-    lr: float = 0.0001, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.001, exclude: str = NO_DECAY
+    lr: float = 0.0001,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    weight_decay: float = 0.001,
+    exclude: str = NO_DECAY,
 ) -> Optimizer:
     """Lion (Chen et al., 2023): the sign of the gradient averaged into the momentum, and one buffer only."""
     positive(lr=lr)
@@ -162,14 +184,18 @@ def lion(
 
     def update(grads, state, params):
         direction = jax.tree.map(jnp.sign, moving_average(b1, state["m"], grads))
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"m": moving_average(b2, state["m"], grads)}
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {
+            "m": moving_average(b2, state["m"], grads)
+        }
 
     return Optimizer(matching(lambda params: {"m": zeros(params)}, (exclude, NO_DECAY)), update)
 
 
 def orthogonal(matrix, iterations=5, eps=1e-8):
     """The matrix with all singular values brought near 1, by Newton-Schulz iterations of a quintic steep at 0."""
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # x @ x.T is then the smaller of the two products
+    x = (
+        matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    )  # x @ x.T is then the smaller of the two products
     x = x / (jnp.linalg.norm(x) + eps)
     for _ in range(iterations):
         a = x @ x.T
@@ -185,7 +211,9 @@ def is_matrix(leaf):
 def orthogonal_step(ahead):
     """The orthogonal matrix of (in, out), or of (H * W * in, out), made longer where there are more outputs."""
     matrix = ahead.reshape(-1, ahead.shape[-1])
-    return (orthogonal(matrix) * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5).reshape(ahead.shape)
+    return (orthogonal(matrix) * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5).reshape(
+        ahead.shape
+    )
 
 
 def muon_of_matrices(lr, beta, weight_decay, exclude):
@@ -199,7 +227,10 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
         m = moving_average(beta, state["m"], grads)
         ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
         direction = jax.tree.map(orthogonal_step, ahead)
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"step": step, "m": m}
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {
+            "step": step,
+            "m": m,
+        }
 
     return Optimizer(init, update)
 
@@ -225,7 +256,10 @@ def muon(
 
     def label(tree):
         leaves = named_leaves(tree).items()
-        return {name: "muon" if is_matrix(leaf) and not re.fullmatch(by_adamw, name) else "adamw" for name, leaf in leaves}
+        return {
+            name: "muon" if is_matrix(leaf) and not re.fullmatch(by_adamw, name) else "adamw"
+            for name, leaf in leaves
+        }
 
     matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
     # `exclude` is matched with all the names, below, so not once more by adamw with its own few.

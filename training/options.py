@@ -19,7 +19,9 @@ def check(options, **at_least):
         if get_origin(annotation) is Literal and value not in choices:
             wrong.append(f"{name}: must be one of {', '.join(map(repr, choices))}, got {value!r}")
         elif name in at_least and not isinstance(value, annotation):
-            wrong.append(f"{name}: must be {getattr(annotation, '__name__', annotation)}, got {value!r}")
+            wrong.append(
+                f"{name}: must be {getattr(annotation, '__name__', annotation)}, got {value!r}"
+            )
         elif name in at_least and value is not None and value < at_least[name]:
             wrong.append(f"{name}: must be at least {at_least[name]}, got {value}")
     if wrong:
@@ -47,7 +49,9 @@ class PretrainedOptions(TypedDict, total=False):
 
     path: Required[str]
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
-    rename: tuple[tuple[str, str | None], ...]  # (regex, replacement) for the file's names; null leaves one out
+    rename: tuple[
+        tuple[str, str | None], ...
+    ]  # (regex, replacement) for the file's names; null leaves one out
     probe: bool  # refuse weights whose model/ has since changed its meaning; true
 
 
@@ -68,7 +72,9 @@ def check_pretrained(given):
     if not is_list(fresh) or not all(isinstance(regex, str) for regex in fresh):
         wrong.append(f"pretrained: fresh must be a list of regexes, got {fresh!r}")
     if not is_list(rename) or not all(is_list(rule) and is_renaming(*rule) for rule in rename):
-        wrong.append(f"pretrained: rename must be a list of [regex, replacement or null], got {rename!r}")
+        wrong.append(
+            f"pretrained: rename must be a list of [regex, replacement or null], got {rename!r}"
+        )
     if not isinstance(given.get("probe", True), bool):
         wrong.append(f"pretrained: probe must be true or false, got {given['probe']!r}")
     if wrong:
@@ -91,7 +97,9 @@ class TrainingOptions:
     epochs: int = 10
     eval_every: int = 1  # epochs; 0: never
     eval_initial: bool = False  # before the first step too
-    test_at: Literal["epochs", "end"] = "epochs"  # end: the test set once, after training, with the best checkpoint
+    test_at: Literal["epochs", "end"] = (
+        "epochs"  # end: the test set once, after training, with the best checkpoint
+    )
     limit_batches: int | None = None  # at most so many of every set, in each pass over it
     overfit_batches: int = 0  # train on the first ones alone, the same in every epoch; 0: on all
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -99,12 +107,23 @@ class TrainingOptions:
     accumulate: int = 1  # microbatches a batch is cut into
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     detect_nans: bool = False  # a run that stops by a step that is not finite names the layer and the operation that made it
-    rollbacks: int = 3  # how often a run that is not finite goes back to its last checkpoint, with another seed
+    rollbacks: int = (
+        3  # how often a run that is not finite goes back to its last checkpoint, with another seed
+    )
     ema: float | None = None  # decay of the averaged weights, which are then evaluated and saved
     pretrained: str | PretrainedOptions | None = None  # a checkpoint to start from
 
     def __post_init__(self):
-        check(self, epochs=1, eval_every=0, limit_batches=1, overfit_batches=0, replicas=1, accumulate=1, rollbacks=1)
+        check(
+            self,
+            epochs=1,
+            eval_every=0,
+            limit_batches=1,
+            overfit_batches=0,
+            replicas=1,
+            accumulate=1,
+            rollbacks=1,
+        )
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema: must lie between 0 and 1, got {self.ema}")
         check_pretrained(self.pretrained)
@@ -123,7 +142,9 @@ class CheckpointOptions:
     mode: Literal["auto", "min", "max"] = "auto"
     save_top_k: int = 1  # how many of the best
     save_optimizer_state: bool = True  # without it a run that was killed cannot be gone on with
-    format: Literal["auto", "safetensors", "orbax"] = "auto"  # auto: safetensors, or Orbax with several processes
+    format: Literal["auto", "safetensors", "orbax"] = (
+        "auto"  # auto: safetensors, or Orbax with several processes
+    )
     on_write_error: Literal["stop", "go_on"] = "stop"
 
     def __post_init__(self):
@@ -131,7 +152,9 @@ class CheckpointOptions:
         if not math.isfinite(self.every_seconds):
             raise ValueError(f"every_seconds: must be finite, got {self.every_seconds}; 0 is never")
         if self.save_top_k > 1 and self.monitor is None:
-            raise ValueError(f"save_top_k: {self.save_top_k} best by what? Name a metric with `monitor`")
+            raise ValueError(
+                f"save_top_k: {self.save_top_k} best by what? Name a metric with `monitor`"
+            )
 
     def sign(self):
         """1 where the monitored metric is to be low, -1 where it is to be high."""
@@ -147,7 +170,9 @@ def sign_of(monitor, mode, place):
     words = set((monitor or "loss").split("_"))
     low, high = words & LOW_IS_GOOD, words & HIGH_IS_GOOD
     if mode == "auto" and bool(low) == bool(high):
-        raise UserError(f"{place}: cannot tell whether {monitor!r} is good when low or high; say 'min' or 'max'")
+        raise UserError(
+            f"{place}: cannot tell whether {monitor!r} is good when low or high; say 'min' or 'max'"
+        )
     return -1 if mode == "max" or (mode == "auto" and high) else 1
 
 
@@ -162,7 +187,9 @@ class LoggingOptions:
     gradient_norm: bool = False
     parameter_norm: bool = False
     leaf_statistics: bool = False  # both norms of each leaf
-    histograms: bool = False  # of the weights, at the end of every epoch, for the trackers that show them
+    histograms: bool = (
+        False  # of the weights, at the end of every epoch, for the trackers that show them
+    )
     trackers: tuple[Tracker, ...] = ()
     report: bool = True  # report.html at the end
 
@@ -180,6 +207,8 @@ def check_together(loader, training, checkpoint):
             f"training.accumulate: a batch of {loader.batch_size} does not divide into {training.accumulate} microbatches"
         )
     if training.on_nonfinite == "rollback" and not checkpoint.save_optimizer_state:
-        wrong.append("training.on_nonfinite: 'rollback' needs whole checkpoints; set checkpoint.save_optimizer_state to true")
+        wrong.append(
+            "training.on_nonfinite: 'rollback' needs whole checkpoints; set checkpoint.save_optimizer_state to true"
+        )
     if wrong:
         raise ValueError("\n".join(wrong))

@@ -19,23 +19,41 @@ FONT = bytes.fromhex(
     "fc1824241818242418fc7c08040408485454542404043f44243c4040207c1c2040201c3c4030403c44281028444c9090907c"
     "4464544c440008364100000077000000413608000201020402"
 )
-GLYPHS = np.unpackbits(np.frombuffer(FONT, np.uint8).reshape(-1, 5, 1), axis=2, bitorder="little").swapaxes(1, 2).astype(bool)
+GLYPHS = (
+    np.unpackbits(np.frombuffer(FONT, np.uint8).reshape(-1, 5, 1), axis=2, bitorder="little")
+    .swapaxes(1, 2)
+    .astype(bool)
+)
 BROAD, TALL = 6, 8  # dots from one character to the next, and from top to bottom
 INK, FAINT, PAPER = (38, 41, 46), (148, 152, 158), (255, 255, 255)
-RIGHT, WRONG = np.array((8, 81, 156)), np.array((200, 64, 0))  # blue and orange: told apart by nearly everyone
+RIGHT, WRONG = (
+    np.array((8, 81, 156)),
+    np.array((200, 64, 0)),
+)  # blue and orange: told apart by nearly everyone
 
 
 def png(array):
     """The bytes of a PNG file: grey from uint8 (H, W), coloured from uint8 (H, W, 3)."""
     array = np.asarray(array)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,)) or 0 in array.shape:
-        raise ValueError(f"png: needs uint8 of shape (H, W) or (H, W, 3), got {array.dtype} {array.shape}")
+    if (
+        array.dtype != np.uint8
+        or array.ndim not in (2, 3)
+        or array.shape[2:] not in ((), (3,))
+        or 0 in array.shape
+    ):
+        raise ValueError(
+            f"png: needs uint8 of shape (H, W) or (H, W, 3), got {array.dtype} {array.shape}"
+        )
     height, width = array.shape[:2]
-    lines = np.zeros((height, 1 + array[0].size), np.uint8)  # each begins with the number of its filter: 0, none
+    lines = np.zeros(
+        (height, 1 + array[0].size), np.uint8
+    )  # each begins with the number of its filter: 0, none
     lines[:, 1:] = array.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if array.ndim == 3 else 0, 0, 0, 0)
     body = zlib.compress(lines.tobytes(), 3)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
 
 
 def chunk(kind, data):
@@ -79,13 +97,20 @@ def grid(pictures, columns=None, scale=None, gap=2, captions=None):
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
     rows = math.ceil(len(pictures) / columns)
     high, wide = height + under + gap, width + gap
-    sheet = np.full((rows * high + gap, columns * wide + gap, *pictures[0].shape[2:]), 255, np.uint8)
+    sheet = np.full(
+        (rows * high + gap, columns * wide + gap, *pictures[0].shape[2:]), 255, np.uint8
+    )
     for i, picture in enumerate(pictures):
         top, left = gap + i // columns * high, gap + i % columns * wide
         large = picture.repeat(scale, axis=0).repeat(scale, axis=1)
         sheet[top : top + large.shape[0], left : left + large.shape[1]] = large
         if captions:
-            write(sheet[top + height : top + high, left : left + width], captions[i], (width / 2, under / 2 + 1), size)
+            write(
+                sheet[top + height : top + high, left : left + width],
+                captions[i],
+                (width / 2, under / 2 + 1),
+                size,
+            )
     return sheet
 
 
@@ -101,9 +126,13 @@ def stencil(text, size=1):
 def write(sheet, text, middle, size=1, colour=INK, upward=False):
     """Write a line of text into a picture, its middle at (x, y); what does not fit is cut off."""
     mark = np.rot90(stencil(text, size)) if upward else stencil(text, size)
-    left, top = (max(0, round(m - extent / 2)) for m, extent in zip(middle, mark.shape[::-1], strict=True))
+    left, top = (
+        max(0, round(m - extent / 2)) for m, extent in zip(middle, mark.shape[::-1], strict=True)
+    )
     mark = mark[: sheet.shape[0] - top, : sheet.shape[1] - left]
-    sheet[top : top + mark.shape[0], left : left + mark.shape[1]][mark] = colour if sheet.ndim == 3 else colour[0]
+    sheet[top : top + mark.shape[0], left : left + mark.shape[1]][mark] = (
+        colour if sheet.ndim == 3 else colour[0]
+    )
 
 
 NUMBERED = 20  # classes; with more, the numbers would be too many to read
@@ -129,7 +158,13 @@ def matrix(counts, normalized=False):
     for row, column in np.ndindex(counts.shape):
         dark = shares[row, column] > (0.3 if row == column else 0.2)
         ink = PAPER if dark else INK if counts[row, column] else FAINT
-        write(sheet, texts[row][column], (BEFORE + (column + 0.5) * cell, AFTER + (row + 0.5) * cell), 2, ink)
+        write(
+            sheet,
+            texts[row][column],
+            (BEFORE + (column + 0.5) * cell, AFTER + (row + 0.5) * cell),
+            2,
+            ink,
+        )
     return sheet
 
 

@@ -58,6 +58,8 @@ def put_rows(tree, mesh, size, axis=0):
             return leaf[(slice(None),) * axis + (slice(first, first + stop - start),)]
 
         leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-        return jax.make_array_from_callback((*leaf.shape[:axis], size, *leaf.shape[axis + 1 :]), place, cut_out)
+        return jax.make_array_from_callback(
+            (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :]), place, cut_out
+        )
 
     return jax.tree.map(of, tree)

@@ -64,7 +64,9 @@ def check_alike(mine):
     if not several():
         return
     mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in mine.items()}
-    digests = {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in mine.items()}
+    digests = {
+        name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in mine.items()
+    }
     first = from_first(lambda: digests)
     wrong = [name for name in {**first, **digests} if first.get(name) != digests.get(name)]
     with together():
@@ -129,8 +131,21 @@ class Stopping:
 
 def lost(error):
     """What to say of an error that tells of a lost process, else None."""
-    kinds = ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "heartbeat", "coordination", "NCCL", "Barrier", "preempted")
-    if not several() or isinstance(error, UserError) or not any(kind in str(error) for kind in kinds):
+    kinds = (
+        "Gloo",
+        "UNAVAILABLE",
+        "DEADLINE_EXCEEDED",
+        "heartbeat",
+        "coordination",
+        "NCCL",
+        "Barrier",
+        "preempted",
+    )
+    if (
+        not several()
+        or isinstance(error, UserError)
+        or not any(kind in str(error) for kind in kinds)
+    ):
         return None
     return (
         f"Process {jax.process_index()} of {jax.process_count()} has lost another one, or the way to it: {first_line(error)}\n"

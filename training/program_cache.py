@@ -36,13 +36,19 @@ def keep_programs():
         usable = os.access(folder, os.W_OK | os.X_OK) and can_be_read_again(folder)
         if usable:
             tidy(folder)
-    except (OSError, RunError, RuntimeError) as error:  # the last where nobody knows the user's home
+    except (
+        OSError,
+        RunError,
+        RuntimeError,
+    ) as error:  # the last where nobody knows the user's home
         logger.debug("Compiled programs are not kept: %s", error)
         return
     if usable:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # the small ones are half a second together
+            jax.config.update(
+                "jax_persistent_cache_min_compile_time_secs", 0
+            )  # the small ones are half a second together
         # A full disk or a damaged file costs a compilation, and is nothing to tell of for every program.
         warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
 
@@ -52,7 +58,16 @@ def kind_of_machine():
     whether those of an accelerator can be read again says nothing of the CPU's."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
-    told = "\n".join([jax.default_backend(), platform.machine(), sys.platform, *processor(), str(cores), *threads])
+    told = "\n".join(
+        [
+            jax.default_backend(),
+            platform.machine(),
+            sys.platform,
+            *processor(),
+            str(cores),
+            *threads,
+        ]
+    )
     return f"jaxlib-{jaxlib.__version__}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
@@ -63,7 +78,16 @@ def processor():
             lines = list(islice(takewhile(str.strip, file), 100))  # up to the second CPU
     except OSError:
         return [platform.processor()]
-    telling = ("vendor_id", "cpu family", "model", "stepping", "flags", "features", "cpu implementer", "cpu part")
+    telling = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "stepping",
+        "flags",
+        "features",
+        "cpu implementer",
+        "cpu part",
+    )
     return [line for line in lines if line.split(":")[0].strip().lower().startswith(telling)]
 
 

@@ -41,7 +41,9 @@ QUICKLY = {
 # The CPU's compiler drops the barriers of jax.checkpoint before it orders the operations, and would then recompute in vain.
 BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 # For dense convolutions on the CPU, which are then Eigen's, and not YNNPACK's: a ResNet-8 takes 0.8 of the time. All else stays.
-CONVOLUTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
+CONVOLUTIONS = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+}
 
 
 class Program:
@@ -51,10 +53,18 @@ class Program:
 
     def __init__(self, function, mesh, name="step", arguments=(), options=None, places=None):
         self.function, self.name, self.options = function, name, options
-        self.places = (replicated(mesh) if places is None else places, replicated(mesh))  # of the carry, of the report
-        self.arguments = arguments or [name.lstrip("_") for name in inspect.signature(function).parameters]
+        self.places = (
+            replicated(mesh) if places is None else places,
+            replicated(mesh),
+        )  # of the carry, of the report
+        self.arguments = arguments or [
+            name.lstrip("_") for name in inspect.signature(function).parameters
+        ]
         self.compiled = None
-        self.forms, self.coming = None, None  # of the arguments that it is being compiled for, and what comes of it
+        self.forms, self.coming = (
+            None,
+            None,
+        )  # of the arguments that it is being compiled for, and what comes of it
         self.seconds = 0.0  # that were spent on compiling, or waiting for it
         self.memory = None  # bytes of arguments, results and what is needed in between, where the backend tells
 
@@ -73,7 +83,9 @@ class Program:
         elif self.compiled is None:
             start = time.perf_counter()
             begun = self.coming is not None and all_fit(self.forms, arguments)
-            self.compiled = self.coming.result() if begun else self.lowered(arguments).compile(self.options)
+            self.compiled = (
+                self.coming.result() if begun else self.lowered(arguments).compile(self.options)
+            )
             self.seconds += time.perf_counter() - start
             self.memory, self.coming = memory_of(self.compiled), None
 
@@ -98,20 +110,28 @@ class Program:
             return None
         places = self.compiled.in_tree.flatten_up_to(self.compiled.input_shardings)
         then = self.leaves(self.compiled.args_info[0], places)
-        now = self.leaves(arguments, [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)])
+        now = self.leaves(
+            arguments, [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]
+        )
         for name in then | now:
             (a, place), (b, other) = then.get(name, (None, None)), now.get(name, (None, None))
             mend = "; every batch must have one shape and type" if name.startswith("batch") else ""
             if form(a) != form(b):
                 return f"{name} {form(a)}, and was now given {form(b)}{mend}"
             if place and other and not place.is_equivalent_to(other, len(a.shape)):
-                return f"{name} {form(a)} laid out as {place}, and was now given it as {other}{mend}"
+                return (
+                    f"{name} {form(a)} laid out as {place}, and was now given it as {other}{mend}"
+                )
         return None
 
     def leaves(self, trees, places):
         """{name: (leaf, where it lies)} of all arguments."""
         named = zip([WORDS.get(name, name) for name in self.arguments], trees, strict=False)
-        names = [(f"{word} {name}".strip(), leaf) for word, tree in named for name, leaf in leaves_of(tree)]
+        names = [
+            (f"{word} {name}".strip(), leaf)
+            for word, tree in named
+            for name, leaf in leaves_of(tree)
+        ]
         return {name: (leaf, place) for (name, leaf), place in zip(names, places, strict=False)}
 
 
@@ -174,7 +194,9 @@ def over_rows(step, report, mesh, looped):
         return step(const, carry, batch, valid[row])
 
     def loop(const, carry, data, order, valid, start, count):
-        carry = jax.lax.fori_loop(start, start + count, lambda i, c: one(const, c, data, order, valid, i), carry)
+        carry = jax.lax.fori_loop(
+            start, start + count, lambda i, c: one(const, c, data, order, valid, i), carry
+        )
         return carry, report(carry)
 
     def single(const, carry, data, order, valid, start, _count):
@@ -207,7 +229,9 @@ class Start:
     def __call__(self, *arguments):
         if jax.config.jax_disable_jit:
             return self.function(*arguments)
-        return (self.coming.result() if self.coming and all_fit(self.forms, arguments) else self.jitted)(*arguments)
+        return (
+            self.coming.result() if self.coming and all_fit(self.forms, arguments) else self.jitted
+        )(*arguments)
 
 
 def placed(tree, places):
@@ -217,7 +241,11 @@ def placed(tree, places):
         weak = getattr(leaf, "weak_type", False)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
 
-    return jax.tree.map(lambda leaf: form(leaf, places), tree) if hasattr(places, "spec") else jax.tree.map(form, tree, places)
+    return (
+        jax.tree.map(lambda leaf: form(leaf, places), tree)
+        if hasattr(places, "spec")
+        else jax.tree.map(form, tree, places)
+    )
 
 
 def all_fit(forms, arguments):
@@ -228,7 +256,10 @@ def all_fit(forms, arguments):
 
 def fits(form, leaf):
     """Whether an array is of a form: shape, type, and where it lies."""
-    told = [(a.shape, a.dtype, getattr(a, "weak_type", False)) if hasattr(a, "dtype") else None for a in (form, leaf)]
+    told = [
+        (a.shape, a.dtype, getattr(a, "weak_type", False)) if hasattr(a, "dtype") else None
+        for a in (form, leaf)
+    ]
     if None in told or told[0] != told[1]:
         return False
     place, own = getattr(form, "sharding", None), getattr(leaf, "sharding", None)

@@ -49,8 +49,12 @@ class Publisher:
 
     def __init__(self, trackers=(), about=None):
         for tracker in trackers:
-            if isinstance(tracker, str | type) or not any(hasattr(tracker, method) for method in METHODS):
-                raise UserError(f"trackers: {tracker!r} is no tracker, which is an object with any of {', '.join(METHODS)}")
+            if isinstance(tracker, str | type) or not any(
+                hasattr(tracker, method) for method in METHODS
+            ):
+                raise UserError(
+                    f"trackers: {tracker!r} is no tracker, which is an object with any of {', '.join(METHODS)}"
+                )
         self.channels = [Channel(tracker, about) for tracker in trackers]
         self.closed, self.told = False, set()
 
@@ -72,7 +76,10 @@ class Publisher:
     def histogram(self, step, name, values):
         """The distribution of an array's values."""
         channels = self.channels_for("histogram")
-        if channels and (taken := self.attempt(f"histogram {name}", step, flat_copy, values)) is not None:
+        if (
+            channels
+            and (taken := self.attempt(f"histogram {name}", step, flat_copy, values)) is not None
+        ):
             for channel in channels:
                 channel.put("histogram", step, name, taken, size=taken.nbytes)
 
@@ -94,9 +101,15 @@ class Publisher:
             if channel.open and left > SILENT_SECONDS:
                 channel.thread.join(SILENT_SECONDS)
                 if channel.thread.is_alive():
-                    logger.info("Waiting for the tracker %s, at most %.0f s", channel.name, left - SILENT_SECONDS)
+                    logger.info(
+                        "Waiting for the tracker %s, at most %.0f s",
+                        channel.name,
+                        left - SILENT_SECONDS,
+                    )
             left = max(0.0, until - monotonic())
-            channel.thread.join(left if channel.open else min(left, 0.2))  # one that was dropped may be stuck for good
+            channel.thread.join(
+                left if channel.open else min(left, 0.2)
+            )  # one that was dropped may be stuck for good
         for channel in self.channels:
             if channel.thread.is_alive():
                 channel.drop(f"did not end within {seconds:g} s")
@@ -104,7 +117,11 @@ class Publisher:
 
     def channels_for(self, method):
         """Those that still listen and have such a method."""
-        return [] if self.closed else [c for c in self.channels if c.listens() and hasattr(c.tracker, method)]
+        return (
+            []
+            if self.closed
+            else [c for c in self.channels if c.listens() and hasattr(c.tracker, method)]
+        )
 
     def attempt(self, what, step, convert, given):
         """What was given in the form that trackers get, or None, told once, where it has no such form."""
@@ -184,7 +201,12 @@ class Channel:
             was_open, self.open = self.open, False
         if not was_open:
             return
-        logger.warning("tracker %s: dropped at step %d: %s; the values stay in metrics.jsonl", self.name, self.step, why)
+        logger.warning(
+            "tracker %s: dropped at step %d: %s; the values stay in metrics.jsonl",
+            self.name,
+            self.step,
+            why,
+        )
         try:
             while True:
                 self.queue.get_nowait()
@@ -197,7 +219,9 @@ class Picture:
 
     def __init__(self, given):
         self.lock, self.bytes, self.array, self.encode = threading.Lock(), None, None, None
-        if hasattr(given, "savefig"):  # drawn at once: its owner goes on drawing into it, or closes it
+        if hasattr(
+            given, "savefig"
+        ):  # drawn at once: its owner goes on drawing into it, or closes it
             file = io.BytesIO()
             given.savefig(file, format="png")
             given = file.getvalue()

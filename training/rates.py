@@ -9,7 +9,13 @@ from training.programs import Start
 from training.sharding import replicated
 
 BLOCK = 4096  # steps whose learning rates are made at once
-TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")  # differ from run to run
+TIMES = (
+    "seconds",
+    "compile_seconds",
+    "steps_per_second",
+    "examples_per_second",
+    "waiting",
+)  # differ from run to run
 
 
 class Rates:
@@ -46,7 +52,11 @@ class Rates:
         now = self.now() | ({"time": done} if done else {})
         seconds = max(now["time"] - mark["time"] - (now["compiled"] - mark["compiled"]), 1e-6)
         waiting = (now["waited"] - mark["waited"]) / seconds
-        return {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds, "waiting": min(waiting, 1.0)}
+        return {
+            "steps_per_second": steps / seconds,
+            "examples_per_second": examples / seconds,
+            "waiting": min(waiting, 1.0),
+        }
 
     def elapsed(self):
         """The seconds of this epoch."""
@@ -54,7 +64,11 @@ class Rates:
 
     def epoch(self):
         """What the line that closes an epoch tells."""
-        return {"seconds": self.elapsed(), "compile_seconds": self.compiled() - self.first_compiled, **self.trained}
+        return {
+            "seconds": self.elapsed(),
+            "compile_seconds": self.compiled() - self.first_compiled,
+            **self.trained,
+        }
 
 
 class LearningRates:
@@ -70,15 +84,24 @@ class LearningRates:
         block, place = divmod(max(step - 1, 0), BLOCK)  # the rates of the latest step
         if block not in self.blocks:
             self.blocks = {block: self.made(block * BLOCK)}
-        scaled = {name: float(values[place]) * self.runner.rate_scale for name, values in self.blocks[block].items()}
+        scaled = {
+            name: float(values[place]) * self.runner.rate_scale
+            for name, values in self.blocks[block].items()
+        }
         return {name: float(f"{rate:.7g}") for name, rate in scaled.items()}  # not 0.003000000026
 
     def made(self, first):
         """The rates of a block of steps from this one on."""
         functions = {name: rate for name, rate in self.rates.items() if callable(rate)}
-        numbers = {name: np.full(BLOCK, rate) for name, rate in self.rates.items() if name not in functions}
+        numbers = {
+            name: np.full(BLOCK, rate) for name, rate in self.rates.items() if name not in functions
+        }
         if not functions:
             return numbers
         steps = np.arange(first, first + BLOCK, dtype=np.int32)
-        each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()}, out_axes=0)
-        return numbers | jax.device_get(Start(each, replicated(self.runner.lanes.mesh), steps)(steps))
+        each = jax.vmap(
+            lambda step: {name: rate(step) for name, rate in functions.items()}, out_axes=0
+        )
+        return numbers | jax.device_get(
+            Start(each, replicated(self.runner.lanes.mesh), steps)(steps)
+        )

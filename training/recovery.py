@@ -42,7 +42,9 @@ def restore(loop, found):
     run, runner, record = loop.run, loop.runner, found.record
     zeros, now = runner.zero_sums(), jax.eval_shape(lambda ts: ts, runner.replica_states()[0])
     trees = check_fits(found, now, len(runner.lanes.seeds))
-    run.step, run.position, loop.elapsed, loop.rollbacks = (record[k] for k in ("step", "position", "elapsed", "rollbacks"))
+    run.step, run.position, loop.elapsed, loop.rollbacks = (
+        record[k] for k in ("step", "position", "elapsed", "rollbacks")
+    )
     run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
     run.metrics, loop.stop_answered = record["metrics"], loop.stop_answered or record["stopped"]
     run.stopped = bool(run.signal) or loop.stop_answered
@@ -61,9 +63,13 @@ def check_fits(found, template, replicas):
     if found is None:
         return []
     if len(found.arrays) != replicas:
-        raise UserError(f"{found.name}: replicas: it holds {len(found.arrays)}, this run has {replicas}")
+        raise UserError(
+            f"{found.name}: replicas: it holds {len(found.arrays)}, this run has {replicas}"
+        )
     like = {name: tree for name, tree in template._asdict().items() if name != "sums"}
-    return [filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)]
+    return [
+        filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)
+    ]
 
 
 def check_unchanged(runner, probe, pretrained, found):
@@ -77,17 +83,27 @@ def check_unchanged(runner, probe, pretrained, found):
         logger.info("Starting from %s", pretrained)
         pretrained.check_probe(ask, ts.params, ts.state)
     if found and probe_of(found.arrays[0]):
-        path, arrays, weights = found.paths[0], found.arrays[0], "params" if ts.ema is None else "ema"
+        path, arrays, weights = (
+            found.paths[0],
+            found.arrays[0],
+            "params" if ts.ema is None else "ema",
+        )
         tree = filled(path, arrays, {weights: ts.params, "state": ts.state})
         answer = ask(tree[weights], tree["state"])
-        check_meaning(path, probe_of(arrays), answer, "say --override to go on with the model as it is now")
+        check_meaning(
+            path, probe_of(arrays), answer, "say --override to go on with the model as it is now"
+        )
 
 
 def after_divergence(loop, bad):
     """Go back to the last checkpoint, if that is wanted and was not done too often; else save what was finite, and end."""
     run, keeper, options = loop.run, loop.keeper, loop.options
     what = f"step {bad.step + 1} (epoch {run.epoch}) was not finite: {bad.leaf} was hit first"
-    found = keeper.newest() if options.on_nonfinite == "rollback" and loop.rollbacks < options.rollbacks else None
+    found = (
+        keeper.newest()
+        if options.on_nonfinite == "rollback" and loop.rollbacks < options.rollbacks
+        else None
+    )
     if found:
         count = loop.rollbacks + 1
         restore(loop, found)
@@ -96,7 +112,14 @@ def after_divergence(loop, bad):
             cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
         loop.log.forget(run.step)
         seeds = ", ".join(map(str, loop.runner.lanes.seeds))
-        logger.warning("%s. Back to %s with seed %s (%d of %d)", what, found.name, seeds, count, options.rollbacks)
+        logger.warning(
+            "%s. Back to %s with seed %s (%d of %d)",
+            what,
+            found.name,
+            seeds,
+            count,
+            options.rollbacks,
+        )
         return
     spent = f"The run went back {loop.rollbacks} times already. " if loop.rollbacks else ""
     save_frozen(loop, bad)
@@ -119,20 +142,33 @@ def culprit(loop, bad):
     batches = runner.feed.batch(run.epoch, run.position + bad.step - run.step)
     if batches is None:
         return "The step cannot be taken once more, so the operation is not known: its data cannot be read again"
-    ts = jax.tree.map(lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf), states[replica])
+    ts = jax.tree.map(
+        lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf), states[replica]
+    )
     try:
-        told = first_bad_op(runner.update.step, ts._replace(sums=cleared(ts.sums)), *batches[replica])
-    except Exception as error:  # whatever becomes of the search, the run ends by what it was asked about
+        told = first_bad_op(
+            runner.update.step, ts._replace(sums=cleared(ts.sums)), *batches[replica]
+        )
+    except (
+        Exception
+    ) as error:  # whatever becomes of the search, the run ends by what it was asked about
         return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
-    return told or "Taken once more, by hand, the step is finite: its operations are not those of the compiled one"
+    return (
+        told
+        or "Taken once more, by hand, the step is finite: its operations are not those of the compiled one"
+    )
 
 
 def reseed(loop, count):
     """Other randomness, and another order of the data, for the rest of the run."""
     loop.rollbacks = count
     states = loop.runner.replica_states()
-    seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in states]  # odd, so no count gives the same twice
-    loop.runner.restore([ts._replace(seed=np.uint32(seed)) for ts, seed in zip(states, seeds, strict=True)])
+    seeds = [
+        (int(ts.seed) + 2654435769 * count) % 2**32 for ts in states
+    ]  # odd, so no count gives the same twice
+    loop.runner.restore(
+        [ts._replace(seed=np.uint32(seed)) for ts, seed in zip(states, seeds, strict=True)]
+    )
 
 
 def save_frozen(loop, bad):
@@ -140,7 +176,9 @@ def save_frozen(loop, bad):
     runner, run = loop.runner, loop.run
     if len(runner.lanes.seeds) == 1 and bad.step > 0:
         window = {"window": bad.windows[0]}  # which may have begun anew behind the bad step
-        runner.restore([ts._replace(sums=cleared(ts.sums) | window) for ts in runner.replica_states()])
+        runner.restore(
+            [ts._replace(sums=cleared(ts.sums) | window) for ts in runner.replica_states()]
+        )
         loop.flight.go_on_from(loop.flight.told)
         run.position, run.step = run.position + bad.step - run.step, bad.step
         loop.keeper.ended(run, loop.cut)
@@ -150,7 +188,9 @@ def save_frozen(loop, bad):
 
 def rescue(loop, error):
     """Save the state before a crash ends the run, if there is something to save and it can be."""
-    if not loop.underway or isinstance(error, RunError):  # a disk that failed, or a divergence, which saved what it could
+    if not loop.underway or isinstance(
+        error, RunError
+    ):  # a disk that failed, or a divergence, which saved what it could
         return
     if several():  # the others do not know of it, and nothing can be saved without them
         return

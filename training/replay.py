@@ -25,10 +25,18 @@ class Value:
 
     def __init__(self, array=None, *, name=None, constant=False, parameter=False):
         self.array, self.name = array, name  # a name is that of an input of the step
-        self.constant, self.parameter = constant, parameter  # whether it comes from the code alone, from parameters alone
-        self.fed = (0, name) if parameter else None  # when a parameter flowed into it last, and which
+        self.constant, self.parameter = (
+            constant,
+            parameter,
+        )  # whether it comes from the code alone, from parameters alone
+        self.fed = (
+            (0, name) if parameter else None
+        )  # when a parameter flowed into it last, and which
         self.bad = kinds_in(array)  # of "nan" and "inf"
-        self.maker, self.uses = None, 0  # the operation that made it; how many to come need its array
+        self.maker, self.uses = (
+            None,
+            0,
+        )  # the operation that made it; how many to come need its array
 
 
 class Op:
@@ -46,7 +54,11 @@ class Op:
     def frames(self):
         """(file, line, function) of the code behind it, innermost first, without JAX's own, Python's and the mark's."""
         frames = [frame for eqn in self.path for frame in eqn.source_info.traceback.frames]
-        return [(f.file_name, f.line_num, f.function_name) for f in frames if not is_foreign(f.file_name)]
+        return [
+            (f.file_name, f.line_num, f.function_name)
+            for f in frames
+            if not is_foreign(f.file_name)
+        ]
 
     def is_under(self, transform):
         """Whether it was made by jax's `jvp`, `transpose`, ..."""
@@ -67,14 +79,20 @@ class Replay:
     def flatten(self, jaxpr, inputs, path, rounds):
         """Append the operations of a jaxpr, open or closed, and answer its outputs."""
         consts, jaxpr = getattr(jaxpr, "consts", ()), getattr(jaxpr, "jaxpr", jaxpr)
-        values = dict(zip(jaxpr.constvars, [Value(const, constant=True) for const in consts], strict=True))
+        values = dict(
+            zip(jaxpr.constvars, [Value(const, constant=True) for const in consts], strict=True)
+        )
         values |= dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom):
             return Value(atom.val, constant=True) if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            given, place, called = [read(atom) for atom in eqn.invars], (eqn, *path), CALLS.get(eqn.primitive.name)
+            given, place, called = (
+                [read(atom) for atom in eqn.invars],
+                (eqn, *path),
+                CALLS.get(eqn.primitive.name),
+            )
             if called:
                 made = self.flatten(eqn.params[called], given, place, rounds)
             else:
@@ -119,7 +137,9 @@ class Replay:
         for i in rounds:
             rows = [jax.lax.dynamic_index_in_dim(x.array, i, keepdims=False) for x in xs]
             rows = [self.hand_on(op, [x], Value(), row) for x, row in zip(xs, rows, strict=True)]
-            made = self.inside(op.params["jaxpr"], [*kept, *carry, *rows], op, (f"{i + 1} of {length}",))
+            made = self.inside(
+                op.params["jaxpr"], [*kept, *carry, *rows], op, (f"{i + 1} of {length}",)
+            )
             release(carry if i != rounds[0] else ())
             carry = made[: last - first]
             for stack, value in zip(stacks, made[last - first :], strict=True):
@@ -151,10 +171,18 @@ class Replay:
         op.order = self.count
         inputs = [value for value in op.inputs if not value.constant]
         parameter = bool(inputs) and all(value.parameter for value in inputs)
-        fed = [(op.order if value.parameter and not parameter else value.fed[0], value.fed[1]) for value in inputs if value.fed]
+        fed = [
+            (op.order if value.parameter and not parameter else value.fed[0], value.fed[1])
+            for value in inputs
+            if value.fed
+        ]
         for value, array in zip(op.outputs, arrays, strict=True):
             value.array, value.bad = array, kinds_in(array)
-            value.constant, value.parameter, value.fed = not inputs, parameter, max(fed, default=None)
+            value.constant, value.parameter, value.fed = (
+                not inputs,
+                parameter,
+                max(fed, default=None),
+            )
         op.sources = {kind: sources(op, kind) for value in op.outputs for kind in value.bad}
         if any(op.is_first(kind) for kind in op.sources):
             op.arrays = [value.array for value in op.inputs], list(arrays)
@@ -171,7 +199,10 @@ def bind(eqn, arrays):
 @cache
 def compiled(primitive, params):
     """An operation as a program, compiled without optimization: in two thirds of the time."""
-    return jax.jit(partial(primitive.bind, **dict(params)), compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(
+        partial(primitive.bind, **dict(params)),
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
 
 
 def hold(values):
@@ -196,7 +227,9 @@ def kinds_in(array):
     array = np.asarray(array)
     if np.isfinite(array).all():
         return frozenset()
-    return frozenset(kind for kind, test in (("nan", np.isnan), ("inf", np.isinf)) if test(array).any())
+    return frozenset(
+        kind for kind, test in (("nan", np.isnan), ("inf", np.isinf)) if test(array).any()
+    )
 
 
 def sources(op, kind):
@@ -218,4 +251,6 @@ def is_foreign(file):
     """Whether a file is part of JAX or of Python, or the export mark, which stands between a layer and its caller."""
     if file.endswith("model/layers/op.py"):
         return True
-    return file.startswith((JAX, "<frozen")) or (file.startswith(PYTHON) and "-packages/" not in file)
+    return file.startswith((JAX, "<frozen")) or (
+        file.startswith(PYTHON) and "-packages/" not in file
+    )

@@ -9,13 +9,28 @@ from typing import NamedTuple
 
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
-from training.checkpoint.storage import Found, Incomplete, checkpoints, files, newest, read_all, remove_leftovers
+from training.checkpoint.storage import (
+    Found,
+    Incomplete,
+    checkpoints,
+    files,
+    newest,
+    read_all,
+    remove_leftovers,
+)
 from training.processes import check_alike, from_first, is_first, together
 from training.run_folder import FINISHED, cut_back, flat
 from utils import RunError, UserError
 
 # Keys that may differ when a run is gone on with.
-FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans", "checkpoint", "logging")
+FREE = (
+    "training.epochs",
+    "training.on_nonfinite",
+    "training.rollbacks",
+    "training.detect_nans",
+    "checkpoint",
+    "logging",
+)
 FREE += ("mesh", "sharding")
 SILENT = ("resume", "$schema")  # they say nothing of the run
 
@@ -33,9 +48,15 @@ class Opened(NamedTuple):
 
 def unfinished(base, title):
     """(the latest run of this title that was begun and did not come to its end, taken, None), or (None, why there is none)"""
-    folders = [path.parent for path in (Path(base) / title).glob("*/environment.json") if (path.parent / "config.json").exists()]
+    folders = [
+        path.parent
+        for path in (Path(base) / title).glob("*/environment.json")
+        if (path.parent / "config.json").exists()
+    ]
     whys = []
-    for folder in sorted(folders, key=lambda f: (f / "environment.json").stat().st_mtime_ns, reverse=True):
+    for folder in sorted(
+        folders, key=lambda f: (f / "environment.json").stat().st_mtime_ns, reverse=True
+    ):
         if (folder / FINISHED).exists():
             whys.append(f"{folder} is finished")
             continue
@@ -43,7 +64,10 @@ def unfinished(base, title):
             return opened(folder), None
         except Locked:
             whys.append(f"{folder} is being trained by another process")
-    return None, f"No unfinished run of {title} ({whys[0]})" if whys else f"No run of {title} to go on with"
+    return (
+        None,
+        f"No unfinished run of {title} ({whys[0]})" if whys else f"No run of {title} to go on with",
+    )
 
 
 def run_folder_of(named, option="--resume"):
@@ -51,14 +75,29 @@ def run_folder_of(named, option="--resume"):
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
     if not named.exists():
-        there = [path.name for paths in checkpoints(folder).values() for path in paths] if folder != named else []
+        there = (
+            [path.name for paths in checkpoints(folder).values() for path in paths]
+            if folder != named
+            else []
+        )
         auto = ", or say: --resume auto" if option == "--resume" else ""
-        hint = f"{folder} has {', '.join(there)}" if there else f"name a run, as saved/<title>/<run>{auto}"
-        raise UserError(f"{option} {named}: there is no such {'checkpoint' if folder != named else 'folder'}; {hint}")
+        hint = (
+            f"{folder} has {', '.join(there)}"
+            if there
+            else f"name a run, as saved/<title>/<run>{auto}"
+        )
+        raise UserError(
+            f"{option} {named}: there is no such {'checkpoint' if folder != named else 'folder'}; {hint}"
+        )
     if not (folder / "config.json").exists():
-        runs = sorted(path.parent for path in [*folder.glob("*/config.json"), *folder.parent.glob("config.json")])
+        runs = sorted(
+            path.parent
+            for path in [*folder.glob("*/config.json"), *folder.parent.glob("config.json")]
+        )
         hint = f"; did you mean {runs[-1]}?" if runs else ""
-        raise UserError(f"{option} {named}: is not the folder of a run: it has no config.json{hint}")
+        raise UserError(
+            f"{option} {named}: is not the folder of a run: it has no config.json{hint}"
+        )
     return folder
 
 
@@ -93,7 +132,9 @@ def in_all(make):
     if told is None or is_first():
         return mine
     folder, name = Path(told[0]), told[1]
-    return Opened(folder, name and read_all(name, files(folder, name), whole=True, verified=True), None, [])
+    return Opened(
+        folder, name and read_all(name, files(folder, name), whole=True, verified=True), None, []
+    )
 
 
 def chosen(folder, named):
@@ -106,10 +147,14 @@ def chosen(folder, named):
         return found, [f"{error}; passed over" for error in wrong]
     name = Path(named).stem.split("-replica_")[0]
     if Path(named) not in files(folder, name):
-        raise UserError(f"--resume {named}: is no checkpoint; {folder} has {', '.join(checkpoints(folder)) or 'none'}")
+        raise UserError(
+            f"--resume {named}: is no checkpoint; {folder} has {', '.join(checkpoints(folder)) or 'none'}"
+        )
     found, names = read_all(name, files(folder, name), whole=True), list(checkpoints(folder))
     if later := names[names.index(name) + 1 :]:
-        raise UserError(f"--resume {named}: the run has later checkpoints; move them away first: {', '.join(later)}")
+        raise UserError(
+            f"--resume {named}: the run has later checkpoints; move them away first: {', '.join(later)}"
+        )
     return found, []
 
 
@@ -126,7 +171,9 @@ def locked(folder):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise Locked(f"{folder}: another process is training this run; wait for it, or stop it first") from None
+        raise Locked(
+            f"{folder}: another process is training this run; wait for it, or stop it first"
+        ) from None
     except OSError:  # a file system without locks
         pass
     HELD.add(handle)
@@ -134,7 +181,9 @@ def locked(folder):
 
 
 HELD = set()  # locks of this process
-os.register_at_fork(after_in_child=lambda: [close(handle) for handle in list(HELD)])  # a child that lives on does not train
+os.register_at_fork(
+    after_in_child=lambda: [close(handle) for handle in list(HELD)]
+)  # a child that lives on does not train
 
 
 def close(handle):
@@ -161,7 +210,9 @@ def holding(folder, resume, record):
     try:
         with together():
             if not resume and (run.found or (run.folder / "metrics.jsonl").exists()):
-                raise UserError(f"{folder}: holds a run; go on with it (resume=True), or name another folder")
+                raise UserError(
+                    f"{folder}: holds a run; go on with it (resume=True), or name another folder"
+                )
             changed = changes(run, record, resume == "override") if run.found else []
         if is_first() and resume:
             tidied(run)
@@ -193,7 +244,9 @@ def changes(run, record, override=False):
     try:
         free, other = differences(run.found.record, record)
     except RecursionError as error:
-        raise UserError(f"{run.found.paths[0]}: the config in it is nested too deeply to be one") from error
+        raise UserError(
+            f"{run.found.paths[0]}: the config in it is nested too deeply to be one"
+        ) from error
     if other and not override:
         lines = "\n  ".join(line.removeprefix("Changed: ") for line in told(other))
         raise UserError(
@@ -211,9 +264,16 @@ def changes(run, record, override=False):
 
 def differences(old, new):
     """({path: (old, new)} of what may differ, the same of what may not) between two records."""
-    old, new = (flat({**r["config"], "facts": r["facts"], "fingerprint of the data": r["data"]}) for r in (old, new))
+    old, new = (
+        flat({**r["config"], "facts": r["facts"], "fingerprint of the data": r["data"]})
+        for r in (old, new)
+    )
     free, other = {}, {}
-    for path in [path for path in {**old, **new} if old.get(path, ABSENT) != new.get(path, ABSENT) and path not in SILENT]:
+    for path in [
+        path
+        for path in {**old, **new}
+        if old.get(path, ABSENT) != new.get(path, ABSENT) and path not in SILENT
+    ]:
         may = any(path == key or path.startswith(f"{key}.") for key in (*FREE, "facts.total_steps"))
         (free if may else other)[path] = (old.get(path, ABSENT), new.get(path, ABSENT))
     return free, other
@@ -224,5 +284,7 @@ ABSENT = "(absent)"
 
 def told(changed):
     """Differences in words, a line each."""
-    shown = {path: [v if v is ABSENT else json.dumps(v) for v in pair] for path, pair in changed.items()}
+    shown = {
+        path: [v if v is ABSENT else json.dumps(v) for v in pair] for path, pair in changed.items()
+    }
     return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]

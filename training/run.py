@@ -18,9 +18,13 @@ class Run:
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
     step: int = 0  # batches taken in all
-    metrics: dict = field(default_factory=dict)  # of the latest line: within an epoch, or at its end
+    metrics: dict = field(
+        default_factory=dict
+    )  # of the latest line: within an epoch, or at its end
     arrays: dict = field(default_factory=dict)  # what is measured for callbacks alone
-    per_step: dict = field(default_factory=dict)  # the values of the steps since the last line, where a callback needs them
+    per_step: dict = field(
+        default_factory=dict
+    )  # the values of the steps since the last line, where a callback needs them
     evaluated: list = field(default_factory=list)  # the sets that were measured in this epoch
     history: list = field(default_factory=list)  # a row an epoch
     stopped: bool = False
@@ -37,7 +41,9 @@ class Run:
     def params(self):
         """A copy of the weights that are evaluated (of the first replica): the averaged ones where there are such."""
         ts = self.states()[0]
-        return jax.tree.map(jnp.copy, self.tested[0] if self.tested else ts.params if ts.ema is None else ts.ema)
+        return jax.tree.map(
+            jnp.copy, self.tested[0] if self.tested else ts.params if ts.ema is None else ts.ema
+        )
 
     @property
     def state(self):

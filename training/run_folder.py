@@ -35,7 +35,9 @@ def new_folder(base, title):
             except FileExistsError:
                 continue
     except OSError as error:
-        raise RunError(f"{parent}: cannot be made: {error.strerror}; choose a folder with checkpoint.dir") from error
+        raise RunError(
+            f"{parent}: cannot be made: {error.strerror}; choose a folder with checkpoint.dir"
+        ) from error
     raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
@@ -48,13 +50,18 @@ def record(config, facts, datasets):
 def describe(folder, record, datasets, root):
     """Write what tells this run from others: config.json, model/ and environment.json."""
     try:
-        shutil.copytree(Path(root) / "model", folder / "model", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            Path(root) / "model", folder / "model", ignore=shutil.ignore_patterns("__pycache__")
+        )
     except shutil.Error as error:  # it lists every file; the first tells enough
         why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
         raise RunError(f"{folder / 'model'}: cannot be written: {why}") from error
     except OSError as error:
         raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
-    data = {name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]} for name, d in datasets.items()}
+    data = {
+        name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]}
+        for name, d in datasets.items()
+    }
     told = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
     write_json(folder / "environment.json", told)
     update(folder, record, root)
@@ -69,7 +76,12 @@ def update(folder, record, root):
 
 def finish(folder, run, peak):
     """Mark a run as one that came to its end, so that nobody goes on with it unasked; `peak` is the memory that it needed."""
-    told = {"epochs": run.completed, "steps": run.step, "metrics": sayable(run.metrics), "peak_memory": peak}
+    told = {
+        "epochs": run.completed,
+        "steps": run.step,
+        "metrics": sayable(run.metrics),
+        "peak_memory": peak,
+    }
     write_json(folder / FINISHED, told)
 
 
@@ -78,33 +90,52 @@ def changes_of_environment(folder, root):
     try:
         before = flat(json.loads((folder / "environment.json").read_text()))
     except (OSError, ValueError, RecursionError):
-        return [f"{folder / 'environment.json'}: cannot be read, so what changed since is not known"]
+        return [
+            f"{folder / 'environment.json'}: cannot be read, so what changed since is not known"
+        ]
     now = flat(json.loads(json.dumps(environment(root))))
     changed = [key for key, value in now.items() if before.get(key) != value]
-    return [f"The {key} was {before.get(key, 'another')!r}, is now {now[key]!r}: the bits may differ" for key in changed]
+    return [
+        f"The {key} was {before.get(key, 'another')!r}, is now {now[key]!r}: the bits may differ"
+        for key in changed
+    ]
 
 
 def flat(value, path=""):
     """{path.to.key: value} of nested objects and lists."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     if not items:
         return {path: value}
-    return {k: v for key, inner in items for k, v in flat(inner, f"{path}.{key}".lstrip(".")).items()}
+    return {
+        k: v for key, inner in items for k, v in flat(inner, f"{path}.{key}".lstrip(".")).items()
+    }
 
 
 def cut_back(folder, lengths, names):
     """Cut logs back to the bytes that they had when a checkpoint was taken; one that it does not know was not there yet."""
     for path in [Path(folder) / name for name in names]:
         if path.is_symlink():
-            raise UserError(f"{path}: is a link to another file, which is not cut back with the run; remove it")
+            raise UserError(
+                f"{path}: is a link to another file, which is not cut back with the run; remove it"
+            )
         there, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
         if there < length:
-            logger.warning("%s: is shorter than when the checkpoint was taken: lines are missing", path)
+            logger.warning(
+                "%s: is shorter than when the checkpoint was taken: lines are missing", path
+            )
         elif there > length:
             try:
                 os.truncate(path, length)
             except OSError as error:
-                raise RunError(f"{path}: cannot be cut back to the checkpoint: {error.strerror}") from error
+                raise RunError(
+                    f"{path}: cannot be cut back to the checkpoint: {error.strerror}"
+                ) from error
 
 
 def write_json(path, value):
@@ -135,7 +166,18 @@ def source(dataset):
 def git_commit(root):
     """The commit of the checkout, marked where it is not clean; None outside one."""
     try:
-        run = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(run, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        run = [
+            "git",
+            "-C",
+            str(root),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=40",
+            "--exclude=*",
+        ]
+        return subprocess.run(
+            run, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

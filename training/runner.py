@@ -18,8 +18,12 @@ class Runner:
     rest is told in Engine.
     """
 
-    def __init__(self, model, objective, make_update, sets, options, *, restore=None, engine=None, **settings):
-        self.engine = engine = engine or Engine(model, objective, make_update, sets, options, **settings)
+    def __init__(
+        self, model, objective, make_update, sets, options, *, restore=None, engine=None, **settings
+    ):
+        self.engine = engine = engine or Engine(
+            model, objective, make_update, sets, options, **settings
+        )
         self.lanes, self.feeds, self.feed = engine.lanes, engine.feeds, engine.feeds["train"]
         self.update, self.program, self.evaluator = engine.update, engine.program, engine.evaluator
         self.gathers, self.ring, self.leaves = engine.gathers, engine.ring, engine.leaves
@@ -28,19 +32,25 @@ class Runner:
         self.rate_scale = 1.0
         self.states = self.first_states(restore)
         self.copies = []  # the latest snapshot, whose memory the next one takes: fresh memory costs four times the copy
-        self.copy = jax.jit(lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True)
+        self.copy = jax.jit(
+            lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
+        )
 
     def first_states(self, restore):
         """The TrainState of each lane."""
         seeds = [np.uint32(seed) for seed in self.lanes.seeds]
         trees = [self.engine.draw(seed) for seed in seeds]
         trees = [self.on_devices(restore(*tree)) for tree in trees] if restore else trees
-        return self.stacked([self.engine.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)])
+        return self.stacked(
+            [self.engine.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)]
+        )
 
     def on_devices(self, weights):
         """(params, state) where they belong."""
         params, state = weights
-        return put(params, self.engine.plan.of_params(params)), put(state, replicated(self.lanes.mesh))
+        return put(params, self.engine.plan.of_params(params)), put(
+            state, replicated(self.lanes.mesh)
+        )
 
     def stacked(self, states):
         """From a TrainState for each replica to one for each lane."""
@@ -59,7 +69,9 @@ class Runner:
 
     def new_window(self):
         """Begin the sums of another log line; those of the last one were read with its steps."""
-        self.states = [ts._replace(sums=ts.sums | {"window": self.zero_window()}) for ts in self.states]
+        self.states = [
+            ts._replace(sums=ts.sums | {"window": self.zero_window()}) for ts in self.states
+        ]
 
     def prepare(self):
         """Compile the step ahead of the first one; whether that was still to be done."""
@@ -103,14 +115,18 @@ class Runner:
         """Multiply every later update by this."""
         self.rate_scale = float(factor)
         rows = np.full(self.states[0].lr_scale.shape, factor, np.float32)
-        self.states = [ts._replace(lr_scale=put(rows, replicated(self.lanes.mesh))) for ts in self.states]
+        self.states = [
+            ts._replace(lr_scale=put(rows, replicated(self.lanes.mesh))) for ts in self.states
+        ]
 
     def snapshot(self):
         """A copy of each replica's TrainState, which the next snapshot takes away, but not the next step. An accelerator may have
         no room for a second one, so there it is made in the host's memory; but what several processes hold stays on the devices
         until it is written."""
         if jax.default_backend() != "cpu" and jax.process_count() == 1:
-            return jax.device_get([jax.tree.map(without_key_type, ts) for ts in self.replica_states()])
+            return jax.device_get(
+                [jax.tree.map(without_key_type, ts) for ts in self.replica_states()]
+            )
         same = jax.tree.structure(self.copies) == jax.tree.structure(self.states)
         memory = self.copies if same else [None] * len(self.states)
         copies = [self.copy(*both) for both in zip(self.states, memory, strict=True)]
@@ -123,7 +139,9 @@ class Runner:
         self.rate_scale = float(states[0].lr_scale)
         self.states, self.copies = [], []  # there may be no room for both
         self.states = self.stacked([put(ts, self.engine.plan.of_state(ts)) for ts in states])
-        if jax.default_backend() == "cpu":  # JAX may have borrowed the host's memory, which must not be donated
+        if (
+            jax.default_backend() == "cpu"
+        ):  # JAX may have borrowed the host's memory, which must not be donated
             self.states = [self.copy(ts, None) for ts in self.states]
 
     def replica_states(self):

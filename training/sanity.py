@@ -22,8 +22,14 @@ def check(loop):
         measured += named if options.eval_every else []
     for name in at_the_end(runner.feeds, options):
         loop.reader.values(name, runner.try_out(name))
-    monitors = {f"{called(callback)}.monitor": getattr(callback, "monitor", None) for callback in loop.callbacks}
-    check_monitors(monitors | {"checkpoint.monitor": loop.keeper.monitor}, [name for name in measured if "/" not in name])
+    monitors = {
+        f"{called(callback)}.monitor": getattr(callback, "monitor", None)
+        for callback in loop.callbacks
+    }
+    check_monitors(
+        monitors | {"checkpoint.monitor": loop.keeper.monitor},
+        [name for name in measured if "/" not in name],
+    )
     if loop.reporting.histograms and not loop.log.publish.channels_for("histogram"):
         logger.warning("logging.histograms: no tracker here shows them; name tensorboard or wandb")
     tell(loop.run, runner)
@@ -32,9 +38,15 @@ def check(loop):
 def tell(run, runner):
     """What will run, in a few lines."""
     batch = jax.tree.leaves(runner.feed.shapes)[0].shape[0]
-    steps = "An epoch of unknown length" if run.steps is None else f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
+    steps = (
+        "An epoch of unknown length"
+        if run.steps is None
+        else f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
+    )
     several = f", {len(runner.lanes.seeds)} replicas" if len(runner.lanes.seeds) > 1 else ""
-    logger.info("%s of %d examples each, on %s%s", steps, batch, on_devices(runner.lanes.mesh), several)
+    logger.info(
+        "%s of %d examples each, on %s%s", steps, batch, on_devices(runner.lanes.mesh), several
+    )
 
 
 def on_devices(mesh):
@@ -47,13 +59,21 @@ def on_devices(mesh):
 
 def tell_of_memory(runner):
     """What compiling the step took, and what it and the data need of a device's memory."""
-    needs = {"state": size(runner.states[0]) * len(runner.states), "data": sum(feed.nbytes for feed in runner.feeds.values())}
+    needs = {
+        "state": size(runner.states[0]) * len(runner.states),
+        "data": sum(feed.nbytes for feed in runner.feeds.values()),
+    }
     needs |= {"step": runner.program.memory["temp_size_in_bytes"]} if runner.program.memory else {}
     shown = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
     if not runner.compiled():
         logger.info("Nothing is compiled (--debug), so this is slow")
         return
-    logger.info("Compiled in %.1f s; memory about %s: %s", runner.compiled(), format_bytes(sum(needs.values())), shown)
+    logger.info(
+        "Compiled in %.1f s; memory about %s: %s",
+        runner.compiled(),
+        format_bytes(sum(needs.values())),
+        shown,
+    )
 
 
 def size(tree):

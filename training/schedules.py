@@ -63,7 +63,9 @@ def piecewise(
     """The first value up to the first boundary, from there the second, and so on."""
     for value in values:
         share(values=value)
-    return join([constant(value) for value in values], boundary_steps, boundary_epochs, steps_per_epoch)
+    return join(
+        [constant(value) for value in values], boundary_steps, boundary_epochs, steps_per_epoch
+    )
 
 
 def warmup_linear(
@@ -126,9 +128,13 @@ def in_steps(name, steps, epochs, steps_per_epoch):
     if epochs is None:
         return steps
     if steps is not None:
-        raise ValueError(f"{name}steps: {steps}, yet {name}epochs is {epochs}; give only one of them")
+        raise ValueError(
+            f"{name}steps: {steps}, yet {name}epochs is {epochs}; give only one of them"
+        )
     if steps_per_epoch is None:
-        raise UnknownFact(f"{name}epochs: {epochs} needs steps_per_epoch, which is unknown; give it, or {name}steps")
+        raise UnknownFact(
+            f"{name}epochs: {epochs} needs steps_per_epoch, which is unknown; give it, or {name}steps"
+        )
     return np.rint(np.multiply(epochs, steps_per_epoch)).astype(int).tolist()
 
 
@@ -139,7 +145,11 @@ def length(steps, epochs, steps_per_epoch, total_steps):
     if found is None:
         raise UnknownFact("steps: not given, and total_steps is unknown; give steps or epochs")
     if found < 1:
-        given = f"steps: must be at least 1, got {found}" if epochs is None else f"epochs: {epochs} is {found} steps; at least 1"
+        given = (
+            f"steps: must be at least 1, got {found}"
+            if epochs is None
+            else f"epochs: {epochs} is {found} steps; at least 1"
+        )
         raise ValueError(given)
     return found
 
@@ -150,7 +160,9 @@ def warmup_length(warmup_steps, warmup_epochs, steps_per_epoch, total):
     if warmup is None:
         raise ValueError("warmup_steps: not given; give warmup_steps or warmup_epochs")
     if not 0 <= warmup < total:
-        raise ValueError(f"warmup_steps: must be at least 0 and below the {total} steps in all, got {warmup}")
+        raise ValueError(
+            f"warmup_steps: must be at least 0 and below the {total} steps in all, got {warmup}"
+        )
     return warmup
 
 
@@ -160,5 +172,7 @@ def boundaries(count, boundary_steps, boundary_epochs, steps_per_epoch):
     if found is None:
         raise ValueError("boundary_steps: not given; give boundary_steps or boundary_epochs")
     if len(found) != count or sorted({0, *found}) != [0, *found]:
-        raise ValueError(f"boundary_steps: must be {count} ascending steps, one between each two parts, got {list(found)}")
+        raise ValueError(
+            f"boundary_steps: must be {count} ascending steps, one between each two parts, got {list(found)}"
+        )
     return found

@@ -18,7 +18,9 @@ from utils import UserError, map_named, match_rules, named_leaves
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # the axes that a batch is cut over
-SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each cut has the price of an exchange
+SMALL = (
+    2**10
+)  # numbers: `fsdp` leaves such leaves whole, since each cut has the price of an exchange
 
 # What `tensor` cuts: of two products in a row, the first one's columns and the second one's rows, so that devices meet only after
 # both (Shoeybi et al., 2019). The number is the axis, counted from the last.
@@ -37,7 +39,9 @@ def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
     shape = mesh_shape(options, len(devices))
     if wrong := misfit(shape, devices):
         raise UserError(wrong)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[: math.prod(shape)])
+    return jax.make_mesh(
+        shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[: math.prod(shape)]
+    )
 
 
 def mesh_on_paper(options):
@@ -70,7 +74,9 @@ def mesh_shape(options, count):
     if open_axes:
         fixed = math.prod(sizes)
         if fixed < count and count % fixed:
-            raise UserError(f"mesh: {count} devices do not divide by {in_words(sizes)}, so there is no number for the -1")
+            raise UserError(
+                f"mesh: {count} devices do not divide by {in_words(sizes)}, so there is no number for the -1"
+            )
         sizes[open_axes[-1]] = max(count // fixed, 1)
     return tuple(sizes)
 
@@ -125,10 +131,17 @@ class Plan(NamedTuple):
 
     def of_state(self, ts):
         """The same of a TrainState of arrays or shapes, in which the replicas are not stacked."""
-        cuts, shapes = self.cuts(ts.params), {name: leaf.shape for name, leaf in named_leaves(ts.params).items()}
+        cuts, shapes = (
+            self.cuts(ts.params),
+            {name: leaf.shape for name, leaf in named_leaves(ts.params).items()},
+        )
 
         def place(name, leaf):
-            owner = None if name.split("/")[0] in ("state", "sums") else owner_of(name, leaf.shape, shapes)
+            owner = (
+                None
+                if name.split("/")[0] in ("state", "sums")
+                else owner_of(name, leaf.shape, shapes)
+            )
             return self.place(cuts[owner] if owner else ())
 
         return map_named(place, ts)
@@ -158,7 +171,10 @@ def cuts_by(rules, leaves, sizes):
     for name, cut in found.items():
         if cut is not None:
             check_cut(name, leaves[name].shape, cut, sizes)
-    return {name: preset(name, leaves[name].shape, sizes) if cut is None else cut for name, cut in found.items()}
+    return {
+        name: preset(name, leaves[name].shape, sizes) if cut is None else cut
+        for name, cut in found.items()
+    }
 
 
 def default_preset(sizes):
@@ -172,7 +188,9 @@ def check_cut(name, shape, cut, sizes):
     for axis in cut:
         if axis is not None and axis not in sizes:
             near = difflib.get_close_matches(axis, AXES, n=1)
-            raise UserError(f"{where}: the mesh has no axis {axis!r}{f'; did you mean {near[0]!r}?' if near else ''} {AXES}")
+            raise UserError(
+                f"{where}: the mesh has no axis {axis!r}{f'; did you mean {near[0]!r}?' if near else ''} {AXES}"
+            )
     if len(cut) > len(shape):
         raise UserError(
             f"{where}: the rule names {len(cut)} axes, {list(cut)}, and the leaf has {len(shape)}; make it one for fewer leaves, "
@@ -182,9 +200,13 @@ def check_cut(name, shape, cut, sizes):
         if axis is None:
             continue
         if cut.count(axis) > 1:
-            raise UserError(f"{where}: the rule cuts two axes over {axis!r}, {list(cut)}; each can be cut over another one")
+            raise UserError(
+                f"{where}: the rule cuts two axes over {axis!r}, {list(cut)}; each can be cut over another one"
+            )
         if shape[i] % sizes[axis]:
-            raise UserError(f"{where}: its axis {i} of {shape[i]} does not divide over mesh.{axis}, which is {sizes[axis]}")
+            raise UserError(
+                f"{where}: its axis {i} of {shape[i]} does not divide over mesh.{axis}, which is {sizes[axis]}"
+            )
 
 
 def data_parallel(name, shape, sizes):
@@ -205,7 +227,12 @@ def tensor(name, shape, sizes):
     """The products of attention and of perceptrons over `tensor`, as PRODUCTS has them; then as `fsdp`."""
     axis = next((axis for regex, axis in PRODUCTS if re.fullmatch(regex, name)), None)
     cut = [None] * len(shape)
-    if axis is not None and len(shape) >= -axis and sizes["tensor"] > 1 and shape[axis] % sizes["tensor"] == 0:
+    if (
+        axis is not None
+        and len(shape) >= -axis
+        and sizes["tensor"] > 1
+        and shape[axis] % sizes["tensor"] == 0
+    ):
         cut[axis] = "tensor"
     return fsdp(name, shape, sizes, cut)
 

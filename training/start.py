@@ -28,7 +28,9 @@ from training.stop import TEMPORARY, end_at_signals
 from training.summary import blueprint, count, trace_shapes
 from utils import DONE, STOPPED, UserError
 
-SHOWS_WITHIN = 30  # seconds that a network's file system may take until another host sees a new folder
+SHOWS_WITHIN = (
+    30  # seconds that a network's file system may take until another host sees a new folder
+)
 
 logger = logging.getLogger("main")
 
@@ -43,9 +45,15 @@ def shapes(parts, resumed=False):
         pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
         objective = compose(parts.objective, *pieces, parts.training.precision)
         example, batch_size = parts.data.example, parts.loader.batch_size
-        params, state, reported = trace_shapes(parts.model, objective, parts.optimizer, example, batch_size, watch)
-        check_monitors(monitors(parts), measured_names(evaluated_sets(parts), reported, watch, parts.rates))
-        for part in [part for part in (parts.checkpoint, *parts.callbacks) if hasattr(part, "sign")]:
+        params, state, reported = trace_shapes(
+            parts.model, objective, parts.optimizer, example, batch_size, watch
+        )
+        check_monitors(
+            monitors(parts), measured_names(evaluated_sets(parts), reported, watch, parts.rates)
+        )
+        for part in [
+            part for part in (parts.checkpoint, *parts.callbacks) if hasattr(part, "sign")
+        ]:
             part.sign()
         check_format(parts.checkpoint.format)
         if parts.training.pretrained and not resumed:
@@ -61,13 +69,19 @@ def shapes(parts, resumed=False):
 
 def monitors(parts):
     """{place in the config: the metric that is monitored there}"""
-    callbacks = {f"callbacks.{i}.args.monitor": getattr(c, "monitor", None) for i, c in enumerate(parts.callbacks)}
+    callbacks = {
+        f"callbacks.{i}.args.monitor": getattr(c, "monitor", None)
+        for i, c in enumerate(parts.callbacks)
+    }
     return {"checkpoint.monitor": parts.checkpoint.monitor} | callbacks
 
 
 def evaluated_sets(parts):
     """The sets that metrics are measured on while a run trains."""
-    return ["train", *(in_epochs(sets_of(parts), parts.training) if parts.training.eval_every else [])]
+    return [
+        "train",
+        *(in_epochs(sets_of(parts), parts.training) if parts.training.eval_every else []),
+    ]
 
 
 def sets_of(parts):
@@ -90,7 +104,9 @@ def train(parts, root, named=None, override=False):
     run = resume.in_all(chosen)
     check_alike(run_folder.flat(parts.config))
     template = shapes(parts, resumed=run is not None)
-    if run is not None and (end := from_first(lambda: resume.at_its_end(run, parts.training.epochs, override))):
+    if run is not None and (
+        end := from_first(lambda: resume.at_its_end(run, parts.training.epochs, override))
+    ):
         if is_first():
             print(end)
         return DONE
@@ -106,7 +122,11 @@ def engine_ahead(parts):
     sizes, example = sets_of(parts), parts.data.example
     if not isinstance(example, tuple | list) or len(example) != 2:
         return None
-    order = ["train", *(name for name in sizes if name not in ("train", "test")), *({"test"} & sizes.keys())]
+    order = [
+        "train",
+        *(name for name in sizes if name not in ("train", "test")),
+        *({"test"} & sizes.keys()),
+    ]
     sets = {name: Arrays(*jax.tree.map(partial(many, sizes[name]), example)) for name in order}
     if (
         parts.loader.collate_fn
@@ -119,7 +139,17 @@ def engine_ahead(parts):
     objective = compose(parts.objective, *pieces, parts.training.precision)
     make_update = configured(parts.update, objective, parts.optimizer, parts.training)
     devices = {"mesh": parts.mesh, "sharding": parts.sharding}
-    return engine_of(parts.model, objective, make_update, sets, parts.loader, parts.training, parts.seed, watch, devices)
+    return engine_of(
+        parts.model,
+        objective,
+        make_update,
+        sets,
+        parts.loader,
+        parts.training,
+        parts.seed,
+        watch,
+        devices,
+    )
 
 
 def many(count, example):
@@ -129,7 +159,9 @@ def many(count, example):
 
 def begun(parts, root, why):
     """A new run: its folder, its data, and the record for its checkpoints. `why` tells that there was none to go on with."""
-    run = resume.in_all(lambda: resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title)))
+    run = resume.in_all(
+        lambda: resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title))
+    )
     end_at_signals(run.folder)
     begin_to_tell(root, run)
     if why:
@@ -152,7 +184,12 @@ def record_of(run, parts, sets):
     """What a run's checkpoints tell of it, once its data is known to be the same in all processes, and its folder to be seen."""
     with together():
         record = run_folder.record(parts.config, parts.facts, sets)
-    check_alike({f"data: the fingerprint of the {name} set": found for name, found in record["data"].items()})
+    check_alike(
+        {
+            f"data: the fingerprint of the {name} set": found
+            for name, found in record["data"].items()
+        }
+    )
     with together():
         if not seen(run.folder):
             raise UserError(
@@ -186,7 +223,9 @@ def taken_up(run, parts, root, template, override):
     record = record_of(run, parts, sets)
     with together():
         changes = resume.changes(run, record, override)
-        recovery.check_fits(run.found, template, parts.training.replicas)  # nothing in the folder was touched so far
+        recovery.check_fits(
+            run.found, template, parts.training.replicas
+        )  # nothing in the folder was touched so far
         if is_first():
             resume.tidied(run)
     begin_to_tell(root, run)
@@ -280,4 +319,6 @@ def announce(parts, sets, run, params):
     if run.found:
         logger.info("Going on from %s, after step %d", run.found.name, run.found.record["step"])
     if not parts.checkpoint.save_optimizer_state:
-        logger.warning("checkpoint.save_optimizer_state is false: a run that is killed cannot be gone on with")
+        logger.warning(
+            "checkpoint.save_optimizer_state is false: a run that is killed cannot be gone on with"
+        )

@@ -31,7 +31,9 @@ def leave_to_jax():
 @contextmanager
 def stop_signals(run):
     """SIGTERM and SIGINT end the run after the chunk in flight; a second one does what it did before, as a KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread may handle signals
         yield
         return
     if LEFT_TO_JAX:  # which the loop asks
@@ -51,7 +53,9 @@ def stop_signals(run):
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
+            signal.signal(
+                number, signal.SIG_DFL if handler is None else handler
+            )  # None: not set by Python
 
 
 def end_at_signals(folder=None):
@@ -64,7 +68,11 @@ def end_at_signals(folder=None):
             shutil.rmtree(folder, ignore_errors=True)  # nothing has run
         for temporary in TEMPORARY:
             shutil.rmtree(temporary, ignore_errors=True)
-        more = "; the run can be gone on with from its last checkpoint" if saved else "; nothing was saved"
+        more = (
+            "; the run can be gone on with from its last checkpoint"
+            if saved
+            else "; nothing was saved"
+        )
         os.write(2, f"Interrupted{more}\n".encode())
         os._exit(STOPPED if saved else FAILED)
 

@@ -28,8 +28,12 @@ def trace_shapes(model, objective, optimizer, example, batch_size, watch):
             )
     metrics = trace_objective(objective, params, state, batch, key, train=True)
     evaluated = trace_objective(objective, params, state, batch, key, train=False)
-    if jax.tree.structure(metrics) != jax.tree.structure(evaluated) or forms(metrics) != forms(evaluated):
-        raise UserError(f"objective: the metrics of training ({forms(metrics)}) and evaluation ({forms(evaluated)}) differ")
+    if jax.tree.structure(metrics) != jax.tree.structure(evaluated) or forms(metrics) != forms(
+        evaluated
+    ):
+        raise UserError(
+            f"objective: the metrics of training ({forms(metrics)}) and evaluation ({forms(evaluated)}) differ"
+        )
     trace_optimizer(optimizer, params)
     return params, state, {"loss": ["loss"], **reported_names(objective, metrics, watch)}
 
@@ -40,7 +44,9 @@ def blueprint(objective, update, params, state, example, batch_size, watch):
     opt, ema = attempt("update: its state cannot be made", update.init, params)
     sums = jax.eval_shape(lambda: zero_sums(objective, params, state, batch, watch=watch))
     number = partial(jax.ShapeDtypeStruct, ())
-    return TrainState(number(jnp.int32), number(jnp.uint32), params, state, opt, ema, sums, number(jnp.float32))
+    return TrainState(
+        number(jnp.int32), number(jnp.uint32), params, state, opt, ema, sums, number(jnp.float32)
+    )
 
 
 def trace_objective(objective, params, state, batch, key, *, train):
@@ -53,21 +59,31 @@ def trace_objective(objective, params, state, batch, key, *, train):
     losses, new_state, metrics = answer
     size = jax.tree.leaves(batch)[0].shape[0]
     if getattr(losses, "shape", None) != (size,):
-        raise UserError(f"loss: must be a number for each of the {size} examples of a batch, found {losses}")
-    if jax.tree.structure(new_state) != jax.tree.structure(state) or forms(new_state) != forms(state):
-        raise UserError(f"model: apply changes the form of its state, from ({forms(state)}) to ({forms(new_state)})")
+        raise UserError(
+            f"loss: must be a number for each of the {size} examples of a batch, found {losses}"
+        )
+    if jax.tree.structure(new_state) != jax.tree.structure(state) or forms(new_state) != forms(
+        state
+    ):
+        raise UserError(
+            f"model: apply changes the form of its state, from ({forms(state)}) to ({forms(new_state)})"
+        )
     return metrics
 
 
 def trace_optimizer(optimizer, params):
     """Its updates must have the form of the parameters, its state must keep its own."""
     state = attempt("optimizer: its state cannot be made", optimizer.init, params)
-    answer = attempt("optimizer or schedule: the update fails", optimizer.update, params, state, params)
+    answer = attempt(
+        "optimizer or schedule: the update fails", optimizer.update, params, state, params
+    )
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise UserError("optimizer: update must answer (updates, state)")
     for what, new, old in (("updates", answer[0], params), ("state", answer[1], state)):
         if jax.tree.structure(new) != jax.tree.structure(old) or forms(new) != forms(old):
-            raise UserError(f"optimizer or schedule: the form of the {what} is ({forms(new)}), expected ({forms(old)})")
+            raise UserError(
+                f"optimizer or schedule: the form of the {what} is ({forms(new)}), expected ({forms(old)})"
+            )
 
 
 def forms(tree):
@@ -82,7 +98,11 @@ def attempt(what, fn, *arguments):
     except UserError as error:
         raise UserError(f"{what}: {error}") from error
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if "site-packages" not in f.filename
+        ]
         where = f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name}"
         raise UserError(f"{what}: {where}: {type(error).__name__}: {first_line(error)}") from error
 
@@ -93,7 +113,9 @@ def reported_names(objective, metrics, watch):
     metrics = {label: tree for label, tree in metrics.items() if not watch.aside(label)}
     means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
     found = {label: {} for label in metrics}
-    for name, leaf in named_leaves(attempt("metrics: the means cannot be finished", finish, means)).items():
+    for name, leaf in named_leaves(
+        attempt("metrics: the means cannot be finished", finish, means)
+    ).items():
         found.setdefault(name.split("/")[0], {})[name] = leaf
     for label, leaves in found.items():
         if not leaves:
@@ -105,7 +127,9 @@ def reported_names(objective, metrics, watch):
     names = {label: [name.replace("/", "_") for name in leaves] for label, leaves in found.items()}
     flat = ["loss", *(name for called in names.values() for name in called)]
     if twice := {name for name in flat if flat.count(name) > 1}:
-        raise UserError(f"metrics: {', '.join(sorted(twice))}: two of them have this name; give labels: {{label: metric, ...}}")
+        raise UserError(
+            f"metrics: {', '.join(sorted(twice))}: two of them have this name; give labels: {{label: metric, ...}}"
+        )
     return names
 
 
@@ -119,11 +143,23 @@ def table(params, plan):
     leaves, cuts = named_leaves(params), plan.cuts(params)
     held = {name: shard_bytes(leaf, plan.place(cuts[name])) for name, leaf in leaves.items()}
     total, width = count(params), max(map(len, leaves), default=4)
-    shown = {name: f"[{', '.join(axis or '-' for axis in cut)}]" if any(cut) else "whole" for name, cut in cuts.items()}
+    shown = {
+        name: f"[{', '.join(axis or '-' for axis in cut)}]" if any(cut) else "whole"
+        for name, cut in cuts.items()
+    }
     wide = max([8, *map(len, shown.values())])
-    lines = [f"{'path':<{width}}  {'shape':<18} {'count':>10}  share  {'sharding':<{wide}}  per device"]
+    lines = [
+        f"{'path':<{width}}  {'shape':<18} {'count':>10}  share  {'sharding':<{wide}}  per device"
+    ]
     for name, leaf in leaves.items():
         share, size = f"{leaf.size / total:>5.1%}", format_bytes(held[name])
-        lines.append(f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {share}  {shown[name]:<{wide}}  {size:>10}")
-    size, each = format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())), format_bytes(sum(held.values()))
-    return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size:<{7 + wide}}  {each:>10}"])
+        lines.append(
+            f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {share}  {shown[name]:<{wide}}  {size:>10}"
+        )
+    size, each = (
+        format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())),
+        format_bytes(sum(held.values())),
+    )
+    return "\n".join(
+        [*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size:<{7 + wide}}  {each:>10}"]
+    )

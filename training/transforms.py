@@ -19,14 +19,20 @@ def scale(factor, tree):
 
 def stateless(change):
     """An optimizer without state from change(grads, params) -> updates."""
-    return Optimizer(lambda params: {}, lambda grads, state, params=None: (change(grads, params), state))
+    return Optimizer(
+        lambda params: {}, lambda grads, state, params=None: (change(grads, params), state)
+    )
 
 
 def add_decay(grads, params, weight_decay, exclude, include=".*"):
     """weight_decay * parameter added to every leaf whose name `include` matches and `exclude` does not."""
 
     def decayed(name, g, p):
-        return g + weight_decay * p if re.fullmatch(include, name) and not re.fullmatch(exclude, name) else g
+        return (
+            g + weight_decay * p
+            if re.fullmatch(include, name) and not re.fullmatch(exclude, name)
+            else g
+        )
 
     return map_named(decayed, grads, params)
 
@@ -35,7 +41,10 @@ def matching(init, *rules):
     """The same init, once every (regex, default) is known to match a name; the default, or an empty regex, may match none."""
 
     def checked(params):
-        match_rules([(rule, None) for rule, default in rules if rule not in ("", default)], named_leaves(params))
+        match_rules(
+            [(rule, None) for rule, default in rules if rule not in ("", default)],
+            named_leaves(params),
+        )
         return init(params)
 
     return checked
@@ -46,7 +55,9 @@ def partition(label, optimizers):
 
     def split(tree, keys):
         leaves = named_leaves(tree).items()
-        return {key: {name: leaf for name, leaf in leaves if keys[name] == key} for key in optimizers}
+        return {
+            key: {name: leaf for name, leaf in leaves if keys[name] == key} for key in optimizers
+        }
 
     def init(params):
         parts = split(params, label(params))
@@ -55,9 +66,14 @@ def partition(label, optimizers):
     def update(grads, state, params=None):
         keys = label(grads)
         g, p = split(grads, keys), split(params, keys)
-        results = {key: optimizer.update(g[key], state[key], p[key]) for key, optimizer in optimizers.items()}
+        results = {
+            key: optimizer.update(g[key], state[key], p[key])
+            for key, optimizer in optimizers.items()
+        }
         updates = {name: leaf for part, _ in results.values() for name, leaf in part.items()}
-        return map_named(lambda name, _: updates[name], grads), {key: new for key, (_, new) in results.items()}
+        return map_named(lambda name, _: updates[name], grads), {
+            key: new for key, (_, new) in results.items()
+        }
 
     return Optimizer(init, update)
 
@@ -76,7 +92,9 @@ def clip_by_global_norm(max_norm: float) -> Optimizer:
 def clip_by_value(limit: float) -> Optimizer:
     """Every element of the gradients brought into [-limit, limit]."""
     positive(limit=limit)
-    return stateless(lambda grads, params: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads))
+    return stateless(
+        lambda grads, params: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads)
+    )
 
 
 def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_DECAY) -> Optimizer:
@@ -111,9 +129,13 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
         regex(rules=rule)
 
     def label(tree):
-        keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], named_leaves(tree))
+        keys = match_rules(
+            [(rule, str(i)) for i, (rule, _) in enumerate(rules)], named_leaves(tree)
+        )
         if lost := [name for name, key in keys.items() if key is None]:
-            raise UserError(f"groups: no rule matches {', '.join(lost)}; end the rules with ['.*', an optimizer]")
+            raise UserError(
+                f"groups: no rule matches {', '.join(lost)}; end the rules with ['.*', an optimizer]"
+            )
         return keys
 
     return partition(label, {str(i): optimizer for i, (_, optimizer) in enumerate(rules)})
@@ -145,6 +167,9 @@ def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
 
     def update(grads, state, params=None):
         updates, inner = optimizer.update(grads, state["optimizer"], params)
-        return scale(schedule(state["step"]), updates), {"step": state["step"] + 1, "optimizer": inner}
+        return scale(schedule(state["step"]), updates), {
+            "step": state["step"] + 1,
+            "optimizer": inner,
+        }
 
     return Optimizer(init, update)

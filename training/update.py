@@ -9,12 +9,25 @@ from training import tally
 from training.base import Update
 from utils import UserError, path_name
 
-MADE = ("state", "opt", "params", "ema")  # what a step makes of the loss and the gradients, causes before their effects
-SMALL = 2**12  # numbers: larger leaves are added up one by one, which took a perceptron's step from 366 to 353 us
-NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}  # how many, the first one, and which leaf that one hit
+MADE = (
+    "state",
+    "opt",
+    "params",
+    "ema",
+)  # what a step makes of the loss and the gradients, causes before their effects
+SMALL = (
+    2**12
+)  # numbers: larger leaves are added up one by one, which took a perceptron's step from 366 to 353 us
+NONE_BAD = {
+    "bad_steps": 0,
+    "first_bad": -1,
+    "bad_leaf": 0,
+}  # how many, the first one, and which leaf that one hit
 
 
-def gradient_update(objective, optimizer, *, accumulate: int = 1, ema: float | None = None, unroll: bool = False) -> Update:
+def gradient_update(
+    objective, optimizer, *, accumulate: int = 1, ema: float | None = None, unroll: bool = False
+) -> Update:
     """The usual update: the gradient of the mean loss over the genuine examples of a batch, through one optimizer."""
 
     def init(params):
@@ -22,7 +35,9 @@ def gradient_update(objective, optimizer, *, accumulate: int = 1, ema: float | N
 
     def step(ts, batch, valid):
         key, mask = step_key(ts), genuine(batch, valid)
-        grads, state, losses, metrics = gradient(objective, ts.params, ts.state, batch, mask, key, accumulate, unroll)
+        grads, state, losses, metrics = gradient(
+            objective, ts.params, ts.state, batch, mask, key, accumulate, unroll
+        )
         updates, opt = optimizer.update(grads, ts.opt, ts.params)
         params = apply_updates(ts, updates)
         averaged = None if ema is None else moving_average(ts.ema, params, ema, ts.step)
@@ -54,8 +69,15 @@ def accepted(ts, new, grads, losses, metrics, mask):
     sums = note_bad(ts.sums, ts.step, good, leaf)
     stands = frozen(sums)
     taken = good & ~stands
-    kept = {name: jax.tree.map(lambda n, o: jnp.where(taken, n, o), getattr(new, name), getattr(ts, name)) for name in MADE}
-    sums = measured(sums, ts.step, losses, metrics, mask & taken, taken, tally.norms_of(grads, kept["params"]))
+    kept = {
+        name: jax.tree.map(
+            lambda n, o: jnp.where(taken, n, o), getattr(new, name), getattr(ts, name)
+        )
+        for name in MADE
+    }
+    sums = measured(
+        sums, ts.step, losses, metrics, mask & taken, taken, tally.norms_of(grads, kept["params"])
+    )
     return ts._replace(step=ts.step + ~stands, sums=sums, **kept)
 
 
@@ -74,7 +96,12 @@ def all_finite(ts, new, grads, losses):
         return finite.all(), finite.argmin().astype(jnp.int32)
 
     # Looking at every number would be a fifth of the step of a small perceptron; adding them up is a quarter of that.
-    good, place = jax.lax.cond(jnp.isfinite(total(leaves)), lambda *_: (jnp.bool(True), jnp.int32(0)), leaf_by_leaf, *leaves)
+    good, place = jax.lax.cond(
+        jnp.isfinite(total(leaves)),
+        lambda *_: (jnp.bool(True), jnp.int32(0)),
+        leaf_by_leaf,
+        *leaves,
+    )
     return good, jnp.array(numbers, jnp.int32)[place]
 
 
@@ -117,7 +144,11 @@ def bad_leaf_name(ts, number):
     if number < 0:
         return made_floats(ts)[-1 - number][0]
     names = [name for name, _ in floats(ts.params)]
-    return f"the gradient of {names[number - 1]}" if number <= len(names) else f"a gradient (leaf {number - 1 - len(names)})"
+    return (
+        f"the gradient of {names[number - 1]}"
+        if number <= len(names)
+        else f"a gradient (leaf {number - 1 - len(names)})"
+    )
 
 
 def made_floats(ts):
@@ -128,7 +159,9 @@ def made_floats(ts):
 def floats(tree):
     """The leaves of a tree that can be a NaN or an infinity, as [(name, leaf)]; counters and random keys cannot."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(path_name(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return [
+        (path_name(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
 
 
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
@@ -147,14 +180,20 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     def microbatch(carry, piece):
         total, state = carry
         i, batch, mask = piece
-        grads, (state, losses, metrics) = grad(params, state, batch, mask, jax.random.fold_in(key, i))
+        grads, (state, losses, metrics) = grad(
+            params, state, batch, mask, jax.random.fold_in(key, i)
+        )
         return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)
 
     size = len(mask)
     if size % accumulate:
-        raise UserError(f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches")
+        raise UserError(
+            f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches"
+        )
     # Every n-th row goes to one microbatch, so that each device of a sharded batch holds its share of every microbatch.
-    split = jax.tree.map(lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), (batch, mask))
+    split = jax.tree.map(
+        lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), (batch, mask)
+    )
     carry = (jax.tree.map(jnp.zeros_like, params), state)
     carry, seen = jax.lax.scan(microbatch, carry, (jnp.arange(accumulate), *split), unroll=unroll)
     losses, metrics = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), seen)
@@ -170,11 +209,18 @@ def moving_average(ema, params, decay, step):
 def measured(sums, step, losses, metrics, mask, taken, norms):
     """The accumulators after one more step: of the epoch, of the lines within it, and of single steps where they are kept."""
     values = {**metrics, "loss": losses}
-    epoch, window = (tally.of_step(sums[part], values, mask, taken, norms) for part in ("epoch", "window"))
-    sums = sums | {"epoch": tally.merged(sums["epoch"], epoch), "window": tally.merged(sums["window"], window)}
+    epoch, window = (
+        tally.of_step(sums[part], values, mask, taken, norms) for part in ("epoch", "window")
+    )
+    sums = sums | {
+        "epoch": tally.merged(sums["epoch"], epoch),
+        "window": tally.merged(sums["window"], window),
+    }
     if "ring" in sums:
         place = step % jax.tree.leaves(sums["ring"])[0].shape[0]
-        sums["ring"] = jax.tree.map(lambda steps, one: steps.at[place].set(one), sums["ring"], window)
+        sums["ring"] = jax.tree.map(
+            lambda steps, one: steps.at[place].set(one), sums["ring"], window
+        )
     return sums
 
 
@@ -183,15 +229,22 @@ def zero_sums(objective, params, state, batch, *, freeze=False, watch=tally.Watc
     shapes = shapes_of_values(objective, params, state, batch)
     extras = watch.extras(params)
     epoch, window = (watch.modes(shapes, "TRAIN", freq) for freq in ("EPOCH", "STEP"))
-    sums = {"epoch": tally.empty_of_steps(epoch, shapes, extras, rows), "window": tally.empty_of_steps(window, shapes, extras)}
+    sums = {
+        "epoch": tally.empty_of_steps(epoch, shapes, extras, rows),
+        "window": tally.empty_of_steps(window, shapes, extras),
+    }
     if watch.ring:
         sums["ring"] = jax.tree.map(lambda a: jnp.full((watch.ring, *a.shape), a), sums["window"])
-    return sums | {name: jnp.int32(value) for name, value in ({"freeze": freeze} | NONE_BAD).items()}
+    return sums | {
+        name: jnp.int32(value) for name, value in ({"freeze": freeze} | NONE_BAD).items()
+    }
 
 
 def shapes_of_values(objective, params, state, batch):
     """{label: shapes} of what an objective tells of each example of a batch, its loss among it."""
-    seen = jax.eval_shape(lambda p, s, b: objective(p, s, b, jax.random.key(0), False), params, state, batch)
+    seen = jax.eval_shape(
+        lambda p, s, b: objective(p, s, b, jax.random.key(0), False), params, state, batch
+    )
     return {**seen[2], "loss": seen[0]}
 
 

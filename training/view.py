@@ -5,7 +5,19 @@ from types import MappingProxyType
 
 from training.publish import Publisher
 
-READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped", "signal", "finished")
+READ = (
+    "epoch",
+    "epochs",
+    "steps",
+    "position",
+    "step",
+    "params",
+    "state",
+    "states",
+    "stopped",
+    "signal",
+    "finished",
+)
 
 
 class View:
@@ -26,7 +38,11 @@ class View:
     """
 
     def __init__(self, run, learning_rate, *, sets=None, folder=None, config=None, publish=None):
-        fixed = {"sets": MappingProxyType(sets or {}), "folder": folder, "publish": publish or Publisher()}
+        fixed = {
+            "sets": MappingProxyType(sets or {}),
+            "folder": folder,
+            "publish": publish or Publisher(),
+        }
         vars(self).update(fixed, learning_rate=learning_rate, _run=run, _config=config or {})
 
     def __getattr__(self, name):
@@ -41,7 +57,9 @@ class View:
             return tuple(run.evaluated)
         if name in READ:
             return getattr(run, name)
-        raise AttributeError(f"a callback sees no {name!r} of a run; there are {', '.join((*READ, *SHOWN))}")
+        raise AttributeError(
+            f"a callback sees no {name!r} of a run; there are {', '.join((*READ, *SHOWN))}"
+        )
 
     def __setattr__(self, name, value):
         raise AttributeError(
@@ -52,4 +70,15 @@ class View:
         raise AttributeError(f"a callback only reads the run: {name!r} cannot be deleted")
 
 
-SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config", "publish", "learning_rate()")
+SHOWN = (
+    "evaluated",
+    "metrics",
+    "arrays",
+    "per_step",
+    "history",
+    "sets",
+    "folder",
+    "config",
+    "publish",
+    "learning_rate()",
+)

@@ -26,13 +26,17 @@ class Builder:
     """Builds the parts in the order in which they need each other's facts; what cannot be built is None."""
 
     def __init__(self, config, trusted=True):
-        self.config = {key: default for key, default in TOP_LEVEL.items() if default is not REQUIRED} | config
+        self.config = {
+            key: default for key, default in TOP_LEVEL.items() if default is not REQUIRED
+        } | config
         self.nodes = Nodes(trusted)
 
     def build(self):
         """A namespace with a field for each key of a config."""
         self.check_keys()
-        built = SimpleNamespace(title=self.title(), seed=self.seed(), resume=self.resume(), sharding=self.sharding())
+        built = SimpleNamespace(
+            title=self.title(), seed=self.seed(), resume=self.resume(), sharding=self.sharding()
+        )
         for section, options in SECTIONS.items():
             setattr(built, section, self.section(section, options))
         for kind in ("preprocess", "augment", "callbacks"):
@@ -54,29 +58,39 @@ class Builder:
     def check_keys(self):
         """No key too many, none missing."""
         for key in [key for key in self.config if key not in TOP_LEVEL]:
-            self.nodes.problem(key, f"no such key{parts.did_you_mean(key, TOP_LEVEL)} ({', '.join(TOP_LEVEL)})")
+            self.nodes.problem(
+                key, f"no such key{parts.did_you_mean(key, TOP_LEVEL)} ({', '.join(TOP_LEVEL)})"
+            )
         for key in [key for key in TOP_LEVEL if key not in self.config]:
-            self.nodes.problem(key, f'is missing; name one, as in "{key}": {{"name": ..., "args": {{}}}}')
+            self.nodes.problem(
+                key, f'is missing; name one, as in "{key}": {{"name": ..., "args": {{}}}}'
+            )
 
     def title(self):
         """The title, which names a folder."""
         title = self.config["title"]
         if not isinstance(title, str) or not title.strip(". ") or set(title) & set("/\\\0"):
-            self.nodes.problem("title", f"must be a name that a folder can have, found {show(title)}")
+            self.nodes.problem(
+                "title", f"must be a name that a folder can have, found {show(title)}"
+            )
         return title
 
     def seed(self):
         """The seed, which must fit 32 bits."""
         seed = self.config["seed"]
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-            self.nodes.problem("seed", f"must be an integer from 0 to {2**32 - 1}, found {show(seed)}")
+            self.nodes.problem(
+                "seed", f"must be an integer from 0 to {2**32 - 1}, found {show(seed)}"
+            )
         return seed
 
     def resume(self):
         """Whether to go on with the latest unfinished run of this title."""
         if self.config["resume"] not in (None, "auto"):
             found = show(self.config["resume"])
-            self.nodes.problem("resume", f'must be null or "auto", found {found}; a run is named with --resume RUN')
+            self.nodes.problem(
+                "resume", f'must be null or "auto", found {found}; a run is named with --resume RUN'
+            )
         return self.config["resume"]
 
     def sharding(self):
@@ -116,15 +130,29 @@ class Builder:
         nodes = self.config.get("optimizer")
         if not isinstance(nodes, list) or self.nodes.stepping:
             return
-        names = [self.nodes.resolved.get(f"optimizer.{i}", {}).get("name", ".") for i in range(len(nodes))]
-        if names and not any("." in name for name in names):  # another library's may well step without saying so
-            self.nodes.problem("optimizer", "no link of this chain takes a step; end it with an optimizer, such as sgd")
+        names = [
+            self.nodes.resolved.get(f"optimizer.{i}", {}).get("name", ".")
+            for i in range(len(nodes))
+        ]
+        if names and not any(
+            "." in name for name in names
+        ):  # another library's may well step without saying so
+            self.nodes.problem(
+                "optimizer",
+                "no link of this chain takes a step; end it with an optimizer, such as sgd",
+            )
 
     def rates(self, schedule):
         """{name: the learning rate at a step}"""
         found = self.nodes.rates.values()
-        names = ["learning_rate"] if len(found) == 1 else [f"learning_rate_{i}" for i in range(len(found))]
-        scaled = [lambda step, rate=rate: rate * schedule(step) for rate in found] if schedule else found
+        names = (
+            ["learning_rate"]
+            if len(found) == 1
+            else [f"learning_rate_{i}" for i in range(len(found))]
+        )
+        scaled = (
+            [lambda step, rate=rate: rate * schedule(step) for rate in found] if schedule else found
+        )
         return dict(zip(names, scaled, strict=True))
 
     def several(self, kind):
@@ -142,17 +170,26 @@ class Builder:
         """{label: function}; in a list the functions' names are the labels, an object gives labels of its own."""
         nodes = self.config["metrics"]
         if isinstance(nodes, dict):
-            built = {label: self.top("metrics", node, f"metrics.{label}") for label, node in nodes.items()}
+            built = {
+                label: self.top("metrics", node, f"metrics.{label}")
+                for label, node in nodes.items()
+            }
             places = {label: f"metrics.{label}" for label in nodes}
         else:
             built, places = {}, {}
             for i, metric in enumerate(self.several("metrics") or []):
                 label = self.nodes.resolved[f"metrics.{i}"]["name"].rpartition(".")[2]
                 if label in built:
-                    self.nodes.problem(f"metrics.{i}", f"{label!r} stands in the list twice; give labels: {{label: metric, ...}}")
+                    self.nodes.problem(
+                        f"metrics.{i}",
+                        f"{label!r} stands in the list twice; give labels: {{label: metric, ...}}",
+                    )
                 built[label], places[label] = metric, f"metrics.{i}"
         for label in [label for label in built if label == "loss" or "/" in label]:
-            self.nodes.problem(places[label], f"the name {label!r} is taken, or has a '/'; give labels: {{label: metric, ...}}")
+            self.nodes.problem(
+                places[label],
+                f"the name {label!r} is taken, or has a '/'; give labels: {{label: metric, ...}}",
+            )
         return built
 
     def check_together(self, built):
@@ -166,7 +203,9 @@ class Builder:
                 for line in str(error).splitlines():
                     self.nodes.problem(*line.split(": ", 1))
         if built.data and built.loader and "val" in built.data.sizes and built.loader.val_size:
-            self.nodes.problem("loader.val_size", "the data brings its own validation set; leave val_size at 0")
+            self.nodes.problem(
+                "loader.val_size", "the data brings its own validation set; leave val_size at 0"
+            )
 
     def learn_sizes(self, built):
         """Facts about classes and steps."""
@@ -175,11 +214,14 @@ class Builder:
         data, loader, facts = built.data, built.loader, self.nodes.facts
         for name in [name for name in ("train", *data.sizes) if data.sizes.get(name, 0) < 1]:
             self.nodes.problem(
-                "data", f"the {name} set is {'empty' if name in data.sizes else 'missing'}; sizes are {data.sizes}"
+                "data",
+                f"the {name} set is {'empty' if name in data.sizes else 'missing'}; sizes are {data.sizes}",
             )
             return
         for name in [name for name in data.sizes if not re.fullmatch(r"[a-z0-9-]+", name)]:
-            self.nodes.problem("data", f"names the set {name!r}; a name has small letters, digits and '-'")
+            self.nodes.problem(
+                "data", f"names the set {name!r}; a name has small letters, digits and '-'"
+            )
         told = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in told.items() if value is not None}
         try:
@@ -189,7 +231,11 @@ class Builder:
             return
         facts["steps_per_epoch"] = -(-left // loader.batch_size)
         if built.training:
-            limits = [limit for limit in (built.training.limit_batches, built.training.overfit_batches) if limit]
+            limits = [
+                limit
+                for limit in (built.training.limit_batches, built.training.overfit_batches)
+                if limit
+            ]
             facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
             facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
 
@@ -206,7 +252,10 @@ class Builder:
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
         except Exception as error:
-            self.nodes.problem("preprocess", f"does not fit the data's examples, {raw.dtype}{list(raw.shape)}: {error}")
+            self.nodes.problem(
+                "preprocess",
+                f"does not fit the data's examples, {raw.dtype}{list(raw.shape)}: {error}",
+            )
             return
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
@@ -218,9 +267,17 @@ class Builder:
             raw = self.nodes.resolved.get(path, raw)
             if isinstance(raw, list | tuple):
                 return [fill(f"{path}.{i}", item) for i, item in enumerate(raw)]
-            return {key: fill(f"{path}.{key}", value) for key, value in raw.items()} if isinstance(raw, dict) else raw
+            return (
+                {key: fill(f"{path}.{key}", value) for key, value in raw.items()}
+                if isinstance(raw, dict)
+                else raw
+            )
 
-        return {key: fill(key, self.config[key]) for key in TOP_LEVEL if key in self.config and key != "distributed"}
+        return {
+            key: fill(key, self.config[key])
+            for key in TOP_LEVEL
+            if key in self.config and key != "distributed"
+        }
 
 
 def build_to_ship(config, source, facts, trusted=True, input_shape=None):

@@ -52,15 +52,21 @@ def read(path, overrides=()):
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; name a config with -c, as in: python train.py -c config.json") from None
+        raise UserError(
+            f"{path}: there is no such file; name a config with -c, as in: python train.py -c config.json"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     try:
         config = json.loads(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
         line = [*text.splitlines(), ""][error.lineno - 1].strip()
-        message = f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}\n  {line}"
-        raise UserError(f"{message}\n  (JSON has no comments, and no comma before a closing bracket)") from error
+        message = (
+            f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}\n  {line}"
+        )
+        raise UserError(
+            f"{message}\n  (JSON has no comments, and no comma before a closing bracket)"
+        ) from error
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     if not isinstance(config, dict):
@@ -84,7 +90,9 @@ def override(config, text):
     """The config with one `path.to.key=value`; the value is JSON, or else a plain string."""
     key_path, equals, value = text.partition("=")
     if not equals or not key_path:
-        raise UserError(f"{text!r}: an override reads path.to.key=value, as in optimizer.args.lr=0.01")
+        raise UserError(
+            f"{text!r}: an override reads path.to.key=value, as in optimizer.args.lr=0.01"
+        )
     with contextlib.suppress(json.JSONDecodeError):  # it stays a plain string
         value = json.loads(value)
     *way, last = key_path.split(".")
@@ -100,7 +108,9 @@ def descend(node, key, text):
     key = place(node, key, text)
     child = node[key] if isinstance(node, list) else node.get(key)
     if child is None or isinstance(child, str):
-        child = node[key] = {} if child is None else {"path" if key == "pretrained" else "name": child}
+        child = node[key] = (
+            {} if child is None else {"path" if key == "pretrained" else "name": child}
+        )
     return child
 
 

@@ -8,8 +8,14 @@ from wiring import parts
 from wiring.config import show
 from wiring.values import Misfit, convert
 
-GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")  # arguments of an update that fit passes from the training section
-BESIDE = {"metrics": ("mode", "freq", "phase")}  # keys that a node of a kind may have beside name and args
+GIVEN_BY_TRAINING = (
+    "accumulate",
+    "ema",
+    "unroll",
+)  # arguments of an update that fit passes from the training section
+BESIDE = {
+    "metrics": ("mode", "freq", "phase")
+}  # keys that a node of a kind may have beside name and args
 
 
 class Unbuilt(Exception):
@@ -22,7 +28,9 @@ class Nodes:
     def __init__(self, trusted=True):
         self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
         self.resolved = {}  # {path: the node with its defaults}
-        self.stepping = set()  # paths of the optimizers that take a step of their own, by a learning rate
+        self.stepping = (
+            set()
+        )  # paths of the optimizers that take a step of their own, by a learning rate
         self.rates = {}  # {path: learning rate}
 
     def problem(self, path, message):
@@ -37,7 +45,10 @@ class Nodes:
         """What the function of this name makes of its arguments."""
         name, args, beside = self.name_and_args(node, path, BESIDE.get(kind, ()))
         if "." in name and not self.trusted:
-            self.problem(path, f"{name!r} would import code, and this config was left by a run: say --trust if it is yours")
+            self.problem(
+                path,
+                f"{name!r} would import code, and this config was left by a run: say --trust if it is yours",
+            )
             raise Unbuilt
         try:
             function = parts.resolve(kind, name)
@@ -45,7 +56,9 @@ class Nodes:
             self.problem(path if isinstance(node, str) else f"{path}.name", str(error))
             raise Unbuilt from error
         accepted = parts.arguments(function, parts.KINDS[kind].given)
-        accepted = {k: p for k, p in accepted.items() if kind != "update" or k not in GIVEN_BY_TRAINING}
+        accepted = {
+            k: p for k, p in accepted.items() if kind != "update" or k not in GIVEN_BY_TRAINING
+        }
         values = self.values(name, args, accepted, f"{path}.args")
         self.resolved[path] = {"name": name, "args": with_defaults(args, accepted), **beside}
         if parts.KINDS[kind].given:
@@ -102,7 +115,12 @@ class Nodes:
         self.stepping.add(path)
         self.rates[path] = rate
         if self.schedule and name == "learning_rate" and accepted[name].annotation is not float:
-            return self.call(factory, values | {name: lambda step: rate * self.schedule(step)}, f"{path}.args", "optimizer")
+            return self.call(
+                factory,
+                values | {name: lambda step: rate * self.schedule(step)},
+                f"{path}.args",
+                "optimizer",
+            )
         return self.scheduled(self.call(factory, values, f"{path}.args", "optimizer"))
 
     def scheduled(self, optimizer):
@@ -115,14 +133,25 @@ class Nodes:
         """A node's name and args, in either of its forms, and what it has of the keys that may stand beside them."""
         node = {"name": node} if isinstance(node, str) else node
         if not isinstance(node, dict) or not isinstance(node.get("name"), str):
-            self.problem(path, f'must be a name or {{"name": ..., "args": {{...}}}}, found {show(node)}')
+            self.problem(
+                path, f'must be a name or {{"name": ..., "args": {{...}}}}, found {show(node)}'
+            )
         elif extra := [key for key in node if key not in ("name", "args", *beside)]:
             known = " and ".join(map(repr, ("name", "args", *beside)))
-            self.problem(path, f"has {', '.join(map(repr, extra))} beside {known}; move it into 'args'")
+            self.problem(
+                path, f"has {', '.join(map(repr, extra))} beside {known}; move it into 'args'"
+            )
         elif not isinstance(node.get("args", {}), dict):
-            self.problem(f"{path}.args", f"must be an object of the arguments of {node['name']}, found {show(node['args'])}")
+            self.problem(
+                f"{path}.args",
+                f"must be an object of the arguments of {node['name']}, found {show(node['args'])}",
+            )
         else:
-            return node["name"], node.get("args", {}), {key: node[key] for key in beside if key in node}
+            return (
+                node["name"],
+                node.get("args", {}),
+                {key: node[key] for key in beside if key in node},
+            )
         raise Unbuilt
 
     def values(self, name, given, accepted, path):
@@ -136,7 +165,9 @@ class Nodes:
         for key, parameter in accepted.items():
             try:
                 if key in given:
-                    values[key] = convert(given[key], parameter.annotation, f"{path}.{key}", self.nested)
+                    values[key] = convert(
+                        given[key], parameter.annotation, f"{path}.{key}", self.nested
+                    )
                 elif key in self.facts:
                     values[key] = self.facts[key]
                 elif parameter.default is parameter.empty:
@@ -170,7 +201,9 @@ class Nodes:
         except UserError as error:
             self.problem(path, str(error))
         except ValueError as error:
-            told = [] if isinstance(error, UnknownFact) and self.problems else str(error).splitlines()
+            told = (
+                [] if isinstance(error, UnknownFact) and self.problems else str(error).splitlines()
+            )
             for line in told:
                 argument, _, message = line.partition(": ")
                 known = argument in inspect.signature(factory).parameters
@@ -180,11 +213,20 @@ class Nodes:
         else:
             if kind is None or parts.is_a(made, kind):
                 return made
-            self.problem(path.removesuffix(".args"), f"{factory.__name__} answers {type(made).__name__}, which is no {kind}")
+            self.problem(
+                path.removesuffix(".args"),
+                f"{factory.__name__} answers {type(made).__name__}, which is no {kind}",
+            )
         raise Unbuilt
 
 
 def with_defaults(given, accepted):
     """The args as they would stand in a config that leaves nothing to defaults; facts stay out, since the data tells them."""
-    shown = {k: p.default for k, p in accepted.items() if p.default is not p.empty and k not in parts.FACTS}
-    return {k: v for k, v in shown.items() if isinstance(v, str | int | float | bool | tuple | None)} | given
+    shown = {
+        k: p.default
+        for k, p in accepted.items()
+        if p.default is not p.empty and k not in parts.FACTS
+    }
+    return {
+        k: v for k, v in shown.items() if isinstance(v, str | int | float | bool | tuple | None)
+    } | given

@@ -29,16 +29,26 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("model", ("model",), "model.base:Model", attributes=("init", "apply")),
-        Kind("data", ("data_loader",), "data_loader.base:Data", attributes=("example", "sizes", "load")),
+        Kind(
+            "data",
+            ("data_loader",),
+            "data_loader.base:Data",
+            attributes=("example", "sizes", "load"),
+        ),
         Kind("preprocess", ("training.preprocess",), "training.base:Preprocessed", given=1),
         Kind("augment", ("training.augment",), "training.base:Augmented", given=2),
         Kind("loss", ("training.loss",), "training.base:Loss", given=2),
         Kind("metrics", ("training.metrics",), "training.base:Metric", given=2),
         Kind("objective", ("training.objective",), "training.base:Objective", given=5),
         Kind(
-            "optimizer", ("training.optimizers", "training.transforms"), "training.base:Optimizer", attributes=("init", "update")
+            "optimizer",
+            ("training.optimizers", "training.transforms"),
+            "training.base:Optimizer",
+            attributes=("init", "update"),
         ),
-        Kind("schedule", ("training.schedules",), "training.base:Schedule", attributes=("__call__",)),
+        Kind(
+            "schedule", ("training.schedules",), "training.base:Schedule", attributes=("__call__",)
+        ),
         Kind("update", ("training.update",), "training.base:Update", given=2),
         Kind("callbacks", ("training.callbacks",), "training.base:Callback"),
         Kind("trackers", ("training.trackers",), "training.base:Tracker"),
@@ -90,12 +100,20 @@ def modules(homes):
         if spec.submodule_search_locations is None:
             yield home
         else:
-            yield from (f"{home}.{m.name}" for m in pkgutil.iter_modules(spec.submodule_search_locations) if not m.ispkg)
+            yield from (
+                f"{home}.{m.name}"
+                for m in pkgutil.iter_modules(spec.submodule_search_locations)
+                if not m.ispkg
+            )
 
 
 def is_part(function, name, module_name, kind):
     """Whether this is a public function, defined there, that returns the kind."""
-    if not inspect.isfunction(function) or name.startswith("_") or function.__module__ != module_name:
+    if (
+        not inspect.isfunction(function)
+        or name.startswith("_")
+        or function.__module__ != module_name
+    ):
         return False
     returned = function.__annotations__.get("return")
     return returned is marker(kind) or returned == marker(kind).__name__
@@ -109,8 +127,19 @@ def resolve(kind, name):
     if name in found:
         return found[name]
     message = f"no {kind} {name!r}{did_you_mean(name, found)} ({', '.join(sorted(found))})"
-    unmarked = [f"{home} has a function {name!r}, but without `-> {marker(kind).__name__}`" for home in defining(kind, name)]
-    raise UserError("\n".join([message, *unmarked, *(f"{module} cannot be imported: {why}" for module, why in broken.items())]))
+    unmarked = [
+        f"{home} has a function {name!r}, but without `-> {marker(kind).__name__}`"
+        for home in defining(kind, name)
+    ]
+    raise UserError(
+        "\n".join(
+            [
+                message,
+                *unmarked,
+                *(f"{module} cannot be imported: {why}" for module, why in broken.items()),
+            ]
+        )
+    )
 
 
 def defining(kind, name):
@@ -119,7 +148,8 @@ def defining(kind, name):
     return [
         module.__name__
         for module in loaded
-        if inspect.isfunction(vars(module).get(name)) and vars(module)[name].__module__ == module.__name__
+        if inspect.isfunction(vars(module).get(name))
+        and vars(module)[name].__module__ == module.__name__
     ]
 
 
@@ -139,12 +169,18 @@ def imported(dotted):
 
 def is_a(made, kind):
     """Whether a factory made what its kind promises."""
-    return made is not None and not isinstance(made, type) and all(hasattr(made, a) for a in KINDS[kind].attributes)
+    return (
+        made is not None
+        and not isinstance(made, type)
+        and all(hasattr(made, a) for a in KINDS[kind].attributes)
+    )
 
 
 def holds_kind(annotation, kind):
     """Whether an annotation is a kind's, or holds it, as in tuple[tuple[str, Optimizer], ...]."""
-    return kind_of(annotation) == kind or any(holds_kind(inner, kind) for inner in typing.get_args(annotation))
+    return kind_of(annotation) == kind or any(
+        holds_kind(inner, kind) for inner in typing.get_args(annotation)
+    )
 
 
 def section_options(place):
@@ -167,12 +203,18 @@ def arguments(function, given=0):
         hints = {}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = list(inspect.signature(function).parameters.values())[given:]
-    return {p.name: p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters if p.kind not in variadic}
+    return {
+        p.name: p.replace(annotation=hints.get(p.name, p.annotation))
+        for p in parameters
+        if p.kind not in variadic
+    }
 
 
 def signature(name, accepted):
     """A part as one would call it: name(arg=default, ...)."""
-    shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in accepted.values()]
+    shown = [
+        p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in accepted.values()
+    ]
     return f"{name}({', '.join(shown)})"
 
 
@@ -183,4 +225,6 @@ def listing(kind):
     for name, function in found.items():
         lines.append(f"  {signature(name, arguments(function, KINDS[kind].given))}")
         lines.append(f"      {(inspect.getdoc(function) or '').split(chr(10))[0]}")
-    return "\n".join(lines + [f"  {module} cannot be imported: {why}" for module, why in broken.items()])
+    return "\n".join(
+        lines + [f"  {module} cannot be imported: {why}" for module, why in broken.items()]
+    )

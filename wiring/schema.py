@@ -20,7 +20,11 @@ DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotte
 
 def make_schema():
     """The schema of a whole config."""
-    properties = {"$schema": {"type": "string"}, "title": {"type": "string"}, "seed": {"type": "integer", "minimum": 0}}
+    properties = {
+        "$schema": {"type": "string"},
+        "title": {"type": "string"},
+        "seed": {"type": "integer", "minimum": 0},
+    }
     properties["resume"] = {"enum": [None, "auto"], "default": None}
     properties |= {name: section(options) for name, options in SECTIONS.items()}
     properties |= {kind: reference(kind) for kind in SINGLE}
@@ -30,7 +34,10 @@ def make_schema():
     properties["sharding"] = sharding()
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
     properties["optimizer"] = {
-        "anyOf": [reference("optimizer"), {"type": "array", "items": reference("optimizer"), "minItems": 1}]
+        "anyOf": [
+            reference("optimizer"),
+            {"type": "array", "items": reference("optimizer"), "minItems": 1},
+        ]
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -50,7 +57,9 @@ def sharding():
     axes = {"type": "array", "items": {"type": ["string", "null"]}}
     rule = {"type": "array", "items": [{"type": "string"}, axes], "minItems": 2, "maxItems": 2}
     presets = {"enum": list(SHARDINGS)}
-    return {"anyOf": [presets, {"type": "array", "items": {"anyOf": [rule, presets]}}, {"type": "null"}]}
+    return {
+        "anyOf": [presets, {"type": "array", "items": {"anyOf": [rule, presets]}}, {"type": "null"}]
+    }
 
 
 def reference(kind):
@@ -61,7 +70,9 @@ def section(options):
     """The schema of a section that names no part; what stands beside an option in its class is what an editor shows."""
     function = parts.section_options(options)
     found = call(parts.arguments(function), inspect.getdoc(function))
-    for name, comment in re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(function), re.MULTILINE):
+    for name, comment in re.findall(
+        r"^    (\w+): .*?  # (.*)$", inspect.getsource(function), re.MULTILINE
+    ):
         found["properties"][name]["description"] = comment
     return found
 
@@ -74,7 +85,11 @@ def part(kind):
     cases = [
         {
             "if": {"properties": {"name": {"const": part_name}}},
-            "then": {"properties": {"args": call(parts.arguments(function, given), inspect.getdoc(function))}},
+            "then": {
+                "properties": {
+                    "args": call(parts.arguments(function, given), inspect.getdoc(function))
+                }
+            },
         }
         for part_name, function in found.items()
     ]

@@ -5,8 +5,21 @@ import typing
 
 from wiring.config import show
 
-PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "a string", dict: "an object"}
-SCHEMA_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", dict: "object", type(None): "null"}
+PLAIN = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    dict: "an object",
+}
+SCHEMA_TYPES = {
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    str: "string",
+    dict: "object",
+    type(None): "null",
+}
 
 
 class Misfit(Exception):
@@ -61,7 +74,9 @@ def convert_union(value, choices, path, build):
     except Misfit as misfit:
         if choices[-1] not in PLAIN:  # what is wrong inside says more
             raise
-        raise Misfit(path, f"must be {' or '.join(map(describe, allowed))}, found {show(value)}") from misfit
+        raise Misfit(
+            path, f"must be {' or '.join(map(describe, allowed))}, found {show(value)}"
+        ) from misfit
 
 
 def convert_tuple(value, inner, path, build):
@@ -73,7 +88,10 @@ def convert_tuple(value, inner, path, build):
     kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
     if len(kinds) != len(value):
         raise Misfit(path, f"must be a list of {len(kinds)}, found {show(value)}")
-    return tuple(convert(item, kind, f"{path}.{i}", build) for i, (item, kind) in enumerate(zip(value, kinds, strict=True)))
+    return tuple(
+        convert(item, kind, f"{path}.{i}", build)
+        for i, (item, kind) in enumerate(zip(value, kinds, strict=True))
+    )
 
 
 def freeze(value):
@@ -87,7 +105,10 @@ def describe(annotation):
     """An annotation in words."""
     if annotation is type(None):
         return "null"
-    return PLAIN.get(annotation, "a list" if tuple in (annotation, typing.get_origin(annotation)) else str(annotation))
+    return PLAIN.get(
+        annotation,
+        "a list" if tuple in (annotation, typing.get_origin(annotation)) else str(annotation),
+    )
 
 
 def schema(annotation, kind_of):
@@ -104,10 +125,21 @@ def schema(annotation, kind_of):
             return {"type": "array"}
         if inner[-1] is Ellipsis:
             return {"type": "array", "items": schema(inner[0], kind_of)}
-        return {"type": "array", "items": [schema(i, kind_of) for i in inner], "minItems": len(inner), "maxItems": len(inner)}
+        return {
+            "type": "array",
+            "items": [schema(i, kind_of) for i in inner],
+            "minItems": len(inner),
+            "maxItems": len(inner),
+        }
     if typing.is_typeddict(annotation):
-        keys = {key: schema(inner, kind_of) for key, inner in typing.get_type_hints(annotation).items()}
-        found = {"type": "object", "properties": keys, "required": sorted(annotation.__required_keys__)}
+        keys = {
+            key: schema(inner, kind_of) for key, inner in typing.get_type_hints(annotation).items()
+        }
+        found = {
+            "type": "object",
+            "properties": keys,
+            "required": sorted(annotation.__required_keys__),
+        }
         return found | {"additionalProperties": False}
     plain = SCHEMA_TYPES.get(origin or annotation)
     return {"type": plain} if plain else {}

@@ -26,7 +26,12 @@ class Plan(NamedTuple):
     def involved(self):
         """How much there is to it."""
         sizes = self.layout.sizes
-        return PRESETS.index(self.layout.preset), sizes["tensor"], self.layout.step.remat, sizes["fsdp"]
+        return (
+            PRESETS.index(self.layout.preset),
+            sizes["tensor"],
+            self.layout.step.remat,
+            sizes["fsdp"],
+        )
 
 
 def priced(step, shape, device, efficiency):
@@ -62,7 +67,9 @@ def choose(step, devices, device, efficiency):
     if not fitting:
         return None, least
     fastest = min(plan.time.total for plan in fitting)
-    return min((plan for plan in fitting if plan.time.total <= WORTH * fastest), key=Plan.involved), least
+    return min(
+        (plan for plan in fitting if plan.time.total <= WORTH * fastest), key=Plan.involved
+    ), least
 
 
 def enough(step, devices, device, efficiency):

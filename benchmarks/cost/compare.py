@@ -24,7 +24,9 @@ NOTE = (
 
 def small(dim, depth, batch, patch=4, **others):
     """A model of images as small as CIFAR's."""
-    return Vit(dim, depth, max(dim // 64, 4), batch, (32, 32, 3), patch, 10, precision="float32", **others)
+    return Vit(
+        dim, depth, max(dim // 64, 4), batch, (32, 32, 3), patch, 10, precision="float32", **others
+    )
 
 
 CASES = [
@@ -35,11 +37,17 @@ CASES = [
     *((small(128, 6, 32, patch=2, remat=remat), ONE) for remat in (False, True)),
     (small(64, 3, 4, patch=1), ONE),
     *((small(*sizes), DATA) for sizes in ((64, 4, 1024), (256, 4, 64), (1024, 2, 8))),
-    *((small(*sizes), FSDP) for sizes in ((64, 4, 1024), (256, 4, 8), (256, 4, 64), (1024, 6, 8), (1024, 2, 64))),
+    *(
+        (small(*sizes), FSDP)
+        for sizes in ((64, 4, 1024), (256, 4, 8), (256, 4, 64), (1024, 6, 8), (1024, 2, 64))
+    ),
     *((small(*sizes, remat=True), FSDP) for sizes in ((256, 8, 64), (1024, 2, 64))),
     *((small(*sizes), BOTH) for sizes in ((256, 4, 64), (1024, 2, 64))),
     (small(128, 6, 32, patch=2), BOTH),
-    *((small(*sizes), TENSOR) for sizes in ((64, 4, 1024), (256, 4, 64), (512, 4, 64), (1024, 2, 64))),
+    *(
+        (small(*sizes), TENSOR)
+        for sizes in ((64, 4, 1024), (256, 4, 64), (512, 4, 64), (1024, 2, 64))
+    ),
     (small(256, 4, 64, remat=True), TENSOR),
     (small(128, 6, 32, patch=2), TENSOR),
 ]
@@ -59,7 +67,12 @@ def compared(case, shape):
     priced, devices = memory(laid_out(case, shape), CPU), shape[0] * shape[1] * shape[2]
     compiled = compile_step(case, shape)
     told = compiled.memory_analysis()
-    held = told.argument_size_in_bytes + told.temp_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
+    held = (
+        told.argument_size_in_bytes
+        + told.temp_size_in_bytes
+        + told.output_size_in_bytes
+        - told.alias_size_in_bytes
+    )
     return Compared(priced.total, held, flops(case)[1] / devices, compiled.cost_analysis()["flops"])
 
 
@@ -77,12 +90,32 @@ def main():
         found = compared(case, shape)
         memories.append(found.ours / found.xla)
         operations.append(found.our_flops / found.xla_flops)
-        cells = [mesh_name(shape), f"{case.dim} x {case.depth}", str(case.tokens), str(case.batch), "yes" if case.remat else "no"]
+        cells = [
+            mesh_name(shape),
+            f"{case.dim} x {case.depth}",
+            str(case.tokens),
+            str(case.batch),
+            "yes" if case.remat else "no",
+        ]
         sizes = [f"{size / 1e6:,.1f}" for size in found[:2]]
         rows.append([*cells, *sizes, f"{memories[-1]:.3f}", f"{operations[-1]:.3f}"])
     rows.append(["median (range)", "", "", "", "", "", "", middle(memories), middle(operations)])
-    head = ["mesh", "dim x depth", "tokens", "batch", "remat", "model, MB", "XLA, MB", "model / XLA", "operations, model / XLA"]
-    record("Cost model", "python -m benchmarks.cost_model --compare", f"{markdown(head, rows)}\n\n{NOTE}")
+    head = [
+        "mesh",
+        "dim x depth",
+        "tokens",
+        "batch",
+        "remat",
+        "model, MB",
+        "XLA, MB",
+        "model / XLA",
+        "operations, model / XLA",
+    ]
+    record(
+        "Cost model",
+        "python -m benchmarks.cost_model --compare",
+        f"{markdown(head, rows)}\n\n{NOTE}",
+    )
 
 
 def middle(ratios):

@@ -70,17 +70,27 @@ def of_gradients(layout, device):
     """All-reduce over `data` of what a device holds, and over `fsdp` too of what that leaves whole; as the products make them, in
     the type that the model computes in."""
     sizes, item = layout.sizes, layout.step.itemsize
-    cut = item * sum(leaf.times * leaf.held for leaf in layout.leaves.values() if "fsdp" in leaf.cut)
+    cut = item * sum(
+        leaf.times * leaf.held for leaf in layout.leaves.values() if "fsdp" in leaf.cut
+    )
     whole = item * layout.numbers() - cut
     over_data = all_reduce(cut, sizes["data"], sizes["fsdp"] * sizes["tensor"], device)
-    return over_data + all_reduce(whole, layout.split, sizes["tensor"], device) + begun(layout.split, layout.step.depth)
+    return (
+        over_data
+        + all_reduce(whole, layout.split, sizes["tensor"], device)
+        + begun(layout.split, layout.step.depth)
+    )
 
 
 def of_weights(layout, device):
     """All-gathers for the forward and for the backward pass, and a reduce-scatter of gradients."""
     sizes = layout.sizes
-    whole = layout.step.itemsize * sum(leaf.times * leaf.whole for leaf in layout.leaves.values() if "fsdp" in leaf.cut)
-    return 3 * all_gather(whole, sizes["fsdp"], sizes["tensor"], device) + begun(sizes["fsdp"], 3 * layout.step.depth)
+    whole = layout.step.itemsize * sum(
+        leaf.times * leaf.whole for leaf in layout.leaves.values() if "fsdp" in leaf.cut
+    )
+    return 3 * all_gather(whole, sizes["fsdp"], sizes["tensor"], device) + begun(
+        sizes["fsdp"], 3 * layout.step.depth
+    )
 
 
 def of_products(layout, device):

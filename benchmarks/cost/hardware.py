@@ -24,7 +24,15 @@ DEVICES = {
     for device in (
         Device("H100", {"bfloat16": 989e12, "float32": 494e12}, 80e9, 3.35e12, 8, 450e9, 50e9),
         Device("H200", {"bfloat16": 989e12, "float32": 494e12}, 141e9, 4.8e12, 8, 450e9, 50e9),
-        Device("v5e", {"bfloat16": 197e12, "float32": 197e12}, 16e9, 819e9, 256, 200e9, 6.4e12 / 8 / 256),
+        Device(
+            "v5e",
+            {"bfloat16": 197e12, "float32": 197e12},
+            16e9,
+            819e9,
+            256,
+            200e9,
+            6.4e12 / 8 / 256,
+        ),
         Device("v5p", {"bfloat16": 459e12, "float32": 459e12}, 95e9, 2765e9, 6144, 600e9, 50e9 / 8),
     )
 }

@@ -12,7 +12,9 @@ class Schedule(NamedTuple):
     """What the memory depends on that a compiler decides."""
 
     gathers_first: bool  # weights that `fsdp` cuts are gathered for all blocks at the start, not one block ahead
-    reduces_last: bool  # gradients are added up over devices all at once, so that until then they are whole
+    reduces_last: (
+        bool  # gradients are added up over devices all at once, so that until then they are whole
+    )
     marks: bool  # looking for what is not finite makes a byte for each number
 
 
@@ -44,7 +46,9 @@ def memory(layout, schedule=ACCELERATOR):
     pixels = examples * step.image[0] * step.image[1] * step.image[2]
     # Gradients, and new parameters and two moments.
     update = 4 * 4 * numbers + (4 * numbers if schedule.marks else 0)
-    backward = most_of_backward(layout, schedule) + step.itemsize * pixels  # the patches, side by side
+    backward = (
+        most_of_backward(layout, schedule) + step.itemsize * pixels
+    )  # the patches, side by side
     return Memory(layout.state + 4 * (pixels + examples), backward, update)
 
 
@@ -52,11 +56,16 @@ def most_of_backward(layout, schedule):
     """It grows or shrinks steadily from the last block to the first, so it is the larger of the two ends."""
     step, kept = layout.step, activations(layout)
     between = kept.stream if step.remat else kept.block
-    made, cast = made_for_products(layout), step.itemsize * layout.numbers() if step.itemsize < 4 else 0
+    made, cast = (
+        made_for_products(layout),
+        step.itemsize * layout.numbers() if step.itemsize < 4 else 0,
+    )
     grown = gradients_of_block(layout, schedule)
 
     def live(left):
-        weights = made.copies * (1 if step.remat else left) + made.gathered * gathered_blocks(step, schedule, left)
+        weights = made.copies * (1 if step.remat else left) + made.gathered * gathered_blocks(
+            step, schedule, left
+        )
         return between * (left - 1) + kept.inside + weights + grown * (step.depth - left)
 
     return cast + max(live(step.depth), live(1))
@@ -84,7 +93,9 @@ def activations(layout):
     examples = step.batch / layout.split
     stream = examples * step.tokens * step.dim  # (B, T, D), numbers
     scores = examples * step.heads * step.tokens**2 / tensor  # (B, H, T, T)
-    norm = stream * (size + 4 + 4 + size)  # input, centred, standardized, result; in between in float32
+    norm = stream * (
+        size + 4 + 4 + size
+    )  # input, centred, standardized, result; in between in float32
     # Queries, keys, values, what they come to; the softmax in float32, and once more where it is cast for the product.
     attention = 4 * size * stream / tensor + scores * (4 + (size if size < 4 else 0))
     perceptron = 3 * step.expansion * size * stream / tensor  # gelu's input, its erf, its result
@@ -106,16 +117,24 @@ class Made(NamedTuple):
 def made_for_products(layout):
     """Weights for queries, keys and values are laid side by side; cut ones are gathered."""
     block, size, gathered = layout.block(), layout.step.itemsize, gathered_of_block(layout)
-    copies = sum(leaf.held for name, leaf in block.items() if is_stacked(name) and name not in gathered)
+    copies = sum(
+        leaf.held for name, leaf in block.items() if is_stacked(name) and name not in gathered
+    )
     return Made(size * copies, size * sum(block[name].whole for name in gathered))
 
 
 def gathered_of_block(layout):
     """The weights that `fsdp` cuts and a product asks for whole: the partitioner gathers the smaller side of it, so with few
     tokens the weights stay cut."""
-    columns = {name: leaf.shape[-1] * (3 if is_stacked(name) else 1) for name, leaf in layout.block().items() if is_matrix(leaf)}
+    columns = {
+        name: leaf.shape[-1] * (3 if is_stacked(name) else 1)
+        for name, leaf in layout.block().items()
+        if is_matrix(leaf)
+    }
     tokens = layout.step.batch * layout.step.tokens
-    return [name for name in columns if "fsdp" in layout.leaves[name].cut and tokens >= columns[name]]
+    return [
+        name for name in columns if "fsdp" in layout.leaves[name].cut and tokens >= columns[name]
+    ]
 
 
 def is_matrix(leaf):

@@ -44,7 +44,9 @@ class Vit(NamedTuple):
 
     def model(self):
         names = ("patch", "dim", "depth", "heads", "expansion")
-        args = {name: getattr(self, name) for name in names} | {"remat": ".*" if self.remat else None}
+        args = {name: getattr(self, name) for name in names} | {
+            "remat": ".*" if self.remat else None
+        }
         return vit(self.image, self.classes, **args)
 
     def shapes(self):
@@ -124,7 +126,9 @@ def cut_on_paper(step, shape):
     leaves = {}
     for name, leaf in named_leaves(params).items():
         own = shard_bytes(leaf, plan.place(cuts[name])) // leaf.dtype.itemsize
-        leaves[name] = Leaf(leaf.shape, own, own * (fsdp if "fsdp" in cuts[name] else 1), cuts[name], 1)
+        leaves[name] = Leaf(
+            leaf.shape, own, own * (fsdp if "fsdp" in cuts[name] else 1), cuts[name], 1
+        )
     return state, leaves
 
 
@@ -136,11 +140,17 @@ def count(step):
 def flops(step):
     """(of the model, of the step as it is computed), for the whole batch: 2 for each weight and token in the forward pass, 4 in
     the backward pass. With `remat` that computes the blocks again, but for their last product, which nobody asks for."""
-    leaves = {name: math.prod(leaf.shape) for name, leaf in named_leaves(step.shapes()).items() if name.endswith("weight")}
+    leaves = {
+        name: math.prod(leaf.shape)
+        for name, leaf in named_leaves(step.shapes()).items()
+        if name.endswith("weight")
+    }
     tokens = step.batch * step.tokens
     products = sum(size for name, size in leaves.items() if name.startswith("blocks/"))
     scores = 2 * step.depth * step.tokens * step.dim  # query . key and scores . value, of a token
-    ends = 4 * leaves["patches/weight"] * tokens + 6 * leaves["head/weight"] * step.batch  # images have no gradient
+    ends = (
+        4 * leaves["patches/weight"] * tokens + 6 * leaves["head/weight"] * step.batch
+    )  # images have no gradient
     model = 6 * (products + scores) * tokens + ends
     last = sum(size for name, size in leaves.items() if name.endswith("/project/weight"))
     return model, model + (2 * (products - last + scores) * tokens if step.remat else 0)

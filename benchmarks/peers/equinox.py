@@ -54,7 +54,9 @@ def make_model(workload):
     @eqx.filter_jit
     def make(key):
         k1, k2 = jr.split(key)
-        model, state = eqx.nn.make_with_state(MODELS[workload.model])(workload.shape, **workload.args, key=k1)
+        model, state = eqx.nn.make_with_state(MODELS[workload.model])(
+            workload.shape, **workload.args, key=k1
+        )
         return begun_as_ours(model, k2), state
 
     return make(jr.key(0))
@@ -101,9 +103,14 @@ def make_step(tree, static, optim, label_smoothing):
     @jax.jit
     def step(leaves, x, y):
         params, state, opt_state = jax.tree.unflatten(tree, leaves)
-        (loss, (state, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, state, x, y)
+        (loss, (state, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            params, state, x, y
+        )
         updates, opt_state = optim.update(grads, opt_state, params)
-        return jax.tree.leaves((eqx.apply_updates(params, updates), state, opt_state)), (loss, accuracy)
+        return jax.tree.leaves((eqx.apply_updates(params, updates), state, opt_state)), (
+            loss,
+            accuracy,
+        )
 
     return step
 
@@ -135,7 +142,9 @@ class ConvNeXtBlock(eqx.Module):
 
     def __init__(self, dim, kernel, expansion, residual, *, key):
         k1, k2, k3 = jr.split(key, 3)
-        self.dwconv = eqx.nn.Conv2d(dim, dim, kernel, padding="SAME", groups=dim, use_bias=False, key=k1)
+        self.dwconv = eqx.nn.Conv2d(
+            dim, dim, kernel, padding="SAME", groups=dim, use_bias=False, key=k1
+        )
         self.norm = ChannelNorm(dim, eps=1e-6)
         self.expand = eqx.nn.Conv2d(dim, expansion * dim, 1, use_bias=False, key=k2)
         self.project = eqx.nn.Conv2d(expansion * dim, dim, 1, use_bias=False, key=k3)
@@ -152,15 +161,33 @@ class ConvNeXt(eqx.Module):
     hidden: eqx.nn.Linear
     classes: eqx.nn.Linear
 
-    def __init__(self, shape, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None, *, key):
+    def __init__(
+        self,
+        shape,
+        dims=(8, 16, 32),
+        kernel=7,
+        expansion=2,
+        head_dim=64,
+        residual=False,
+        patch=4,
+        depths=None,
+        *,
+        key,
+    ):
         depths = depths or [1] * len(dims)
         keys = iter(jr.split(key, len(dims) + sum(depths) + 2))
         self.features = []
         for i, (a, b) in enumerate(pairwise((shape[-1], *dims))):
             size = 2 if i else patch
-            down, norm = eqx.nn.Conv2d(a, b, size, size, use_bias=False, key=next(keys)), ChannelNorm(a if i else b, eps=1e-6)
+            down, norm = (
+                eqx.nn.Conv2d(a, b, size, size, use_bias=False, key=next(keys)),
+                ChannelNorm(a if i else b, eps=1e-6),
+            )
             self.features += [norm, down] if i else [down, norm]
-            self.features += [ConvNeXtBlock(b, kernel, expansion, residual, key=next(keys)) for _ in range(depths[i])]
+            self.features += [
+                ConvNeXtBlock(b, kernel, expansion, residual, key=next(keys))
+                for _ in range(depths[i])
+            ]
         self.norm = eqx.nn.LayerNorm(dims[-1], eps=1e-6)
         self.hidden = eqx.nn.Linear(dims[-1], head_dim, key=next(keys))
         self.classes = eqx.nn.Linear(head_dim, 10, key=next(keys))
@@ -177,7 +204,9 @@ class MLP(eqx.Module):
     def __init__(self, shape, dims=(128, 128), *, key):
         widths = (int(np.prod(shape)), *dims, 10)
         keys = jr.split(key, len(dims) + 1)
-        self.layers = [eqx.nn.Linear(a, b, key=k) for k, (a, b) in zip(keys, pairwise(widths), strict=True)]
+        self.layers = [
+            eqx.nn.Linear(a, b, key=k) for k, (a, b) in zip(keys, pairwise(widths), strict=True)
+        ]
 
     def __call__(self, x, state):
         x = x.ravel()
@@ -238,7 +267,9 @@ class Unit(eqx.Module):
     norm: eqx.nn.BatchNorm
 
     def __init__(self, in_dim, out_dim, kernel, stride=1, *, key):
-        self.conv = eqx.nn.Conv2d(in_dim, out_dim, kernel, stride, padding="SAME", use_bias=False, key=key)
+        self.conv = eqx.nn.Conv2d(
+            in_dim, out_dim, kernel, stride, padding="SAME", use_bias=False, key=key
+        )
         self.norm = eqx.nn.BatchNorm(out_dim, axis_name="batch", momentum=0.9, mode="batch")
 
     def __call__(self, x, state):
@@ -276,7 +307,10 @@ class ResNet(eqx.Module):
         plan = []
         for a, b in pairwise((widths[0], *widths)):
             plan += [(a, b, 2 if plan else 1)] + [(b, b, 1)] * (depth - 1)
-        self.blocks = [ResNetBlock(*block, key=k) for k, block in zip(jr.split(key, len(plan)), plan, strict=True)]
+        self.blocks = [
+            ResNetBlock(*block, key=k)
+            for k, block in zip(jr.split(key, len(plan)), plan, strict=True)
+        ]
         self.head = eqx.nn.Linear(widths[-1], 10, key=k2)
 
     def __call__(self, x, state):

@@ -15,7 +15,9 @@ BATCH = 500  # of the test set
 
 class ConvNeXtBlock(nnx.Module):
     def __init__(self, dim, kernel, expansion, residual, *, rngs):
-        self.dwconv = nnx.Conv(dim, dim, (kernel, kernel), feature_group_count=dim, use_bias=False, rngs=rngs)
+        self.dwconv = nnx.Conv(
+            dim, dim, (kernel, kernel), feature_group_count=dim, use_bias=False, rngs=rngs
+        )
         self.norm = nnx.LayerNorm(dim, rngs=rngs)
         self.expand = nnx.Linear(dim, expansion * dim, use_bias=False, rngs=rngs)
         self.project = nnx.Linear(expansion * dim, dim, use_bias=False, rngs=rngs)
@@ -28,19 +30,36 @@ class ConvNeXtBlock(nnx.Module):
 
 class ConvNeXt(nnx.Module):
     def __init__(
-        self, shape, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None, *, rngs
+        self,
+        shape,
+        dims=(8, 16, 32),
+        kernel=7,
+        expansion=2,
+        head_dim=64,
+        residual=False,
+        patch=4,
+        depths=None,
+        *,
+        rngs,
     ):
         def patches(dim_in, dim, size):
-            return nnx.Conv(dim_in, dim, (size, size), strides=size, padding="VALID", use_bias=False, rngs=rngs)
+            return nnx.Conv(
+                dim_in, dim, (size, size), strides=size, padding="VALID", use_bias=False, rngs=rngs
+            )
 
         layers = [patches(shape[-1], dims[0], patch), nnx.LayerNorm(dims[0], rngs=rngs)]
         for i, dim in enumerate(dims):
             if i > 0:
                 layers += [nnx.LayerNorm(dims[i - 1], rngs=rngs), patches(dims[i - 1], dim, 2)]
-            layers += [ConvNeXtBlock(dim, kernel, expansion, residual, rngs=rngs) for _ in range(depths[i] if depths else 1)]
+            layers += [
+                ConvNeXtBlock(dim, kernel, expansion, residual, rngs=rngs)
+                for _ in range(depths[i] if depths else 1)
+            ]
         self.features = nnx.Sequential(*layers)
         self.norm = nnx.LayerNorm(dims[-1], rngs=rngs)
-        self.head = nnx.Sequential(nnx.Linear(dims[-1], head_dim, rngs=rngs), nnx.Linear(head_dim, 10, rngs=rngs))
+        self.head = nnx.Sequential(
+            nnx.Linear(dims[-1], head_dim, rngs=rngs), nnx.Linear(head_dim, 10, rngs=rngs)
+        )
 
     def __call__(self, x):
         return self.head(self.norm(self.features(x).mean((1, 2))))
@@ -70,7 +89,10 @@ class ResNet(nnx.Module):
         self.stem = ConvNorm(shape[-1], widths[0], 3, rngs=rngs)
         blocks = [ResidualBlock(widths[0], widths[0], 1, rngs=rngs) for _ in range(depth)]
         for a, b in pairwise(widths):
-            blocks += [ResidualBlock(a, b, 2, rngs=rngs), *(ResidualBlock(b, b, 1, rngs=rngs) for _ in range(depth - 1))]
+            blocks += [
+                ResidualBlock(a, b, 2, rngs=rngs),
+                *(ResidualBlock(b, b, 1, rngs=rngs) for _ in range(depth - 1)),
+            ]
         self.blocks = nnx.Sequential(*blocks)
         self.head = nnx.Linear(widths[-1], 10, rngs=rngs)
 
@@ -93,9 +115,15 @@ class TransformerBlock(nnx.Module):
 class ViT(nnx.Module):
     def __init__(self, shape, patch=4, dim=64, depth=4, heads=4, *, rngs):
         tokens = shape[0] // patch * (shape[1] // patch)
-        self.patches = nnx.Conv(shape[-1], dim, (patch, patch), strides=patch, padding="VALID", rngs=rngs)
-        self.positions = nnx.Param(0.02 * jax.random.truncated_normal(rngs.params(), -2, 2, (tokens, dim)))
-        self.blocks = nnx.Sequential(*(TransformerBlock(dim, heads, rngs=rngs) for _ in range(depth)))
+        self.patches = nnx.Conv(
+            shape[-1], dim, (patch, patch), strides=patch, padding="VALID", rngs=rngs
+        )
+        self.positions = nnx.Param(
+            0.02 * jax.random.truncated_normal(rngs.params(), -2, 2, (tokens, dim))
+        )
+        self.blocks = nnx.Sequential(
+            *(TransformerBlock(dim, heads, rngs=rngs) for _ in range(depth))
+        )
         self.norm = nnx.LayerNorm(dim, rngs=rngs)
         self.head = nnx.Linear(dim, 10, rngs=rngs)
 
@@ -108,7 +136,9 @@ class ViT(nnx.Module):
 class MLP(nnx.Module):
     def __init__(self, shape, dims, *, rngs):
         sizes = (np.prod(shape), *dims)
-        layers = [layer for a, b in pairwise(sizes) for layer in (nnx.Linear(a, b, rngs=rngs), nnx.relu)]
+        layers = [
+            layer for a, b in pairwise(sizes) for layer in (nnx.Linear(a, b, rngs=rngs), nnx.relu)
+        ]
         self.layers = nnx.Sequential(*layers, nnx.Linear(sizes[-1], 10, rngs=rngs))
 
     def __call__(self, x):
@@ -124,11 +154,19 @@ class Trainer:
     def __init__(self, workload, data):
         self.data, self.batch_size = data, workload.batch_size
         self.model = MODELS[workload.model](workload.shape, **workload.args, rngs=nnx.Rngs(0))
-        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.Param)))
-        optimizer = nnx.Optimizer(self.model, optimizer_of(workload, len(data["train"][0]), decayed), wrt=nnx.Param)
-        self.metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+        self.parameters = sum(
+            leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.Param))
+        )
+        optimizer = nnx.Optimizer(
+            self.model, optimizer_of(workload, len(data["train"][0]), decayed), wrt=nnx.Param
+        )
+        self.metrics = nnx.MultiMetric(
+            accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
+        )
         self.model.train()
-        self.step = nnx.cached_partial(train_step(workload.label_smoothing), self.model, optimizer, self.metrics)
+        self.step = nnx.cached_partial(
+            train_step(workload.label_smoothing), self.model, optimizer, self.metrics
+        )
 
     def epoch(self, seed):
         self.metrics.reset()

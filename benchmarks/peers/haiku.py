@@ -71,9 +71,14 @@ def make_functions(network, optim, label_smoothing):
 
     @jax.jit
     def update(held, x, y):
-        (loss, (state, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(held.params, held.state, x, y)
+        (loss, (state, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            held.params, held.state, x, y
+        )
         updates, opt_state = optim.update(grads, held.opt_state, held.params)
-        return TrainingState(optax.apply_updates(held.params, updates), state, opt_state), (loss, accuracy)
+        return TrainingState(optax.apply_updates(held.params, updates), state, opt_state), (
+            loss,
+            accuracy,
+        )
 
     @jax.jit
     def predict(held, x):
@@ -91,7 +96,16 @@ def gelu(x):
 
 
 class ConvNeXt(hk.Module):
-    def __init__(self, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None):
+    def __init__(
+        self,
+        dims=(8, 16, 32),
+        kernel=7,
+        expansion=2,
+        head_dim=64,
+        residual=False,
+        patch=4,
+        depths=None,
+    ):
         super().__init__()
         self.dims, self.kernel, self.expansion, self.head_dim = dims, kernel, expansion, head_dim
         self.residual, self.patch, self.depths = residual, patch, depths or [1] * len(dims)
@@ -103,7 +117,9 @@ class ConvNeXt(hk.Module):
             y = hk.Conv2D(dim, 1, with_bias=False)(y)
             return x + y if self.residual else y
 
-        x = layer_norm()(hk.Conv2D(self.dims[0], self.patch, self.patch, padding="VALID", with_bias=False)(x))
+        x = layer_norm()(
+            hk.Conv2D(self.dims[0], self.patch, self.patch, padding="VALID", with_bias=False)(x)
+        )
         for i, (dim, depth) in enumerate(zip(self.dims, self.depths, strict=True)):
             if i > 0:
                 x = hk.Conv2D(dim, 2, 2, padding="VALID", with_bias=False)(layer_norm()(x))
@@ -125,15 +141,25 @@ class MLP(hk.Module):
 class ViT(hk.Module):
     def __init__(self, patch=4, dim=64, depth=4, heads=4, expansion=4):
         super().__init__()
-        self.patch, self.dim, self.depth, self.heads, self.expansion = patch, dim, depth, heads, expansion
+        self.patch, self.dim, self.depth, self.heads, self.expansion = (
+            patch,
+            dim,
+            depth,
+            heads,
+            expansion,
+        )
 
     def __call__(self, x, is_training):
         x = hk.Conv2D(self.dim, self.patch, self.patch, padding="VALID")(x)
         x = hk.Reshape((-1, self.dim))(x)  # (B, T, D)
-        x = x + hk.get_parameter("positions", x.shape[1:], init=hk.initializers.TruncatedNormal(0.02))
+        x = x + hk.get_parameter(
+            "positions", x.shape[1:], init=hk.initializers.TruncatedNormal(0.02)
+        )
         for _ in range(self.depth):
             y, w_init = layer_norm()(x), hk.initializers.VarianceScaling(1.0)
-            x = x + hk.MultiHeadAttention(self.heads, self.dim // self.heads, w_init=w_init)(y, y, y)
+            x = x + hk.MultiHeadAttention(self.heads, self.dim // self.heads, w_init=w_init)(
+                y, y, y
+            )
             y = gelu(hk.Linear(self.expansion * self.dim)(layer_norm()(x)))
             x = x + hk.Linear(self.dim)(y)
         return hk.Linear(10)(layer_norm()(x).mean(1))
@@ -147,7 +173,9 @@ class ResNet(hk.Module):
     def __call__(self, x, is_training):
         def unit(x, dim, kernel, stride=1):
             x = hk.Conv2D(dim, kernel, stride, with_bias=False)(x)
-            return hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(x, is_training)
+            return hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(
+                x, is_training
+            )
 
         def block(x, dim, stride):
             y = unit(jax.nn.relu(unit(x, dim, 3, stride)), dim, 3)

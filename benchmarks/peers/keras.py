@@ -17,11 +17,16 @@ class Trainer:
 
     def __init__(self, workload, data):
         self.data = {name: (x, keras.utils.to_categorical(y, 10)) for name, (x, y) in data.items()}
-        self.batch_size, self.steps = workload.batch_size, len(data["train"][0]) // workload.batch_size
+        self.batch_size, self.steps = (
+            workload.batch_size,
+            len(data["train"][0]) // workload.batch_size,
+        )
         keras.utils.set_random_seed(0)
         inputs = keras.Input(workload.shape)
         self.model = keras.Model(inputs, MODELS[workload.model](inputs, **workload.args))
-        loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=workload.label_smoothing)
+        loss = keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=workload.label_smoothing
+        )
         self.model.compile(optimizer_of(workload, self.steps), loss, metrics=["accuracy"])
         self.parameters = sum(int(np.prod(weight.shape)) for weight in self.model.trainable_weights)
 
@@ -31,7 +36,9 @@ class Trainer:
         return self.model.fit(x, y, self.batch_size, verbose=0).history["loss"][0]
 
     def accuracy(self):
-        return self.model.evaluate(*self.data["test"], BATCH, verbose=0, return_dict=True)["accuracy"]
+        return self.model.evaluate(*self.data["test"], BATCH, verbose=0, return_dict=True)[
+            "accuracy"
+        ]
 
 
 def optimizer_of(workload, steps):
@@ -50,11 +57,16 @@ class OneCycle(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        up, down = step / self.warmup if self.warmup else 1.0, (self.steps - step) / (self.steps - self.warmup)
+        up, down = (
+            step / self.warmup if self.warmup else 1.0,
+            (self.steps - step) / (self.steps - self.warmup),
+        )
         return self.rate * ops.clip(ops.minimum(up, down), 0, 1)
 
 
-def convnext(x, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None):
+def convnext(
+    x, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None
+):
     x = layer_norm()(layers.Conv2D(dims[0], patch, strides=patch, use_bias=False)(x))
     for i, dim in enumerate(dims):
         if i > 0:
@@ -90,7 +102,9 @@ class Positions(layers.Layer):
     """Adds a learned vector to each place."""
 
     def build(self, shape):
-        self.positions = self.add_weight(shape[1:], initializer=keras.initializers.TruncatedNormal(stddev=0.02))
+        self.positions = self.add_weight(
+            shape[1:], initializer=keras.initializers.TruncatedNormal(stddev=0.02)
+        )
 
     def call(self, x):
         return x + self.positions

@@ -34,7 +34,10 @@ class Trainer:
         """Returns only if it fails: it waits for ever for another epoch."""
         workload = self.workload
         steps = -(-len(self.data["train"][0]) // workload.batch_size) * workload.epochs
-        schedules = {"constant": constant, "one_cycle": partial(warmup_linear, round(workload.warmup * steps), steps=steps)}
+        schedules = {
+            "constant": constant,
+            "one_cycle": partial(warmup_linear, round(workload.warmup * steps), steps=steps),
+        }
         try:
             fit(
                 self.model,

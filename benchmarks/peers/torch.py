@@ -49,24 +49,50 @@ class ConvNeXtBlock(nn.Module):
         return x + y if self.residual else y
 
 
-def convnext(shape, dims=(8, 16, 32), kernel=7, expansion=2, head_dim=64, residual=False, patch=4, depths=None):
-    layers = [nn.Conv2d(shape[-1], dims[0], patch, patch, bias=False), LayerNorm2d(dims[0], eps=1e-6)]
+def convnext(
+    shape,
+    dims=(8, 16, 32),
+    kernel=7,
+    expansion=2,
+    head_dim=64,
+    residual=False,
+    patch=4,
+    depths=None,
+):
+    layers = [
+        nn.Conv2d(shape[-1], dims[0], patch, patch, bias=False),
+        LayerNorm2d(dims[0], eps=1e-6),
+    ]
     for i, dim in enumerate(dims):
         if i > 0:
-            layers += [LayerNorm2d(dims[i - 1], eps=1e-6), nn.Conv2d(dims[i - 1], dim, 2, 2, bias=False)]
-        layers += [ConvNeXtBlock(dim, kernel, expansion, residual) for _ in range(depths[i] if depths else 1)]
-    head = [nn.LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], head_dim), nn.Linear(head_dim, 10)]
+            layers += [
+                LayerNorm2d(dims[i - 1], eps=1e-6),
+                nn.Conv2d(dims[i - 1], dim, 2, 2, bias=False),
+            ]
+        layers += [
+            ConvNeXtBlock(dim, kernel, expansion, residual)
+            for _ in range(depths[i] if depths else 1)
+        ]
+    head = [
+        nn.LayerNorm(dims[-1], eps=1e-6),
+        nn.Linear(dims[-1], head_dim),
+        nn.Linear(head_dim, 10),
+    ]
     return nn.Sequential(*layers, Mean(), *head)
 
 
 def conv_norm(dim_in, dim, size, stride=1):
-    return nn.Sequential(nn.Conv2d(dim_in, dim, size, stride, size // 2, bias=False), nn.BatchNorm2d(dim))
+    return nn.Sequential(
+        nn.Conv2d(dim_in, dim, size, stride, size // 2, bias=False), nn.BatchNorm2d(dim)
+    )
 
 
 class ResidualBlock(nn.Module):
     def __init__(self, dim_in, dim, stride):
         super().__init__()
-        self.body = nn.Sequential(conv_norm(dim_in, dim, 3, stride), nn.ReLU(inplace=True), conv_norm(dim, dim, 3))
+        self.body = nn.Sequential(
+            conv_norm(dim_in, dim, 3, stride), nn.ReLU(inplace=True), conv_norm(dim, dim, 3)
+        )
         self.shortcut = conv_norm(dim_in, dim, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x):
@@ -127,8 +153,15 @@ class Trainer:
 
     def __init__(self, workload, data, variant):
         torch.manual_seed(0)
-        layout = {"memory_format": torch.channels_last if "channels_last" in variant else torch.contiguous_format}
-        arrays = {name: (torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y).long()) for name, (x, y) in data.items()}
+        layout = {
+            "memory_format": torch.channels_last
+            if "channels_last" in variant
+            else torch.contiguous_format
+        }
+        arrays = {
+            name: (torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y).long())
+            for name, (x, y) in data.items()
+        }
         self.data = {name: (x.contiguous(**layout), y) for name, (x, y) in arrays.items()}
         self.batch_size, self.layout = workload.batch_size, layout
         self.model = MODELS[workload.model](workload.shape, **workload.args).to(**layout)
@@ -138,7 +171,9 @@ class Trainer:
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=workload.label_smoothing)
         steps = len(data["train"][0]) // workload.batch_size * workload.epochs
         self.optimizers = optimizers(self.model, workload)
-        self.schedulers = [found for each in self.optimizers if (found := scheduler(each, workload, steps))]
+        self.schedulers = [
+            found for each in self.optimizers if (found := scheduler(each, workload, steps))
+        ]
 
     def epoch(self, seed):
         x, y = self.data["train"]
@@ -164,7 +199,10 @@ class Trainer:
         x, y = self.data["test"]
         self.model.eval()
         with torch.no_grad():
-            right = [(self.model(x).argmax(1) == y).sum() for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)]
+            right = [
+                (self.model(x).argmax(1) == y).sum()
+                for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)
+            ]
         return (sum(right) / len(x)).item()
 
 
@@ -181,8 +219,13 @@ def optimizers(model, workload):
 
 def groups(parameters, weight_decay):
     """Biases and scales, which have one axis, do not decay."""
-    weights, others = ([p for p in parameters if (p.ndim > 1) == decays] for decays in (True, False))
-    return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    weights, others = (
+        [p for p in parameters if (p.ndim > 1) == decays] for decays in (True, False)
+    )
+    return [
+        {"params": weights, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
 
 
 def scheduler(optimizer, workload, steps):

@@ -23,18 +23,32 @@ SIDES = range(8, 65)  # of a picture that one may draw
 def write_demo(model, page, shipped, classes=None):
     """Write a page about the ONNX file `model`, made of what was `shipped`; `classes` are their names."""
     if not isinstance(shipped.inputs, jax.ShapeDtypeStruct):
-        raise UserError(f"--demo: the page gives a model one input; this one takes {', '.join(named_leaves(shipped.inputs))}")
-    facts = {"layout": shipped.form.layout, "pixels": pixels_of(shipped), "answers": answers(shipped.config, shipped.form)}
+        raise UserError(
+            f"--demo: the page gives a model one input; this one takes {', '.join(named_leaves(shipped.inputs))}"
+        )
+    facts = {
+        "layout": shipped.form.layout,
+        "pixels": pixels_of(shipped),
+        "answers": answers(shipped.config, shipped.form),
+    }
     write_page(model, page, Path(model).stem, shipped.inputs.shape, labels=classes, **facts)
 
 
-def write_page(model, page, title, shape, *, layout="nhwc", pixels=UNIT, answers="logits", labels=None):
+def write_page(
+    model, page, title, shape, *, layout="nhwc", pixels=UNIT, answers="logits", labels=None
+):
     """Write a page about the ONNX file `model`, which takes examples of `shape`, of black and white `pixels`.
 
     It `answers` with "logits" or "probabilities" of classes, which `labels` name, or with "numbers". On the page for a square
     picture of one channel one draws; to that for another one shows a picture.
     """
-    facts = {"title": title, "shape": list(shape), "answers": answers, "labels": labels, **asked(shape, layout, pixels)}
+    facts = {
+        "title": title,
+        "shape": list(shape),
+        "answers": answers,
+        "labels": labels,
+        **asked(shape, layout, pixels),
+    }
     atomic_write(page, document(Path(model).read_bytes(), facts).encode())
 
 

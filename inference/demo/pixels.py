@@ -32,7 +32,10 @@ def pixels_of(shipped):
         shape = (*shape[1:], shape[0])  # preprocessing comes before
     for kind, full in ((np.uint8, 255), (np.float32, 1)):
         try:
-            grey = [preprocessed(shipped.preprocess, jnp.full(shape, share * full, kind)) for share in (0, 0.2, 1)]
+            grey = [
+                preprocessed(shipped.preprocess, jnp.full(shape, share * full, kind))
+                for share in (0, 0.2, 1)
+            ]
         except ValueError:  # preprocessing is particular about the type
             continue
         if grey[0].dtype == dtype:
@@ -46,8 +49,14 @@ def preprocessed(preprocess, picture):
 
 def straight(black, grey, white, shape):
     """The pixels, once it is known that their place does not matter, and that a fifth of white is a fifth of the way."""
-    if black.shape != shape or any(np.ptp(picture, axis=(0, 1)).any() for picture in (black, white)):
-        raise UserError(f"--demo: the config's preprocess does not treat all pixels alike, as the page would; {MEND}")
+    if black.shape != shape or any(
+        np.ptp(picture, axis=(0, 1)).any() for picture in (black, white)
+    ):
+        raise UserError(
+            f"--demo: the config's preprocess does not treat all pixels alike, as the page would; {MEND}"
+        )
     if not np.allclose(grey, black + (white - black) / 5, atol=1e-5 * np.abs(white - black).max()):
-        raise UserError(f"--demo: the config's preprocess bends the scale of pixels, as the page cannot; {MEND}")
+        raise UserError(
+            f"--demo: the config's preprocess bends the scale of pixels, as the page cannot; {MEND}"
+        )
     return Pixels(black[0, 0].tolist(), white[0, 0].tolist())

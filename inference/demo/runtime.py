@@ -47,7 +47,9 @@ def fetch():
     try:
         place().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{place()}: cannot be made: {error.strerror}; XDG_CACHE_HOME names another cache") from error
+        raise RunError(
+            f"{place()}: cannot be made: {error.strerror}; XDG_CACHE_HOME names another cache"
+        ) from error
     for name, content in contents.items():
         atomic_write(place() / name, content)
     return contents
@@ -56,7 +58,9 @@ def fetch():
 def download(npm, folder):
     """The package's archive, which npm has compared with the registry's checksum."""
     options = ["--pack-destination", str(folder), "--ignore-scripts", "--fetch-retries=1"]
-    told = subprocess.run([npm, "pack", f"{PACKAGE}@{VERSION}", *options], cwd=folder, capture_output=True, text=True)
+    told = subprocess.run(
+        [npm, "pack", f"{PACKAGE}@{VERSION}", *options], cwd=folder, capture_output=True, text=True
+    )
     archive = next(folder.glob("*.tgz"), None)
     if told.returncode or archive is None:
         errors = re.findall(r"^npm (?:error|ERR!) +(.+)", told.stderr, re.MULTILINE)
@@ -71,7 +75,10 @@ def unpack(archive):
         contents = {name: package.extractfile(f"package/dist/{name}").read() for name in DIGESTS}
     for name, content in contents.items():
         if not intact(name, content):
-            raise missing(f"the {name} that npm downloaded is not that of {VERSION}", "see which registry npm asks")
+            raise missing(
+                f"the {name} that npm downloaded is not that of {VERSION}",
+                "see which registry npm asks",
+            )
     return contents
 
 

@@ -20,7 +20,10 @@ from utils import UserError, atomic_write, first_line
 def tflite_by_jax2tf(function, weights, inputs, batch, path, *, quantize=None, samples=None):
     """Write (weights, inputs) -> outputs as a TFLite file; the arguments are those of `trace` and of `write_tflite`."""
     needed("tensorflow")
-    atomic_write(path, written(as_tflite, function, weights, inputs, batch, quantize=quantize, samples=samples))
+    atomic_write(
+        path,
+        written(as_tflite, function, weights, inputs, batch, quantize=quantize, samples=samples),
+    )
 
 
 def onnx_by_jax2tf(function, weights, inputs, batch, path, opset=20):
@@ -33,7 +36,9 @@ def written(write, function, weights, inputs, batch, **options):
     """The bytes of a file, or an error that names what cannot be written."""
     traced, plain = trace(function, weights, inputs, batch), Plain()
     try:
-        return write(lambda *arrays: plain(traced, *arrays), traced.inputs, traced.outputs, **options)
+        return write(
+            lambda *arrays: plain(traced, *arrays), traced.inputs, traced.outputs, **options
+        )
     except UserError:
         raise
     except Exception as error:  # of many kinds: no part of this way says beforehand what it can do
@@ -50,11 +55,18 @@ def culprit(write, equations):
     """
     tried, conversion = set(), None
     for eqn, operands, place in equations:
-        name, types = eqn.primitive.name, [str(var.aval.dtype) for var in (*eqn.invars, *eqn.outvars)]
+        name, types = (
+            eqn.primitive.name,
+            [str(var.aval.dtype) for var in (*eqn.invars, *eqn.outvars)],
+        )
         kind = (name, *types, str(eqn.params))
         if all(isinstance(x, np.ndarray) for x in operands):
             continue  # nothing by itself: it is made of sizes alone
-        alone = [] if kind in tried else [partial(write, *part(eqn, operands, i)) for i in range(len(eqn.outvars))]
+        alone = (
+            []
+            if kind in tried
+            else [partial(write, *part(eqn, operands, i)) for i in range(len(eqn.outvars))]
+        )
         tried.add(kind)
         if all(map(succeeds, alone)):
             continue
@@ -105,7 +117,9 @@ def as_tflite(function, inputs, outputs, quantize=None, samples=None):
             )
             return dict(zip(outputs, map(tf.identity, found), strict=True))
 
-        specs = [tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in inputs.items()]
+        specs = [
+            tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in inputs.items()
+        ]
         graph = tf.function(call, autograph=False).get_concrete_function(*specs)
         return with_plain_names(converted(graph, tf.Module(), quantize, samples))
 

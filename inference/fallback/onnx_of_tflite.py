@@ -22,7 +22,9 @@ def onnx_of_tflite(data, inputs, outputs, opset):
         model = onnx.version_converter.convert_version(model, opset)
     onnx.checker.check_model(model, full_check=True)
     data = model.SerializeToString()
-    onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])  # refuses types that the checker lets pass
+    onnxruntime.InferenceSession(
+        data, providers=["CPUExecutionProvider"]
+    )  # refuses types that the checker lets pass
     return data
 
 
@@ -37,10 +39,14 @@ def converted(data):
         path.write_bytes(data)
         ours = {name: (function, []) for name, function in HANDLERS.items()}
         with clips_known():
-            graph = process_tf_graph(graph, opset=OPSET, tflite_path=str(path), custom_op_handlers=ours)
+            graph = process_tf_graph(
+                graph, opset=OPSET, tflite_path=str(path), custom_op_handlers=ours
+            )
     passes = dict(optimizer._get_optimizers())
     del passes["optimize_transpose"]  # it moves transposes past sums, and leaves these their axes
-    return optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes).make_model("model")
+    return optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes).make_model(
+        "model"
+    )
 
 
 @contextmanager
@@ -59,7 +65,9 @@ def clips_known():
             output = node.output[0]
             bounds = [constant(context, np.float32(bound)) for bound in (-1, 1)]
             about = {"shapes": [context.get_shape(output)], "dtypes": [context.get_dtype(output)]}
-            context.insert_node_on_output(context.make_node("Clip", [output, *bounds], **about), output)
+            context.insert_node_on_output(
+                context.make_node("Clip", [output, *bounds], **about), output
+            )
 
     name = separate.__name__
     with mock.patch.object(tfl_math, name, ours), mock.patch.object(tfl_nn, name, ours):
@@ -73,10 +81,16 @@ def name_aliases(model, data):
 
     read = flatbuffer_utils.convert_bytearray_to_object(data)
     signature = read.signatureDefs[0]
-    types = {value.name: value.type.tensor_type.elem_type for value in [*model.graph.input, *model.graph.output]}
+    types = {
+        value.name: value.type.tensor_type.elem_type
+        for value in [*model.graph.input, *model.graph.output]
+    }
     del model.graph.output[:]
     for output in signature.outputs:
-        name, tensor = (text.decode() for text in (output.name, read.subgraphs[0].tensors[output.tensorIndex].name))
+        name, tensor = (
+            text.decode()
+            for text in (output.name, read.subgraphs[0].tensors[output.tensorIndex].name)
+        )
         if name != tensor:
             model.graph.node.append(helper.make_node("Identity", [tensor], [name]))
         model.graph.output.append(helper.make_tensor_value_info(name, types[tensor], []))
@@ -88,7 +102,9 @@ def name_sizes(model, shapes):
         sizes = value.type.tensor_type.shape
         del sizes.dim[:]
         for size in shapes[value.name]:
-            sizes.dim.add(**({"dim_value": size} if isinstance(size, int) else {"dim_param": str(size)}))
+            sizes.dim.add(
+                **({"dim_value": size} if isinstance(size, int) else {"dim_param": str(size)})
+            )
 
 
 def select(context, node, *_):
@@ -105,10 +121,16 @@ def segment_products(context, node, *_):
     for segment in range(count):
         places = constant(context, np.flatnonzero(segments == segment))
         chosen = context.make_node("Gather", [data.output[0], places])
-        products.append(context.make_node("ReduceProd", [chosen.output[0], axis], attr={"keepdims": 1}).output[0])
+        products.append(
+            context.make_node("ReduceProd", [chosen.output[0], axis], attr={"keepdims": 1}).output[
+                0
+            ]
+        )
     outputs, types, shapes = node.output, node.output_dtypes, node.output_shapes
     context.remove_node(node.name)
-    context.make_node("Concat", products, attr={"axis": 0}, outputs=outputs, dtypes=types, shapes=shapes)
+    context.make_node(
+        "Concat", products, attr={"axis": 0}, outputs=outputs, dtypes=types, shapes=shapes
+    )
 
 
 def constant(context, array):

@@ -34,7 +34,9 @@ def stablehlo_of(function, shapes):
 
 def readable_version():
     """JAX writes StableHLO of a month ago, jax2tf too, and a TensorFlow that is older cannot read `erf` in it."""
-    return stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_12)
+    return stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    )
 
 
 class Plain(Walk):
@@ -52,8 +54,14 @@ class Plain(Walk):
     def primitive(self, eqn, operands):
         given = [self.whole(value) for value in operands]
         self.bound.append((eqn, given, self.place))
-        with source_info_util.user_context(eqn.source_info.traceback):  # where an error of the converter shall be
-            compute = as_convolution if eqn.primitive.name == "dot_general" and lay_deep(eqn, *operands) else bound
+        with source_info_util.user_context(
+            eqn.source_info.traceback
+        ):  # where an error of the converter shall be
+            compute = (
+                as_convolution
+                if eqn.primitive.name == "dot_general" and lay_deep(eqn, *operands)
+                else bound
+            )
             return self.results(eqn, operands, lambda: compute(eqn, *given))
 
 
@@ -82,10 +90,16 @@ def bound(eqn, *operands):
 def picks(eqn, operand, indices):
     """Whether a gather is `x[:, 2]`, `x[:, 1:3, 0]` or `x[:, [3, 1]]` of a free batch, for which TFLite has no gather."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    if all(isinstance(d, int) for d in sizes) or numbers.operand_batching_dims or not isinstance(indices, np.ndarray):
+    if (
+        all(isinstance(d, int) for d in sizes)
+        or numbers.operand_batching_dims
+        or not isinstance(indices, np.ndarray)
+    ):
         return False
     last = [operand.shape[axis] - sizes[axis] for axis in numbers.start_index_map]
-    return all(isinstance(d, int) for d in last) and bool(np.all((indices >= 0) & (indices <= last)))
+    return all(isinstance(d, int) for d in last) and bool(
+        np.all((indices >= 0) & (indices <= last))
+    )
 
 
 def picked(eqn, operand, indices):
@@ -95,7 +109,9 @@ def picked(eqn, operand, indices):
     for row in indices.reshape(-1, indices.shape[-1]):
         starts = dict(zip(numbers.start_index_map, map(int, row), strict=True))
         starts = [starts.get(axis, 0) for axis in range(operand.ndim)]
-        found = lax.slice(operand, starts, [start + size for start, size in zip(starts, sizes, strict=True)])
+        found = lax.slice(
+            operand, starts, [start + size for start, size in zip(starts, sizes, strict=True)]
+        )
         slices.append(jnp.squeeze(found, numbers.collapsed_slice_dims))
     found = jnp.stack(slices).reshape(*indices.shape[:-1], *slices[0].shape)
     offsets = numbers.offset_dims
@@ -112,7 +128,9 @@ def lay_deep(eqn, x, y):
     """Whether it multiplies what was one pixel just now: the converter undoes the reshaping, and trips as well."""
     made, (source, *_) = x.origin or (None, [x])
     is_pixel = len(source.shape) > 3 and all(map(is_one, source.shape[:-1]))
-    return is_pixel and made is not None and made.primitive.name == "reshape" and by_matrix(eqn, x, y)
+    return (
+        is_pixel and made is not None and made.primitive.name == "reshape" and by_matrix(eqn, x, y)
+    )
 
 
 def by_matrix(eqn, x, y):
@@ -127,5 +145,7 @@ def as_convolution(eqn, x, y):
     pixels = x.reshape(1, -1, x.shape[-2], x.shape[-1])
     precision = {name: eqn.params[name] for name in ("precision", "preferred_element_type")}
     layout = ("NHWC", "HWIO", "NHWC")
-    found = lax.conv_general_dilated(pixels, kernel, (1, 1), "VALID", dimension_numbers=layout, **precision)
+    found = lax.conv_general_dilated(
+        pixels, kernel, (1, 1), "VALID", dimension_numbers=layout, **precision
+    )
     return found.reshape(eqn.outvars[0].aval.shape)

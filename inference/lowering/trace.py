@@ -22,7 +22,9 @@ class Traced(NamedTuple):
     weights: dict  # arrays on the host
     inputs: dict  # shapes and types
     outputs: dict
-    precision: str  # the narrowest type of floats that anything in it has: float32, float16 or bfloat16
+    precision: (
+        str  # the narrowest type of floats that anything in it has: float32, float16 or bfloat16
+    )
 
 
 def trace(function, weights, inputs, batch=None):
@@ -40,7 +42,9 @@ def trace(function, weights, inputs, batch=None):
         raise UserError(refusal(error, function, weights, inputs, batch)) from error
     names = {name.removeprefix("params/"): leaf for name, leaf in named_leaves(weights).items()}
     given = named(shapes, "input")
-    return Traced(traced.jaxpr, names, given, named(traced.out_info, "output", given), precision(traced.jaxpr))
+    return Traced(
+        traced.jaxpr, names, given, named(traced.out_info, "output", given), precision(traced.jaxpr)
+    )
 
 
 def of_batch(inputs, size):
@@ -56,7 +60,10 @@ def traced_once(function, weights, shapes):
 def refusal(error, function, weights, inputs, batch):
     """Why the function cannot be traced: that the batch is free is why, if with a batch of 2 it can."""
     told = f"{first_line(error) or type(error).__name__} ({place(error)})"
-    if batch is None and (isinstance(error, jax.errors.InconclusiveDimensionOperation) or traces(function, weights, inputs, 2)):
+    if batch is None and (
+        isinstance(error, jax.errors.InconclusiveDimensionOperation)
+        or traces(function, weights, inputs, 2)
+    ):
         return f"the model asks for the size of its batch, which is to stay free: {told}; fix it with --batch N"
     return f"the model cannot be traced: {type(error).__name__}: {told}"
 
@@ -71,7 +78,11 @@ def traces(function, weights, inputs, batch):
 
 def place(error):
     """The innermost line of the user's code that an error came from."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(HIDDEN)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(HIDDEN)
+    ]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the model"
 
 
@@ -84,7 +95,11 @@ def precision(jaxpr):
 def mantissas(jaxpr):
     """The sizes of the mantissas of all floats in a jaxpr, and in those within it."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    for var in (*jaxpr.constvars, *jaxpr.invars, *(var for eqn in jaxpr.eqns for var in eqn.outvars)):
+    for var in (
+        *jaxpr.constvars,
+        *jaxpr.invars,
+        *(var for eqn in jaxpr.eqns for var in eqn.outvars),
+    ):
         if jax.dtypes.issubdtype(getattr(var.aval, "dtype", bool), np.floating):
             yield jax.numpy.finfo(var.aval.dtype).nmant
     for eqn in jaxpr.eqns:

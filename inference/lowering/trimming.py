@@ -17,9 +17,15 @@ def trimmed(weight, size, stride, pads, dilation):
 def kept_taps(kernel, size, stride, pads, dilation):
     """(first, end, pads) of the taps along one axis that read a pixel for some output."""
     out = (sum(pads) + size - dilation * (kernel - 1) - 1) // stride + 1
-    reads = [any(0 <= o * stride + k * dilation - pads[0] < size for o in range(out)) for k in range(kernel)]
+    reads = [
+        any(0 <= o * stride + k * dilation - pads[0] < size for o in range(out))
+        for k in range(kernel)
+    ]
     if not any(reads):
         return 0, kernel, pads
     first, last = reads.index(True), kernel - 1 - reads[::-1].index(True)
-    first, after = min(first, pads[0] // dilation), min(kernel - 1 - last, pads[1] // dilation)  # no padding below 0
+    first, after = (
+        min(first, pads[0] // dilation),
+        min(kernel - 1 - last, pads[1] // dilation),
+    )  # no padding below 0
     return first, kernel - after, (pads[0] - first * dilation, pads[1] - after * dilation)

@@ -11,7 +11,11 @@ class Value:
     """
 
     def __init__(self, data, shape, dtype, *, name="", held=None, origin=None):
-        self.data, self.shape, self.dtype = data, tuple(shape), dtype if is_key(dtype) else np.dtype(dtype)
+        self.data, self.shape, self.dtype = (
+            data,
+            tuple(shape),
+            dtype if is_key(dtype) else np.dtype(dtype),
+        )
         self.name = name  # of a weight: its tree path
         self.held = self.shape if held is None else tuple(held)  # the shape of the data
         self.origin = origin  # the equation that made it, and its operands
@@ -19,7 +23,9 @@ class Value:
 
     @property
     def constant(self):
-        return isinstance(self.data, np.ndarray) or (isinstance(self.data, jax.Array) and is_key(self.dtype))
+        return isinstance(self.data, np.ndarray) or (
+            isinstance(self.data, jax.Array) and is_key(self.dtype)
+        )
 
     def __repr__(self):
         return f"Value({self.name or self.data}, {self.dtype}{list(self.shape)})"
@@ -51,4 +57,8 @@ def is_key(dtype):
 
 def spread(array, shape):
     """A known array with its whole shape."""
-    return jax.numpy.broadcast_to(array, shape) if is_key(array.dtype) else np.broadcast_to(array, shape)
+    return (
+        jax.numpy.broadcast_to(array, shape)
+        if is_key(array.dtype)
+        else np.broadcast_to(array, shape)
+    )

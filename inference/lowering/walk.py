@@ -36,16 +36,89 @@ CALLS = {
     "custom_vmap_call": "call",
     "composite": "jaxpr",
 }
-IDENTITIES = {"copy", "copy_p", "stop_gradient", "optimization_barrier", "name", "sharding_constraint", "device_put"}
+IDENTITIES = {
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "optimization_barrier",
+    "name",
+    "sharding_constraint",
+    "device_put",
+}
 
 # Primitives whose operands may have 1 where the result has more.
 ELEMENTWISE = {
-    *("add", "sub", "mul", "div", "rem", "pow", "integer_pow", "max", "min", "clamp", "select_n", "convert_element_type"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to", "and", "or", "xor", "not", "is_finite"),
+    *(
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "rem",
+        "pow",
+        "integer_pow",
+        "max",
+        "min",
+        "clamp",
+        "select_n",
+        "convert_element_type",
+    ),
+    *(
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq_to",
+        "lt_to",
+        "le_to",
+        "and",
+        "or",
+        "xor",
+        "not",
+        "is_finite",
+    ),
     *("sign", "abs", "neg", "square", "nextafter", "reduce_precision"),
-    *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "erf", "erfc", "erf_inv", "lgamma", "digamma", "logistic"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-    *("ceil", "floor", "round", "shift_left", "shift_right_arithmetic", "shift_right_logical", "population_count"),
+    *(
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "lgamma",
+        "digamma",
+        "logistic",
+    ),
+    *(
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+    ),
+    *(
+        "ceil",
+        "floor",
+        "round",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "population_count",
+    ),
 }
 OURS = "model.layers."  # the package whose ops the tables have by their names alone
 LARGE = 2**20  # numbers; a larger constant is computed by the target, unless it is made of as many
@@ -70,12 +143,18 @@ class Walk:
     def outputs(self, traced, inputs):
         """{name: Value} of what was traced, for these handles of its inputs."""
         weights = [constant(array, name) for name, array in traced.weights.items()]
-        given = [Value(inputs[name], aval.shape, aval.dtype, name=name) for name, aval in traced.inputs.items()]
+        given = [
+            Value(inputs[name], aval.shape, aval.dtype, name=name)
+            for name, aval in traced.inputs.items()
+        ]
         return dict(zip(traced.outputs, self.jaxpr(traced.jaxpr, [*weights, *given]), strict=True))
 
     def call(self, jaxpr, *operands):
         """What the table's functions call for a jaxpr within theirs; operands and results are as theirs are."""
-        values = [self.value(x, var.aval) for x, var in zip(operands, open_jaxpr(jaxpr).invars, strict=True)]
+        values = [
+            self.value(x, var.aval)
+            for x, var in zip(operands, open_jaxpr(jaxpr).invars, strict=True)
+        ]
         return [self.whole(value) for value in self.jaxpr(jaxpr, values)]
 
     def value(self, result, aval, **about):
@@ -92,12 +171,22 @@ class Walk:
         found = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
         found |= dict(zip(jaxpr.invars, values, strict=True))
         equations = needed(jaxpr)
-        uses = Counter(atom for eqn in equations if not passes(eqn) for atom in eqn.invars if not isinstance(atom, Literal))
+        uses = Counter(
+            atom
+            for eqn in equations
+            if not passes(eqn)
+            for atom in eqn.invars
+            if not isinstance(atom, Literal)
+        )
         for var, value in found.items():
             value.uses += uses[var]
 
         def read(atom):
-            return constant(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, Literal) else found[atom]
+            return (
+                constant(np.asarray(atom.val, atom.aval.dtype))
+                if isinstance(atom, Literal)
+                else found[atom]
+            )
 
         outer = self.place
         for eqn in equations:
@@ -120,7 +209,9 @@ class Walk:
             return [constant(np.int32(eqn.params["platforms"].index(None)))]
         if name == "cond" and operands[0].constant:
             branches = eqn.params["branches"]
-            return self.jaxpr(branches[np.clip(int(operands[0].data), 0, len(branches) - 1)], operands[1:])
+            return self.jaxpr(
+                branches[np.clip(int(operands[0].data), 0, len(branches) - 1)], operands[1:]
+            )
         if name == "broadcast_in_dim":
             return [self.broadcast(eqn, operands[0])]
         if all(value.constant for value in operands) and folds(eqn, operands):
@@ -138,7 +229,9 @@ class Walk:
         if function is None:
             return self.jaxpr(params["jaxpr"], operands)
         args, kwargs = filled(params["tree"], params["attributes"], map(self.whole, operands))
-        return self.results(eqn, operands, lambda: jax.tree.leaves(function(self.target, *args, **kwargs)))
+        return self.results(
+            eqn, operands, lambda: jax.tree.leaves(function(self.target, *args, **kwargs))
+        )
 
     def primitive(self, eqn, operands):
         """A primitive that the table has."""
@@ -152,7 +245,9 @@ class Walk:
         rank = max(len(value.held) for value in operands)
         held = joined([value.held or (1,) * rank for value in operands])
         given = [self.target.operand(value) for value in operands]
-        return self.results(eqn, operands, lambda: function(self.target, *given, **eqn.params), held)
+        return self.results(
+            eqn, operands, lambda: function(self.target, *given, **eqn.params), held
+        )
 
     def results(self, eqn, operands, compute, held=None):
         """What a function of the table answered, as values."""
@@ -161,7 +256,10 @@ class Walk:
         found = compute()
         found = found if eqn.primitive.multiple_results else [found]
         about = {"held": held, "origin": (eqn, operands)}
-        return [self.value(result, var.aval, **about) for result, var in zip(found, eqn.outvars, strict=True)]
+        return [
+            self.value(result, var.aval, **about)
+            for result, var in zip(found, eqn.outvars, strict=True)
+        ]
 
     def whole(self, value):
         """A value as the table's functions receive it, with nothing left to broadcast."""
@@ -171,7 +269,9 @@ class Walk:
             data = spread(value.data, value.shape)
         else:
             data = self.target.expanded(value)
-        return self.target.operand(Value(data, value.shape, value.dtype, name=value.name, origin=value.origin))
+        return self.target.operand(
+            Value(data, value.shape, value.dtype, name=value.name, origin=value.origin)
+        )
 
     def broadcast(self, eqn, value, **_):
         """1 for each new axis; what is left of it is put off."""
@@ -188,21 +288,36 @@ class Walk:
             self.target.out = [jax.ShapeDtypeStruct(tuple(held), value.dtype)]
             operand = self.target.operand(Value(data, value.held, value.dtype, name=value.name))
             is_known = value.constant
-            data = data.reshape(held) if is_known else self.target.table["reshape"](self.target, operand, new_sizes=tuple(held))
+            data = (
+                data.reshape(held)
+                if is_known
+                else self.target.table["reshape"](self.target, operand, new_sizes=tuple(held))
+            )
         return Value(data, shape, value.dtype, name=value.name, held=held, origin=value.origin)
 
     def mean(self, eqn, value, count):
         """A sum that is divided by the number of its terms is a mean; None where it is not."""
-        if "mean" not in self.target.table or not value.origin or not count.constant or count.data.size != 1:
+        if (
+            "mean" not in self.target.table
+            or not value.origin
+            or not count.constant
+            or count.data.size != 1
+        ):
             return None
         made, operands = value.origin
         if made.primitive.name != "reduce_sum":
             return None
         axes, source = made.params["axes"], operands[0]
-        if not all(isinstance(source.shape[a], int) for a in axes) or np.prod([source.shape[a] for a in axes]) != count.data:
+        if (
+            not all(isinstance(source.shape[a], int) for a in axes)
+            or np.prod([source.shape[a] for a in axes]) != count.data
+        ):
             return None
         self.target.out = [made.outvars[0].aval]
-        result = self.value(self.target.table["mean"](self.target, self.whole(source), axes=axes), made.outvars[0].aval)
+        result = self.value(
+            self.target.table["mean"](self.target, self.whole(source), axes=axes),
+            made.outvars[0].aval,
+        )
         return self.reshaped(result, value.held, value.shape)
 
 
@@ -243,7 +358,10 @@ def needed(jaxpr):
 
 def folds(eqn, operands):
     """Whether the results are constants of a size that is known, and not much larger than what they are made of."""
-    if not all(isinstance(d, int) for var in eqn.outvars for d in var.aval.shape) or eqn.primitive.name == "dim_as_value":
+    if (
+        not all(isinstance(d, int) for var in eqn.outvars for d in var.aval.shape)
+        or eqn.primitive.name == "dim_as_value"
+    ):
         return False
     size = sum(var.aval.size for var in eqn.outvars)
     return size <= max(LARGE, 2 * sum(value.data.size for value in operands))
@@ -256,9 +374,14 @@ def folded(eqn, operands):
     if name in ELEMENTWISE and any(value.held != value.shape for value in operands):
         held = joined([value.held for value in operands if value.held])
     with jax.ensure_compile_time_eval():  # the walk itself may be traced
-        arrays = [spread(value.data, held if held and value.held else value.shape) for value in operands]
+        arrays = [
+            spread(value.data, held if held and value.held else value.shape) for value in operands
+        ]
         made = eqn.primitive.bind(*arrays, **eqn.params)
     made = made if eqn.primitive.multiple_results else [made]
     names = {value.name for value in operands} - {""}
     about = {"name": names.pop() if len(names) == 1 else "", "held": held}
-    return [Value(known(a), var.aval.shape, var.aval.dtype, **about) for a, var in zip(made, eqn.outvars, strict=True)]
+    return [
+        Value(known(a), var.aval.shape, var.aval.dtype, **about)
+        for a, var in zip(made, eqn.outvars, strict=True)
+    ]

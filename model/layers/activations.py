@@ -21,7 +21,9 @@ def leaky_relu(x, slope=0.01):
 
 @op(any_rank=True)
 def elu(x, alpha=1.0):
-    below = jnp.where(x > 0, 0, x)  # expm1 of a large number is inf, and inf times the 0 of `where` is nan in the gradient
+    below = jnp.where(
+        x > 0, 0, x
+    )  # expm1 of a large number is inf, and inf times the 0 of `where` is nan in the gradient
     return jnp.where(x > 0, x, alpha * jnp.expm1(below))
 
 

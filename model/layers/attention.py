@@ -31,14 +31,20 @@ def attention(params, x, context=None, *, heads, causal=False, mask=None):
     The context is x itself unless given. `mask` is True where a query may attend, and broadcasts to (B, heads, T, S).
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)  # a bfloat16 softmax loses the tail
-    q, k, v = (split_heads(y, heads) for y in projections(params, x, context))  # (B, H, T, D / H), (B, H, S, D / H) twice
-    q = q / math.sqrt(q.shape[-1])  # before the product, since there are fewer of them than of scores
+    q, k, v = (
+        split_heads(y, heads) for y in projections(params, x, context)
+    )  # (B, H, T, D / H), (B, H, S, D / H) twice
+    q = q / math.sqrt(
+        q.shape[-1]
+    )  # before the product, since there are fewer of them than of scores
     scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=wide)  # (B, H, T, S)
     if causal:
         past = jnp.tril(jnp.ones(scores.shape[-2:], bool))  # (T, S)
         mask = past if mask is None else past & mask
     if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(wide).min)  # not -inf: a row that may attend to nothing would be nan
+        scores = jnp.where(
+            mask, scores, jnp.finfo(wide).min
+        )  # not -inf: a row that may attend to nothing would be nan
     y = softmax(scores).astype(x.dtype) @ v  # (B, H, T, D / H)
     return linear(params["out"], y.swapaxes(-2, -3).reshape(x.shape))
 
@@ -46,13 +52,21 @@ def attention(params, x, context=None, *, heads, causal=False, mask=None):
 def projections(params, x, context):
     """Queries, keys and values. Those of a sequence for itself are one product: a transformer's step takes 0.95 of the time."""
     if context is not None:
-        return linear(params["query"], x), linear(params["key"], context), linear(params["value"], context)
+        return (
+            linear(params["query"], x),
+            linear(params["key"], context),
+            linear(params["value"], context),
+        )
     parts = [params[name] for name in ("query", "key", "value")]
     # Side by side along an axis of their own, so that they may be cut over devices along the one of features.
     weight = jnp.stack([part["weight"] for part in parts], axis=1)  # (D, 3, D)
-    y = lax.dot_general(x.reshape(-1, x.shape[-1]), weight, (((1,), (0,)), ((), ())))  # (B * T, 3, D)
+    y = lax.dot_general(
+        x.reshape(-1, x.shape[-1]), weight, (((1,), (0,)), ((), ()))
+    )  # (B * T, 3, D)
     if any("bias" in part for part in parts):
-        y += jnp.stack([part.get("bias", jnp.zeros_like(part["weight"][0])) for part in parts])  # keys have none
+        y += jnp.stack(
+            [part.get("bias", jnp.zeros_like(part["weight"][0])) for part in parts]
+        )  # keys have none
     return [y[:, i].reshape(x.shape) for i in range(3)]
 
 

@@ -19,7 +19,9 @@ LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 def conv2d_init(key, in_dim, out_dim, kernel, *, groups=1, bias=True, init=lecun_normal):
     if in_dim % groups or out_dim % groups:
-        raise ValueError(f"groups: {groups} must divide both in_dim ({in_dim}) and out_dim ({out_dim})")
+        raise ValueError(
+            f"groups: {groups} must divide both in_dim ({in_dim}) and out_dim ({out_dim})"
+        )
     params = {"weight": init(key, (*pair(kernel), in_dim // groups, out_dim))}
     return params | {"bias": jnp.zeros(out_dim)} if bias else params
 
@@ -41,7 +43,10 @@ def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
     """Upsamples: a convolution of x with `stride - 1` zeros between its pixels; explicit padding goes around those."""
     if not isinstance(padding, str):
         padding = explicit_padding(padding)
-    return add_bias(params, lax.conv_transpose(x, params["weight"], pair(stride), padding, dimension_numbers=LAYOUT))
+    return add_bias(
+        params,
+        lax.conv_transpose(x, params["weight"], pair(stride), padding, dimension_numbers=LAYOUT),
+    )
 
 
 def convolve(x, weight, stride, pads, dilation):
@@ -55,12 +60,22 @@ def convolve(x, weight, stride, pads, dilation):
     if groups == 1 and pads == ((0, 0), (0, 0)):
         if kernel == (1, 1):  # a flat product is the fastest form everywhere
             return matmul(x[:, :: stride[0], :: stride[1]], weight[0, 0])
-        if kernel == stride and dilation == (1, 1):  # XLA's convolution does not see that the patches do not overlap
+        if kernel == stride and dilation == (
+            1,
+            1,
+        ):  # XLA's convolution does not see that the patches do not overlap
             return on_cpu(conv_forms.patches, plain, x, weight)
     if groups == channels > 1:
-        return on_cpu(lambda x, w: conv_forms.depthwise(x, w, stride, pads, dilation), plain, x, weight)
+        return on_cpu(
+            lambda x, w: conv_forms.depthwise(x, w, stride, pads, dilation), plain, x, weight
+        )
     if groups > 1:
-        return on_cpu(lambda x, w: conv_forms.in_blocks(x, w, partial(plain, groups=1), groups), plain, x, weight)
+        return on_cpu(
+            lambda x, w: conv_forms.in_blocks(x, w, partial(plain, groups=1), groups),
+            plain,
+            x,
+            weight,
+        )
     return plain(x, weight)
 
 

@@ -16,7 +16,9 @@ def drop_path(key, x, rate, *, train):
 
 def drop(key, x, rate, shape):
     if key is None:
-        raise ValueError("key: dropout draws at random in training, but found None; call apply(..., train=True, key=key)")
+        raise ValueError(
+            "key: dropout draws at random in training, but found None; call apply(..., train=True, key=key)"
+        )
     kept = jax.random.bernoulli(key, 1 - rate, shape)
     return jnp.where(kept, x / (1 - rate), 0)
 

@@ -71,7 +71,9 @@ def orthogonal(key, shape):
     """Columns (or rows, where they are fewer) of length one at right angles; all axes but the last count as rows."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     q, r = jnp.linalg.qr(jax.random.normal(key, (max(rows, columns), min(rows, columns))))
-    q = q * jnp.sign(jnp.diag(r))  # makes the factorization unique, hence q uniform over all orthogonal matrices
+    q = q * jnp.sign(
+        jnp.diag(r)
+    )  # makes the factorization unique, hence q uniform over all orthogonal matrices
     return (q if rows >= columns else q.T).reshape(shape)
 
 

@@ -37,7 +37,9 @@ def rms_norm_init(dim):
 def rms_norm(params, x, *, eps=1e-6):
     """Mean square 1 over the last axis, then a learned scale."""
     wide = widen(x)
-    return (wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps) * params["scale"]).astype(x.dtype)
+    return (
+        wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps) * params["scale"]
+    ).astype(x.dtype)
 
 
 def group_norm_init(dim):
@@ -56,7 +58,10 @@ def group_norm(params, x, *, groups, eps=1e-6):
 
 def batch_norm_init(dim):
     """Parameters and running statistics."""
-    return {"scale": jnp.ones(dim), "bias": jnp.zeros(dim)}, {"mean": jnp.zeros(dim), "var": jnp.ones(dim)}
+    return {"scale": jnp.ones(dim), "bias": jnp.zeros(dim)}, {
+        "mean": jnp.zeros(dim),
+        "var": jnp.ones(dim),
+    }
 
 
 def batch_norm(params, state, x, *, train, momentum=0.9, eps=1e-5):
@@ -92,8 +97,14 @@ def by_own_statistics_bwd(eps, residuals, cotangents):
     axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
     centred, inverse = x - batch["mean"], lax.rsqrt(batch["var"] + eps)
     g_sum, g_centred = g.sum(axes), (g * centred).sum(axes)
-    dx = g * (inverse * scale) - (inverse * scale * g_sum / count) - centred * (inverse**3 * scale * g_centred / count)
-    grads = jax.tree.map(lambda a: a.astype(scale.dtype), {"scale": g_centred * inverse, "bias": g_sum})
+    dx = (
+        g * (inverse * scale)
+        - (inverse * scale * g_sum / count)
+        - centred * (inverse**3 * scale * g_centred / count)
+    )
+    grads = jax.tree.map(
+        lambda a: a.astype(scale.dtype), {"scale": g_centred * inverse, "bias": g_sum}
+    )
     return grads, dx
 
 
@@ -103,7 +114,9 @@ by_own_statistics.defvjp(by_own_statistics_fwd, by_own_statistics_bwd)
 @op(any_rank=True)
 def by_statistics(params, statistics, x, *, eps):
     """Standardizes the last axis by a given mean and variance, then a learned scale and bias."""
-    y = (widen(x) - statistics["mean"]) * (lax.rsqrt(statistics["var"] + eps) * params["scale"]) + params["bias"]
+    y = (widen(x) - statistics["mean"]) * (
+        lax.rsqrt(statistics["var"] + eps) * params["scale"]
+    ) + params["bias"]
     return y.astype(x.dtype)
 
 

@@ -62,7 +62,13 @@ def show(function, any_rank, given):
     jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*operands)
     if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
         return flat(*operands)
-    params = {"function": function, "any_rank": any_rank, "tree": tree, "attributes": attributes, "jaxpr": jaxpr}
+    params = {
+        "function": function,
+        "any_rank": any_rank,
+        "tree": tree,
+        "attributes": attributes,
+        "jaxpr": jaxpr,
+    }
     out_tree = jax.tree.structure(out)
     return jax.tree.unflatten(out_tree, marked_p.bind(*operands, **params, out_tree=out_tree))
 
@@ -93,11 +99,15 @@ def inlined(*operands, jaxpr, **_):
 
 def batched(operands, axes, *, function, any_rank, tree, attributes, jaxpr, out_tree):
     """The mark again where nothing but the data is mapped and the op takes further leading axes; else what is inside."""
-    args, _ = jax.tree.unflatten(tree, [a or i for i, a in zip(numbers(attributes), attributes, strict=True)])
+    args, _ = jax.tree.unflatten(
+        tree, [a or i for i, a in zip(numbers(attributes), attributes, strict=True)]
+    )
     data = {i for i in args if type(i) is int}
     mapped = {i for i, axis in enumerate(axes) if axis is not None}
     if any_rank and mapped == data:
-        moved = [jax.numpy.moveaxis(x, axes[i], 0) if i in data else x for i, x in enumerate(operands)]
+        moved = [
+            jax.numpy.moveaxis(x, axes[i], 0) if i in data else x for i, x in enumerate(operands)
+        ]
         out = show(function, any_rank, filled(tree, attributes, moved))
     else:
         out = jax.vmap(core.jaxpr_as_fun(jaxpr), axes, 0)(*operands)

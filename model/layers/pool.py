@@ -50,7 +50,9 @@ def geometry(x, window, stride, padding):
 
 
 def slide(x, start, combine, window, stride, pads):
-    return lax.reduce_window(x, start, combine, (1, *window, 1), (1, *stride, 1), ((0, 0), *pads, (0, 0)))
+    return lax.reduce_window(
+        x, start, combine, (1, *window, 1), (1, *stride, 1), ((0, 0), *pads, (0, 0))
+    )
 
 
 @op

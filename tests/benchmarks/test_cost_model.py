@@ -77,12 +77,16 @@ def test_state_is_cut_as_the_plan_cuts_it(shape):
     params = step.shapes()
     ts = TrainState(None, None, params, {}, jax.eval_shape(adamw().init, params), None, {}, None)
     places = Plan(AbstractMesh(shape, AXES)).of_state(ts)
-    assert laid_out(step, shape).state == sum(jax.tree.leaves(jax.tree.map(shard_bytes, ts, places)))
+    assert laid_out(step, shape).state == sum(
+        jax.tree.leaves(jax.tree.map(shard_bytes, ts, places))
+    )
 
 
 def test_fsdp_divides_the_state():
     step = sized(10**8, 8)
-    assert laid_out(step, (1, 1, 1)).state / laid_out(step, (1, 8, 1)).state == pytest.approx(8, rel=0.01)
+    assert laid_out(step, (1, 1, 1)).state / laid_out(step, (1, 8, 1)).state == pytest.approx(
+        8, rel=0.01
+    )
 
 
 def test_a_small_model_takes_data_parallel_and_a_large_one_does_not():
@@ -102,7 +106,12 @@ def test_what_does_not_fit_is_told_with_what_would():
 
 def test_a_ring_over_hosts_takes_the_slower_link():
     """Numbers by hand: 8 GPUs share 8 cards of 50 GB/s; one of each host has its own alone."""
-    assert [link(H100, *group) for group in ((8, 1), (64, 1), (8, 8), (8, 4))] == [450e9, 400e9, 50e9, 100e9]
+    assert [link(H100, *group) for group in ((8, 1), (64, 1), (8, 8), (8, 4))] == [
+        450e9,
+        400e9,
+        50e9,
+        100e9,
+    ]
     assert duration.all_reduce(1e9, 8, 8, H100) == pytest.approx(2 * 7 / 8 * 1e9 / 50e9)
     assert duration.all_gather(1e9, 8, 1, H100) == pytest.approx(7 / 8 * 1e9 / 450e9)
     assert duration.all_reduce(1e9, 1, 1, H100) == 0

@@ -32,12 +32,17 @@ def test_other_frameworks_take_the_steps_that_ours_takes(suffix):
     ours = {
         "adamw": lambda: adamw(workload.lr, weight_decay=workload.weight_decay),
         "muon": lambda: muon(
-            workload.lr, weight_decay=workload.weight_decay, adamw_lr=workload.adamw_lr, by_adamw="head/classes/.*"
+            workload.lr,
+            weight_decay=workload.weight_decay,
+            adamw_lr=workload.adamw_lr,
+            by_adamw="head/classes/.*",
         ),
     }[workload.optimizer]()
     theirs = optimizer_of(workload, STEPS * workload.batch_size, decayed)
     ours = descent(scheduled(ours, warmup_linear(1, steps=STEPS)))
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(descent(theirs)), strict=True):
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(descent(theirs)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=str(path))
 
 
@@ -57,7 +62,11 @@ def descent(optimizer):
 
 def tree(seed):
     draw = np.random.default_rng(seed)
-    shapes = jax.tree.map(lambda s: jnp.asarray(draw.normal(size=s), jnp.float32), SHAPES, is_leaf=lambda s: isinstance(s, tuple))
+    shapes = jax.tree.map(
+        lambda s: jnp.asarray(draw.normal(size=s), jnp.float32),
+        SHAPES,
+        is_leaf=lambda s: isinstance(s, tuple),
+    )
     return shapes
 
 
@@ -65,5 +74,8 @@ def test_what_they_are_not_told_of_is_refused(tmp_path):
     config = json.loads(RECIPES[""].read_text())
     for change in ({"augment": ["random_affine"]}, {"optimizer": {"name": "lion"}}):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(UserError, match=f"{next(iter(change))}.*other frameworks|other frameworks.*{next(iter(change))}"):
+        with pytest.raises(
+            UserError,
+            match=f"{next(iter(change))}.*other frameworks|other frameworks.*{next(iter(change))}",
+        ):
             recipe_of(tmp_path / "config.json")

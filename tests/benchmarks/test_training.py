@@ -24,14 +24,23 @@ def runner(multiple=1.0, **learned):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_models_are_those_that_the_marks_were_set_for(name):
     workload = WORKLOADS[name]
-    x, y = prepared(np.full((8, 28, 28, 1), 255, np.uint8), np.zeros(8, np.uint8), workload.shape, 0)
-    assert x.shape == (8, *workload.shape) and x.dtype == np.float32 and 0 < x.max() <= 1 and y.dtype == np.int32
+    x, y = prepared(
+        np.full((8, 28, 28, 1), 255, np.uint8), np.zeros(8, np.uint8), workload.shape, 0
+    )
+    assert (
+        x.shape == (8, *workload.shape)
+        and x.dtype == np.float32
+        and 0 < x.max() <= 1
+        and y.dtype == np.int32
+    )
     assert ours.trainer(workload, {"train": (x, y), "test": (x, y)}, "").parameters == SIZES[name]
 
 
 def test_an_epoch_of_fit_is_trained_when_it_is_asked_for():
     y = np.arange(256, dtype=np.int32) % 10
-    x = np.broadcast_to(np.eye(28, dtype=np.float32)[y][:, :, None, None], (256, 28, 28, 1))  # the row of its number is white
+    x = np.broadcast_to(
+        np.eye(28, dtype=np.float32)[y][:, :, None, None], (256, 28, 28, 1)
+    )  # the row of its number is white
     trainer = ours.trainer(WORKLOADS["mlp"], {"train": (x, y), "test": (x, y)}, "")
     losses = [trainer.epoch(i) for i in range(3)]
     assert losses[0] > losses[1] > losses[2]

@@ -35,7 +35,12 @@ def test_collate_stacks_any_nest():
 
 @pytest.mark.parametrize(
     "examples",
-    [[np.zeros(3), np.zeros(4)], [{"a": 1}, {"a": 1, "b": 2}], [(1, 2), (1, 2, 3)], [{"a": 1}, (1,)]],
+    [
+        [np.zeros(3), np.zeros(4)],
+        [{"a": 1}, {"a": 1, "b": 2}],
+        [(1, 2), (1, 2, 3)],
+        [{"a": 1}, (1,)],
+    ],
     ids=["shapes", "keys", "lengths", "kinds"],
 )
 def test_examples_that_do_not_stack_are_a_clear_error(examples):
@@ -59,7 +64,9 @@ def test_batches_start_where_a_resumed_run_left_off():
     assert [y.tolist() for _, y in batches(data, order, start=1)] == [[2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize("dataset", [Arrays(np.arange(4), np.arange(4)), Listed([(i, i) for i in range(4)])])
+@pytest.mark.parametrize(
+    "dataset", [Arrays(np.arange(4), np.arange(4)), Listed([(i, i) for i in range(4)])]
+)
 def test_a_collate_fn_of_the_users_gets_the_examples(dataset):
     def total(examples):
         return sum(int(x) for x, _ in examples)
@@ -142,16 +149,34 @@ def test_padded_turns_foreign_tensors_into_arrays():
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        ((np.zeros((5, 2), np.float32), np.zeros(5, int)), "batch 1: found 5 examples; allowed: 1 to 4"),
+        (
+            (np.zeros((5, 2), np.float32), np.zeros(5, int)),
+            "batch 1: found 5 examples; allowed: 1 to 4",
+        ),
         ((np.zeros((0, 2), np.float32), np.zeros(0, int)), "batch 1: found 0 examples"),
-        ((np.zeros((3, 2), np.float32), np.zeros(4, int)), "batch 1: every array needs the same first axis"),
-        ((np.zeros((4, 2), np.float32), np.int64(3)), "batch 1: every array needs the same first axis"),
+        (
+            (np.zeros((3, 2), np.float32), np.zeros(4, int)),
+            "batch 1: every array needs the same first axis",
+        ),
+        (
+            (np.zeros((4, 2), np.float32), np.int64(3)),
+            "batch 1: every array needs the same first axis",
+        ),
         ((np.zeros((4, 2), np.float64), np.zeros(4, int)), "batch 1: found 0 float64"),
         ((np.zeros((4, 3), np.float32), np.zeros(4, int)), "batch 1: found 0 float32"),
         ((np.zeros((4, 2), np.float32),), "the first had 0 float32"),
         ({"x": np.zeros((4, 2), np.float32)}, "batch 1: found x float32"),
     ],
-    ids=["larger", "empty", "leaves disagree", "no axis", "dtype", "shape", "fewer leaves", "structure"],
+    ids=[
+        "larger",
+        "empty",
+        "leaves disagree",
+        "no axis",
+        "dtype",
+        "shape",
+        "fewer leaves",
+        "structure",
+    ],
 )
 def test_padded_refuses_what_would_recompile_or_mislead(second, said):
     stream = padded([(np.zeros((4, 2), np.float32), np.zeros(4, int)), second])

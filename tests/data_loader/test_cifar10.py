@@ -47,7 +47,12 @@ def unpack(records, folder):
 
 def check(sets, records):
     x, y = sets["train"].arrays
-    assert x.shape == (20, 32, 32, 3) and x.dtype == np.uint8 and x.flags.c_contiguous and y.dtype == np.int32
+    assert (
+        x.shape == (20, 32, 32, 3)
+        and x.dtype == np.uint8
+        and x.flags.c_contiguous
+        and y.dtype == np.int32
+    )
     row = records["data_batch_3.bin"][2]  # the eleventh training image
     assert y[10] == row[0]
     assert x[10, 5, 7].tolist() == [row[1 + plane * 1024 + 5 * 32 + 7] for plane in range(3)]
@@ -67,7 +72,9 @@ def test_the_unpacked_folder_is_read(tmp_path, records, place):
     check(cifar10.cifar10(str(tmp_path / "data")).load(), records)
 
 
-def test_the_archive_is_downloaded_once_and_never_unpacked_to_disk(tmp_path, records, monkeypatch, mirror):
+def test_the_archive_is_downloaded_once_and_never_unpacked_to_disk(
+    tmp_path, records, monkeypatch, mirror
+):
     packed = archive(records)
     mirror.pages["/cifar-10-binary.tar.gz"] = packed
     monkeypatch.setattr(cifar10, "DIGEST", hashlib.md5(packed).hexdigest())
@@ -109,8 +116,12 @@ def test_a_damaged_archive_is_named(tmp_path, records, damage):
             "cut": whole[: len(whole) // 2],
             "corrupt": whole[:1000] + b"?" * 1000 + whole[2000:],
             "nonsense": b"<html>",
-            "member missing": archive({name: rows for name, rows in records.items() if name != "data_batch_4.bin"}),
+            "member missing": archive(
+                {name: rows for name, rows in records.items() if name != "data_batch_4.bin"}
+            ),
         }[damage]
     )
-    with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz: is not the whole archive.*delete it"):
+    with pytest.raises(
+        UserError, match=r"cifar-10-binary\.tar\.gz: is not the whole archive.*delete it"
+    ):
         cifar10.cifar10(str(tmp_path)).load()

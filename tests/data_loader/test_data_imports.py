@@ -19,7 +19,9 @@ MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_
 def test_importing_every_module_imports_neither_jax_nor_what_only_functions_need():
     heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record")
     code = f"import sys, {', '.join(MODULES)}; print([m for m in {heavy} if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
     assert result.stdout.strip() == "[]", result.stderr
 
 
@@ -28,7 +30,11 @@ def test_the_parts_are_the_functions_that_say_they_return_data():
     for name in MODULES:
         module = importlib.import_module(name)
         for function in vars(module).values():
-            if inspect.isfunction(function) and function.__module__ == name and function.__annotations__.get("return") is Data:
+            if (
+                inspect.isfunction(function)
+                and function.__module__ == name
+                and function.__annotations__.get("return") is Data
+            ):
                 parts.add(function.__name__)
                 arguments = inspect.signature(function).parameters.values()
                 assert all(a.annotation is not a.empty for a in arguments), name

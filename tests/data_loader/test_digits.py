@@ -19,7 +19,9 @@ def test_form_and_balance():
     assert data.sizes == {"train": 1000, "test": 500} and data.num_classes == 10
     for key, dataset in data.load().items():
         x, y = dataset.arrays
-        assert x.shape == (data.sizes[key], 28, 28, 1) and x.dtype == np.uint8 and y.dtype == np.int32
+        assert (
+            x.shape == (data.sizes[key], 28, 28, 1) and x.dtype == np.uint8 and y.dtype == np.int32
+        )
         assert (x[0].shape, x.dtype) == (data.example[0].shape, data.example[0].dtype)
         assert (np.bincount(y) == data.sizes[key] / 10).all()
         assert x.min() == 0 and x.max() == 255
@@ -32,7 +34,9 @@ def test_the_seed_decides_every_pixel(monkeypatch):
 
     one, again, other = images(1, "/dev/null/a"), images(1, "/dev/null/b"), images(2, "/dev/null/a")
     assert (one == again).all()
-    assert len({image.tobytes() for image in (*one, *other)}) == 600  # no image twice, none shared by two seeds
+    assert (
+        len({image.tobytes() for image in (*one, *other)}) == 600
+    )  # no image twice, none shared by two seeds
 
 
 def test_labels_come_in_no_order(drawn):
@@ -50,12 +54,16 @@ def test_legible_by_a_linear_classifier_yet_not_trivially_so(drawn):
     weights = np.linalg.solve(a.T @ a + 10 * np.eye(a.shape[1]), a.T @ np.eye(10)[y])
     right = (features(test_x) @ weights).argmax(1) == test_y
     assert 0.6 < right.mean() < 0.93
-    assert all(right[test_y == digit].mean() > 0.35 for digit in range(10))  # not one digit is a scribble
+    assert all(
+        right[test_y == digit].mean() > 0.35 for digit in range(10)
+    )  # not one digit is a scribble
 
 
 def test_the_strokes_stay_on_the_canvas(drawn):
     x = drawn[0][..., 0].astype(float)
-    border = np.concatenate([x[:, :2].ravel(), x[:, -2:].ravel(), x[:, :, :2].ravel(), x[:, :, -2:].ravel()]).mean()
+    border = np.concatenate(
+        [x[:, :2].ravel(), x[:, -2:].ravel(), x[:, :, :2].ravel(), x[:, :, -2:].ravel()]
+    ).mean()
     assert border < 0.25 * x[:, 6:22, 8:20].mean()
 
 
@@ -64,13 +72,20 @@ def test_the_second_load_comes_from_the_cache(cache, monkeypatch):
     (file,) = cache.iterdir()
     monkeypatch.setattr("data_loader.digits.draw", lambda *_: pytest.fail("drawn again"))
     second = digits(3, 40, 10).load()
-    assert all((a == b).all() for a, b in zip(first["test"].arrays, second["test"].arrays, strict=True))
+    assert all(
+        (a == b).all() for a, b in zip(first["test"].arrays, second["test"].arrays, strict=True)
+    )
     assert list(cache.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b"?" * 50, lambda b: b[:2000] + b"????" + b[2004:]],
+    [
+        lambda b: b"",
+        lambda b: b[: len(b) // 2],
+        lambda b: b"?" * 50,
+        lambda b: b[:2000] + b"????" + b[2004:],
+    ],
     ids=["empty", "cut", "nonsense", "flipped"],
 )
 def test_a_damaged_cache_is_drawn_anew(cache, damage):

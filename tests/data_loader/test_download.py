@@ -55,12 +55,27 @@ def test_a_fault_that_passes_is_tried_again(mirror, tmp_path):
     ("page", "kind", "said"),
     [
         (None, Unreachable, "404"),
-        (lambda mirror, handler: mirror.send(handler, CONTENT[:1000], length=len(CONTENT)), Unreachable, "1000 of 102400 bytes"),
+        (
+            lambda mirror, handler: mirror.send(handler, CONTENT[:1000], length=len(CONTENT)),
+            Unreachable,
+            "1000 of 102400 bytes",
+        ),
         (lambda mirror, handler: mirror.send(handler, b"other"), RunError, f"expected {MD5}"),
         (lambda mirror, handler: mirror.send(handler, PACKED[:-20]), RunError, "damaged gzip"),
-        (lambda mirror, handler: mirror.send(handler, PACKED[:50] + b"?" * 60 + PACKED[110:]), RunError, "damaged gzip"),
+        (
+            lambda mirror, handler: mirror.send(handler, PACKED[:50] + b"?" * 60 + PACKED[110:]),
+            RunError,
+            "damaged gzip",
+        ),
         (lambda mirror, handler: mirror.stop.wait(10), Unreachable, "no answer in 0.3 s"),
-        (lambda mirror, handler: (mirror.send(handler, CONTENT[:9], length=99), mirror.stop.wait(10)), Unreachable, "timed out"),
+        (
+            lambda mirror, handler: (
+                mirror.send(handler, CONTENT[:9], length=99),
+                mirror.stop.wait(10),
+            ),
+            Unreachable,
+            "timed out",
+        ),
     ],
     ids=["404", "truncated", "wrong", "short gz", "corrupt gz", "silent", "stalled"],
 )
@@ -74,7 +89,9 @@ def test_every_mirror_is_named_with_its_fault_and_nothing_stays(mirror, tmp_path
     assert type(caught.value) is kind  # only a missing network may be answered with a stand-in
     first, a, b = str(caught.value).splitlines()
     assert first.startswith("file could not be downloaded")
-    assert all(url in line and said in line for url, line in ((mirror.url + "a", a), (mirror.url + "b", b)))
+    assert all(
+        url in line and said in line for url, line in ((mirror.url + "a", a), (mirror.url + "b", b))
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +120,9 @@ def test_no_connection_is_unreachable_and_says_why(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, but nobody listens
         with pytest.raises(Unreachable, match=r"file: \[Errno \d+\] Connection refused$"):
-            fetch([f"http://127.0.0.1:{unused.getsockname()[1]}/file"], tmp_path / "file", timeout=0.5)
+            fetch(
+                [f"http://127.0.0.1:{unused.getsockname()[1]}/file"], tmp_path / "file", timeout=0.5
+            )
 
 
 def test_a_disk_that_refuses_is_an_error_of_its_own(mirror, tmp_path):

@@ -34,7 +34,9 @@ def test_shuffled_order_is_a_permutation_that_depends_on_seed_and_epoch_only():
 
 def test_order_stays_what_it_was_when_runs_were_saved():
     order, _ = epoch_order(8, 8, seed=42, epoch=3, shuffle=True)
-    assert order.tolist() == [[4, 7, 1, 0, 2, 6, 5, 3]]  # a NumPy that draws otherwise breaks exact resume
+    assert order.tolist() == [
+        [4, 7, 1, 0, 2, 6, 5, 3]
+    ]  # a NumPy that draws otherwise breaks exact resume
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -82,9 +84,9 @@ def test_split_depends_on_the_seed_and_is_not_the_first_epochs_order():
 def test_split_of_any_dataset_is_a_view():
     train, val = split(Squares(), 4, seed=0)
     assert len(train) == 6 and len(val) == 4
-    assert sorted(example["y"] for part in (train, val) for example in (part[i] for i in range(len(part)))) == [
-        i * i for i in range(10)
-    ]
+    assert sorted(
+        example["y"] for part in (train, val) for example in (part[i] for i in range(len(part)))
+    ) == [i * i for i in range(10)]
 
 
 @pytest.mark.parametrize("val_size", [-1, 10, 11, 1.0, 1.5, 0.01])
@@ -97,7 +99,13 @@ def test_fingerprint_sees_every_byte_shape_and_type_of_arrays():
     x, y = np.zeros((4, 6), np.float32), np.zeros(4, np.int32)
     changed = x.copy()
     changed[2, 3] = 1
-    different = [(x, y), (changed, y), (x.reshape(4, 3, 2), y), (x.view(np.int32), y), (x[:3], y[:3])]
+    different = [
+        (x, y),
+        (changed, y),
+        (x.reshape(4, 3, 2), y),
+        (x.view(np.int32), y),
+        (x[:3], y[:3]),
+    ]
     assert len({fingerprint(Arrays(*pair)) for pair in different}) == 5
     assert fingerprint(Arrays(np.asfortranarray(x), y, "elsewhere")) == fingerprint(Arrays(x, y))
 

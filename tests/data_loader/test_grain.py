@@ -46,7 +46,11 @@ def workers():
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            found += [path.name] if parent == os.getpid() and b"spawn_main" in (path / "cmdline").read_bytes() else []
+            found += (
+                [path.name]
+                if parent == os.getpid() and b"spawn_main" in (path / "cmdline").read_bytes()
+                else []
+            )
     return found
 
 
@@ -66,15 +70,31 @@ def nothing_is_left():
 
 
 def test_sizes_and_shapes_are_known_without_reading_the_data(folder):
-    data = source(folder, test=f"{folder}/test-*", val=f"{folder}/test-00000-of-00001.array_record", vocab_size=7)
-    assert data.sizes == {"train": 500, "val": 100, "test": 100} and (data.num_classes, data.vocab_size) == (10, 7)
-    assert data.example[0].shape == (28, 28, 1) and data.example[0].dtype == np.uint8 and not data.example[0].any()
+    data = source(
+        folder,
+        test=f"{folder}/test-*",
+        val=f"{folder}/test-00000-of-00001.array_record",
+        vocab_size=7,
+    )
+    assert data.sizes == {"train": 500, "val": 100, "test": 100} and (
+        data.num_classes,
+        data.vocab_size,
+    ) == (10, 7)
+    assert (
+        data.example[0].shape == (28, 28, 1)
+        and data.example[0].dtype == np.uint8
+        and not data.example[0].any()
+    )
     x, y = loaded(data)["test"][99]
     assert (x == X[599]).all() and y == Y[599]
 
 
-@pytest.mark.parametrize(("count", "start"), [(0, 0), (2, 1), pytest.param(3, 6, marks=pytest.mark.torture)], ids=str)
-def test_the_batches_are_those_of_arrays_for_any_number_of_workers_and_from_anywhere(folder, count, start):
+@pytest.mark.parametrize(
+    ("count", "start"), [(0, 0), (2, 1), pytest.param(3, 6, marks=pytest.mark.torture)], ids=str
+)
+def test_the_batches_are_those_of_arrays_for_any_number_of_workers_and_from_anywhere(
+    folder, count, start
+):
     order, _ = epoch_order(500, 64, seed=3, epoch=2, shuffle=True)
     found = batches(source(folder, workers=count).load()["train"], order, start=start)
     wanted = batches(Arrays(X[:500], Y[:500]), order, start=start)
@@ -91,7 +111,10 @@ def with_rows_reversed(examples):
 
 def test_parts_of_a_set_and_a_collate_fn_of_ones_own_go_to_the_workers(folder):
     def heads(dataset):
-        return [(b["x"].tolist(), b["y"].tolist()) for b in batches(dataset, np.arange(20).reshape(4, 5), with_rows_reversed)]
+        return [
+            (b["x"].tolist(), b["y"].tolist())
+            for b in batches(dataset, np.arange(20).reshape(4, 5), with_rows_reversed)
+        ]
 
     whole, arrays = source(folder).load()["train"], Arrays(X[:500], Y[:500])
     read = whole.read_batches
@@ -143,31 +166,51 @@ def fails(examples):
 def test_what_fails_in_a_worker_is_the_same_message_as_without_one(folder, count):
     dataset = Records(f"{folder}/train-*", fails_at_seven, count)
     seven = int(np.flatnonzero(Y == 7)[0])
-    with pytest.raises(UserError, match=rf"train-00000.*record {seven}: parse fails: .*test_grain\.py, line \d+: Unp.*: a seven"):
+    with pytest.raises(
+        UserError,
+        match=rf"train-00000.*record {seven}: parse fails: .*test_grain\.py, line \d+: Unp.*: a seven",
+    ):
         list(batches(dataset, np.arange(500).reshape(50, 10)))
-    with pytest.raises(UserError, match=r"loader\.collate_fn fails: .*test_grain\.py, line \d+: KeyError: 'no way'"):
-        list(batches(Records(f"{folder}/test-*", numpy_example, count), np.arange(4).reshape(2, 2), fails))
+    with pytest.raises(
+        UserError, match=r"loader\.collate_fn fails: .*test_grain\.py, line \d+: KeyError: 'no way'"
+    ):
+        list(
+            batches(
+                Records(f"{folder}/test-*", numpy_example, count), np.arange(4).reshape(2, 2), fails
+            )
+        )
 
 
 def test_a_worker_that_is_killed_is_told_and_not_waited_for(folder):
     with pytest.raises(RunError, match=r"a worker process ended \(.*exit code -9.*fewer `workers`"):
-        list(batches(Records(f"{folder}/train-*", killed_at_seven, 2), np.arange(500).reshape(50, 10)))
+        list(
+            batches(
+                Records(f"{folder}/train-*", killed_at_seven, 2), np.arange(500).reshape(50, 10)
+            )
+        )
 
 
 def test_workers_leave_the_accelerators_alone(folder):
-    ((_, platforms),) = batches(Records(f"{folder}/train-*", platform, 1), np.arange(4).reshape(1, 4))
+    ((_, platforms),) = batches(
+        Records(f"{folder}/train-*", platform, 1), np.arange(4).reshape(1, 4)
+    )
     assert platforms.tolist() == [1] * 4
 
 
 def test_a_label_outside_the_classes_is_told_with_its_record(folder):
     nine = int(np.flatnonzero(Y == 9)[0])
-    with pytest.raises(UserError, match=rf"record {nine}: its target: label 9 .* outside the 9 classes"):
+    with pytest.raises(
+        UserError, match=rf"record {nine}: its target: label 9 .* outside the 9 classes"
+    ):
         source(folder, num_classes=9).load()["train"][nine]
 
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [("grain", "which is not installed: run `pip install -r training/"), ("array_record", "needs array_rec")],
+    [
+        ("grain", "which is not installed: run `pip install -r training/"),
+        ("array_record", "needs array_rec"),
+    ],
 )
 def test_a_missing_library_is_a_clear_error(folder, monkeypatch, module, said):
     monkeypatch.setitem(sys.modules, module, None)
@@ -176,7 +219,10 @@ def test_a_missing_library_is_a_clear_error(folder, monkeypatch, module, said):
 
 
 def test_ranges_are_told_together(folder):
-    with pytest.raises(ValueError, match=r"^workers: -1 is too small; at least 0\nnum_classes: 0 is too small; at least 1$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^workers: -1 is too small; at least 0\nnum_classes: 0 is too small; at least 1$",
+    ):
         source(folder, workers=-1, num_classes=0)
 
 
@@ -207,7 +253,10 @@ def ends(record):
 
 
 def records(folder, pattern="train-*.array_record", **arguments):
-    return {"name": "grain", "args": {"train": str(folder / pattern), "num_classes": 10} | arguments}
+    return {
+        "name": "grain",
+        "args": {"train": str(folder / pattern), "num_classes": 10} | arguments,
+    }
 
 
 class Training:
@@ -219,7 +268,9 @@ class Training:
         environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache"), "MARK": self.mark}
         command = [sys.executable, str(ROOT / "train.py"), "-c", "config.json", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True, **pipes)
+        self.process = subprocess.Popen(
+            command, cwd=place, env=environment, start_new_session=True, **pipes
+        )
 
     def wait_for(self, text):
         for line in self.process.stdout:
@@ -254,7 +305,9 @@ def rows(place):
 
 def assert_same_run(place, wanted):
     assert rows(place) == rows(wanted)
-    (found, _), (weights, _) = (load(run_folder(p) / "checkpoint-epoch_2.params") for p in (place, wanted))
+    (found, _), (weights, _) = (
+        load(run_folder(p) / "checkpoint-epoch_2.params") for p in (place, wanted)
+    )
     for name, array in weights.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
 
@@ -280,13 +333,17 @@ def test_a_run_over_record_files_has_the_bits_of_one_in_memory(folder, reference
 @pytest.mark.torture
 def test_a_run_over_files_of_tensorflow_has_them_too(tf_folder, reference, tmp_path):
     image = {"name": "tf_example", "args": {"color": "gray"}}
-    code, said = Training(tmp_path, records(tf_folder, "train-*.tfrecord", workers=0, parse=image)).ended()
+    code, said = Training(
+        tmp_path, records(tf_folder, "train-*.tfrecord", workers=0, parse=image)
+    ).ended()
     assert code == 0, said
     assert_same_run(tmp_path, reference)
 
 
 @pytest.mark.torture
-def test_killed_within_an_epoch_a_run_goes_on_to_the_same_bits_and_leaves_no_worker(folder, reference, tmp_path):
+def test_killed_within_an_epoch_a_run_goes_on_to_the_same_bits_and_leaves_no_worker(
+    folder, reference, tmp_path
+):
     (tmp_path / "mine.py").write_text(SLOW)
     data = records(folder, parse="mine.slowly")
     training = Training(tmp_path, data)

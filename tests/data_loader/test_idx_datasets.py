@@ -20,7 +20,9 @@ def serving(mirror, monkeypatch, idx_files):
     """MNIST's mirrors: one that knows nothing, and one on the loopback with the small files."""
     files, _ = idx_files
     monkeypatch.setattr(mnist, "MIRRORS", (mirror.url + "empty/", mirror.url))
-    monkeypatch.setattr(mnist, "DIGESTS", {file: hashlib.md5(data).hexdigest() for file, data in files.items()})
+    monkeypatch.setattr(
+        mnist, "DIGESTS", {file: hashlib.md5(data).hexdigest() for file, data in files.items()}
+    )
     mirror.pages |= {f"/{file}.gz": gzip.compress(data) for file, data in files.items()}
     return mirror
 
@@ -86,7 +88,13 @@ def test_offline_error_names_files_places_and_mirrors(offline, tmp_path):
     with pytest.raises(RunError) as caught:
         data.load()
     assert time.monotonic() - start < 15
-    for part in (TRAIN_IMAGES, f"{tmp_path}/nothing/mnist", offline.url + "a/", offline.url + "b/", "404"):
+    for part in (
+        TRAIN_IMAGES,
+        f"{tmp_path}/nothing/mnist",
+        offline.url + "a/",
+        offline.url + "b/",
+        "404",
+    ):
         assert part in str(caught.value)
     assert not (tmp_path / "nothing").exists()
 
@@ -100,7 +108,9 @@ def test_the_stand_in_is_announced_and_recorded(offline, tmp_path, warnings_seen
     assert "NOT MNIST" in warning and offline.url in warning and len(warning.splitlines()) > 4
 
 
-def test_no_stand_in_and_no_warning_where_the_files_are(offline, idx_folder, idx_files, warnings_seen):
+def test_no_stand_in_and_no_warning_where_the_files_are(
+    offline, idx_folder, idx_files, warnings_seen
+):
     sets = mnist.mnist(str(idx_folder), offline="digits").load()
     check(sets, idx_files[1])
     assert sets["train"].source == "mnist" and warnings_seen == []
@@ -119,13 +129,21 @@ def test_no_stand_in_for_mirrors_with_other_content(offline, tmp_path):
 
 
 def images(n, height=28, width=28, magic=b"\0\0\x08\x03"):
-    return magic + b"".join(k.to_bytes(4, "big") for k in (n, height, width)) + bytes(n * height * width)
+    return (
+        magic
+        + b"".join(k.to_bytes(4, "big") for k in (n, height, width))
+        + bytes(n * height * width)
+    )
 
 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        (TRAIN_IMAGES, images(30)[:-1], r"has 23535 bytes, but its header \[30, 28, 28\] asks for 23536"),
+        (
+            TRAIN_IMAGES,
+            images(30)[:-1],
+            r"has 23535 bytes, but its header \[30, 28, 28\] asks for 23536",
+        ),
         (TRAIN_IMAGES, images(30) + b"x", "has 23537 bytes"),
         (TRAIN_IMAGES, images(30, magic=b"\0\0\x08\x01"), "starts with 00000801"),
         (TRAIN_IMAGES, b"<html>not found</html>", "starts with 3c68746d"),
@@ -137,10 +155,24 @@ def images(n, height=28, width=28, magic=b"\0\0\x08\x03"):
         (TRAIN_IMAGES, gzip.compress(images(30))[:20] + b"?" * 40, "damaged gzip"),
         (TRAIN_IMAGES, b"\x1f\x8bnot gzip at all", "damaged gzip"),
     ],
-    ids=["short", "long", "magic", "html", "empty", "header", "dims", "count", "cut gz", "bad gz", "no gz"],
+    ids=[
+        "short",
+        "long",
+        "magic",
+        "html",
+        "empty",
+        "header",
+        "dims",
+        "count",
+        "cut gz",
+        "bad gz",
+        "no gz",
+    ],
 )
 @pytest.mark.parametrize("offline_is", ["error", "digits"])
-def test_a_corrupt_local_file_is_the_users_error_and_never_replaced(offline, idx_folder, file, content, said, offline_is):
+def test_a_corrupt_local_file_is_the_users_error_and_never_replaced(
+    offline, idx_folder, file, content, said, offline_is
+):
     (idx_folder / file).write_bytes(content)
     with pytest.raises(UserError, match=said) as caught:
         mnist.mnist(str(idx_folder), offline=offline_is).load()
@@ -155,7 +187,9 @@ def test_labels_beyond_the_classes_are_refused(idx_folder):
         mnist.mnist(str(idx_folder)).load()
 
 
-@pytest.mark.skipif("MNIST_DIR" not in os.environ, reason="MNIST_DIR is not set: real MNIST is not here")
+@pytest.mark.skipif(
+    "MNIST_DIR" not in os.environ, reason="MNIST_DIR is not set: real MNIST is not here"
+)
 def test_real_mnist_is_what_the_digests_say():
     folder = os.environ["MNIST_DIR"]
     sets = mnist.mnist(folder).load()

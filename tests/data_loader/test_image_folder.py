@@ -20,7 +20,9 @@ def root(tmp_path):
             (tmp_path / part / name).mkdir(parents=True)
             (tmp_path / part / name / "notes.txt").write_text("no image")
             for i in range(count):
-                Image.new("RGB", size, color).save(tmp_path / part / name / f"{i}.{'png' if i else 'PNG'}")
+                Image.new("RGB", size, color).save(
+                    tmp_path / part / name / f"{i}.{'png' if i else 'PNG'}"
+                )
     return tmp_path
 
 
@@ -79,11 +81,23 @@ def test_a_photograph_is_turned_upright(root):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda root: (root / "test" / "dogs").mkdir(), r"test: has the class 'dogs', training has only ants, cats"),
-        (lambda root: (root / "valid").mkdir(), r"has the folder 'valid' beside train; allowed: train, val, test"),
-        (lambda root: [f.unlink() for f in (root / "train" / "ants").iterdir()], r"ants: no images in it"),
+        (
+            lambda root: (root / "test" / "dogs").mkdir(),
+            r"test: has the class 'dogs', training has only ants, cats",
+        ),
+        (
+            lambda root: (root / "valid").mkdir(),
+            r"has the folder 'valid' beside train; allowed: train, val, test",
+        ),
+        (
+            lambda root: [f.unlink() for f in (root / "train" / "ants").iterdir()],
+            r"ants: no images in it",
+        ),
         (lambda root: root.rename(root.with_name("elsewhere")), "no such folder"),
-        (lambda root: [(root / part).rename(root.with_name(part)) for part in ("train", "test")], "no folders in it"),
+        (
+            lambda root: [(root / part).rename(root.with_name(part)) for part in ("train", "test")],
+            "no folders in it",
+        ),
     ],
     ids=["unknown class", "unknown set", "empty class", "no folder", "no classes"],
 )

@@ -55,10 +55,17 @@ def message(number, *parts):
 
 
 def test_lists_that_are_not_packed_and_fields_unknown_are_read_too():
-    ints = message(3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", message(1, b"\x96\x01\x02"))  # 5, then -1, then packed 150, 2
+    ints = message(
+        3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", message(1, b"\x96\x01\x02")
+    )  # 5, then -1, then packed 150, 2
     floats = message(2, b"\x0d" + struct.pack("<f", 1.5), message(1, struct.pack("<2f", -2, 0.25)))
-    entries = [message(1, message(1, name), message(2, value)) for name, value in ((b"a", ints), (b"b", floats), (b"c", b""))]
-    unknown = b"\x48\x07" + b"\x51" + b"x" * 8 + message(9, b"ignored")  # a varint, eight bytes, a length
+    entries = [
+        message(1, message(1, name), message(2, value))
+        for name, value in ((b"a", ints), (b"b", floats), (b"c", b""))
+    ]
+    unknown = (
+        b"\x48\x07" + b"\x51" + b"x" * 8 + message(9, b"ignored")
+    )  # a varint, eight bytes, a length
     found = protobuf.features(message(1, *entries) + unknown)
     assert protobuf.values(found["a"]).tolist() == [5, -1, 150, 2]
     assert protobuf.values(found["b"]).tolist() == [1.5, -2, 0.25]
@@ -81,7 +88,10 @@ def test_no_cut_or_changed_example_does_worse_than_a_message(tf_folder):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"x": "tokenz"}, r"no values of a feature 'tokenz'; its features: empty, label, pixels, scores, tokens, wide"),
+        (
+            {"x": "tokenz"},
+            r"no values of a feature 'tokenz'; its features: empty, label, pixels, scores, tokens, wide",
+        ),
         ({"x": "empty"}, r"no values of a feature 'empty'"),
         ({"x": "tokens", "shape": (5, 9)}, r"'tokens' has 40 values, the shape \[5, 9\] needs 45"),
         ({"x": "pixels", "shape": (2, 3)}, r"'pixels' has 12 values, the shape \[2, 3\] needs 6"),
@@ -98,11 +108,18 @@ def test_features_that_do_not_fit_are_named(tf_folder, arguments, said):
 
 
 def test_what_is_written_is_read_again_in_its_order(tmp_path):
-    x, y = np.random.default_rng(0).normal(size=(25, 3, 2)).astype(np.float32), np.arange(25, dtype=np.int8)
+    x, y = (
+        np.random.default_rng(0).normal(size=(25, 3, 2)).astype(np.float32),
+        np.arange(25, dtype=np.int8),
+    )
     paths = write_records(tmp_path / "new" / "train", Arrays(x, y), shards=4)
-    assert [path.name for path in paths] == [f"train-0000{i}-of-00004.array_record" for i in range(4)]
+    assert [path.name for path in paths] == [
+        f"train-0000{i}-of-00004.array_record" for i in range(4)
+    ]
     assert sorted(os.listdir(tmp_path / "new")) == [path.name for path in paths]
-    records = pickle.loads(pickle.dumps(RecordFiles(str(tmp_path / "new" / "train-*"))))  # as it goes to a worker
+    records = pickle.loads(
+        pickle.dumps(RecordFiles(str(tmp_path / "new" / "train-*")))
+    )  # as it goes to a worker
     assert len(records) == 25
     for i in range(25):
         for part, wanted in zip(numpy_example(records[i]), (x[i], y[i]), strict=True):
@@ -157,7 +174,9 @@ def test_a_damaged_record_is_named_and_the_others_are_read(tf_folder, tmp_path, 
         try:
             assert records[i] == whole[i]
         except UserError as error:
-            assert str(error).startswith(f"{path}: record {i} cannot be read (") and "copy the file again" in str(error)
+            assert str(error).startswith(
+                f"{path}: record {i} cannot be read ("
+            ) and "copy the file again" in str(error)
             bad.append(i)
     assert bad == [40]
 
@@ -179,7 +198,10 @@ def compress(path):
             lambda path: flipped(path, 19 + int.from_bytes(path.read_bytes()[:8], "little")),
             "record 1 is damaged, and what fol",
         ),
-        (lambda path: path.write_text("just text"), "neither an ArrayRecord file nor a TFRecord file"),
+        (
+            lambda path: path.write_text("just text"),
+            "neither an ArrayRecord file nor a TFRecord file",
+        ),
         (compress, "is compressed as a whole.*gunzip"),
         (lambda path: path.write_bytes(b""), "has no records in its 1 files"),
         (lambda path: path.unlink(), "no such file; name one, or many with a pattern"),
@@ -204,7 +226,9 @@ def test_a_cut_array_record_is_told(tmp_path):
 def test_a_shard_that_is_missing_is_told_unless_some_are_asked_for(tmp_path):
     paths = write_records(tmp_path / "x", Arrays(np.zeros(8), np.zeros(8)), shards=4)
     paths[2].unlink()
-    with pytest.raises(UserError, match=r"x-00002-of-00004\.array_record: is missing, with 3 of its 4 files there"):
+    with pytest.raises(
+        UserError, match=r"x-00002-of-00004\.array_record: is missing, with 3 of its 4 files there"
+    ):
         RecordFiles(str(tmp_path / "x-*"))
     assert len(RecordFiles(str(tmp_path / "x-0000[01]-of-00004.array_record"))) == 4
     assert len(RecordFiles(str(paths[3]))) == 2
@@ -215,7 +239,9 @@ def test_many_records_are_indexed_by_their_lengths_alone(tmp_path):
     from data_loader.record_files import _checksum
 
     length = (50_000_000).to_bytes(8, "little")
-    with open(tmp_path / "sparse", "wb") as file:  # a file with holes: the data is never written, nor read
+    with open(
+        tmp_path / "sparse", "wb"
+    ) as file:  # a file with holes: the data is never written, nor read
         for i in range(200):
             file.seek(i * 50_000_016)
             file.write(length + _checksum(length))
@@ -238,6 +264,8 @@ def test_a_picture_that_is_sideways_is_turned_upright():
     def entry(name, feature):
         return field(1, field(1, name) + field(2, feature))
 
-    record = field(1, entry(b"image", field(1, field(1, value))) + entry(b"label", field(3, b"\x08\x02")))
+    record = field(
+        1, entry(b"image", field(1, field(1, value))) + entry(b"label", field(3, b"\x08\x02"))
+    )
     image, label = tf_example(record)
     assert image[0].max() == 0 and image[7].min() == 255 and label == 2

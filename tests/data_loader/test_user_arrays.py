@@ -49,7 +49,11 @@ def test_other_names_fortran_order_and_a_stated_number_of_classes(place):
 def test_float_targets_are_a_regression(place):
     target = np.linspace(0, 1, 10).reshape(5, 2).astype(np.float32)
     data = arrays(save(place("train"), x=X, y=target))
-    assert data.num_classes is None and data.example[1].shape == (2,) and data.example[1].dtype == np.float32
+    assert (
+        data.num_classes is None
+        and data.example[1].shape == (2,)
+        and data.example[1].dtype == np.float32
+    )
     assert (data.load()["train"].arrays[1] == target).all()
 
 
@@ -102,7 +106,9 @@ def test_train_and_test_must_be_alike(place, test):
         arrays(save(place("train"), x=X, y=Y), save(place("test"), **test))
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:60], lambda b: b"", lambda b: b"PK nonsense"])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-40], lambda b: b[:60], lambda b: b"", lambda b: b"PK nonsense"]
+)
 def test_a_damaged_npz_is_named(tmp_path, damage):
     path = tmp_path / "train.npz"
     np.savez(path, x=X, y=Y)

@@ -31,7 +31,11 @@ def write(name, examples):
 def digits(images, labels):
     """Encoded images, as most sets of images come."""
     for image, label in zip(images, labels, strict=True):
-        yield {"image": bytes_(tf.io.encode_png(image).numpy()), "label": ints(label), "note": bytes_(b"a", b"b")}
+        yield {
+            "image": bytes_(tf.io.encode_png(image).numpy()),
+            "label": ints(label),
+            "note": bytes_(b"a", b"b"),
+        }
 
 
 def varied(random, count):
@@ -40,7 +44,12 @@ def varied(random, count):
         wide = [int(n) for n in random.integers(-(2**31), 2**31, 40) >> random.integers(0, 31, 40)]
         pixels = random.normal(size=(2, 3)).astype("<f2")
         lists = {"tokens": ints(*wide), "scores": floats(*random.normal(size=5))}
-        yield lists | {"pixels": bytes_(pixels.tobytes()), "label": ints(i), "wide": ints(2**40), "empty": ints()}
+        yield lists | {
+            "pixels": bytes_(pixels.tobytes()),
+            "label": ints(i),
+            "wide": ints(2**40),
+            "empty": ints(),
+        }
 
 
 with np.load(HERE / "digits.npz") as file:
@@ -50,9 +59,15 @@ write("train-00001-of-00002.tfrecord", digits(x[300:500], y[300:500]))
 write("test.tfrecord", digits(x[500:], y[500:]))
 write("varied.tfrecord", varied(np.random.default_rng(0), 30))
 
-form = {"tokens": tf.io.FixedLenFeature([40], tf.int64), "scores": tf.io.FixedLenFeature([5], tf.float32)}
+form = {
+    "tokens": tf.io.FixedLenFeature([40], tf.int64),
+    "scores": tf.io.FixedLenFeature([5], tf.float32),
+}
 form |= {"pixels": tf.io.FixedLenFeature([], tf.string)}
-read = [tf.io.parse_single_example(r, form) for r in tf.data.TFRecordDataset(str(HERE / "varied.tfrecord"))]
+read = [
+    tf.io.parse_single_example(r, form)
+    for r in tf.data.TFRecordDataset(str(HERE / "varied.tfrecord"))
+]
 tokens, scores = (np.stack([row[name].numpy() for row in read]) for name in ("tokens", "scores"))
 pixels = np.stack([tf.io.decode_raw(row["pixels"], tf.float16).numpy() for row in read])
 np.savez(HERE / "varied.npz", tokens=tokens, scores=scores, pixels=pixels)

@@ -12,7 +12,16 @@ import numpy as np
 
 from tests.inference.layer_cases import ACTIVATIONS, IMAGES, SEQUENCES
 from tests.inference.made import BATCH, normal, random, whole
-from tests.inference.primitive_cases import ALONG, BINARY, CONTROL, CONVOLUTIONS, INDEXING, INTEGERS, PRODUCTS, UNARY
+from tests.inference.primitive_cases import (
+    ALONG,
+    BINARY,
+    CONTROL,
+    CONVOLUTIONS,
+    INDEXING,
+    INTEGERS,
+    PRODUCTS,
+    UNARY,
+)
 from utils import named_leaves
 
 
@@ -20,7 +29,9 @@ class Group(NamedTuple):
     """Cases of the same inputs."""
 
     inputs: dict  # {name: a batch of BATCH examples}
-    cases: dict  # {name: function(an array for each input, in order) -> an array, or a tuple of them}
+    cases: (
+        dict  # {name: function(an array for each input, in order) -> an array, or a tuple of them}
+    )
 
 
 GROUPS = {
@@ -37,7 +48,13 @@ GROUPS = {
     "Layers of images": Group({"x": normal(6, 7, 4)}, IMAGES),
     "Numbers one by one": Group({"x": normal(6)}, UNARY),
     "Two numbers": Group({"x": normal(6), "y": normal(6)}, BINARY),
-    "Integers": Group({"i": whole(-9, 10, 6), "j": np.where(random.random((BATCH, 6)) > 0.5, 3, -4).astype(np.int32)}, INTEGERS),
+    "Integers": Group(
+        {
+            "i": whole(-9, 10, 6),
+            "j": np.where(random.random((BATCH, 6)) > 0.5, 3, -4).astype(np.int32),
+        },
+        INTEGERS,
+    ),
     "Along axes": Group({"x": normal(4, 6)}, ALONG),
     "Products": Group({"x": normal(4, 6), "y": normal(6, 4)}, PRODUCTS),
     "Indexing": Group({"x": normal(4, 6), "ids": whole(0, 4, 2)}, INDEXING),
@@ -45,7 +62,10 @@ GROUPS = {
     "Loops and branches": Group({"x": normal(4, 6)}, CONTROL),
 }
 
-NEITHER = dict.fromkeys(["lgamma", "digamma", "nextafter", "bits of numbers", "fft", "cholesky", "random"], "it has no op for it")
+NEITHER = dict.fromkeys(
+    ["lgamma", "digamma", "nextafter", "bits of numbers", "fft", "cholesky", "random"],
+    "it has no op for it",
+)
 ONNX_GAPS = {**NEITHER}  # {case: why not}
 TFLITE_GAPS = {
     **NEITHER,
@@ -80,7 +100,9 @@ def together(group):
 
 def without(group, gaps):
     """The group without the cases that are gaps of a target."""
-    return group._replace(cases={name: case for name, case in group.cases.items() if name not in gaps})
+    return group._replace(
+        cases={name: case for name, case in group.cases.items() if name not in gaps}
+    )
 
 
 @functools.cache
@@ -91,5 +113,7 @@ def jax_answers(name, batch):
     """
     group = GROUPS[name]
     given = {key: array[:batch] for key, array in group.inputs.items()}
-    results = jax.jit(together(group), compiler_options={"xla_backend_optimization_level": 0})(None, given)
+    results = jax.jit(together(group), compiler_options={"xla_backend_optimization_level": 0})(
+        None, given
+    )
     return {path: np.asarray(leaf) for path, leaf in named_leaves(results).items()}

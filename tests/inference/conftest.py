@@ -39,7 +39,14 @@ def convert(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments, config=small.config, weights=small.checkpoint):
-        given = ["-w", weights, "--out", tmp_path / "out", *arguments, *(["-c", config] if config else [])]
+        given = [
+            "-w",
+            weights,
+            "--out",
+            tmp_path / "out",
+            *arguments,
+            *(["-c", config] if config else []),
+        ]
         code = convert_tflite.main(list(map(str, given)))
         said = capsys.readouterr()
         return code, said.out + said.err

@@ -24,7 +24,9 @@ def table(name):
 
 
 def row(case):
-    gaps = [f"{target}: {reasons[case]}" for target, reasons in columns().items() if case in reasons]
+    gaps = [
+        f"{target}: {reasons[case]}" for target, reasons in columns().items() if case in reasons
+    ]
     remarks = "; ".join([*gaps, *([REMARKS[case]] if case in REMARKS else [])])
     marks = ["no" if case in reasons else "yes" for reasons in columns().values()]
     return f"| {case} | {' | '.join(marks)} | {remarks} |"

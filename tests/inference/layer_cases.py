@@ -45,7 +45,9 @@ SEQUENCES = {
     "attention": lambda x, *_: attention(ATTENTION, x, heads=2),
     "attention, causal": lambda x, *_: attention(ATTENTION, x, heads=2, causal=True),
     "attention with a mask": lambda x, _, mask, *__: attention(ATTENTION, x, heads=2, mask=mask),
-    "attention, causal with a mask": lambda x, _, mask, *__: attention(ATTENTION, x, heads=2, causal=True, mask=mask),
+    "attention, causal with a mask": lambda x, _, mask, *__: attention(
+        ATTENTION, x, heads=2, causal=True, mask=mask
+    ),
     "attention to a context": lambda x, context, *_: attention(CROSS, x, context, heads=4),
     "embedding": lambda _, __, ___, ids: embedding({"weight": LINEAR["weight"]}, ids),
 }
@@ -76,7 +78,9 @@ IMAGES = {
     "conv2d, patches": conv(4, 6, 2, stride=2, padding="VALID"),
     "conv_transpose2d": conv(4, 6, 3, transposed=True, stride=2),
     "conv_transpose2d, valid": conv(4, 6, 3, transposed=True, stride=2, padding="VALID"),
-    "conv_transpose2d, padded": conv(4, 6, 3, transposed=True, stride=(2, 1), padding=((1, 0), (2, 3))),
+    "conv_transpose2d, padded": conv(
+        4, 6, 3, transposed=True, stride=(2, 1), padding=((1, 0), (2, 3))
+    ),
     "max_pool": lambda x: max_pool(x, 2),
     "max_pool, overlapping": lambda x: max_pool(x, 3, stride=2, padding="SAME"),
     "avg_pool": lambda x: avg_pool(x, 2),

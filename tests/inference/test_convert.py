@@ -22,7 +22,11 @@ ONNX = ("--name", "small", "--formats", "onnx")
 
 def left(tmp_path):
     """What lies in the output folder, hidden files too."""
-    return sorted(path.name for path in (tmp_path / "out").iterdir()) if (tmp_path / "out").exists() else []
+    return (
+        sorted(path.name for path in (tmp_path / "out").iterdir())
+        if (tmp_path / "out").exists()
+        else []
+    )
 
 
 def report(tmp_path, name="small"):
@@ -43,16 +47,30 @@ def test_both_formats_compute_what_jax_does(small, convert, tmp_path):
     assert code == 0, said
     assert left(tmp_path) == ["small"]
     folder = tmp_path / "out" / "small"
-    assert {p.name for p in folder.iterdir()} == {"small.onnx", "small.tflite", "config.json", "model", "verification.json"}
-    assert (folder / "model" / "mlp.py").read_text() == (ROOT / "model" / "mlp.py").read_text()
-    assert json.loads((folder / "config.json").read_text())["model"] == json.loads(small.config.read_text())["model"] | {
-        "args": {"dims": [16], "activation": "relu", "dropout": 0.0}
+    assert {p.name for p in folder.iterdir()} == {
+        "small.onnx",
+        "small.tflite",
+        "config.json",
+        "model",
+        "verification.json",
     }
+    assert (folder / "model" / "mlp.py").read_text() == (ROOT / "model" / "mlp.py").read_text()
+    assert json.loads((folder / "config.json").read_text())["model"] == json.loads(
+        small.config.read_text()
+    )["model"] | {"args": {"dims": [16], "activation": "relu", "dropout": 0.0}}
     x = np.random.default_rng(0).random((5, 28, 28, 1), np.float32)
     for each, found in report(tmp_path)["formats"].items():
         wanted = by_jax(small, x)
-        np.testing.assert_allclose(outputs(folder / f"small.{each}", input=x), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
-        assert found["route"] == "native" and found["bytes"] == (folder / f"small.{each}").stat().st_size
+        np.testing.assert_allclose(
+            outputs(folder / f"small.{each}", input=x),
+            wanted,
+            rtol=0,
+            atol=1e-5 * np.abs(wanted).max(),
+        )
+        assert (
+            found["route"] == "native"
+            and found["bytes"] == (folder / f"small.{each}").stat().st_size
+        )
         assert {(check["data"], check["batch"]) for check in found["checks"]} == {
             (kind, size) for kind in ("random", "real") for size in (1, 3, 64)
         }
@@ -60,7 +78,9 @@ def test_both_formats_compute_what_jax_does(small, convert, tmp_path):
         assert found["outputs"] == {"output": "float32[None, 10]"}
         assert f"small.{each}: input float32[batch, 28, 28, 1] -> output float32[batch, 10]" in said
         assert re.search(
-            rf"^small.{each} +native +{found['nodes']} .* random +1 +{found['checks'][0]['absolute_error']:.1e}", said, re.M
+            rf"^small.{each} +native +{found['nodes']} .* random +1 +{found['checks'][0]['absolute_error']:.1e}",
+            said,
+            re.M,
         )
 
 
@@ -78,16 +98,32 @@ def test_int8_is_smaller_and_tells_its_accuracy(convert, tmp_path):
     ("arguments", "form", "shape", "dtype"),
     [
         (["--batch", "4"], NHWC, (4, 28, 28, 1), np.float32),
-        (["--input-layout", "nchw", "--with-softmax"], Form("nchw", softmax=True), (2, 1, 28, 28), np.float32),
-        (["--with-preprocess", "--input", "(1, 28, 28, 1)"], Form(preprocess=True), (2, 28, 28, 1), np.uint8),
+        (
+            ["--input-layout", "nchw", "--with-softmax"],
+            Form("nchw", softmax=True),
+            (2, 1, 28, 28),
+            np.float32,
+        ),
+        (
+            ["--with-preprocess", "--input", "(1, 28, 28, 1)"],
+            Form(preprocess=True),
+            (2, 28, 28, 1),
+            np.uint8,
+        ),
     ],
 )
-def test_the_form_of_what_goes_in_and_comes_out(small, convert, tmp_path, arguments, form, shape, dtype):
+def test_the_form_of_what_goes_in_and_comes_out(
+    small, convert, tmp_path, arguments, form, shape, dtype
+):
     code, said = convert(*ONNX, *arguments)
     assert code == 0, said
     path = tmp_path / "out" / "small" / "small.onnx"
-    x = np.random.default_rng(0).integers(0, 256, shape).astype(dtype) / (1 if dtype == np.uint8 else np.float32(255))
-    np.testing.assert_allclose(outputs(path, input=x.astype(dtype)), by_jax(small, x.astype(dtype), form), atol=1e-5)
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(dtype) / (
+        1 if dtype == np.uint8 else np.float32(255)
+    )
+    np.testing.assert_allclose(
+        outputs(path, input=x.astype(dtype)), by_jax(small, x.astype(dtype), form), atol=1e-5
+    )
     sizes, type_ = open_model(path).inputs["input"]
     assert (sizes[0], type_) == (4 if "--batch" in arguments else None, dtype)
 
@@ -117,15 +153,33 @@ def test_a_taken_name_is_refused_unless_forced(convert, tmp_path):
         (["--batch", "0"], "--batch: must be at least 1, got 0"),
         (["--input", "28x28"], "--input: '28x28' is no shape"),
         (["--name", "../elsewhere"], "--name: '../elsewhere' is no name"),
-        (["--formats", "onnx", "model.args.dims=[32]"], "head/weight: the file has (16, 10), the model has (32, 10)"),
-        (["--formats", "onnx", "model.args.activation=gelu"], "has changed its meaning since this was written"),
-        (["--formats", "onnx", "model.args.dimz=3"], "model.args.dimz: mlp has no such argument; did you mean 'dims'?"),
-        (["--formats", "onnx", "optimizer.name=nonsense"], "optimizer.name: no optimizer 'nonsense'"),
-        (["--formats", "onnx", "title=../elsewhere"], "title: must be a name that a folder can have"),
+        (
+            ["--formats", "onnx", "model.args.dims=[32]"],
+            "head/weight: the file has (16, 10), the model has (32, 10)",
+        ),
+        (
+            ["--formats", "onnx", "model.args.activation=gelu"],
+            "has changed its meaning since this was written",
+        ),
+        (
+            ["--formats", "onnx", "model.args.dimz=3"],
+            "model.args.dimz: mlp has no such argument; did you mean 'dims'?",
+        ),
+        (
+            ["--formats", "onnx", "optimizer.name=nonsense"],
+            "optimizer.name: no optimizer 'nonsense'",
+        ),
+        (
+            ["--formats", "onnx", "title=../elsewhere"],
+            "title: must be a name that a folder can have",
+        ),
         (["--formats", "model.args.dims=[16]"], "--formats: names none"),
         (["--input", "7", "28", "28", "1"], "a shape begins with the batch, 1"),
         (["--demo", "--batch", "4"], "--demo: gives one example at a time"),
-        (["--formats", "onnx", "--input", "1", "28", "28", "3"], "the file has (784, 16), the model has (2352, 16)"),
+        (
+            ["--formats", "onnx", "--input", "1", "28", "28", "3"],
+            "the file has (784, 16), the model has (2352, 16)",
+        ),
         (["--formats", "tflite", "--demo"], "--demo: runs the ONNX file; add onnx to --formats"),
     ],
 )
@@ -158,7 +212,10 @@ def test_what_was_made_meanwhile_is_not_replaced(convert, tmp_path, monkeypatch)
     monkeypatch.setattr(exporter.Exporter, "reports", made_meanwhile)
     code, said = convert(*ONNX)
     assert code == 2 and "is no export" in said
-    assert left(tmp_path) == ["small"] and (tmp_path / "out" / "small" / "thesis.txt").read_text() == "precious"
+    assert (
+        left(tmp_path) == ["small"]
+        and (tmp_path / "out" / "small" / "thesis.txt").read_text() == "precious"
+    )
 
 
 def test_what_a_killed_process_left_is_swept(convert, tmp_path):
@@ -169,7 +226,10 @@ def test_what_a_killed_process_left_is_swept(convert, tmp_path):
 
 def test_a_quantized_file_hides_no_wrong_graph(convert, tmp_path, monkeypatch):
     def off(traced, path, opset=20):
-        other = {name: array * 1.001 if name == "head/weight" else array for name, array in traced.weights.items()}
+        other = {
+            name: array * 1.001 if name == "head/weight" else array
+            for name, array in traced.weights.items()
+        }
         write(traced._replace(weights=other), path, opset)
 
     write = to_onnx.write_onnx
@@ -263,7 +323,11 @@ def test_stopped_by_hand_nothing_is_left(convert, tmp_path, monkeypatch):
 
 def test_a_model_that_refuses_its_input_is_told(convert, small, tmp_path):
     config = tmp_path / "vit.json"
-    config.write_text(json.dumps(json.loads(small.config.read_text()) | {"model": {"name": "vit", "args": {"patch": 5}}}))
+    config.write_text(
+        json.dumps(
+            json.loads(small.config.read_text()) | {"model": {"name": "vit", "args": {"patch": 5}}}
+        )
+    )
     code, said = convert(*ONNX, config=config)
     assert code == 2 and "patch: 5 must divide" in said
 
@@ -275,8 +339,12 @@ def test_over_the_tolerance_nothing_is_left(convert, tmp_path, monkeypatch):
     assert left(tmp_path) == []
 
 
-@pytest.mark.parametrize(("broken", "code", "stands"), [("tflite", 3, "onnx"), ("onnx", 4, "tflite")])
-def test_one_format_that_fails_does_not_spoil_the_other(convert, tmp_path, monkeypatch, broken, code, stands):
+@pytest.mark.parametrize(
+    ("broken", "code", "stands"), [("tflite", 3, "onnx"), ("onnx", 4, "tflite")]
+)
+def test_one_format_that_fails_does_not_spoil_the_other(
+    convert, tmp_path, monkeypatch, broken, code, stands
+):
     native = exporter.Exporter.native
 
     def half(self, each, path):
@@ -314,24 +382,42 @@ def test_a_checkpoint_needs_no_config_but_imports_nothing_of_its_own(small, conv
     from training.checkpoint import safetensor_file
 
     safetensor_file.write(tmp_path / "evil.params", arrays, record)
-    code, said = convert("--name", "evil", "--formats", "onnx", config=None, weights=tmp_path / "evil.params")
+    code, said = convert(
+        "--name", "evil", "--formats", "onnx", config=None, weights=tmp_path / "evil.params"
+    )
     assert code == 2 and "say --trust" in said
 
 
 def test_without_its_data_random_inputs_must_do(small, convert, tmp_path):
-    gone = json.loads(small.config.read_text()) | {"data": {"name": "arrays", "args": {"train": "gone.npz"}}}
+    gone = json.loads(small.config.read_text()) | {
+        "data": {"name": "arrays", "args": {"train": "gone.npz"}}
+    }
     (tmp_path / "gone.json").write_text(json.dumps(gone))
     code, said = convert(*ONNX, config=tmp_path / "gone.json")
     assert code == 0 and "random inputs alone" in said and "gone.npz" in said, said
     assert report(tmp_path)["data"].startswith("none: ")
     assert {check["data"] for check in report(tmp_path)["formats"]["onnx"]["checks"]} == {"random"}
-    code, said = convert("--name", "int8", "--formats", "onnx", "--quantize", "int8", config=tmp_path / "gone.json")
+    code, said = convert(
+        "--name", "int8", "--formats", "onnx", "--quantize", "int8", config=tmp_path / "gone.json"
+    )
     assert code == 2 and "--quantize int8: takes its ranges from training data" in said
 
 
 def test_onnx_alone_needs_no_tensorflow(small, tmp_path):
     code = "import sys; from inference import convert_tflite; code = convert_tflite.main(sys.argv[1:])\n"
     code += "sys.exit(code or any(m.split('.')[0] in ('tensorflow', 'tf2onnx', 'ai_edge_litert') for m in sys.modules))"
-    command = [sys.executable, "-c", code, "-c", small.config, "-w", small.checkpoint, "--formats", "onnx", "--out", tmp_path]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "-c",
+        small.config,
+        "-w",
+        small.checkpoint,
+        "--formats",
+        "onnx",
+        "--out",
+        tmp_path,
+    ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

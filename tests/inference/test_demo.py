@@ -35,7 +35,9 @@ SEEN = """(() => {  // a copy, so that the page's own canvas is not read back
 
 def shipped(inputs, preprocess=(), form=NHWC, loss="cross_entropy"):
     """What load() makes of a checkpoint, as far as a page asks."""
-    return SimpleNamespace(inputs=inputs, preprocess=preprocess, form=form, config={"loss": {"name": loss}})
+    return SimpleNamespace(
+        inputs=inputs, preprocess=preprocess, form=form, config={"loss": {"name": loss}}
+    )
 
 
 def image(*shape, dtype=jnp.float32):
@@ -57,7 +59,9 @@ def sample(tmp_path_factory):
 
     model, random = convnext((28, 28, 1), 10, dims=(8, 16, 32)), np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params, state = jax.tree.map(lambda leaf: random.normal(0, 0.3, leaf.shape).astype(leaf.dtype), shapes)
+    params, state = jax.tree.map(
+        lambda leaf: random.normal(0, 0.3, leaf.shape).astype(leaf.dtype), shapes
+    )
     path = tmp_path_factory.mktemp("sample") / "mnist.onnx"
     apply = lambda weights, x: model.apply(weights["params"], weights["state"], x)[0]  # noqa: E731
     write_onnx(trace(apply, {"params": params, "state": state}, image(28, 28, 1)), path)
@@ -85,7 +89,9 @@ def linear_model(path, shape, classes, kind):
     ]
     inputs = [helper.make_tensor_value_info("input", kind, ["batch", *shape])]
     outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", classes])]
-    graph = helper.make_graph(nodes, "linear", inputs, outputs, [numpy_helper.from_array(weight, "weight")])
+    graph = helper.make_graph(
+        nodes, "linear", inputs, outputs, [numpy_helper.from_array(weight, "weight")]
+    )
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return weight
 
@@ -111,7 +117,10 @@ def until(answer, holds):
 def draw(page, *points):
     """Draw a stroke through points, in parts of the board's side."""
     left, top, side = page.js(SIDE)
-    places = [{"x": left + side * x, "y": top + side * y, "button": "left", "buttons": 1} for x, y in points]
+    places = [
+        {"x": left + side * x, "y": top + side * y, "button": "left", "buttons": 1}
+        for x, y in points
+    ]
     press = partial(page.ask, "Input.dispatchMouseEvent", clickCount=1)
     press(type="mousePressed", **places[0])
     for place in places[1:]:
@@ -124,11 +133,19 @@ def test_logits_are_those_of_python(chromium, sample):
     page, python = sample
     x = np.random.default_rng(1).uniform(0, 1, (3, 28, 28, 1)).astype(np.float32)
     chromium.open(page)
-    batch, single = chromium.js(f"predict({x.tolist()})"), chromium.js(f"predict({x[1].ravel().tolist()})")
+    batch, single = (
+        chromium.js(f"predict({x.tolist()})"),
+        chromium.js(f"predict({x[1].ravel().tolist()})"),
+    )
     np.testing.assert_allclose(np.reshape(batch, (3, 10)), python(x), rtol=0, atol=1e-4)
     np.testing.assert_allclose(single, python(x)[1], rtol=0, atol=1e-4)
-    assert "783 numbers" in chromium.js("predict(new Array(783).fill(0)).catch(error => error.message)")
-    assert {re.sub(":.*", "", url) for url in chromium.requests()} == {"file", "blob"}  # itself, and what it unpacks
+    assert "783 numbers" in chromium.js(
+        "predict(new Array(783).fill(0)).catch(error => error.message)"
+    )
+    assert {re.sub(":.*", "", url) for url in chromium.requests()} == {
+        "file",
+        "blob",
+    }  # itself, and what it unpacks
     assert chromium.complaints() == []
 
 
@@ -145,8 +162,13 @@ def test_a_stroke_changes_the_prediction_to_that_of_what_the_model_sees(chromium
     expected = softmax(python((grey(chromium) / 255).astype(np.float32)[None, ..., None])[0])
     np.testing.assert_allclose(list(second.values()), 100 * expected, atol=0.06)  # told to a tenth
     best = max(second, key=second.get)
-    assert chromium.js("document.getElementById('best').textContent") == f"{best}{second[best]:.1f}%"
-    assert re.fullmatch(r"\d+(\.\d)? ms for an answer", chromium.js("document.getElementById('latency').textContent"))
+    assert (
+        chromium.js("document.getElementById('best').textContent") == f"{best}{second[best]:.1f}%"
+    )
+    assert re.fullmatch(
+        r"\d+(\.\d)? ms for an answer",
+        chromium.js("document.getElementById('latency').textContent"),
+    )
     chromium.js("document.getElementById('clear').click()")
     assert until(lambda: percentages(chromium), lambda shares: shares != second) == none
     assert not grey(chromium).any()
@@ -157,14 +179,20 @@ def test_a_stroke_changes_the_prediction_to_that_of_what_the_model_sees(chromium
 def test_a_drawing_is_prepared_as_the_digits_of_mnist(chromium, sample):
     chromium.open(sample[0])
     line, chevron = [(0.8, 0.05), (0.8, 0.3)], [(0.1, 0.9), (0.9, 0.2), (0.9, 0.9)]
-    seven, slash, corner = [(0.1, 0.1), (0.3, 0.1), (0.2, 0.3)], [(0.2, 0.2), (0.7, 0.6)], [(0.9, 0.1), (0.5, 0.3), (0.9, 0.8)]
+    seven, slash, corner = (
+        [(0.1, 0.1), (0.3, 0.1), (0.2, 0.3)],
+        [(0.2, 0.2), (0.7, 0.6)],
+        [(0.9, 0.1), (0.5, 0.3), (0.9, 0.8)],
+    )
     for points in (line, chevron, seven, slash, corner):
         chromium.js("document.getElementById('clear').click()")
         draw(chromium, *points)
         seen = grey(chromium)
         assert sides(seen) == 20
         centre = [(seen.sum(1 - axis) * np.arange(28)).sum() / seen.sum() for axis in (0, 1)]
-        assert np.abs(np.array(centre) - 14).max() <= 0.5, centre  # as in every picture of MNIST: it was moved by whole pixels
+        assert np.abs(np.array(centre) - 14).max() <= 0.5, (
+            centre
+        )  # as in every picture of MNIST: it was moved by whole pixels
         assert seen.max() == 255
         assert len(np.unique(seen)) > 10 or points == line  # slanted edges are smooth
 
@@ -193,13 +221,23 @@ def test_a_picture_reaches_the_model_in_its_layout_and_scale(chromium, tmp_path)
     linear_model(tmp_path / "m.onnx", (3, 8, 6), 12, TensorProto.FLOAT)
     pixels, labels = Pixels([-1.0, 0.0, 2.0], [1.0, 3.0, -2.0]), [f"class <{i}>" for i in range(12)]
     title = "</script><b>$title"
-    write_page(tmp_path / "m.onnx", tmp_path / "m.html", title, (3, 8, 6), layout="nchw", pixels=pixels, labels=labels)
+    write_page(
+        tmp_path / "m.onnx",
+        tmp_path / "m.html",
+        title,
+        (3, 8, 6),
+        layout="nchw",
+        pixels=pixels,
+        labels=labels,
+    )
     picture = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
     (tmp_path / "p.png").write_bytes(png(picture))
     chromium.open(tmp_path / "m.html")
     assert chromium.js("document.title") == title
     chromium.ask("DOM.getDocument")
-    node = chromium.ask("Runtime.evaluate", expression="document.getElementById('file')")["result"]["objectId"]
+    node = chromium.ask("Runtime.evaluate", expression="document.getElementById('file')")["result"][
+        "objectId"
+    ]
     chromium.ask("DOM.setFileInputFiles", files=[str(tmp_path / "p.png")], objectId=node)
     shown = until(lambda: percentages(chromium), bool)
     low, high = np.array(pixels.black), np.array(pixels.white)
@@ -216,19 +254,28 @@ def test_any_other_input_is_asked_for_as_numbers(chromium, tmp_path):
     from onnx import TensorProto
 
     linear_model(tmp_path / "m.onnx", (4,), 3, TensorProto.INT64)
-    write_demo(tmp_path / "m.onnx", tmp_path / "m.html", shipped(image(4, dtype=jnp.int32), loss="mse"))
+    write_demo(
+        tmp_path / "m.onnx", tmp_path / "m.html", shipped(image(4, dtype=jnp.int32), loss="mse")
+    )
     chromium.open(tmp_path / "m.html")
 
     def enter(text):
-        chromium.js(f"document.getElementById('values').value = '{text}', document.getElementById('run').click()")
+        chromium.js(
+            f"document.getElementById('values').value = '{text}', document.getElementById('run').click()"
+        )
 
-    told, problem = (partial(chromium.js, f"document.getElementById('{id}').textContent") for id in ("output", "problem"))
+    told, problem = (
+        partial(chromium.js, f"document.getElementById('{id}').textContent")
+        for id in ("output", "problem")
+    )
     until(told, bool)
     enter("[1, -2, 3, 40]")
     answer = until(told, lambda text: not re.search(r"\n0, 0, 0$", text))
     expected = session(tmp_path / "m.onnx")(np.array([[1, -2, 3, 40]]))[0]
     assert answer.startswith("1 \N{MULTIPLICATION SIGN} 3\n")
-    np.testing.assert_allclose([float(x) for x in answer.split("\n")[1].split(", ")], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        [float(x) for x in answer.split("\n")[1].split(", ")], expected, rtol=1e-5
+    )
     enter("[1, 2")
     assert "JSON" in until(problem, bool)
     enter("[1, 2]")
@@ -237,14 +284,30 @@ def test_any_other_input_is_asked_for_as_numbers(chromium, tmp_path):
 
 @pytest.mark.parametrize(
     ("loss", "form", "answers"),
-    [("cross_entropy", NHWC, "logits"), ("cross_entropy", Form(softmax=True), "probabilities"), ("mse", NHWC, "numbers")],
+    [
+        ("cross_entropy", NHWC, "logits"),
+        ("cross_entropy", Form(softmax=True), "probabilities"),
+        ("mse", NHWC, "numbers"),
+    ],
 )
-def test_a_page_knows_what_the_answers_are_and_the_names_of_classes(tmp_path, monkeypatch, loss, form, answers):
+def test_a_page_knows_what_the_answers_are_and_the_names_of_classes(
+    tmp_path, monkeypatch, loss, form, answers
+):
     monkeypatch.setattr(page, "runtime", lambda: {runtime.SCRIPT: b"", runtime.PROGRAM: b""})
     (tmp_path / "m.onnx").write_bytes(b"")
-    write_demo(tmp_path / "m.onnx", tmp_path / "m.html", shipped(image(8, 8, 1), (), form, loss), ["a cat", "a </script>"])
-    facts = re.search('<script type="application/json" id="facts">(.*?)</script>', (tmp_path / "m.html").read_text())[1]
-    assert {"answers": answers, "labels": ["a cat", "a </script>"]}.items() <= json.loads(facts).items()
+    write_demo(
+        tmp_path / "m.onnx",
+        tmp_path / "m.html",
+        shipped(image(8, 8, 1), (), form, loss),
+        ["a cat", "a </script>"],
+    )
+    facts = re.search(
+        '<script type="application/json" id="facts">(.*?)</script>',
+        (tmp_path / "m.html").read_text(),
+    )[1]
+    assert {"answers": answers, "labels": ["a cat", "a </script>"]}.items() <= json.loads(
+        facts
+    ).items()
 
 
 def test_black_and_white_are_what_preprocessing_makes_of_them():
@@ -254,7 +317,11 @@ def test_black_and_white_are_what_preprocessing_makes_of_them():
     np.testing.assert_allclose(found.white, [1, 3, 0.5], atol=1e-6)
     already = pixels_of(shipped(image(8, 6, 3), (scaled,)))  # the data's pixels are floats
     np.testing.assert_allclose(already, found, atol=1e-6)
-    assert pixels_of(shipped(image(28, 28, 1), (to_unit,))) == pixels_of(shipped(image(28, 28, 1))) == ([0], [1])
+    assert (
+        pixels_of(shipped(image(28, 28, 1), (to_unit,)))
+        == pixels_of(shipped(image(28, 28, 1)))
+        == ([0], [1])
+    )
     assert pixels_of(shipped(image(28, 28, 1), (lambda x: x.astype(float),))) == ([0], [255])
     assert pixels_of(shipped(image(28, 28, 1, dtype=jnp.uint8))) == BYTES  # --with-preprocess
     assert pixels_of(shipped(image(16, dtype=jnp.int32))) == UNIT
@@ -280,4 +347,8 @@ def test_preprocessing_that_a_page_cannot_do_is_refused(wrong):
 
 def test_a_model_of_several_inputs_is_refused(tmp_path):
     with pytest.raises(UserError, match="one input; this one takes image, text"):
-        write_demo(tmp_path / "m.onnx", tmp_path / "m.html", shipped({"image": image(8, 8, 1), "text": image(4)}))
+        write_demo(
+            tmp_path / "m.onnx",
+            tmp_path / "m.html",
+            shipped({"image": image(8, 8, 1), "text": image(4)}),
+        )

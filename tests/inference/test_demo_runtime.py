@@ -28,12 +28,18 @@ def test_without_npm_it_says_what_to_do(npm, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert runtime.main() == 2
     told = capsys.readouterr().err
-    assert "npm is not installed; install Node.js" in told and str(tmp_path / "cache") in told and runtime.PROGRAM in told
+    assert (
+        "npm is not installed; install Node.js" in told
+        and str(tmp_path / "cache") in told
+        and runtime.PROGRAM in told
+    )
 
 
 def test_a_failed_download_says_what_npm_said(npm):
     npm("echo npm warn old >&2; echo npm error network no way to the registry >&2; exit 1")
-    with pytest.raises(UserError, match=r"npm could not download it \(network no way to the registry\)"):
+    with pytest.raises(
+        UserError, match=r"npm could not download it \(network no way to the registry\)"
+    ):
         runtime.runtime()
 
 

@@ -35,7 +35,10 @@ def by_platform(x):
     return lax.platform_dependent(x, cpu=lambda x: x * jnp.nan, default=jnp.cos)
 
 
-WEIGHTS = {"params": {"dense": {"weight": normal(4, 6), "bias": normal(6)}, "table": normal(5, 6)}, "state": {}}
+WEIGHTS = {
+    "params": {"dense": {"weight": normal(4, 6), "bias": normal(6)}, "table": normal(5, 6)},
+    "state": {},
+}
 
 
 def several(weights, inputs, cosine=jnp.cos):
@@ -57,11 +60,16 @@ def test_trees_of_any_batch_without_a_word(suffix, tmp_path, capfd):
     model = open_model(path)
     assert model.inputs == {"ids": ((None, 3), np.int32), "tokens": ((None, 3, 4), np.float32)}
     for batch in (1, 3):
-        given = {"ids": random.integers(0, 5, (batch, 3)).astype(np.int32), "tokens": normal(batch, 3, 4)}
+        given = {
+            "ids": random.integers(0, 5, (batch, 3)).astype(np.int32),
+            "tokens": normal(batch, 3, 4),
+        }
         found, want = model(given), several(WEIGHTS, given)
         assert set(found) == {"logits/0", "logits/1", "same"}
         for i in range(2):
-            np.testing.assert_allclose(found[f"logits/{i}"], want["logits"][i], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                found[f"logits/{i}"], want["logits"][i], rtol=1e-4, atol=1e-5
+            )
         np.testing.assert_array_equal(found["same"], given["ids"])
 
 
@@ -84,14 +92,23 @@ def test_a_flax_model(suffix, tmp_path):
     path, x = tmp_path / f"model.{suffix}", normal(5, 8, 8, 1)
     function = lambda weights, x: nnx.merge(graph, weights)(x)  # noqa: E731
     WRITERS[suffix](function, weights, example(8, 8, 1), None, path)
-    np.testing.assert_allclose(open_model(path)({"input": x})["output"], net(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        open_model(path)({"input": x})["output"], net(x), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_opset_is_the_one_asked_for(tmp_path):
     import onnx
 
     for opset in (18, 22):
-        onnx_by_jax2tf(lambda weights, x: jnp.tanh(x), {}, example(3), None, tmp_path / "model.onnx", opset=opset)
+        onnx_by_jax2tf(
+            lambda weights, x: jnp.tanh(x),
+            {},
+            example(3),
+            None,
+            tmp_path / "model.onnx",
+            opset=opset,
+        )
         model = onnx.load(tmp_path / "model.onnx")
         assert {entry.domain: entry.version for entry in model.opset_import}[""] == opset
 
@@ -103,21 +120,28 @@ def test_what_cannot_be_done_is_named_with_its_place(tmp_path):
     def gathers(weights, x):
         return jnp.take_along_axis(x, jnp.clip(x, 0, 3).astype(int), axis=1)
 
-    with pytest.raises(UserError, match=r"cannot do sort of float32 \(.*test_fallback.py:\d+:\d+ \(.*sorts\)\)$"):
+    with pytest.raises(
+        UserError, match=r"cannot do sort of float32 \(.*test_fallback.py:\d+:\d+ \(.*sorts\)\)$"
+    ):
         tflite_by_jax2tf(sorts, {}, example(4), None, tmp_path / "model.tflite")
     with pytest.raises(
-        UserError, match=r"cannot do gather of float32 \(.*gathers\)\); with a batch of a fixed size it can: --batch N$"
+        UserError,
+        match=r"cannot do gather of float32 \(.*gathers\)\); with a batch of a fixed size it can: --batch N$",
     ):
         tflite_by_jax2tf(gathers, {}, example(4), None, tmp_path / "model.tflite")
     assert not list(tmp_path.iterdir())
     tflite_by_jax2tf(gathers, {}, example(4), 2, tmp_path / "model.tflite")
     x = normal(2, 4)
-    np.testing.assert_array_equal(open_model(tmp_path / "model.tflite")({"input": x})["output"], gathers({}, x))
+    np.testing.assert_array_equal(
+        open_model(tmp_path / "model.tflite")({"input": x})["output"], gathers({}, x)
+    )
 
 
 def test_what_fails_is_named_quietly_and_not_what_leads_to_it(tmp_path, capfd):
     def spectrum(weights, x):
-        return jnp.abs(jnp.fft.fft(x))  # after a conversion to complex numbers, which no file returns either
+        return jnp.abs(
+            jnp.fft.fft(x)
+        )  # after a conversion to complex numbers, which no file returns either
 
     for suffix, write in WRITERS.items():
         with pytest.raises(UserError, match=r"cannot do fft of complex64 \(.*spectrum\)\)"):
@@ -128,7 +152,11 @@ def test_what_fails_is_named_quietly_and_not_what_leads_to_it(tmp_path, capfd):
 
     with pytest.raises(UserError, match="the way by jax2tf cannot do"):
         tflite_by_jax2tf(
-            lambda weights, x: jax.vmap(lambda row: random(weights, row))(x), {}, example(4), None, tmp_path / "a.tflite"
+            lambda weights, x: jax.vmap(lambda row: random(weights, row))(x),
+            {},
+            example(4),
+            None,
+            tmp_path / "a.tflite",
         )
     assert capfd.readouterr() == ("", "")
 
@@ -155,11 +183,22 @@ def test_what_a_package_writes_is_told_where_its_exception_is(capfd):
 
 def test_the_end_of_a_process_in_c_is_not_silent():
     program = "from inference.packages import quiet\nimport os\nwith quiet():\n    os.abort()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert ended.returncode != 0 and "Fatal Python error: Aborted" in ended.stderr and "line 4 in" in ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (
+        ended.returncode != 0
+        and "Fatal Python error: Aborted" in ended.stderr
+        and "line 4 in" in ended.stderr
+    )
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name.startswith("tf2") else name)
-    with pytest.raises(UserError, match=r"tf2onnx is needed here and not installed: pip install -r inference/requirements\.txt"):
+    monkeypatch.setattr(
+        packages, "find_spec", lambda name: None if name.startswith("tf2") else name
+    )
+    with pytest.raises(
+        UserError,
+        match=r"tf2onnx is needed here and not installed: pip install -r inference/requirements\.txt",
+    ):
         onnx_by_jax2tf(lambda weights, x: x, {}, example(3), None, tmp_path / "model.onnx")

@@ -19,7 +19,16 @@ from model.mlp import mlp
 from model.resnet import resnet
 from model.vit import vit
 from tests.inference import coverage
-from tests.inference.cases import BATCH, GROUPS, ONNX_GAPS, REMARKS, TFLITE_GAPS, jax_answers, together, without
+from tests.inference.cases import (
+    BATCH,
+    GROUPS,
+    ONNX_GAPS,
+    REMARKS,
+    TFLITE_GAPS,
+    jax_answers,
+    together,
+    without,
+)
 from tests.inference.layer_cases import NORM4
 from utils import named_leaves
 
@@ -31,11 +40,17 @@ def without_gaps(name):
 def wanted(name, batch):
     """What JAX answers to a group's first examples."""
     missing = [case for case in GROUPS[name].cases if case in ONNX_GAPS]
-    return {path: array for path, array in jax_answers(name, batch).items() if path.split("/")[0] not in missing}
+    return {
+        path: array
+        for path, array in jax_answers(name, batch).items()
+        if path.split("/")[0] not in missing
+    }
 
 
 def shapes(arrays):
-    return {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in arrays.items()}
+    return {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in arrays.items()
+    }
 
 
 def answers(model, inputs):
@@ -44,8 +59,16 @@ def answers(model, inputs):
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return dict(
+        zip(
+            [output.name for output in session.get_outputs()],
+            session.run(None, inputs),
+            strict=True,
+        )
+    )
 
 
 def compare(found, wanted):
@@ -54,7 +77,9 @@ def compare(found, wanted):
         assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype), name
         if array.dtype.kind == "f":
             scale = np.abs(array[np.isfinite(array)]).max(initial=1)
-            np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6 * scale, err_msg=name)
+            np.testing.assert_allclose(
+                found[name], array, rtol=1e-5, atol=1e-6 * scale, err_msg=name
+            )
         else:
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
@@ -65,7 +90,10 @@ def test_each_case_equals_jax_at_any_batch(name):
     model = onnx_model(trace(together(group), {}, shapes(group.inputs)))
     check(model)
     for batch in (1, BATCH):
-        compare(answers(model, {key: array[:batch] for key, array in group.inputs.items()}), wanted(name, batch))
+        compare(
+            answers(model, {key: array[:batch] for key, array in group.inputs.items()}),
+            wanted(name, batch),
+        )
 
 
 @pytest.mark.parametrize("opset", sorted({*OPSETS} - {20}))
@@ -82,16 +110,27 @@ def test_a_gap_is_one():
     for group in GROUPS.values():
         for case in ONNX_GAPS.keys() & group.cases.keys():
             with pytest.raises(Missing):
-                onnx_model(trace(together(group._replace(cases={case: group.cases[case]})), {}, shapes(group.inputs)))
+                onnx_model(
+                    trace(
+                        together(group._replace(cases={case: group.cases[case]})),
+                        {},
+                        shapes(group.inputs),
+                    )
+                )
 
 
 def trained(model):
     """A model as if trained: no weight is 0 or 1, no two are equal; its function and its weights."""
     random = np.random.default_rng(0)
     params, state = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda leaf: (0.3 * random.normal(size=leaf.shape)).astype(np.float32), params)
+    params = jax.tree.map(
+        lambda leaf: (0.3 * random.normal(size=leaf.shape)).astype(np.float32), params
+    )
     state = jax.tree.map(lambda leaf: random.uniform(0.5, 2, leaf.shape).astype(np.float32), state)
-    return lambda w, x: model.apply(w["params"], w["state"], x)[0], {"params": params, "state": state}
+    return lambda w, x: model.apply(w["params"], w["state"], x)[0], {
+        "params": params,
+        "state": state,
+    }
 
 
 def images(*shape, count=BATCH):
@@ -124,7 +163,10 @@ def test_the_sample_is_lean_and_its_weights_keep_their_names():
     named = {weight.name for weight in proto.graph.initializer} & paths
     # one kernel, over a single pixel, is a scale, which the convolution before it has taken in
     assert paths - named == {"blocks/2/dwconv/weight"}
-    assert dims(proto.graph.input[0]) == ["batch", 28, 28, 1] and dims(proto.graph.output[0]) == ["batch", 10]
+    assert dims(proto.graph.input[0]) == ["batch", 28, 28, 1] and dims(proto.graph.output[0]) == [
+        "batch",
+        10,
+    ]
     assert proto.producer_name == "rawtree"
 
 
@@ -177,7 +219,10 @@ def test_only_what_has_channels_is_folded():
     x = images(5, 4)
     proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct((5, 4), jnp.float32)))
     check(proto)
-    compare(answers(proto, {"input": x}), {k: np.asarray(v) for k, v in jax.jit(function)(None, x).items()})
+    compare(
+        answers(proto, {"input": x}),
+        {k: np.asarray(v) for k, v in jax.jit(function)(None, x).items()},
+    )
 
 
 def test_a_weight_that_is_used_twice_is_stored_once():
@@ -186,14 +231,26 @@ def test_a_weight_that_is_used_twice_is_stored_once():
     def function(w, x):
         return jnp.tanh(x @ w["params"]["tied"]) @ w["params"]["tied"]
 
-    proto = onnx_model(trace(function, {"params": {"tied": weight}, "state": {}}, jax.ShapeDtypeStruct((6,), jnp.float32)))
+    proto = onnx_model(
+        trace(
+            function,
+            {"params": {"tied": weight}, "state": {}},
+            jax.ShapeDtypeStruct((6,), jnp.float32),
+        )
+    )
     assert [entry.name for entry in proto.graph.initializer] == ["tied"]
 
 
 def test_outputs_that_are_inputs_or_constants_or_the_same_tensor_have_their_names():
     def function(w, x):
         y = jnp.sin(x)
-        return {"given": x, "known": jnp.arange(3), "one": y, "two": y, "shape": x.shape[0] * jnp.ones(())}
+        return {
+            "given": x,
+            "known": jnp.arange(3),
+            "one": y,
+            "two": y,
+            "shape": x.shape[0] * jnp.ones(()),
+        }
 
     proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct((2,), jnp.float32)))
     check(proto)
@@ -206,13 +263,21 @@ def test_sizes_are_computed_from_that_of_the_batch():
     def function(w, x):
         size = x.shape[0]
         half, more = (size + 1) // 2, jnp.arange(2 * size * size - 1)
-        return {"half": x[:half], "more": more, "rest": more[size % 2 :], "square": jnp.zeros((size, half)) + x.sum()}
+        return {
+            "half": x[:half],
+            "more": more,
+            "rest": more[size % 2 :],
+            "square": jnp.zeros((size, half)) + x.sum(),
+        }
 
     proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct((2,), jnp.float32)))
     check(proto)
     for size in (1, 2, 5):
         x = images(2, count=size)
-        compare(answers(proto, {"input": x}), {k: np.asarray(v) for k, v in function(None, jnp.asarray(x)).items()})
+        compare(
+            answers(proto, {"input": x}),
+            {k: np.asarray(v) for k, v in function(None, jnp.asarray(x)).items()},
+        )
 
 
 def test_layers_within_loops_and_branches():
@@ -221,7 +286,9 @@ def test_layers_within_loops_and_branches():
 
     def function(w, x):
         def step(y, scale):
-            y = jax.lax.cond(y.mean() > 0, lambda: conv2d(w["params"], y), lambda: layer_norm(NORM4, y))
+            y = jax.lax.cond(
+                y.mean() > 0, lambda: conv2d(w["params"], y), lambda: layer_norm(NORM4, y)
+            )
             return y * scale, y.max((1, 2))
 
         return jax.lax.scan(step, x, jnp.arange(1.0, 4))
@@ -230,7 +297,10 @@ def test_layers_within_loops_and_branches():
     x = images(5, 5, 4)
     proto = onnx_model(trace(function, weights, jax.ShapeDtypeStruct((5, 5, 4), jnp.float32)))
     check(proto)
-    compare(answers(proto, {"input": x}), {k: np.asarray(v) for k, v in named_leaves(function(weights, x)).items()})
+    compare(
+        answers(proto, {"input": x}),
+        {k: np.asarray(v) for k, v in named_leaves(function(weights, x)).items()},
+    )
     assert "weight" in {entry.name for entry in proto.graph.initializer}
 
 
@@ -239,7 +309,9 @@ def test_a_primitive_that_the_table_lacks_is_named_with_the_line_that_asks_for_i
         return jax.jit(lambda a: jax.lax.digamma(a))(x)  # here
 
     with pytest.raises(Missing, match=r"digamma \(.*test_onnx_ops.py:\d+") as missing:
-        write_onnx(trace(function, {}, jax.ShapeDtypeStruct((2,), jnp.float32)), tmp_path / "a.onnx")
+        write_onnx(
+            trace(function, {}, jax.ShapeDtypeStruct((2,), jnp.float32)), tmp_path / "a.onnx"
+        )
     line = int(str(missing.value).split(".py:")[1].split(":")[0])
     assert Path(__file__).read_text().splitlines()[line - 1].endswith("# here")
     assert not list(tmp_path.iterdir())
@@ -247,27 +319,60 @@ def test_a_primitive_that_the_table_lacks_is_named_with_the_line_that_asks_for_i
 
 def test_integers_of_what_is_no_number_and_of_the_largest_ones():
     def function(_, x):
-        return {kind: x.astype(kind) for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}
+        return {
+            kind: x.astype(kind)
+            for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+        }
 
-    x = np.array([[np.nan, np.inf, -np.inf, -1.7, 255.5, 256, 32767.5, 65535.9, 2**31 - 128, 2**31, 2**32, 2**63, 2**64, -1e20]])
+    x = np.array(
+        [
+            [
+                np.nan,
+                np.inf,
+                -np.inf,
+                -1.7,
+                255.5,
+                256,
+                32767.5,
+                65535.9,
+                2**31 - 128,
+                2**31,
+                2**32,
+                2**63,
+                2**64,
+                -1e20,
+            ]
+        ]
+    )
     with jax.enable_x64(True), np.errstate(over="ignore"):
         for dtype in (np.float16, np.float32, np.float64):
             given = x.astype(dtype)
             proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct(x.shape[1:], dtype)))
             check(proto)
-            compare(answers(proto, {"input": given}), {k: np.asarray(v) for k, v in jax.jit(function)(None, given).items()})
+            compare(
+                answers(proto, {"input": given}),
+                {k: np.asarray(v) for k, v in jax.jit(function)(None, given).items()},
+            )
 
 
 def test_what_is_too_small_or_too_large_for_fewer_bits():
     function = jax.jit(lambda _, x: jax.lax.reduce_precision(x, 5, 10))
-    x = np.array([[1e-5, -1e-5, 6.2e-5, 1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, np.nan, np.inf, -np.inf]], np.float32)
+    x = np.array(
+        [[1e-5, -1e-5, 6.2e-5, 1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, np.nan, np.inf, -np.inf]],
+        np.float32,
+    )
     proto = onnx_model(trace(function, {}, jax.ShapeDtypeStruct(x.shape[1:], x.dtype)))
     np.testing.assert_array_equal(answers(proto, {"input": x})["output"], function(None, x))
 
 
-@pytest.mark.parametrize("function", [lambda x: jnp.abs(x + 1j), lambda x: x.astype(complex), lambda x: jnp.cumprod(x)])
+@pytest.mark.parametrize(
+    "function", [lambda x: jnp.abs(x + 1j), lambda x: x.astype(complex), lambda x: jnp.cumprod(x)]
+)
 def test_what_onnx_has_no_form_of_is_named_with_its_line(function):
-    with pytest.raises(Missing, match=r"(complex64 numbers|a running total over the batch) \(.*test_onnx_ops.py:\d+"):
+    with pytest.raises(
+        Missing,
+        match=r"(complex64 numbers|a running total over the batch) \(.*test_onnx_ops.py:\d+",
+    ):
         onnx_model(trace(lambda _, x: function(x), {}, jax.ShapeDtypeStruct((2,), jnp.float32)))
 
 
@@ -276,7 +381,10 @@ def test_other_types_of_numbers():
     model, x = convnext((8, 8, 1), 3, dims=(4, 6)), images(8, 8, 1)
     function, weights = trained(model)
     wanted = np.asarray(jax.jit(function)(weights, x))
-    for dtype, kept, accuracy in [(jnp.float16, np.float16, 1e-2), (jnp.bfloat16, np.float32, 3e-2)]:
+    for dtype, kept, accuracy in [
+        (jnp.float16, np.float16, 1e-2),
+        (jnp.bfloat16, np.float32, 3e-2),
+    ]:
         half = jax.tree.map(lambda leaf: leaf.astype(dtype), weights)  # noqa: B023
         proto = onnx_model(trace(function, half, jax.ShapeDtypeStruct((8, 8, 1), dtype)))
         check(proto)
@@ -286,11 +394,15 @@ def test_other_types_of_numbers():
     with jax.enable_x64(True):
         double = jax.tree.map(lambda leaf: leaf.astype(np.float64), weights)
         proto = onnx_model(trace(function, double, jax.ShapeDtypeStruct((8, 8, 1), np.float64)))
-        compare(answers(proto, {"input": x.astype(np.float64)}), {"output": wanted.astype(np.float64)})
+        compare(
+            answers(proto, {"input": x.astype(np.float64)}), {"output": wanted.astype(np.float64)}
+        )
 
 
 def test_the_page_of_coverage_is_as_the_cases_are():
-    assert coverage.FILE.read_text() == coverage.page(), "stale; python -m tests.inference.coverage writes it"
+    assert coverage.FILE.read_text() == coverage.page(), (
+        "stale; python -m tests.inference.coverage writes it"
+    )
 
 
 def test_gaps_and_remarks_are_about_cases():

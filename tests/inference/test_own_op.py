@@ -21,7 +21,11 @@ def test_an_op_as_the_readme_adds_it(tmp_path, monkeypatch):
 
     from inference.lowering import onnx_ops, tf_ops
 
-    (block,) = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def snake" in text]
+    (block,) = [
+        text
+        for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+        if "def snake" in text
+    ]
     layer, for_onnx, for_tf = block.split("\n\n")
     scope = {"op": op, "jnp": jnp, "tf": tf, "__name__": "model.layers.activations"}
     for text, module in ((for_onnx, onnx_ops), (for_tf, tf_ops)):
@@ -29,7 +33,10 @@ def test_an_op_as_the_readme_adds_it(tmp_path, monkeypatch):
         monkeypatch.setitem(module.LAYERS, "snake", scope["snake"])
     exec(layer, scope)
 
-    x, alpha = np.linspace(-3, 3, 24, dtype=np.float32).reshape(3, 8), np.linspace(1, 2, 8, dtype=np.float32)
+    x, alpha = (
+        np.linspace(-3, 3, 24, dtype=np.float32).reshape(3, 8),
+        np.linspace(1, 2, 8, dtype=np.float32),
+    )
 
     def function(weights, x):
         return {"weight": scope["snake"](x, weights["alpha"]), "number": scope["snake"](x, 0.5)}
@@ -63,7 +70,15 @@ def test_an_op_that_is_named_like_one_of_ours_is_not_taken_for_it(tmp_path, monk
     np.testing.assert_allclose(found["softmax"], wanted["softmax"], atol=1e-6)
     np.testing.assert_array_equal(found["sort"], wanted["sort"])
 
-    monkeypatch.setitem(onnx_ops.LAYERS, f"{__name__}.softmax", lambda t, x, temperature: t.Softmax(t.Div(x, t.number(2))))
+    monkeypatch.setitem(
+        onnx_ops.LAYERS,
+        f"{__name__}.softmax",
+        lambda t, x, temperature: t.Softmax(t.Div(x, t.number(2))),
+    )
     write_onnx(traced, tmp_path / "whole.onnx")
-    assert open_model(tmp_path / "whole.onnx").nodes() < open_model(tmp_path / "inlined.onnx").nodes()
-    np.testing.assert_allclose(open_model(tmp_path / "whole.onnx")({"input": x})["softmax"], wanted["softmax"], atol=1e-6)
+    assert (
+        open_model(tmp_path / "whole.onnx").nodes() < open_model(tmp_path / "inlined.onnx").nodes()
+    )
+    np.testing.assert_allclose(
+        open_model(tmp_path / "whole.onnx")({"input": x})["softmax"], wanted["softmax"], atol=1e-6
+    )

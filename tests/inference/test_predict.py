@@ -47,9 +47,17 @@ def rows(path):
 def test_every_form_of_a_model_says_the_same(small, convert, ask, drawn, tmp_path):
     npz, labels = drawn
     assert convert("--name", "plain", "--formats", "onnx")[0] == 0
-    assert convert("--name", "raw", "--formats", "onnx", "--with-preprocess", "--with-softmax")[0] == 0
-    assert convert("--name", "nchw", "--formats", "onnx", "--input-layout", "nchw", "--batch", 8)[0] == 0
-    models = [small.checkpoint, *(tmp_path / "out" / name / f"{name}.onnx" for name in ("plain", "raw", "nchw"))]
+    assert (
+        convert("--name", "raw", "--formats", "onnx", "--with-preprocess", "--with-softmax")[0] == 0
+    )
+    assert (
+        convert("--name", "nchw", "--formats", "onnx", "--input-layout", "nchw", "--batch", 8)[0]
+        == 0
+    )
+    models = [
+        small.checkpoint,
+        *(tmp_path / "out" / name / f"{name}.onnx" for name in ("plain", "raw", "nchw")),
+    ]
     said, values = [], []
     for model in models:
         code, out, err = ask(model, npz, "--csv", "answers.csv", "--top", 2)
@@ -82,7 +90,9 @@ def test_images_are_read_in_the_size_of_the_model(small, ask, drawn, pictures):
     assert code == 0
     told = [line.split("  ", 1) for line in out.splitlines()]
     _, of_arrays, _ = ask(small.checkpoint, drawn[0])
-    assert [rest for _, rest in told] == [line.split("  ", 1)[1] for line in of_arrays.splitlines()[:3]]
+    assert [rest for _, rest in told] == [
+        line.split("  ", 1)[1] for line in of_arrays.splitlines()[:3]
+    ]
     assert [name for name, _ in told] == [f"pictures/{i}.png" for i in range(3)]
 
 
@@ -90,7 +100,10 @@ def test_images_are_read_and_answered_batch_by_batch(small, ask, pictures, tmp_p
     (pictures / "9.png").write_bytes(b"no picture")
     code, out, err = ask(small.checkpoint, "pictures", "--batch", 2, "--csv", "answers.csv")
     assert code == 2 and err.startswith("pictures/9.png: not a readable image")
-    assert [line.split("  ")[0] for line in out.splitlines()] == ["pictures/0.png", "pictures/1.png"]
+    assert [line.split("  ")[0] for line in out.splitlines()] == [
+        "pictures/0.png",
+        "pictures/1.png",
+    ]
     assert not list(tmp_path.glob("*answers.csv*"))
 
 
@@ -153,16 +166,25 @@ def table(path):
         ("probabilities", None, True),
     ],
 )
-def test_classes_are_told_only_where_the_outputs_are_some(linear, ask, tmp_path, told, config, classes):
+def test_classes_are_told_only_where_the_outputs_are_some(
+    linear, ask, tmp_path, told, config, classes
+):
     if told:
         report(tmp_path, answers=told)
     (tmp_path / "loss.json").write_text(json.dumps({"loss": {"name": config}}))
-    code, out, err = ask("linear.onnx", "some.npy", "--csv", "answers.csv", *(["-c", "loss.json"] if config else []))
+    code, out, err = ask(
+        "linear.onnx", "some.npy", "--csv", "answers.csv", *(["-c", "loss.json"] if config else [])
+    )
     assert code == 0, err
     product = np.load("some.npy").astype(np.float32) @ linear
     columns, found = table("answers.csv")
-    assert columns == ["input", *(["class", "p_0", "p_1", "p_2"] if classes else ["output_0", "output_1", "output_2"])]
-    np.testing.assert_allclose(found, softmax(product) if classes and told != "probabilities" else product, atol=1e-6)
+    assert columns == [
+        "input",
+        *(["class", "p_0", "p_1", "p_2"] if classes else ["output_0", "output_1", "output_2"]),
+    ]
+    np.testing.assert_allclose(
+        found, softmax(product) if classes and told != "probabilities" else product, atol=1e-6
+    )
     assert (": " in out) == classes
 
 
@@ -182,7 +204,9 @@ def test_names_of_classes_beside_an_exported_file(linear, ask, tmp_path):
     _, out, _ = ask("linear.onnx", "some.npy", "--csv", "answers.csv", "--top", 1)
     shares = softmax(np.load("some.npy") @ linear)
     best = [["ant", "bee", "cat"][i] for i in shares.argmax(-1)]
-    assert out.splitlines() == [f"some.npy[{i}]  {best[i]}: {shares[i].max():.4f}" for i in range(2)]
+    assert out.splitlines() == [
+        f"some.npy[{i}]  {best[i]}: {shares[i].max():.4f}" for i in range(2)
+    ]
     assert table("answers.csv")[0] == ["input", "class", "p_ant", "p_bee", "p_cat"]
     assert [row["class"] for row in rows("answers.csv")] == best
 
@@ -198,18 +222,38 @@ def test_numbers_are_taken_in_the_type_of_the_model(linear, ask, tmp_path):
     assert code == 0 and ask("WHOLE.ONNX", "LONG.NPY")[1] == wanted.replace("bytes.npy", "LONG.NPY")
     np.save(tmp_path / "long.npy", np.full((2, 4), 2**40))
     code, _, err = ask("WHOLE.ONNX", "long.npy")
-    assert code == 2 and "int32[4], this is int64[4]; its numbers, 1099511627776 to 1099511627776, do not fit" in err
+    assert (
+        code == 2
+        and "int32[4], this is int64[4]; its numbers, 1099511627776 to 1099511627776, do not fit"
+        in err
+    )
 
 
 @pytest.mark.parametrize(
     ("report", "config", "message"),
     [
-        ("{", "{}", "verification.json: is not what an export writes: .*; export again, or move the model"),
+        (
+            "{",
+            "{}",
+            "verification.json: is not what an export writes: .*; export again, or move the model",
+        ),
         ('{"form": {}}', "{}", "it has no 'answers'"),
-        ('{"form": {}, "answers": "words"}', "{}", "answers are 'words', none of logits, probabilities, numbers"),
+        (
+            '{"form": {}, "answers": "words"}',
+            "{}",
+            "answers are 'words', none of logits, probabilities, numbers",
+        ),
         ('{"form": {}, "answers": "logits"}', "{", "config.json: line 1, column 2: not JSON"),
-        ('{"form": {}, "answers": "logits"}', '{"preprocess": 5}', "config.json: preprocess: must be a list, found 5"),
-        ('{"form": {}, "answers": "logits"}', None, "config.json: there is no such file; name a config with -c"),
+        (
+            '{"form": {}, "answers": "logits"}',
+            '{"preprocess": 5}',
+            "config.json: preprocess: must be a list, found 5",
+        ),
+        (
+            '{"form": {}, "answers": "logits"}',
+            None,
+            "config.json: there is no such file; name a config with -c",
+        ),
     ],
 )
 def test_a_damaged_file_beside_the_model_is_told(linear, ask, tmp_path, report, config, message):
@@ -224,12 +268,21 @@ def test_a_damaged_file_beside_the_model_is_told(linear, ask, tmp_path, report, 
     ("arrays", "message"),
     [
         ({}, "odd.npz: holds no arrays; save some with numpy.savez('odd.npz', x=...)"),
-        ({"x": np.float32(3)}, "odd.npz: input is a single float32; give an array with one row for each input"),
+        (
+            {"x": np.float32(3)},
+            "odd.npz: input is a single float32; give an array with one row for each input",
+        ),
         ({"x": np.zeros((0, 4))}, "odd.npz: holds no inputs; its shape is [0, 4]"),
         ({"x": np.array([{}])}, "odd.npz: cannot be read: Object arrays cannot be loaded"),
-        ({"x": np.zeros(4)}, "takes float32[4], this is float64[]; the first axis counts the inputs"),
+        (
+            {"x": np.zeros(4)},
+            "takes float32[4], this is float64[]; the first axis counts the inputs",
+        ),
         ({"x": np.array([list("abcd")])}, "takes float32[4], this is <U1[4]"),
-        ({"x": np.zeros((2, 4), np.uint8)}, "this is uint8[4]; name the config that tells its preprocessing, -c config.json"),
+        (
+            {"x": np.zeros((2, 4), np.uint8)},
+            "this is uint8[4]; name the config that tells its preprocessing, -c config.json",
+        ),
         (None, "odd.npz: cannot be read: File is not a zip file"),
     ],
 )
@@ -245,11 +298,16 @@ def test_odd_arrays_are_refused(linear, ask, tmp_path, arrays, message):
     ("answer", "message"),
     [
         (lambda _: 1 / 0, "linear.onnx: fails on some.npy[0] to some.npy[1]: division by zero\n"),
-        (lambda _: {"mean": np.zeros(())}, "linear.onnx: of 2 inputs, mean has the shape []: that is no row for each\n"),
+        (
+            lambda _: {"mean": np.zeros(())},
+            "linear.onnx: of 2 inputs, mean has the shape []: that is no row for each\n",
+        ),
     ],
 )
 def test_a_model_that_fails_or_has_no_row_for_each_input(linear, ask, monkeypatch, answer, message):
-    made = predictor.Predictor(answer, {"x": ((4,), np.dtype("float32"))}, None, (), predictor.NHWC, "numbers", [])
+    made = predictor.Predictor(
+        answer, {"x": ((4,), np.dtype("float32"))}, None, (), predictor.NHWC, "numbers", []
+    )
     monkeypatch.setattr(predictor, "opened", lambda _: made)
     assert ask("linear.onnx", "some.npy")[2] == message
 
@@ -281,12 +339,27 @@ def test_nobody_reads_any_more(linear, ask, tmp_path, monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["missing.onnx", "drawn.npz"], "missing.onnx: there is no such file"),
-        (["drawn.npz", "drawn.npz"], "drawn.npz: is a zip file, as torch.save and numpy.savez write"),
+        (
+            ["drawn.npz", "drawn.npz"],
+            "drawn.npz: is a zip file, as torch.save and numpy.savez write",
+        ),
         (["broken.onnx", "drawn.npz"], "broken.onnx: cannot be read as onnx"),
-        (["CHECKPOINT", "drawn.npz", "--key", "images"], "drawn.npz: has no images, only x; name one with --key"),
-        (["CHECKPOINT", "wide.npy", "--prepared"], "the model takes float32[28, 28, 1], this is float32[28, 30, 1]"),
-        (["CHECKPOINT", "nothing.png"], "nothing.png: there is no such file or folder; name images, a folder of them, or an npz"),
-        (["CHECKPOINT", "drawn.npz", "nothing.png"], "nothing.png: there is no such file or folder"),
+        (
+            ["CHECKPOINT", "drawn.npz", "--key", "images"],
+            "drawn.npz: has no images, only x; name one with --key",
+        ),
+        (
+            ["CHECKPOINT", "wide.npy", "--prepared"],
+            "the model takes float32[28, 28, 1], this is float32[28, 30, 1]",
+        ),
+        (
+            ["CHECKPOINT", "nothing.png"],
+            "nothing.png: there is no such file or folder; name images, a folder of them, or an npz",
+        ),
+        (
+            ["CHECKPOINT", "drawn.npz", "nothing.png"],
+            "nothing.png: there is no such file or folder",
+        ),
         (["CHECKPOINT", "drawn.npz", "wide.npy"], "is to stand alone"),
         (["CHECKPOINT", "nowhere"], "nowhere: there is no such file or folder"),
         (["CHECKPOINT", "empty"], "empty: no images in this folder; known endings: .bmp"),

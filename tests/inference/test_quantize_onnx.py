@@ -14,7 +14,9 @@ random = np.random.default_rng(0)
 
 def weight(name, *shape):
     fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
-    return numpy_helper.from_array((random.normal(size=shape) / np.sqrt(fan_in)).astype(np.float32), name)
+    return numpy_helper.from_array(
+        (random.normal(size=shape) / np.sqrt(fan_in)).astype(np.float32), name
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,16 @@ def source(tmp_path_factory):
         helper.make_node("Gemm", ["f", "narrow"], ["g"]),
         helper.make_node("Softmax", ["g"], ["scores"]),
     ]
-    weights = [weight("stem", 8, 1, 2, 2), weight("deep", 64, 8, 3, 3), weight("wide", 64, 256), weight("narrow", 256, 64)]
-    weights += [numpy_helper.from_array(np.ones(64, np.float32), "scale"), numpy_helper.from_array(np.array([2, 3]), "axes")]
+    weights = [
+        weight("stem", 8, 1, 2, 2),
+        weight("deep", 64, 8, 3, 3),
+        weight("wide", 64, 256),
+        weight("narrow", 256, 64),
+    ]
+    weights += [
+        numpy_helper.from_array(np.ones(64, np.float32), "scale"),
+        numpy_helper.from_array(np.array([2, 3]), "axes"),
+    ]
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 8, 8])
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 64])
     graph = helper.make_graph(nodes, "model", [image], [scores], weights)
@@ -51,11 +61,14 @@ SAMPLES = [images(1) for _ in range(50)]
 def integers(model):
     """The sizes of the weights that a model holds in 8 bits."""
     kinds = (TensorProto.INT8, TensorProto.UINT8)
-    return sorted(np.prod(x.dims) for x in model.graph.initializer if x.data_type in kinds and len(x.dims) > 1)
+    return sorted(
+        np.prod(x.dims) for x in model.graph.initializer if x.data_type in kinds and len(x.dims) > 1
+    )
 
 
 @pytest.mark.parametrize(
-    ("precision", "error", "share"), [("float16", 0.003, 0.55), ("dynamic", 0.05, 0.35), ("int8", 0.1, 0.35)]
+    ("precision", "error", "share"),
+    [("float16", 0.003, 0.55), ("dynamic", 0.05, 0.35), ("int8", 0.1, 0.35)],
 )
 def test_near_and_small(precision, error, share, source, tmp_path, capfd):
     path = tmp_path / "small.onnx"

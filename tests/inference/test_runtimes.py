@@ -15,14 +15,18 @@ def swapped(tmp_path_factory):
     import tensorflow as tf
 
     class Swapped(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.int32, name=name) for name in "ab"])
+        @tf.function(
+            input_signature=[tf.TensorSpec([None, 4], tf.int32, name=name) for name in "ab"]
+        )
         def __call__(self, a, b):
             return {"a": b + 1, "b": a // b}
 
     model = Swapped()
     path = tmp_path_factory.mktemp("swapped") / "SWAPPED.TFLITE"
     with quiet():
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([model.__call__.get_concrete_function()], model)
+        converter = tf.lite.TFLiteConverter.from_concrete_functions(
+            [model.__call__.get_concrete_function()], model
+        )
         path.write_bytes(converter.convert())
     return path
 
@@ -38,7 +42,9 @@ def test_an_output_may_have_the_name_of_an_input(swapped):
 
 def test_a_file_that_fails_is_told_with_the_reason(swapped):
     zeros = {name: np.zeros((2, 4), np.int32) for name in "ab"}
-    with pytest.raises(RunError, match=r"SWAPPED\.TFLITE: fails on real inputs, batch 2: .*Division by 0"):
+    with pytest.raises(
+        RunError, match=r"SWAPPED\.TFLITE: fails on real inputs, batch 2: .*Division by 0"
+    ):
         compare(open_model(swapped), "real", 2, zeros, lambda size: zeros, 1e-5)
 
 

@@ -35,9 +35,14 @@ def trained(model):
     """A model as if trained: no weight is 0 or 1, no two are equal; its function and its weights."""
     random = np.random.default_rng(0)
     params, state = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda leaf: (0.3 * random.normal(size=leaf.shape)).astype(np.float32), params)
+    params = jax.tree.map(
+        lambda leaf: (0.3 * random.normal(size=leaf.shape)).astype(np.float32), params
+    )
     state = jax.tree.map(lambda leaf: random.uniform(0.5, 2, leaf.shape).astype(np.float32), state)
-    return lambda w, x: model.apply(w["params"], w["state"], x)[0], {"params": params, "state": state}
+    return lambda w, x: model.apply(w["params"], w["state"], x)[0], {
+        "params": params,
+        "state": state,
+    }
 
 
 def example(x):
@@ -50,7 +55,9 @@ def written(path, function, weights, x, batch=None, **precision):
     model = open_model(path)
     if not precision:
         wanted = np.asarray(jax.jit(function)(weights, x))
-        np.testing.assert_allclose(model({"input": x})["output"], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            model({"input": x})["output"], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max()
+        )
     return model
 
 
@@ -69,12 +76,21 @@ def test_the_sample_is_lean_and_runs_in_one_piece(tmp_path):
 
 
 def test_a_batch_may_be_fixed(tmp_path):
-    model = written(tmp_path / "a.tflite", *trained(mlp((4, 4, 1), 3, dims=(8,))), images(4, 4, 1, count=2), batch=2)
+    model = written(
+        tmp_path / "a.tflite",
+        *trained(mlp((4, 4, 1), 3, dims=(8,))),
+        images(4, 4, 1, count=2),
+        batch=2,
+    )
     assert (model.inputs["input"][0], model.outputs["output"][0]) == ((2, 4, 4, 1), (2, 3))
 
 
 def test_resnet_has_no_norms_left_and_one_op_for_a_convolution_and_its_relu(tmp_path):
-    model = written(tmp_path / "a.tflite", *trained(resnet((8, 8, 3), 10, widths=(4, 8), depth=1)), images(8, 8, 3))
+    model = written(
+        tmp_path / "a.tflite",
+        *trained(resnet((8, 8, 3), 10, widths=(4, 8), depth=1)),
+        images(8, 8, 3),
+    )
     assert ops(model) == {"CONV_2D": 6, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1, "DELEGATE": 1}
 
 
@@ -82,7 +98,11 @@ def test_vit_and_a_residual_convnext_equal_jax(tmp_path):
     vision = vit((8, 8, 1), 10, dim=8, depth=1, heads=2, expansion=2)
     model = written(tmp_path / "vit.tflite", *trained(vision), images(8, 8, 1))
     assert (ops(model)["SOFTMAX"], ops(model)["GELU"], ops(model)["DELEGATE"]) == (1, 1, 1)
-    written(tmp_path / "next.tflite", *trained(convnext((16, 16, 3), 5, dims=(4, 6), residual=True)), images(16, 16, 3))
+    written(
+        tmp_path / "next.tflite",
+        *trained(convnext((16, 16, 3), 5, dims=(4, 6), residual=True)),
+        images(16, 16, 3),
+    )
 
 
 def test_a_map_that_others_read_is_computed_once_and_not_folded(tmp_path):
@@ -106,10 +126,17 @@ def test_a_shift_in_front_of_padding_is_not_folded_past_it(tmp_path):
         "conv": jax.tree.map(np.asarray, conv2d_init(jax.random.key(0), 4, 6, 3)),
         "norm": {name: random.normal(size=4).astype(np.float32) for name in ("scale", "bias")},
     }
-    written(tmp_path / "a.tflite", lambda w, x: conv2d(w["conv"], layer_norm(w["norm"], x)), weights, images(5, 5, 4))
+    written(
+        tmp_path / "a.tflite",
+        lambda w, x: conv2d(w["conv"], layer_norm(w["norm"], x)),
+        weights,
+        images(5, 5, 4),
+    )
 
 
-@pytest.mark.parametrize("geometry", [((1, 1), (3, 3), (1, 1)), ((2, 1), (3, 2), (1, 1)), ((2, 3), (4, 1), (2, 1))])
+@pytest.mark.parametrize(
+    "geometry", [((1, 1), (3, 3), (1, 1)), ((2, 1), (3, 2), (1, 1)), ((2, 3), (4, 1), (2, 1))]
+)
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 4)])
 def test_taps_that_read_padding_alone_make_no_difference(size, geometry):
     stride, pads, dilation = geometry
@@ -118,7 +145,9 @@ def test_taps_that_read_padding_alone_make_no_difference(size, geometry):
 
     def convolved(weight, pads):
         layout = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, weight, stride, pads, None, dilation, dimension_numbers=layout)
+        return jax.lax.conv_general_dilated(
+            x, weight, stride, pads, None, dilation, dimension_numbers=layout
+        )
 
     smaller, left = trimmed(weight, size, stride, pads, dilation)
     assert smaller.size <= weight.size and min(map(min, left)) >= 0
@@ -136,8 +165,12 @@ def test_less_precise_files_are_smaller_close_and_take_the_same_inputs(precision
     x = images(8, 8, 1, count=64)
     samples = [{"input": x[i : i + 1]} for i in range(64)]
     written(tmp_path / "float.tflite", function, weights, x)
-    model = written(tmp_path / "a.tflite", function, weights, x, quantize=precision, samples=samples)
-    assert (tmp_path / "a.tflite").stat().st_size < 0.75 * (tmp_path / "float.tflite").stat().st_size
+    model = written(
+        tmp_path / "a.tflite", function, weights, x, quantize=precision, samples=samples
+    )
+    assert (tmp_path / "a.tflite").stat().st_size < 0.75 * (
+        tmp_path / "float.tflite"
+    ).stat().st_size
     assert (model.inputs["input"][1], model.outputs["output"][1]) == (np.float32, np.float32)
     wanted = np.asarray(function(weights, x))
     error = np.abs(model({"input": x})["output"] - wanted).mean() / np.abs(wanted).mean()
@@ -153,7 +186,9 @@ def test_int8_is_of_products_with_weights_behind_the_first_convolution(tmp_path)
         y = jnp.einsum("bei,eij->bej", function(w["model"], x).reshape(-1, 2, 5), w["experts"])
         return jnp.einsum("bej,bfj->bef", y, y)
 
-    model = written(tmp_path / "a.tflite", with_experts, weights, x, quantize="int8", samples=[{"input": x[:1]}])
+    model = written(
+        tmp_path / "a.tflite", with_experts, weights, x, quantize="int8", samples=[{"input": x[:1]}]
+    )
     types = {detail["index"]: detail["dtype"] for detail in model.interpreter.get_tensor_details()}
     found = {}
     for node in model.interpreter._get_ops_details():
@@ -167,7 +202,9 @@ def test_int8_is_of_products_with_weights_behind_the_first_convolution(tmp_path)
 def test_int8_of_a_vit_is_close_where_most_patches_are_empty(tmp_path):
     model = vit((8, 8, 1), 10, patch=4, dim=16, depth=1, heads=2)
     params, state = jax.jit(model.init)(jax.random.key(0))
-    params["patches"]["bias"] = 0.02 * images(16)[0]  # of an empty patch there is no more, and a layer norm makes it large
+    params["patches"]["bias"] = (
+        0.02 * images(16)[0]
+    )  # of an empty patch there is no more, and a layer norm makes it large
     x = np.zeros((32, 8, 8, 1), np.float32)
     x[:, :4, :4] = 2 * images(4, 4, 1, count=32)
     weights = {"params": params, "state": state}
@@ -176,7 +213,9 @@ def test_int8_of_a_vit_is_close_where_most_patches_are_empty(tmp_path):
     def function(w, x):
         return model.apply(w["params"], w["state"], x)[0]
 
-    found = written(tmp_path / "a.tflite", function, weights, x, quantize="int8", samples=samples)({"input": x})["output"]
+    found = written(tmp_path / "a.tflite", function, weights, x, quantize="int8", samples=samples)(
+        {"input": x}
+    )["output"]
     wanted = np.asarray(jax.jit(function)(weights, x))
     assert np.abs(found - wanted).max() < 0.2 * np.abs(wanted).max()
 
@@ -210,7 +249,9 @@ def test_a_primitive_that_the_table_lacks_is_named_with_the_line_that_asks_for_i
         return jax.jit(lambda a: jax.lax.digamma(a))(x)  # here
 
     with pytest.raises(Missing, match=r"digamma \(.*test_tflite.py:\d+") as missing:
-        write_tflite(trace(function, {}, jax.ShapeDtypeStruct((2,), jnp.float32)), tmp_path / "a.tflite")
+        write_tflite(
+            trace(function, {}, jax.ShapeDtypeStruct((2,), jnp.float32)), tmp_path / "a.tflite"
+        )
     line = int(str(missing.value).split(".py:")[1].split(":")[0])
     assert Path(__file__).read_text().splitlines()[line - 1].endswith("# here")
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,11 @@ def test_an_output_that_is_named_like_an_input_has_another_name(tmp_path):
     traced = trace(function, {}, {"image": ROW})
     write_onnx(traced, tmp_path / "a.onnx")
     found = open_model(tmp_path / "a.onnx")({"image": x})
-    assert {name: array[0, 0] for name, array in found.items()} == {"output/image": 2, "output/output/image": 2, "other": 1}
+    assert {name: array[0, 0] for name, array in found.items()} == {
+        "output/image": 2,
+        "output/output/image": 2,
+        "other": 1,
+    }
     assert list(trace(lambda _, x: {"input": x}, {}, ROW).outputs) == ["output/input"]
 
 
@@ -54,7 +58,9 @@ def test_a_model_that_cannot_be_traced_is_told_with_its_line(batch):
     def function(_, x):
         return x if x[0, 0] > 0 else -x  # a choice
 
-    with pytest.raises(UserError, match=r"cannot be traced: TracerBoolConversionError: Attempted boolean") as error:
+    with pytest.raises(
+        UserError, match=r"cannot be traced: TracerBoolConversionError: Attempted boolean"
+    ) as error:
         trace(function, {}, ROW, batch)
     assert line_of("a choice") in str(error.value) and "--batch" not in str(error.value)
 
@@ -68,5 +74,8 @@ def test_the_narrowest_floats_are_told_wherever_they_are():
 
     assert precision(lambda x: 2 * x.astype(int).astype(float)) == "float32"
     assert precision(lambda x: (2 * x.astype(jnp.float16)).astype(float)) == "float16"
-    assert precision(lambda x: (2 * x.astype(jnp.float16)).astype(jnp.bfloat16).astype(float)) == "bfloat16"
+    assert (
+        precision(lambda x: (2 * x.astype(jnp.float16)).astype(jnp.bfloat16).astype(float))
+        == "bfloat16"
+    )
     assert precision(lambda x: jax.lax.reduce_precision(x, 8, 7)) == "bfloat16"

@@ -11,7 +11,9 @@ from utils import RunError
 
 
 def shipped(dtype, **facts):
-    return SimpleNamespace(inputs=jax.ShapeDtypeStruct((40,), dtype), parts=SimpleNamespace(facts=facts))
+    return SimpleNamespace(
+        inputs=jax.ShapeDtypeStruct((40,), dtype), parts=SimpleNamespace(facts=facts)
+    )
 
 
 def test_random_inputs_are_of_the_whole_range_that_a_model_takes():
@@ -40,11 +42,23 @@ def test_of_numbers_none_of_which_is_finite_nothing_is_said():
 
 def test_an_output_of_another_size_is_asked_for_again_with_just_these_inputs():
     def model(inputs):
-        return {"output": inputs["input"] - inputs["input"].mean(0)}  # mixes the examples of a batch
+        return {
+            "output": inputs["input"] - inputs["input"].mean(0)
+        }  # mixes the examples of a batch
 
     def answers(size, exactly=False):
-        return model({"input": x[:size]}) if exactly else {"output": model({"input": x})["output"][:size]}
+        return (
+            model({"input": x[:size]})
+            if exactly
+            else {"output": model({"input": x})["output"][:size]}
+        )
 
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     check = compare(model, "random", 3, {"input": x}, answers, TOLERANCE["float32"])
-    assert check == {"data": "random", "batch": 3, "absolute_error": 0.0, "relative_error": 0.0, "same_argmax": 1.0}
+    assert check == {
+        "data": "random",
+        "batch": 3,
+        "absolute_error": 0.0,
+        "relative_error": 0.0,
+        "same_argmax": 1.0,
+    }

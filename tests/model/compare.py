@@ -6,18 +6,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is most of a test's time
+quick_jit = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+)  # compiling is most of a test's time
 DTYPES = [jnp.float32, jnp.bfloat16]
 TOLERANCE = {jnp.float32: 2e-5, jnp.bfloat16: 3e-2}  # of the largest number of each array
 
 
 def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)  # numpy: jax would compile for each shape
+    return (
+        np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    )  # numpy: jax would compile for each shape
 
 
 def random_params(init, *args, **options):
     """Parameters of the shapes that init gives, all random, so that no zero bias or unit scale hides a mistake."""
-    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda: init(jax.random.key(0), *args, **options)))
+    leaves, tree = jax.tree.flatten(
+        jax.eval_shape(lambda: init(jax.random.key(0), *args, **options))
+    )
     return tree.unflatten([normal(i, *leaf.shape) for i, leaf in enumerate(leaves)])
 
 

@@ -25,7 +25,10 @@ def test_the_smallest_image_it_accepts_is_the_smallest_that_works(height, fits):
             convnext((height, 16, 1), 10)
         return
     model = convnext((height, 16, 1), 10)
-    out = jax.eval_shape(lambda key: model.apply(*model.init(key), jnp.ones((2, height, 16, 1)))[0], jax.random.key(0))
+    out = jax.eval_shape(
+        lambda key: model.apply(*model.init(key), jnp.ones((2, height, 16, 1)))[0],
+        jax.random.key(0),
+    )
     assert out.shape == (2, 10)
 
 
@@ -44,10 +47,15 @@ def test_depths_count_the_blocks_of_each_width_and_patch_is_the_stride_of_the_st
     options = {"dims": (8, 16), "depths": (1, 3), "patch": 2}
     leaves = named_leaves(shapes((28, 28, 1), 10, **options))
     assert [leaves[f"blocks/{i}/dwconv/weight"].shape[-1] for i in range(4)] == [8, 16, 16, 16]
-    assert leaves["stem/conv/weight"].shape == (2, 2, 1, 8) and "downsample/1/conv/weight" not in leaves
+    assert (
+        leaves["stem/conv/weight"].shape == (2, 2, 1, 8)
+        and "downsample/1/conv/weight" not in leaves
+    )
     model = convnext((28, 28, 1), 10, **options)
     params = random_params(lambda key: model.init(key)[0])
-    grads = quick_jit(jax.grad(lambda params, x: model.apply(params, {}, x)[0].sum()))(params, normal(1, 2, 28, 28, 1))
+    grads = quick_jit(jax.grad(lambda params, x: model.apply(params, {}, x)[0].sum()))(
+        params, normal(1, 2, 28, 28, 1)
+    )
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grads["blocks"]))
 
 
@@ -55,10 +63,15 @@ def test_one_block_a_width_is_the_default():
     models = [convnext((16, 16, 1), 10, **options) for options in ({"depths": (1, 1, 1)}, {})]
     given, default = (quick_jit(model.init)(jax.random.key(0))[0] for model in models)
     assert jax.tree.structure(given) == jax.tree.structure(default)
-    assert all((a == b).all() for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(default), strict=True))
+    assert all(
+        (a == b).all()
+        for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(default), strict=True)
+    )
 
 
-@pytest.mark.parametrize("options", [{"depths": (1, 1)}, {"depths": (1, 0, 1)}, {"patch": 0}, {"patch": 8}])
+@pytest.mark.parametrize(
+    "options", [{"depths": (1, 1)}, {"depths": (1, 0, 1)}, {"patch": 0}, {"patch": 8}]
+)
 def test_refuses(options):
     with pytest.raises(ValueError, match=r"^(depths|patch|input_shape): "):
         convnext((28, 28, 1), 10, **options)

@@ -15,12 +15,20 @@ from utils import named_leaves
 
 MODELS = {
     "convnext": convnext((8, 8, 1), 10, dims=(8, 16), kernel=3, head_dim=16),
-    "convnext_residual": convnext((9, 12, 3), 10, dims=(8, 16), kernel=3, head_dim=16, residual=True),
+    "convnext_residual": convnext(
+        (9, 12, 3), 10, dims=(8, 16), kernel=3, head_dim=16, residual=True
+    ),
     "mlp": mlp((6, 5), 10, dims=(64, 32)),
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
     "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
 }
-SHAPES = {"convnext": (8, 8, 1), "convnext_residual": (9, 12, 3), "mlp": (6, 5), "resnet": (6, 7, 2), "vit": (8, 4, 2)}
+SHAPES = {
+    "convnext": (8, 8, 1),
+    "convnext_residual": (9, 12, 3),
+    "mlp": (6, 5),
+    "resnet": (6, 7, 2),
+    "vit": (8, 4, 2),
+}
 ALL = pytest.mark.parametrize("name", MODELS)
 
 
@@ -52,7 +60,9 @@ def test_learns_random_examples_by_heart(name):
     for i in range(150):
         params, state, opt, loss, grads = step(params, state, opt)
         if i == 0:
-            assert not [leaf for leaf, grad in named_leaves(grads).items() if not (abs(grad) > 1e-7).any()]
+            assert not [
+                leaf for leaf, grad in named_leaves(grads).items() if not (abs(grad) > 1e-7).any()
+            ]
         if loss < 0.1:
             return
     pytest.fail(f"the loss is still {loss}")
@@ -73,14 +83,18 @@ def test_bfloat16_stays_close(name):
 def test_an_example_is_judged_alone_in_evaluation(name):
     model, params, state, x, _ = prepare(name, examples=4)
     together, new_state = run(model, params, state, x)
-    np.testing.assert_allclose(run(model, params, state, x[2:3])[0], together[2:3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run(model, params, state, x[2:3])[0], together[2:3], rtol=1e-4, atol=1e-5
+    )
     jax.tree.map(np.testing.assert_array_equal, new_state, state)
 
 
 @pytest.mark.parametrize("name", ["convnext", "mlp", "vit"])
 def test_without_noise_training_computes_as_evaluation_does(name):
     model, params, state, x, _ = prepare(name, examples=4)
-    np.testing.assert_array_equal(run(model, params, state, x, train=True)[0], run(model, params, state, x)[0])
+    np.testing.assert_array_equal(
+        run(model, params, state, x, train=True)[0], run(model, params, state, x)[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,8 +126,16 @@ def test_noise_follows_the_key_in_training_only(noisy, shape):
         (convnext, {"dims": ()}, r"dims: needs at least one width, got \(\)"),
         (convnext, {"dims": (8, 0)}, r"dims: widths must be at least 1, got \(8, 0\)"),
         (convnext, {"kernel": 0}, "kernel: must be at least 1, got 0"),
-        (convnext, {"input_shape": (28, 28)}, r"input_shape: needs \(height, width, channels\), got \(28, 28\)"),
-        (convnext, {"input_shape": (3, 3, 1)}, r"input_shape: \(3, 3, 1\) is too small for 3 widths .* at least 16"),
+        (
+            convnext,
+            {"input_shape": (28, 28)},
+            r"input_shape: needs \(height, width, channels\), got \(28, 28\)",
+        ),
+        (
+            convnext,
+            {"input_shape": (3, 3, 1)},
+            r"input_shape: \(3, 3, 1\) is too small for 3 widths .* at least 16",
+        ),
         (mlp, {"dims": ()}, "dims: needs at least one width"),
         (mlp, {"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
         (
@@ -125,7 +147,11 @@ def test_noise_follows_the_key_in_training_only(noisy, shape):
         (resnet, {"widths": (-1,)}, r"widths: widths must be at least 1, got \(-1,\)"),
         (resnet, {"depth": 0}, "depth: must be at least 1, got 0"),
         (vit, {"heads": 3}, r"heads: 3 must divide dim \(64\)"),
-        (vit, {"patch": 5}, r"patch: 5 must divide the height and width of input_shape \(28, 28, 1\)"),
+        (
+            vit,
+            {"patch": 5},
+            r"patch: 5 must divide the height and width of input_shape \(28, 28, 1\)",
+        ),
         (vit, {"drop_path": -0.1}, "drop_path: must be at least 0 and below 1, got -0.1"),
     ],
 )

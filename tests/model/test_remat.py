@@ -23,20 +23,30 @@ def gradients(factory, **args):
     params, state = quick_jit(model.init)(jax.random.key(0))
 
     def loss(params):
-        out, new = model.apply(params, state, normal(1, 4, 16, 16, 1), train=True, key=jax.random.key(2))
+        out, new = model.apply(
+            params, state, normal(1, 4, 16, 16, 1), train=True, key=jax.random.key(2)
+        )
         return jnp.square(out).sum(), (out, new)
 
     return jax.grad(loss, has_aux=True), params
 
 
-@pytest.mark.parametrize("name", ["vit", *(pytest.param(n, marks=pytest.mark.torture) for n in MODELS if n != "vit")])
+@pytest.mark.parametrize(
+    "name", ["vit", *(pytest.param(n, marks=pytest.mark.torture) for n in MODELS if n != "vit")]
+)
 def test_values_and_gradients_stay(name):
     factory, args = MODELS[name]
     plain, params = gradients(factory, **args)
     again, _ = gradients(factory, **args, remat="blocks/[01]")
-    assert str(jax.make_jaxpr(again)(params)).count("remat2[") >= 2 > str(jax.make_jaxpr(plain)(params)).count("remat2[")
+    assert (
+        str(jax.make_jaxpr(again)(params)).count("remat2[")
+        >= 2
+        > str(jax.make_jaxpr(plain)(params)).count("remat2[")
+    )
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), quick_jit(again)(params), quick_jit(plain)(params)
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        quick_jit(again)(params),
+        quick_jit(plain)(params),
     )
 
 
@@ -50,7 +60,10 @@ def test_it_takes_less_memory():
     assert needed("blocks/.*") < needed(None) / 2
 
 
-@pytest.mark.parametrize("pattern, told", [("block/.*", "matches none of the blocks: blocks/0, blocks/1"), ("(", "is no regex")])
+@pytest.mark.parametrize(
+    "pattern, told",
+    [("block/.*", "matches none of the blocks: blocks/0, blocks/1"), ("(", "is no regex")],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_matches_no_block_is_refused(name, pattern, told):
     factory, args = MODELS[name]

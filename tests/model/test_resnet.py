@@ -13,7 +13,9 @@ def test_the_running_statistics_follow_the_batches():
     x = 5 + 3 * normal(1, 16, 6, 6, 1)
     step = quick_jit(lambda state: MODEL.apply(params, state, x, train=True))
     out, new = step(state)
-    assert all((a != b).any() for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True))
+    assert all(
+        (a != b).any() for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True)
+    )
     for _ in range(100):
         _, new = step(new)
     np.testing.assert_allclose(quick_jit(MODEL.apply)(params, new, x)[0], out, rtol=1e-2, atol=1e-2)
@@ -21,6 +23,8 @@ def test_the_running_statistics_follow_the_batches():
 
 def test_twenty_layers_have_the_papers_number_of_parameters():
     params, _ = jax.eval_shape(resnet((32, 32, 3), 10).init, jax.random.key(0))
-    leaves = {name: leaf for name, leaf in named_leaves(params).items() if "shortcut" not in name}  # the paper's have none
+    leaves = {
+        name: leaf for name, leaf in named_leaves(params).items() if "shortcut" not in name
+    }  # the paper's have none
     assert sum(name.endswith("conv/weight") for name in leaves) == 19
     assert round(sum(leaf.size for leaf in leaves.values()) / 1e6, 2) == 0.27

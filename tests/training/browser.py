@@ -13,7 +13,14 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
-SWITCHES = ("headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "hide-scrollbars")
+SWITCHES = (
+    "headless",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-dev-shm-usage",
+    "no-first-run",
+    "hide-scrollbars",
+)
 
 
 @contextmanager
@@ -25,10 +32,17 @@ def browser(place):
         os.dup2(theirs, 3)
         os.dup2(their_end, 4)
 
-    switches = [*SWITCHES, "disable-background-networking", "remote-debugging-pipe", f"user-data-dir={place}"]
+    switches = [
+        *SWITCHES,
+        "disable-background-networking",
+        "remote-debugging-pipe",
+        f"user-data-dir={place}",
+    ]
     command = [PROGRAM, *(f"--{switch}" for switch in switches), "about:blank"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, preexec_fn=connect, close_fds=False, start_new_session=True, **quiet)
+    process = subprocess.Popen(
+        command, preexec_fn=connect, close_fds=False, start_new_session=True, **quiet
+    )
     os.close(theirs), os.close(their_end)
     try:
         yield Page(ours, our_end)
@@ -49,7 +63,14 @@ class Page:
     """The one page of a browser, and all that happened in it."""
 
     def __init__(self, to, back):
-        self.to, self.back, self.session, self.count, self.events, self.buffer = to, back, None, 0, [], b""
+        self.to, self.back, self.session, self.count, self.events, self.buffer = (
+            to,
+            back,
+            None,
+            0,
+            [],
+            b"",
+        )
         targets = self.ask("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         self.session = self.ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
@@ -72,7 +93,9 @@ class Page:
         """The next message; events are kept."""
         deadline = time.monotonic() + 60
         while b"\0" not in self.buffer:
-            assert select.select([self.back], [], [], max(0, deadline - time.monotonic()))[0], "the browser does not answer"
+            assert select.select([self.back], [], [], max(0, deadline - time.monotonic()))[0], (
+                "the browser does not answer"
+            )
             data = os.read(self.back, 1 << 20)
             assert data, "the browser has ended"
             self.buffer += data
@@ -84,7 +107,13 @@ class Page:
 
     def open(self, path, width=1200, height=900, dark=False):
         """Load a file, and wait until it is there."""
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
@@ -94,7 +123,9 @@ class Page:
 
     def js(self, expression):
         """The value of an expression in the page."""
-        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.ask(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -113,13 +144,23 @@ class Page:
 
     def requests(self):
         """The addresses that the page asked for, its own included."""
-        return [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return [
+            e["params"]["request"]["url"]
+            for e in self.events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
 
     def screenshot(self, path, whole=False, height=None):
         """A picture of what is seen, or of the whole page."""
         if whole:
             size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
+            clip = {
+                "x": 0,
+                "y": 0,
+                "width": size["width"],
+                "height": height or size["height"],
+                "scale": 1,
+            }
             shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         else:
             shot = self.ask("Page.captureScreenshot")

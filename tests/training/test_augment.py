@@ -31,7 +31,9 @@ def test_shape_and_type_stay_and_a_key_decides(fn, dtype):
 
 def test_a_crop_is_a_window_of_the_padded_image_and_every_window_occurs():
     padded = np.pad(IMAGE, ((2, 2), (2, 2), (0, 0)))
-    windows = {padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)}
+    windows = {
+        padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
+    }
     assert {view.tobytes() for view in views(random_crop, padding=2)} == windows
 
 
@@ -50,11 +52,21 @@ def test_an_erasure_is_one_rectangle_of_the_wanted_size():
     rows, columns = erased.any((2, 3)), erased.any((1, 3))
     np.testing.assert_array_equal(erased[..., 0], rows[:, :, None] & columns[:, None, :])
     for line in (rows, columns):
-        assert (np.abs(np.diff(np.pad(line, ((0, 0), (1, 1))).astype(int))).sum(1) == 2).all()  # one stretch
-        assert line.all(0).sum() == 0 and line.any(0).all()  # reaches every edge, and always stays inside
+        assert (
+            np.abs(np.diff(np.pad(line, ((0, 0), (1, 1))).astype(int))).sum(1) == 2
+        ).all()  # one stretch
+        assert (
+            line.all(0).sum() == 0 and line.any(0).all()
+        )  # reaches every edge, and always stays inside
     heights, widths = rows.sum(1), columns.sum(1)
-    assert (heights * widths >= 0.1 * 120 * 0.7).all() and (heights * widths <= 0.3 * 120 * 1.3).all()  # rounded to pixels
-    assert heights.min() <= 4 and heights.max() >= 7 and (heights / widths).min() < 1 < (heights / widths).max()
+    assert (heights * widths >= 0.1 * 120 * 0.7).all() and (
+        heights * widths <= 0.3 * 120 * 1.3
+    ).all()  # rounded to pixels
+    assert (
+        heights.min() <= 4
+        and heights.max() >= 7
+        and (heights / widths).min() < 1 < (heights / widths).max()
+    )
 
 
 def test_erasing_happens_with_its_probability():
@@ -63,14 +75,21 @@ def test_erasing_happens_with_its_probability():
     assert not (views(random_erase, probability=0.0) == 0).any()
 
 
-@pytest.mark.parametrize("matrix", [[[1.0, 0.0], [0.0, 1.0]], [[0.9, -0.4], [0.3, 1.2]], [[2.5, 0.0], [0.0, -2.5]]])
+@pytest.mark.parametrize(
+    "matrix", [[[1.0, 0.0], [0.0, 1.0]], [[0.9, -0.4], [0.3, 1.2]], [[2.5, 0.0], [0.0, -2.5]]]
+)
 def test_resampling_agrees_with_scipy(matrix):
     matrix, shift, middle = np.asarray(matrix), np.array([1.3, -0.6]), np.array([4.5, 5.5])
     offset = middle + shift - matrix @ middle
     reference = [
-        ndimage.affine_transform(channel, matrix, offset, order=1, mode="grid-constant") for channel in np.moveaxis(IMAGE, -1, 0)
+        ndimage.affine_transform(channel, matrix, offset, order=1, mode="grid-constant")
+        for channel in np.moveaxis(IMAGE, -1, 0)
     ]
-    np.testing.assert_allclose(resampled(IMAGE, jnp.asarray(matrix), jnp.asarray(shift)), np.stack(reference, -1), atol=1e-3)
+    np.testing.assert_allclose(
+        resampled(IMAGE, jnp.asarray(matrix), jnp.asarray(shift)),
+        np.stack(reference, -1),
+        atol=1e-3,
+    )
 
 
 def moments(view):
@@ -86,12 +105,22 @@ def moments(view):
     [
         (
             {"rotation": 20.0},
-            lambda mass, centre, spread: np.degrees(np.arctan2(2 * spread[0, 1], spread[0, 0] - spread[1, 1])) / 2,
+            lambda mass, centre, spread: (
+                np.degrees(np.arctan2(2 * spread[0, 1], spread[0, 0] - spread[1, 1])) / 2
+            ),
             20,
         ),
         ({"shift": 3.0}, lambda mass, centre, spread: centre[1] - 15, 3),
-        ({"scale": (0.8, 1.25)}, lambda mass, centre, spread: np.log(mass / 100) / 2 / np.log(1.25), 1),
-        ({"shear": 20.0}, lambda mass, centre, spread: np.degrees(np.arctan(spread[0, 1] / spread[0, 0])), 20),
+        (
+            {"scale": (0.8, 1.25)},
+            lambda mass, centre, spread: np.log(mass / 100) / 2 / np.log(1.25),
+            1,
+        ),
+        (
+            {"shear": 20.0},
+            lambda mass, centre, spread: np.degrees(np.arctan(spread[0, 1] / spread[0, 0])),
+            20,
+        ),
     ],
 )
 def test_an_affine_view_differs_as_far_as_it_may_and_no_further(args, measure, reach):
@@ -99,7 +128,11 @@ def test_an_affine_view_differs_as_far_as_it_may_and_no_further(args, measure, r
     still = {"rotation": 0.0, "scale": (1.0, 1.0), "shear": 0.0, "shift": 0.0}
     np.testing.assert_allclose(random_affine(KEYS[0], bar, **still), bar, atol=1e-5)
     seen = np.array([measure(*moments(view)) for view in views(random_affine, bar, **still | args)])
-    assert np.abs(seen).max() <= 1.05 * reach and seen.min() < -0.9 * reach and seen.max() > 0.9 * reach
+    assert (
+        np.abs(seen).max() <= 1.05 * reach
+        and seen.min() < -0.9 * reach
+        and seen.max() > 0.9 * reach
+    )
 
 
 @pytest.mark.parametrize(

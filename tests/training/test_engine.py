@@ -27,7 +27,15 @@ def ahead(size=70, tried=("test",)):
         for name, n in (("train", size), ("test", 70))
     }
     make_update = lambda unroll: gradient_update(objective, OPTIMIZER, unroll=unroll)  # noqa: E731
-    return Engine(MODEL, objective, make_update, shapes, LoaderOptions(batch_size=16), freeze=True, tried=tried)
+    return Engine(
+        MODEL,
+        objective,
+        make_update,
+        shapes,
+        LoaderOptions(batch_size=16),
+        freeze=True,
+        tried=tried,
+    )
 
 
 @pytest.mark.parametrize(("size", "taken"), [(70, True), (64, False)])

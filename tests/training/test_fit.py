@@ -46,7 +46,9 @@ def engine(**settings):
 
 
 def test_inputs_may_be_nests_of_arrays():
-    model = MODEL._replace(apply=lambda params, state, x, **k: MODEL.apply(params, state, x["a"] + x["b"], **k))
+    model = MODEL._replace(
+        apply=lambda params, state, x, **k: MODEL.apply(params, state, x["a"] + x["b"], **k)
+    )
     nested = run(({"a": X, "b": 0 * X}, Y), model=model)
     assert_same(nested.params, run().params)
 
@@ -66,7 +68,11 @@ class Streamed:
 
 def run(train=(X, Y), test=None, model=MODEL, **settings):
     return fit(
-        model, train, test, **{"epochs": 2, "batch_size": 32, "optimizer": adam(lr=0.01), "log": {"every_steps": 5}} | settings
+        model,
+        train,
+        test,
+        **{"epochs": 2, "batch_size": 32, "optimizer": adam(lr=0.01), "log": {"every_steps": 5}}
+        | settings,
     )
 
 
@@ -106,7 +112,9 @@ def test_evaluation_is_exact_where_the_batch_size_does_not_divide():
     logits = np.asarray(MODEL.apply(result.params, {}, X[:77])[0], np.float64)
     by_hand = np.log(np.exp(logits).sum(1)) - logits[np.arange(77), Y[:77]]
     assert result.history[-1]["test_loss"] == pytest.approx(by_hand.mean(), rel=1e-5)
-    assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y[:77]).mean(), rel=1e-6)
+    assert result.history[-1]["test_accuracy"] == pytest.approx(
+        (logits.argmax(1) == Y[:77]).mean(), rel=1e-6
+    )
 
 
 def test_every_example_counts_once_in_an_epoch_of_training():
@@ -209,7 +217,8 @@ def test_another_shape_is_an_error_not_a_second_compilation():
     feed = runner.feeds["train"]
     feed.data = jax.tree.map(lambda a: a[:100], feed.data)
     with pytest.raises(
-        UserError, match=r"training step: it was compiled for data x float32\[300,6\], and was now given float32\[100,6\]"
+        UserError,
+        match=r"training step: it was compiled for data x float32\[300,6\], and was now given float32\[100,6\]",
     ):
         runner.train(1)
 
@@ -225,9 +234,13 @@ def test_any_iterable_of_batches_will_do_and_a_short_last_one_is_counted_right()
             return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 300, 32))
 
     result = run(Batches(), test=Batches(), epochs=1)
-    assert_close(result.params, run(shuffle=False, epochs=1).params, rtol=0.05, atol=0.01)  # the last batch is filled differently
+    assert_close(
+        result.params, run(shuffle=False, epochs=1).params, rtol=0.05, atol=0.01
+    )  # the last batch is filled differently
     logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
-    assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y).mean(), rel=1e-6)
+    assert result.history[-1]["test_accuracy"] == pytest.approx(
+        (logits.argmax(1) == Y).mean(), rel=1e-6
+    )
 
 
 def test_a_loader_may_refill_its_buffer_while_we_read_ahead():
@@ -348,7 +361,9 @@ def test_averaged_weights_are_what_is_evaluated_and_answered():
     result = run(test=(X, Y), ema=0.9)
     logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
     assert_same(result.params, result.states()[0].ema)
-    assert result.history[-1]["test_accuracy"] == pytest.approx((logits.argmax(1) == Y).mean(), rel=1e-6)
+    assert result.history[-1]["test_accuracy"] == pytest.approx(
+        (logits.argmax(1) == Y).mean(), rel=1e-6
+    )
 
 
 def test_a_schedule_multiplies_the_rate():
@@ -412,7 +427,9 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():
         def __getattr__(self, hook):
             if not hook.startswith("on_"):
                 raise AttributeError(hook)
-            return lambda run: calls.append(hook) or ({"stop": True} if calls.count("on_epoch_end") == 3 else None)
+            return lambda run: (
+                calls.append(hook) or ({"stop": True} if calls.count("on_epoch_end") == 3 else None)
+            )
 
     result = run(callbacks=[Watch()], epochs=10, log={"every_steps": 100})
     assert result.epoch == 3
@@ -424,13 +441,19 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():
         def on_training_start(self, run):
             return {"lr_scale": 0.0}
 
-    assert_same(run(callbacks=[Freeze()], epochs=1).params, run(callbacks=[Freeze()], epochs=2).params)
+    assert_same(
+        run(callbacks=[Freeze()], epochs=1).params, run(callbacks=[Freeze()], epochs=2).params
+    )
 
 
 def test_an_update_of_ones_own_takes_what_it_names(monkeypatch):
     def backwards(objective, optimizer):
         plain = gradient_update(objective, optimizer)
-        return plain._replace(step=lambda ts, batch, valid: plain.step(ts._replace(lr_scale=-ts.lr_scale), batch, valid))
+        return plain._replace(
+            step=lambda ts, batch, valid: plain.step(
+                ts._replace(lr_scale=-ts.lr_scale), batch, valid
+            )
+        )
 
     result = run(update=backwards, epochs=1)
     assert result.history[-1]["train_loss"] > run(epochs=1).history[-1]["train_loss"]

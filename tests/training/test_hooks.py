@@ -13,7 +13,9 @@ NOW = SimpleNamespace(epoch=3, step=17)
 
 
 def test_one_stop_is_enough_whatever_the_others_answer():
-    stop, go_on = (SimpleNamespace(on_epoch_end=lambda run, s=s: {"stop": s}) for s in (True, False))
+    stop, go_on = (
+        SimpleNamespace(on_epoch_end=lambda run, s=s: {"stop": s}) for s in (True, False)
+    )
     assert notify([stop, go_on], "on_epoch_end", NOW)["stop"]
     assert notify([go_on, stop], "on_epoch_end", NOW)["stop"]
     assert not notify([go_on, go_on], "on_epoch_end", NOW)["stop"]
@@ -27,7 +29,15 @@ def test_answers_and_hooks_that_nobody_knows_are_refused():
 
 
 @pytest.mark.parametrize(
-    "answer", [{"lr_scale": float("nan")}, {"lr_scale": -1}, {"lr_scale": "half"}, {"lr_scale": None}, True, 0.5]
+    "answer",
+    [
+        {"lr_scale": float("nan")},
+        {"lr_scale": -1},
+        {"lr_scale": "half"},
+        {"lr_scale": None},
+        True,
+        0.5,
+    ],
 )
 def test_answers_that_make_no_sense_are_refused(answer):
     with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end answered"):
@@ -39,16 +49,24 @@ def test_a_callback_that_fails_is_named_with_its_hook_and_the_step():
         return {}["missing"]
 
     with pytest.raises(
-        CallbackFailed, match=r"SimpleNamespace.on_step_end failed in epoch 3 after step 17: .*test_hooks.py, line"
+        CallbackFailed,
+        match=r"SimpleNamespace.on_step_end failed in epoch 3 after step 17: .*test_hooks.py, line",
     ) as found:
         notify([SimpleNamespace(on_step_end=on_step_end)], "on_step_end", NOW)
     assert isinstance(found.value.__cause__, KeyError)
-    with pytest.raises(UserError, match=r"^mine$"):  # what a callback has to say to its user stays as it is
-        notify([SimpleNamespace(on_step_end=lambda run: (_ for _ in ()).throw(UserError("mine")))], "on_step_end", NOW)
+    with pytest.raises(
+        UserError, match=r"^mine$"
+    ):  # what a callback has to say to its user stays as it is
+        notify(
+            [SimpleNamespace(on_step_end=lambda run: (_ for _ in ()).throw(UserError("mine")))],
+            "on_step_end",
+            NOW,
+        )
 
 
 @pytest.mark.parametrize(
-    ("hook", "epochs"), [("on_epoch_end", [2, 4]), ("on_test_end", [2, 4]), ("on_step_end", [1, 2, 3, 4, 5])]
+    ("hook", "epochs"),
+    [("on_epoch_end", [2, 4]), ("on_test_end", [2, 4]), ("on_step_end", [1, 2, 3, 4, 5])],
 )
 def test_every_n_epochs_passes_over_the_others(hook, epochs):
     seen = []
@@ -69,7 +87,13 @@ def test_every_n_epochs_passes_over_the_others(hook, epochs):
 def test_what_a_callback_asks_for_is_checked(attributes, message):
     with pytest.raises(UserError, match=message):
         check_hooks([SimpleNamespace(**attributes)])
-    check_hooks([SimpleNamespace(needs=("gradient_norm",), metrics={"mine": tracked(abs)}, every_n_epochs=3)])
+    check_hooks(
+        [
+            SimpleNamespace(
+                needs=("gradient_norm",), metrics={"mine": tracked(abs)}, every_n_epochs=3
+            )
+        ]
+    )
 
 
 @pytest.mark.parametrize("answer", [0, -1, None, 1.5])

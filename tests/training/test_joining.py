@@ -12,10 +12,22 @@ from training import joining
 from utils import UserError
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 TOLD_MPI = {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "local_device_ids": 0}
-OTHERS = (*MPI, "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES")
+OTHERS = (
+    *MPI,
+    "OMPI_MCA_orte_hnp_uri",
+    "KUBERNETES_SERVICE_HOST",
+    "JOB_COMPLETION_INDEX",
+    "TPU_WORKER_HOSTNAMES",
+)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +84,10 @@ def test_a_second_process_0_is_told():
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=rf"distributed: port {port} is in use here; another process may have process_id 0"):
+        with pytest.raises(
+            UserError,
+            match=rf"distributed: port {port} is in use here; another process may have process_id 0",
+        ):
             joining.join({"coordinator": f"127.0.0.1:{port}", "num_processes": 2, "process_id": 0})
 
 
@@ -88,11 +103,16 @@ joining.join({"coordinator": "127.0.0.1:9", "num_processes": 2, "process_id": 1}
 
 
 def test_waiting_for_others_is_told_and_can_be_ended():
-    started = subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        [sys.executable, "-c", WAITING], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
     try:
         said = started.stderr.readline()
         started.terminate()
         assert started.wait(timeout=20) == -signal.SIGTERM
     finally:
         started.kill()
-    assert said == "Still waiting for the other processes (coordinator_address 127.0.0.1:9, num_processes 2, process_id 1)\n"
+    assert (
+        said
+        == "Still waiting for the other processes (coordinator_address 127.0.0.1:9, num_processes 2, process_id 1)\n"
+    )

@@ -30,7 +30,10 @@ print("FOUND" + json.dumps([found, [d.process_index for d in mesh.devices.flat]]
 
 
 def test_what_is_unique_by_host_and_by_device():
-    said = [json.loads(out.split("FOUND")[1]) for out, _ in finished(start_all(PROGRAM, processes=2, devices=2))]
+    said = [
+        json.loads(out.split("FOUND")[1])
+        for out, _ in finished(start_all(PROGRAM, processes=2, devices=2))
+    ]
     assert said[0] == said[1], "the processes see different numbers"
     found, hosts = said[0]
     assert hosts == [0, 0, 1, 1]
@@ -51,5 +54,7 @@ def test_what_is_unique_by_host_and_by_device():
 def test_a_mode_that_is_none_is_told():
     from training.keys import specialize_key
 
-    with pytest.raises(ValueError, match=r"must be one of unique_host_unique_device, .*, got 'unique'"):
+    with pytest.raises(
+        ValueError, match=r"must be one of unique_host_unique_device, .*, got 'unique'"
+    ):
         specialize_key(None, "unique", None)

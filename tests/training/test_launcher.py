@@ -11,9 +11,15 @@ from utils import UserError
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (-9, "Process 1 was ended by SIGKILL, so all are ended. --resume auto goes on from the last checkpoint, if there is one"),
+        (
+            -9,
+            "Process 1 was ended by SIGKILL, so all are ended. --resume auto goes on from the last checkpoint, if there is one",
+        ),
         (2, "Process 1 ended with exit code 2, so all are ended"),
-        (None, "Process 1 did not end within 90 seconds of the others, so all are ended. --resume auto goes on"),
+        (
+            None,
+            "Process 1 did not end within 90 seconds of the others, so all are ended. --resume auto goes on",
+        ),
     ],
 )
 def test_the_launcher_says_what_became_of_a_process(code, told):
@@ -26,8 +32,14 @@ def test_the_gpus_of_a_machine_are_shared_out(monkeypatch, tmp_path):
     (tmp_path / "nvidiactl").touch()
     for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
-    assert [share_of_gpus(i, 2, tmp_path)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["0,1", "2,3"]
-    with pytest.raises(UserError, match=r"--processes 8: there are 4 GPUs; take so many at most, or set JAX_PLATFORMS=cpu"):
+    assert [share_of_gpus(i, 2, tmp_path)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == [
+        "0,1",
+        "2,3",
+    ]
+    with pytest.raises(
+        UserError,
+        match=r"--processes 8: there are 4 GPUs; take so many at most, or set JAX_PLATFORMS=cpu",
+    ):
         share_of_gpus(0, 8, tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert [share_of_gpus(i, 2, tmp_path)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "7"]

@@ -30,7 +30,11 @@ def optax_smoothed(logits, label):
         (mse, lambda x, y: optax.squared_error(x, y).mean(), OTHER),
         (mae, lambda x, y: jnp.abs(x - y).mean(), OTHER),
         (huber, lambda x, y: optax.huber_loss(x, y).mean(), OTHER),
-        (lambda x, y: huber(x, y, delta=0.3), lambda x, y: optax.huber_loss(x, y, delta=0.3).mean(), OTHER),
+        (
+            lambda x, y: huber(x, y, delta=0.3),
+            lambda x, y: optax.huber_loss(x, y, delta=0.3).mean(),
+            OTHER,
+        ),
     ],
 )
 def test_value_and_gradient_equal_optax(ours, theirs, target):
@@ -42,7 +46,9 @@ def test_value_and_gradient_equal_optax(ours, theirs, target):
 
     low = jnp.asarray(LOGITS, jnp.bfloat16)
     assert ours(low, target).dtype == jnp.float32
-    np.testing.assert_allclose(ours(low, target), theirs(low.astype(jnp.float32), target), rtol=1e-6)
+    np.testing.assert_allclose(
+        ours(low, target), theirs(low.astype(jnp.float32), target), rtol=1e-6
+    )
     with jax.enable_x64(True):
         assert ours(LOGITS.astype("float64"), target).dtype == jnp.float64
 
@@ -57,22 +63,31 @@ def test_a_sequence_is_the_mean_over_its_positions():
 def test_extreme_logits_stay_finite(label):
     logits = jnp.array([1e4, -1e4])
     np.testing.assert_array_equal(cross_entropy(logits, jnp.int32(label)), 2e4 * label)
-    np.testing.assert_array_equal(jax.grad(cross_entropy)(logits, jnp.int32(label)), [label, -label])
-    right, wrong = (binary_cross_entropy(jnp.float32(sign * 1e4), jnp.float32(label)) for sign in (2 * label - 1, 1 - 2 * label))
+    np.testing.assert_array_equal(
+        jax.grad(cross_entropy)(logits, jnp.int32(label)), [label, -label]
+    )
+    right, wrong = (
+        binary_cross_entropy(jnp.float32(sign * 1e4), jnp.float32(label))
+        for sign in (2 * label - 1, 1 - 2 * label)
+    )
     assert (right, wrong) == (0, 1e4)
     assert jax.grad(binary_cross_entropy)(jnp.float32(1e4), jnp.float32(label)) == 1 - label
 
 
 def test_binary_keeps_the_tail_of_a_confident_answer():
     expected = np.log1p(np.exp(-12.0))
-    np.testing.assert_allclose(binary_cross_entropy(jnp.float32(12.0), jnp.float32(1.0)), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        binary_cross_entropy(jnp.float32(12.0), jnp.float32(1.0)), expected, rtol=1e-5
+    )
 
 
 def test_a_class_masked_by_infinity_costs_nothing():
     logits = jnp.array([1.0, -jnp.inf, 2.0])
     value, gradient = jax.value_and_grad(cross_entropy)(logits, jnp.int32(0))
     np.testing.assert_allclose(value, np.log1p(np.exp(1.0)), rtol=1e-6)
-    np.testing.assert_allclose(gradient, [-1 / (1 + np.exp(-1.0)), 0, 1 / (1 + np.exp(-1.0))], rtol=1e-6)
+    np.testing.assert_allclose(
+        gradient, [-1 / (1 + np.exp(-1.0)), 0, 1 / (1 + np.exp(-1.0))], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("label", [-1, 7, 255])

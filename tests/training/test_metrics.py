@@ -14,7 +14,9 @@ LABELS = DRAW.integers(0, 6, 40)
 
 def report(metric, outputs, targets, **args):
     """The mean over the examples, finished where the metric says how."""
-    means = jax.tree.map(lambda v: v.mean(axis=0), jax.vmap(lambda x, y: metric(x, y, **args))(outputs, targets))
+    means = jax.tree.map(
+        lambda v: v.mean(axis=0), jax.vmap(lambda x, y: metric(x, y, **args))(outputs, targets)
+    )
     return getattr(metric, "finish", lambda mean: mean)(means)
 
 
@@ -34,7 +36,9 @@ def test_accuracy():
     assert report(accuracy, LOGITS, LABELS) == pytest.approx(np.mean(best == LABELS))
     soft = np.eye(6, dtype="float32")[LABELS] * 0.7 + 0.05
     assert report(accuracy, LOGITS, soft) == pytest.approx(np.mean(best == LABELS))
-    assert report(accuracy, LOGITS.reshape(4, 10, 6), LABELS.reshape(4, 10)) == pytest.approx(np.mean(best == LABELS))
+    assert report(accuracy, LOGITS.reshape(4, 10, 6), LABELS.reshape(4, 10)) == pytest.approx(
+        np.mean(best == LABELS)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 6])
@@ -56,13 +60,19 @@ def test_equal_logits_are_no_hit_for_every_label():
 
 def test_regression():
     outputs, targets = DRAW.normal(size=(2, 20, 3)).astype("float32")
-    assert report(rmse, outputs, targets) == pytest.approx(np.sqrt(np.mean((outputs - targets) ** 2)), rel=1e-6)
-    assert report(mae, outputs, targets) == pytest.approx(np.mean(np.abs(outputs - targets)), rel=1e-6)
+    assert report(rmse, outputs, targets) == pytest.approx(
+        np.sqrt(np.mean((outputs - targets) ** 2)), rel=1e-6
+    )
+    assert report(mae, outputs, targets) == pytest.approx(
+        np.mean(np.abs(outputs - targets)), rel=1e-6
+    )
 
 
 def test_perplexity():
     chosen = np.exp(LOGITS)[np.arange(40), LABELS] / np.exp(LOGITS).sum(-1)
-    assert report(perplexity, LOGITS, LABELS) == pytest.approx(np.exp(-np.log(chosen).mean()), rel=1e-5)
+    assert report(perplexity, LOGITS, LABELS) == pytest.approx(
+        np.exp(-np.log(chosen).mean()), rel=1e-5
+    )
     assert report(perplexity, np.zeros((4, 9), "float32"), LABELS[:4]) == pytest.approx(9, rel=1e-6)
 
 
@@ -74,7 +84,9 @@ def test_f1(predicted, labels):
     expected = macro_f1(outputs.argmax(-1), labels)
     assert report(f1, outputs, labels) == pytest.approx(expected, rel=1e-5)
     counts = {name: np.asarray(v).sum(0) for name, v in jax.vmap(f1)(outputs, labels).items()}
-    assert f1.finish(counts) == pytest.approx(expected, rel=1e-5)  # NumPy, and sums instead of means
+    assert f1.finish(counts) == pytest.approx(
+        expected, rel=1e-5
+    )  # NumPy, and sums instead of means
 
 
 def test_f1_without_a_hit_or_an_example_is_zero():

@@ -34,14 +34,23 @@ def net(layer):
     return Model(init, apply)
 
 
-def prepared(model, batch=(X, Y), change=lambda params: params, precision="float32", update=gradient_update, **settings):
+def prepared(
+    model,
+    batch=(X, Y),
+    change=lambda params: params,
+    precision="float32",
+    update=gradient_update,
+    **settings,
+):
     """(a step, the state before it)."""
     objective = supervised(with_precision(model, precision), cross_entropy, {}, (), ())
     update = update(objective, **{"optimizer": sgd(lr=0.01)} | settings)
     params, state = model.init(jax.random.key(0))
     params = change(params)
     sums = zero_sums(objective, params, state, batch, freeze=True)
-    return update.step, TrainState(jnp.int32(0), jnp.uint32(0), params, state, *update.init(params), sums, jnp.float32(1))
+    return update.step, TrainState(
+        jnp.int32(0), jnp.uint32(0), params, state, *update.init(params), sums, jnp.float32(1)
+    )
 
 
 def search(model, batch=(X, Y), **settings):
@@ -72,7 +81,9 @@ def logarithm(x):
     return jnp.log(x)
 
 
-FORWARD = f"log made the first nan, in the forward pass: {line_of(logarithm)}, after body/bias; it got "
+FORWARD = (
+    f"log made the first nan, in the forward pass: {line_of(logarithm)}, after body/bias; it got "
+)
 
 
 def test_names_the_operation_its_place_the_parameter_before_it_and_the_numbers():
@@ -81,13 +92,21 @@ def test_names_the_operation_its_place_the_parameter_before_it_and_the_numbers()
     given = X @ np.asarray(params["weight"]) + np.asarray(params["bias"])
     below = np.argwhere(given < 0)
     count, first = len(below), given[tuple(below[0])]
-    assert told.startswith(f"{FORWARD}float32[8,5] all finite from {given.min():.4g} to {given.max():.4g}, and gave ")
-    assert told.endswith(f": {count} of 40 not finite, the first at {below[0].tolist()}: log({first:.4g}) = nan")
+    assert told.startswith(
+        f"{FORWARD}float32[8,5] all finite from {given.min():.4g} to {given.max():.4g}, and gave "
+    )
+    assert told.endswith(
+        f": {count} of 40 not finite, the first at {below[0].tolist()}: log({first:.4g}) = nan"
+    )
 
 
 def test_names_the_line_of_the_model_that_called_a_layer():
     def init(key):
-        return {"body": linear_init(key, 4, 5), "norm": layer_norm_init(5), "head": linear_init(key, 5, 3)}, {}
+        return {
+            "body": linear_init(key, 4, 5),
+            "norm": layer_norm_init(5),
+            "head": linear_init(key, 5, 3),
+        }, {}
 
     def apply(params, state, x, *, train=False, key=None):
         return linear(params["head"], layer_norm(params["norm"], linear(params["body"], x))), state
@@ -107,10 +126,17 @@ def root(x):
 
 def test_a_slope_that_is_infinite_is_of_the_backward_pass():
     told = search(net(root))
-    assert told.startswith("div made the first inf, in the backward pass, as the slope of this line: ")
-    assert f": {line_of(root)}, after body/bias; it got float32 0.5 and float32[8,5] all finite from " in told
+    assert told.startswith(
+        "div made the first inf, in the backward pass, as the slope of this line: "
+    )
+    assert (
+        f": {line_of(root)}, after body/bias; it got float32 0.5 and float32[8,5] all finite from "
+        in told
+    )
     assert told.endswith("div(0.5, 0) = inf")
-    assert search(net(jax.checkpoint(root))).startswith(f"div made the first inf, in the backward pass: {line_of(root)}")
+    assert search(net(jax.checkpoint(root))).startswith(
+        f"div made the first inf, in the backward pass: {line_of(root)}"
+    )
 
 
 @jax.custom_vjp
@@ -134,12 +160,16 @@ def growing(grads, state, params=None):
 def test_an_operation_of_the_optimizer():
     told = search(net(jnp.tanh), optimizer=Optimizer(lambda params: {}, growing))
     place = line_of(growing).replace("in growing", "in <lambda>")
-    assert told.startswith(f"exp made the first inf, in the update: {place}; it got float32[5] all finite from ")
+    assert told.startswith(
+        f"exp made the first inf, in the update: {place}; it got float32[5] all finite from "
+    )
 
 
 def test_an_operation_within_a_library_names_the_line_of_ours_that_called_it():
     def silent(params):
-        return params | {"head": jax.tree.map(jnp.zeros_like, params["head"])}  # no gradient reaches the body
+        return params | {
+            "head": jax.tree.map(jnp.zeros_like, params["head"])
+        }  # no gradient reaches the body
 
     told = search(net(jnp.tanh), optimizer=optax.scale_by_rms(eps=0.0, decay=0.0), change=silent)
     assert ", in the update: optax/" in told
@@ -154,10 +184,15 @@ def test_data_that_is_not_finite_is_named():
 
 def test_a_parameter_that_was_not_finite_before_is_named():
     def broken(params):
-        return params | {"head": params["head"] | {"bias": params["head"]["bias"].at[1].set(jnp.inf)}}
+        return params | {
+            "head": params["head"] | {"bias": params["head"]["bias"].at[1].set(jnp.inf)}
+        }
 
     told = search(net(jnp.tanh), change=broken)
-    assert told == "not this step: the parameter head/bias[1] is inf already before it (1 of 3 numbers are not finite)"
+    assert (
+        told
+        == "not this step: the parameter head/bias[1] is inf already before it (1 of 3 numbers are not finite)"
+    )
 
 
 def test_a_label_outside_the_classes_is_named():
@@ -187,8 +222,16 @@ def test_a_mask_of_infinities_is_innocent_until_it_makes_a_nan():
         return jax.nn.softmax(jnp.where(x > smallest, x, -jnp.inf))
 
     assert is_good(net(lambda x: masked(x, x.min(-1, keepdims=True))))
-    assert search(net(lambda x: logarithm(masked(x, x.min(-1, keepdims=True)) - 1e-6))).startswith(FORWARD)
-    told = search(net(lambda x: jax.nn.softmax(jax.lax.stop_gradient(jnp.log(jnp.where(x > 0, 1, 0.0))) + jnp.sqrt(x))))
+    assert search(net(lambda x: logarithm(masked(x, x.min(-1, keepdims=True)) - 1e-6))).startswith(
+        FORWARD
+    )
+    told = search(
+        net(
+            lambda x: jax.nn.softmax(
+                jax.lax.stop_gradient(jnp.log(jnp.where(x > 0, 1, 0.0))) + jnp.sqrt(x)
+            )
+        )
+    )
     assert told.startswith("sqrt made the first nan, in the forward pass: ")
     told = search(net(lambda x: masked(x, jnp.inf)))  # nothing is left
     assert told.startswith("sub made the first nan, in the forward pass: ")
@@ -202,8 +245,12 @@ def test_a_nan_of_the_code_itself_is_told_as_such():
 
 
 def test_the_microbatch_is_told():
-    told = search(net(jnp.square), (changed(X, 3, 1e38), Y), accumulate=2)  # rows 1, 3, 5, 7 are the second one
-    assert told.startswith("square made the first inf, in the forward pass, in round 2 of 2 of a loop: ")
+    told = search(
+        net(jnp.square), (changed(X, 3, 1e38), Y), accumulate=2
+    )  # rows 1, 3, 5, 7 are the second one
+    assert told.startswith(
+        "square made the first inf, in the forward pass, in round 2 of 2 of a loop: "
+    )
     assert "float32[4,5]: 5 of 20 not finite, the first at [1, 0]" in told
 
 
@@ -264,15 +311,21 @@ def test_bfloat16():
 def test_a_model_with_statistics_and_dropout():
     def init(key):
         norm, state = batch_norm_init(5)
-        return {"body": linear_init(key, 4, 5), "norm": norm, "head": linear_init(key, 5, 3)}, {"norm": state}
+        return {"body": linear_init(key, 4, 5), "norm": norm, "head": linear_init(key, 5, 3)}, {
+            "norm": state
+        }
 
     def apply(params, state, x, *, train=False, key=None):
         x, kept = batch_norm(params["norm"], state["norm"], linear(params["body"], x), train=train)
         return linear(params["head"], dropout(key, x, 0.5, train=train)), {"norm": kept}
 
     assert is_good(Model(init, apply))
-    told = search(Model(init, apply), (X * 1e30, Y))  # 1 / sqrt(inf) is 0, so only the statistics show it
-    assert told.startswith("square made the first inf, in the forward pass (the loss survived it, by a mask or an inverse): ")
+    told = search(
+        Model(init, apply), (X * 1e30, Y)
+    )  # 1 / sqrt(inf) is 0, so only the statistics show it
+    assert told.startswith(
+        "square made the first inf, in the forward pass (the loss survived it, by a mask or an inverse): "
+    )
     assert ": model/layers/norm.py:" in told
     assert "in plain_batch_norm (`" in told
 
@@ -280,7 +333,9 @@ def test_a_model_with_statistics_and_dropout():
 def test_an_update_of_ones_own_compiled_as_a_whole():
     def own(objective, optimizer):
         init, step = gradient_update(objective, optimizer)
-        return Update(init, jax.jit(lambda ts, batch, valid: step(ts, (logarithm(batch[0]), batch[1]), valid)))
+        return Update(
+            init, jax.jit(lambda ts, batch, valid: step(ts, (logarithm(batch[0]), batch[1]), valid))
+        )
 
     told = search(net(jnp.tanh), update=own)
     assert told.startswith(FORWARD.replace(", after body/bias", ""))

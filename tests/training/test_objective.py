@@ -19,7 +19,9 @@ KEY = jax.random.key(0)
 
 def images(rows=16):
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (rows, 4, 4, 1)).astype(np.uint8), rng.integers(0, 3, rows).astype(np.int32)
+    return rng.integers(0, 256, (rows, 4, 4, 1)).astype(np.uint8), rng.integers(0, 3, rows).astype(
+        np.int32
+    )
 
 
 def test_supervised_measures_every_example_and_finishes_the_means():
@@ -39,14 +41,22 @@ def test_a_metric_keeps_its_finish_under_partial():
         return jnp.mean(jnp.abs(output) ** exponent)
 
     power.finish = jnp.sqrt
-    objective = supervised(mlp((4, 4, 1), 3), cross_entropy, {"power": partial(power, exponent=2)}, (), ())
+    objective = supervised(
+        mlp((4, 4, 1), 3), cross_entropy, {"power": partial(power, exponent=2)}, (), ()
+    )
     assert objective.finish({"power": 9.0}) == {"power": 3.0}
 
 
 def test_augmentations_act_in_training_alone_and_differ_by_example():
-    identity = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state))
+    identity = Model(
+        lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
+    )
     objective = supervised(
-        identity, lambda out, target: out.mean(), {}, (to_unit,), (lambda key, x: x + jax.random.uniform(key),)
+        identity,
+        lambda out, target: out.mean(),
+        {},
+        (to_unit,),
+        (lambda key, x: x + jax.random.uniform(key),),
     )
     x, y = images()
     x[:] = 0
@@ -55,11 +65,15 @@ def test_augmentations_act_in_training_alone_and_differ_by_example():
 
 
 def test_the_same_augmentation_twice_draws_twice():
-    identity = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state))
+    identity = Model(
+        lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
+    )
     noise = lambda key, x: x + jax.random.normal(key)  # noqa: E731
     objective = supervised(identity, lambda out, target: out.mean(), {}, (), (noise, noise))
     x = np.zeros((2000, 1), np.float32)
-    assert np.var(objective({}, {}, (x, x), KEY, True)[0]) == pytest.approx(2, rel=0.15)  # 4, were they the same
+    assert np.var(objective({}, {}, (x, x), KEY, True)[0]) == pytest.approx(
+        2, rel=0.15
+    )  # 4, were they the same
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -78,13 +92,18 @@ def test_objectives_tell_the_model_whether_it_trains(factory, train):
 
 def test_mixup_is_the_mixture_of_both_losses_and_plain_in_evaluation():
     # A linear model and a loss linear in the output: the mixture of inputs and targets can be computed by hand.
-    model = Model(lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x.reshape(len(x), -1), state))
+    model = Model(
+        lambda key: ({}, {}),
+        lambda params, state, x, *, train=False, key=None: (x.reshape(len(x), -1), state),
+    )
     x, y = images()
     args = (model, lambda out, target: out.mean() * (1 + target), {}, (to_unit,), ())
     mixed = mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, True)[0]
     means = (x / 255).mean((1, 2, 3))
     shares = np.linspace(0, 1, 100_001)[:, None]
-    by_hand = (shares * means + (1 - shares) * means[::-1]) * (1 + shares * y + (1 - shares) * y[::-1])
+    by_hand = (shares * means + (1 - shares) * means[::-1]) * (
+        1 + shares * y + (1 - shares) * y[::-1]
+    )
     assert np.abs(by_hand - np.asarray(mixed)).max(1).min() < 1e-4
     plain = supervised(*args)({}, {}, (x, y), KEY, False)[0]
     np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
@@ -97,7 +116,9 @@ def test_denoising_aims_at_the_clean_input():
         seen["noisy"] = x
         return jnp.zeros((len(x), 16)), state
 
-    objective = denoising(Model(lambda key: ({}, {}), apply), mse, {"rmse": rmse}, (to_unit,), (), noise=0.5)
+    objective = denoising(
+        Model(lambda key: ({}, {}), apply), mse, {"rmse": rmse}, (to_unit,), (), noise=0.5
+    )
     x, y = images(rows=256)
     losses, _, metrics = objective({}, {}, (x, y), KEY, True)
     clean = x.astype(np.float32) / 255

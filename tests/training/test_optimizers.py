@@ -23,7 +23,11 @@ def tree(seed, dtype):
         "out": {"weight": (4, 9), "bias": (9,)},
         "head": {"weight": (9, 3)},
     }
-    return jax.tree.map(lambda s: jnp.asarray(draw.normal(size=s), dtype), shapes, is_leaf=lambda s: isinstance(s, tuple))
+    return jax.tree.map(
+        lambda s: jnp.asarray(draw.normal(size=s), dtype),
+        shapes,
+        is_leaf=lambda s: isinstance(s, tuple),
+    )
 
 
 def no_decay(params):
@@ -38,7 +42,9 @@ def descend(optimizer, dtype="float32", steps=12):
     """The parameters after each of some steps along random gradients, through one compiled program."""
     traces = []
 
-    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # most of the time here is compilation
+    @partial(
+        jax.jit, compiler_options={"xla_backend_optimization_level": 0}
+    )  # most of the time here is compilation
     def step(params, state, grads):
         traces.append(1)
         updates, state = optimizer.update(grads, state, params)
@@ -56,7 +62,9 @@ def descend(optimizer, dtype="float32", steps=12):
 
 def assert_same(ours, theirs, rtol, atol=0.0):
     for ours_now, theirs_now in zip(ours, theirs, strict=True):
-        for (name, a), b in zip(named_leaves(ours_now).items(), named_leaves(theirs_now).values(), strict=True):
+        for (name, a), b in zip(
+            named_leaves(ours_now).items(), named_leaves(theirs_now).values(), strict=True
+        ):
             assert a.dtype == b.dtype, name
             np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=name)
 
@@ -70,7 +78,10 @@ def optax_muon(lr, beta, weight_decay, adamw_lr):
     }
     parts = {
         "muon": optax.contrib.muon(
-            lr, beta=beta, weight_decay=weight_decay, muon_weight_dimension_numbers=partial(jax.tree.map, axes_of_a_matrix)
+            lr,
+            beta=beta,
+            weight_decay=weight_decay,
+            muon_weight_dimension_numbers=partial(jax.tree.map, axes_of_a_matrix),
         ),
         "rest": optax.adamw(adamw_lr, weight_decay=weight_decay, mask=decay_mask_of_the_rest),
     }
@@ -88,9 +99,15 @@ def decay_mask_of_the_rest(params):
 PAIRS = {
     "sgd": (sgd(0.1), optax.sgd(0.1)),
     "momentum": (sgd(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
-    "nesterov": (sgd(0.1, momentum=0.8, nesterov=True), optax.sgd(0.1, momentum=0.8, nesterov=True)),
+    "nesterov": (
+        sgd(0.1, momentum=0.8, nesterov=True),
+        optax.sgd(0.1, momentum=0.8, nesterov=True),
+    ),
     "adagrad": (adagrad(), optax.adagrad(0.01)),
-    "adagrad from 0": (adagrad(0.1, initial=0.0, eps=1e-3), optax.adagrad(0.1, initial_accumulator_value=0.0, eps=1e-3)),
+    "adagrad from 0": (
+        adagrad(0.1, initial=0.0, eps=1e-3),
+        optax.adagrad(0.1, initial_accumulator_value=0.0, eps=1e-3),
+    ),
     "rmsprop": (rmsprop(), optax.rmsprop(0.001, eps_in_sqrt=False)),
     "rmsprop momentum": (
         rmsprop(0.01, decay=0.95, eps=1e-3, momentum=0.9),
@@ -99,15 +116,26 @@ PAIRS = {
     "adam": (adam(), optax.adam(0.001)),
     "adam eps": (adam(0.1, b1=0.5, b2=0.9, eps=0.1), optax.adam(0.1, b1=0.5, b2=0.9, eps=0.1)),
     "adamw": (adamw(), optax.adamw(0.001, weight_decay=0.01, mask=no_decay)),
-    "adamw all": (adamw(0.1, b1=0.0, weight_decay=0.3, exclude=""), optax.adamw(0.1, b1=0.0, weight_decay=0.3)),
+    "adamw all": (
+        adamw(0.1, b1=0.0, weight_decay=0.3, exclude=""),
+        optax.adamw(0.1, b1=0.0, weight_decay=0.3),
+    ),
     "lamb": (lamb(), optax.lamb(0.001, weight_decay=0.01, mask=no_decay)),
     "lamb eps": (lamb(0.1, b2=0.9, eps=0.1, weight_decay=0.0), optax.lamb(0.1, b2=0.9, eps=0.1)),
     "lion": (lion(), optax.lion(0.0001, mask=no_decay)),
-    "lion all": (lion(0.1, 0.5, 0.7, 0.2, exclude=""), optax.lion(0.1, b1=0.5, b2=0.7, weight_decay=0.2)),
+    "lion all": (
+        lion(0.1, 0.5, 0.7, 0.2, exclude=""),
+        optax.lion(0.1, b1=0.5, b2=0.7, weight_decay=0.2),
+    ),
     "muon": (muon(), optax_muon(0.02, 0.95, 0.0, 0.001)),
-    "muon decay": (muon(0.1, beta=0.8, weight_decay=0.2, adamw_lr=0.01), optax_muon(0.1, 0.8, 0.2, 0.01)),
+    "muon decay": (
+        muon(0.1, beta=0.8, weight_decay=0.2, adamw_lr=0.01),
+        optax_muon(0.1, 0.8, 0.2, 0.01),
+    ),
 }
-OURS = {name: ours for name, (ours, _) in PAIRS.items()} | {"scheduled": scheduled(adamw(), schedules.cosine(steps=5))}
+OURS = {name: ours for name, (ours, _) in PAIRS.items()} | {
+    "scheduled": scheduled(adamw(), schedules.cosine(steps=5))
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -145,7 +173,9 @@ def test_vmap_over_replicas_is_each_alone(name):
     together = jax.jit(jax.vmap(train))(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *replicas))
     for i, (params, grads) in enumerate(replicas):
         alone = jax.jit(train)(params, grads)
-        assert_same([jax.tree.map(lambda leaf, i=i: leaf[i], together)], [alone], rtol=1e-5, atol=1e-7)
+        assert_same(
+            [jax.tree.map(lambda leaf, i=i: leaf[i], together)], [alone], rtol=1e-5, atol=1e-7
+        )
 
 
 def test_a_zero_gradient_and_a_zero_parameter_move_nothing_to_nan():
@@ -163,8 +193,20 @@ def test_lamb_moves_a_parameter_away_from_zero():
 
 def test_state_reads_well():
     params = {"conv": {"weight": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
-    assert set(named_leaves(adamw().init(params))) == {"step", "m/conv/weight", "m/conv/bias", "v/conv/weight", "v/conv/bias"}
-    names = {"muon/step", "muon/m/conv/weight", "adamw/step", "adamw/m/conv/bias", "adamw/v/conv/bias"}
+    assert set(named_leaves(adamw().init(params))) == {
+        "step",
+        "m/conv/weight",
+        "m/conv/bias",
+        "v/conv/weight",
+        "v/conv/bias",
+    }
+    names = {
+        "muon/step",
+        "muon/m/conv/weight",
+        "adamw/step",
+        "adamw/m/conv/bias",
+        "adamw/v/conv/bias",
+    }
     assert set(named_leaves(muon().init(params))) == names
     assert set(named_leaves(chain(sgd(0.1), sgd(0.1, 0.9)).init({"w": 1.0}))) == {"1/m/w"}
 
@@ -199,14 +241,21 @@ def test_chains_mix_with_optax():
     decayed = chain(adamw(0.01, exclude=""), optax.add_decayed_weights(-0.1))
     assert_same(descend(ours), descend(reference), rtol=1e-6, atol=1e-7)
     assert_same(descend(theirs), descend(reference), rtol=1e-6, atol=1e-7)
-    decayed_reference = optax.chain(optax.adamw(0.01, weight_decay=0.01), optax.add_decayed_weights(-0.1))
+    decayed_reference = optax.chain(
+        optax.adamw(0.01, weight_decay=0.01), optax.add_decayed_weights(-0.1)
+    )
     assert_same(descend(decayed), descend(decayed_reference), rtol=1e-6, atol=1e-7)
 
 
 def test_scheduled_is_a_learning_rate_that_changes():
     schedule = schedules.warmup_cosine(warmup_steps=3, steps=10)
     reference = optax.adamw(lambda step: 0.01 * schedule(step), weight_decay=0.1, mask=no_decay)
-    assert_same(descend(scheduled(adamw(0.01, weight_decay=0.1), schedule)), descend(reference), rtol=1e-6, atol=1e-7)
+    assert_same(
+        descend(scheduled(adamw(0.01, weight_decay=0.1), schedule)),
+        descend(reference),
+        rtol=1e-6,
+        atol=1e-7,
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,16 +44,27 @@ fit(models[name], (x, y), (x[:77], y[:77]), mesh=mesh, folder=folder / name, res
 
 def train(folder, model, devices, stop, mesh):
     flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of the time is compilation
+    environment = os.environ | {
+        "XLA_FLAGS": flags,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }  # most of the time is compilation
     command = [sys.executable, "-c", PROGRAM, str(folder), model, str(stop), json.dumps(mesh)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def losses(folder):
     """What each line of metrics.jsonl says of the losses, by model."""
-    read = {path.parent.name: path.read_text().splitlines() for path in sorted(folder.glob("*/metrics.jsonl"))}
-    return {name: [[v for k, v in json.loads(line).items() if "loss" in k] for line in lines] for name, lines in read.items()}
+    read = {
+        path.parent.name: path.read_text().splitlines()
+        for path in sorted(folder.glob("*/metrics.jsonl"))
+    }
+    return {
+        name: [[v for k, v in json.loads(line).items() if "loss" in k] for line in lines]
+        for name, lines in read.items()
+    }
 
 
 @pytest.mark.torture  # tests/test_several_processes.py has one such case
@@ -74,4 +85,6 @@ def test_begun_on_four_devices_gone_on_with_on_one_and_on_two(tmp_path, model, t
     assert one.keys() == several.keys()
     for name, lines in one.items():
         assert [len(line) for line in lines] == [1] * 10 + [2] + [1] * 10 + [2]
-        np.testing.assert_allclose(np.concatenate(several[name]), np.concatenate(lines), rtol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            np.concatenate(several[name]), np.concatenate(lines), rtol=tolerance, err_msg=name
+        )

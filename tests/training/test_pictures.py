@@ -17,7 +17,14 @@ def noise(*shape):
 
 
 @pytest.mark.parametrize(
-    "picture", [noise(5, 7), noise(5, 7, 3), noise(1, 1), noise(64, 3)[::2, ::-1], noise(9, 4, 3).swapaxes(0, 1)]
+    "picture",
+    [
+        noise(5, 7),
+        noise(5, 7, 3),
+        noise(1, 1),
+        noise(64, 3)[::2, ::-1],
+        noise(9, 4, 3).swapaxes(0, 1),
+    ],
 )
 def test_a_png_holds_every_pixel(picture):
     image = Image.open(io.BytesIO(png(picture)))
@@ -27,7 +34,10 @@ def test_a_png_holds_every_pixel(picture):
     np.testing.assert_array_equal(np.asarray(image), picture)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((3, 3)), noise(3, 3, 4), noise(3, 3, 1), noise(3), np.zeros((0, 3), np.uint8)])
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros((3, 3)), noise(3, 3, 4), noise(3, 3, 1), noise(3), np.zeros((0, 3), np.uint8)],
+)
 def test_what_is_no_picture_makes_no_png(wrong):
     with pytest.raises(ValueError, match=r"needs uint8 of shape \(H, W\) or \(H, W, 3\), got"):
         png(wrong)
@@ -38,15 +48,26 @@ def test_examples_become_pictures():
     np.testing.assert_array_equal(as_picture(dots), dots[..., 0])
     np.testing.assert_array_equal(as_picture(dots.astype(np.float32) / 255), dots[..., 0])
     np.testing.assert_array_equal(
-        as_picture((dots / 255).astype(ml_dtypes.bfloat16)), np.rint(255 * (dots[..., 0] / 255).astype(ml_dtypes.bfloat16))
+        as_picture((dots / 255).astype(ml_dtypes.bfloat16)),
+        np.rint(255 * (dots[..., 0] / 255).astype(ml_dtypes.bfloat16)),
     )
     np.testing.assert_array_equal(as_picture(np.array([[-3.0, 0.0, 3.0]])), [[0, 128, 255]])
-    np.testing.assert_array_equal(as_picture(np.array([[np.nan, np.inf, -2, 2, 0]])), [[0, 255, 0, 255, 128]])
+    np.testing.assert_array_equal(
+        as_picture(np.array([[np.nan, np.inf, -2, 2, 0]])), [[0, 255, 0, 255, 128]]
+    )
     np.testing.assert_array_equal(as_picture(np.array([[True, False]])), [[255, 0]])
     np.testing.assert_array_equal(as_picture(np.full((2, 2), 7.0)), np.zeros((2, 2)))
     np.testing.assert_array_equal(as_picture(np.array([[3e38, -3e38]], np.float32)), [[255, 0]])
     assert as_picture(np.zeros((3, 4, 3))).shape == (3, 4, 3)
-    for no_image in (np.zeros(784), np.zeros((2, 3, 4)), np.zeros((0, 3)), {"x": 1}, [[1], [1, 2]], np.array([["a"]]), 3.0):
+    for no_image in (
+        np.zeros(784),
+        np.zeros((2, 3, 4)),
+        np.zeros((0, 3)),
+        {"x": 1},
+        [[1], [1, 2]],
+        np.array([["a"]]),
+        3.0,
+    ):
         assert as_picture(no_image) is None, no_image
 
 
@@ -56,7 +77,9 @@ def test_a_grid_shows_every_picture_enlarged():
     assert sheet.shape == (2 + 2 * (84 + 2), 2 + 3 * (84 + 2))  # 28 pixels three times as large
     for i, picture in enumerate(pictures):
         top, left = 2 + i // 3 * 86, 2 + i % 3 * 86
-        np.testing.assert_array_equal(sheet[top + 1 : top + 84 : 3, left + 1 : left + 84 : 3], picture)
+        np.testing.assert_array_equal(
+            sheet[top + 1 : top + 84 : 3, left + 1 : left + 84 : 3], picture
+        )
     assert (sheet[88:, 174:] == 255).all()  # the sixth place is empty
     assert grid([noise(300, 200)]).shape == (304, 204)
     assert grid([]).size
@@ -90,7 +113,9 @@ def test_no_two_letters_look_alike():
 
 
 def cell(sheet, row, column, size):
-    return sheet[14 + row * size : 14 + (row + 1) * size, 64 + column * size : 64 + (column + 1) * size]
+    return sheet[
+        14 + row * size : 14 + (row + 1) * size, 64 + column * size : 64 + (column + 1) * size
+    ]
 
 
 def colour(sheet, row, column, size):
@@ -109,7 +134,9 @@ def test_a_matrix_has_a_row_for_each_true_label():
     assert blue < red, "what was wrong is orange"
     red, _, blue = colour(sheet, 2, 2, size)
     assert red < blue, "what was right is blue"
-    assert colour(sheet, 2, 1, size)[2] < colour(sheet, 0, 1, size)[2]  # a half is deeper than a tenth
+    assert (
+        colour(sheet, 2, 1, size)[2] < colour(sheet, 0, 1, size)[2]
+    )  # a half is deeper than a tenth
     labels = [sheet[14 + row * size : 14 + (row + 1) * size, 30:60] for row in range(3)]
     assert len({label.tobytes() for label in labels}) == 3
 
@@ -118,13 +145,21 @@ def test_numbers_of_a_matrix_are_counts_or_shares():
     few, many = matrix([[3, 1], [0, 4]]), matrix([[30, 10], [0, 40]])
     assert (colour(few, 0, 1, 44) == colour(many, 0, 1, 44)).all()
     assert (cell(few, 0, 0, 44) != cell(many, 0, 0, 44)).any()
-    np.testing.assert_array_equal(matrix([[3, 1], [0, 4]], normalized=True), matrix([[30, 10], [0, 40]], normalized=True))
-    assert matrix([[123456789, 0], [0, 1]]).shape == (2 * 60 + 78, 2 * 60 + 78, 3)  # 123M: four characters of 12 pixels
+    np.testing.assert_array_equal(
+        matrix([[3, 1], [0, 4]], normalized=True), matrix([[30, 10], [0, 40]], normalized=True)
+    )
+    assert matrix([[123456789, 0], [0, 1]]).shape == (
+        2 * 60 + 78,
+        2 * 60 + 78,
+        3,
+    )  # 123M: four characters of 12 pixels
 
 
 def test_matrices_of_many_classes_have_no_numbers_and_stay_small():
     counts = np.diag(np.full(100, 5)) + np.eye(100, k=3)
     sheet = matrix(counts)
-    assert len(np.unique(sheet[15:613, 65:663].reshape(-1, 3), axis=0)) == 3 + 1  # white, right alone, right among others, wrong
+    assert (
+        len(np.unique(sheet[15:613, 65:663].reshape(-1, 3), axis=0)) == 3 + 1
+    )  # white, right alone, right among others, wrong
     assert max(matrix(np.eye(1500)).shape) < 1100
     assert matrix([[0]]).shape and matrix(np.zeros((21, 21))).shape

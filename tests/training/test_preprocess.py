@@ -23,17 +23,31 @@ def test_normalize_works_by_channel_and_keeps_the_type():
     mean, std = x.mean((0, 1, 2)), x.std((0, 1, 2))
     y = jax.vmap(lambda one: normalize(one, mean=tuple(mean), std=tuple(std)))(x)
     np.testing.assert_allclose(y, (x - mean) / std, rtol=1e-6)
-    assert normalize(jnp.ones((2, 2, 1), jnp.bfloat16), mean=(0.5,), std=(0.5,)).dtype == jnp.bfloat16
+    assert (
+        normalize(jnp.ones((2, 2, 1), jnp.bfloat16), mean=(0.5,), std=(0.5,)).dtype == jnp.bfloat16
+    )
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
         (lambda: to_unit(jnp.ones((2, 2, 1))), "uint8.*float32"),
-        (lambda: normalize(jnp.asarray(BYTES), mean=(0.5, 0.5), std=(0.5, 0.5)), "uint8; put to_unit before"),
-        (lambda: normalize(jnp.ones((2, 2, 3)), mean=(0.5,), std=(0.5,) * 3), "^mean: .* the 3 channels, got 1"),
-        (lambda: normalize(jnp.ones((2, 2, 3)), mean=(0.5,) * 3, std=(0.5,) * 2), "^std: .* the 3 channels, got 2"),
-        (lambda: normalize(jnp.ones((2, 2, 2)), mean=(0.5, 0.5), std=(0.5, 0.0)), "^std: must be above 0"),
+        (
+            lambda: normalize(jnp.asarray(BYTES), mean=(0.5, 0.5), std=(0.5, 0.5)),
+            "uint8; put to_unit before",
+        ),
+        (
+            lambda: normalize(jnp.ones((2, 2, 3)), mean=(0.5,), std=(0.5,) * 3),
+            "^mean: .* the 3 channels, got 1",
+        ),
+        (
+            lambda: normalize(jnp.ones((2, 2, 3)), mean=(0.5,) * 3, std=(0.5,) * 2),
+            "^std: .* the 3 channels, got 2",
+        ),
+        (
+            lambda: normalize(jnp.ones((2, 2, 2)), mean=(0.5, 0.5), std=(0.5, 0.0)),
+            "^std: must be above 0",
+        ),
     ],
 )
 def test_refuses(call, message):

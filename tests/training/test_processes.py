@@ -67,17 +67,30 @@ print("FOUND" + json.dumps(found))
 
 
 def test_two_processes_agree_and_put_their_rows_together():
-    first, second = (json.loads(out.split("FOUND")[1]) for out, _ in finished(start_all(PROGRAM, processes=2, devices=2)))
+    first, second = (
+        json.loads(out.split("FOUND")[1])
+        for out, _ in finished(start_all(PROGRAM, processes=2, devices=2))
+    )
     assert first["agreed"] == second["agreed"] == [0, 0.5]
     assert first["told"] == second["told"] == {"by": 0}
     assert first["long"] == second["long"] == 10_000
-    assert first["alike"][0].startswith("OfOthers: process 1 failed") and first["alike"][1] is second["alike"][1] is None
-    assert second["alike"][0].startswith("UserError: data: is 1 in process 1, and something else in process 0; processes that")
+    assert (
+        first["alike"][0].startswith("OfOthers: process 1 failed")
+        and first["alike"][1] is second["alike"][1] is None
+    )
+    assert second["alike"][0].startswith(
+        "UserError: data: is 1 in process 1, and something else in process 0; processes that"
+    )
     other = "OfOthers: process {} failed, and has told why; so this one ends as well"
     assert first["failed"] == [other.format(1), "UserError: no such run"]
     assert second["failed"] == ["UserError: a file is missing", other.format(0)]
     low, high, all_rows = list(range(4)), list(range(4, 8)), list(range(8))
-    wanted = {"cut": (low, high), "both": (low, high), "shared": (low, high), "same": (all_rows, all_rows)}
+    wanted = {
+        "cut": (low, high),
+        "both": (low, high),
+        "shared": (low, high),
+        "same": (all_rows, all_rows),
+    }
     for name, (mine, theirs) in wanted.items():
         assert (first[name][0], second[name][0]) == (mine, theirs), name
         assert first[name][1] == second[name][1] == [True] * 4, name

@@ -22,14 +22,25 @@ jax.monitoring.register_event_listener(lambda event, **_: seen.update([event.spl
 total = jax.jit(lambda x: jnp.sin(x).sum())(jnp.arange(8.0))
 print(float(total), seen["cache_hits"], seen["cache_misses"], jax.config.jax_compilation_cache_dir)
 """
-JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES")
+JAX = (
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+)
 
 
 def compiled(home, **settings):
     """(sum, programs found, programs made, their folder) of a process of its own, which says nothing more."""
-    environment = {key: value for key, value in os.environ.items() if key not in JAX} | {"XDG_CACHE_HOME": str(home)}
+    environment = {key: value for key, value in os.environ.items() if key not in JAX} | {
+        "XDG_CACHE_HOME": str(home)
+    }
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment | settings, capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        env=environment | settings,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stderr == ""
     total, hits, misses, folder = run.stdout.split()
@@ -48,7 +59,9 @@ def test_a_second_process_finds_what_the_first_compiled_and_mends_what_is_damage
 
 def test_where_nothing_can_be_kept_all_goes_on_without(tmp_path):
     _, _, _, folder = compiled(tmp_path)
-    (folder / program_cache.VERDICT).write_text("False")  # as on a CPU whose programs XLA does not take back
+    (folder / program_cache.VERDICT).write_text(
+        "False"
+    )  # as on a CPU whose programs XLA does not take back
     for home in (tmp_path, tmp_path / "file"):
         (tmp_path / "file").touch()
         assert compiled(home)[1:] == (0, 0, Path("None"))
@@ -89,7 +102,9 @@ def test_what_was_not_used_for_longest_makes_room(tmp_path, monkeypatch):
         then = time.time() - 100 * age - 100
         os.utime(path, (then, then))
     program_cache.tidy(folders[0])
-    assert {path.name for path in tmp_path.glob("*/*-cache")} == {f"{age}-cache" for age in range(5)}
+    assert {path.name for path in tmp_path.glob("*/*-cache")} == {
+        f"{age}-cache" for age in range(5)
+    }
 
 
 def test_programs_for_other_cores_lie_elsewhere(monkeypatch):

@@ -46,14 +46,23 @@ def program(**settings):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((2.0, start(), batch(dtype=np.uint8), np.int32(4)), "batch x float32[4,3], and was now given uint8[4,3]; every batch"),
-        ((2.0, start(), batch(rows=3), np.int32(4)), "batch x float32[4,3], and was now given float32[3,3]; every batch"),
+        (
+            (2.0, start(), batch(dtype=np.uint8), np.int32(4)),
+            "batch x float32[4,3], and was now given uint8[4,3]; every batch",
+        ),
+        (
+            (2.0, start(), batch(rows=3), np.int32(4)),
+            "batch x float32[4,3], and was now given float32[3,3]; every batch",
+        ),
         (
             (2.0, start(), (batch()[0], None), np.int32(4)),
             "batch y int32[4], and was now given nothing; every batch must have one",
         ),
         ((2.0, start(), batch(), 4.0), "valid int32[], and was now given float32[]"),
-        ((2.0, {"total": jnp.zeros(5)}, batch(), np.int32(4)), "state total float32[3], and was now given float32[5]"),
+        (
+            (2.0, {"total": jnp.zeros(5)}, batch(), np.int32(4)),
+            "state total float32[3], and was now given float32[5]",
+        ),
         (("two", start(), batch(), np.int32(4)), "weights float32[], and was now given a str"),
     ],
 )
@@ -66,7 +75,10 @@ def test_names_the_argument_that_changed(arguments, told):
 
 def test_names_the_set_and_an_argument_that_lies_elsewhere():
     elsewhere = NamedSharding(MESH, PartitionSpec(), memory_kind="unpinned_host")
-    with pytest.raises(UserError, match=r"^evaluation of val: it was compiled for batch x float32\[4,3\] laid out as .*unpinned"):
+    with pytest.raises(
+        UserError,
+        match=r"^evaluation of val: it was compiled for batch x float32\[4,3\] laid out as .*unpinned",
+    ):
         program(name="val")(2.0, start(), batch(where=elsewhere), np.int32(4))
 
 
@@ -87,13 +99,21 @@ def test_errors_of_the_function_itself_are_left_alone():
 def test_names_survive_vmap_and_may_be_given():
     stacked = jax.vmap(over_batch(add, report), in_axes=(None, 0, 0, None))
     with pytest.raises(
-        UserError, match=r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]"
+        UserError,
+        match=r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]",
     ):
         two = Program(stacked, MESH)
         for rows in (4, 3):
-            two(2.0, jax.tree.map(lambda a: jnp.stack([a, a]), start()), jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
+            two(
+                2.0,
+                jax.tree.map(lambda a: jnp.stack([a, a]), start()),
+                jax.tree.map(lambda a: np.stack([a, a]), batch(rows)),
+                4,
+            )
     assert Program(over_rows(add, report, MESH, looped=False), MESH).arguments[-1] == "count"
-    with pytest.raises(UserError, match=r"compiled for genuine int32\[\], and was now given float32\[\]"):
+    with pytest.raises(
+        UserError, match=r"compiled for genuine int32\[\], and was now given float32\[\]"
+    ):
         program(arguments=("weights", "sums", "batch", "genuine"))(2.0, start(), batch(), 4.0)
 
 
@@ -104,7 +124,11 @@ def test_prepare_compiles_without_running_and_measures():
     compiled, seconds = prepared.compiled, prepared.seconds
     assert seconds > 0
     assert prepared.memory["argument_size_in_bytes"] >= 4 * 3 * 4 + 3 * 4  # x and the carry
-    assert prepared.memory.keys() == {"temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes"}
+    assert prepared.memory.keys() == {
+        "temp_size_in_bytes",
+        "argument_size_in_bytes",
+        "output_size_in_bytes",
+    }
     found, total = prepared(2.0, carry, batch(), np.int32(4))  # the carry was not donated before
     np.testing.assert_array_equal(found["total"], 2 * 4 * 4 * np.ones(3))
     assert total == 96
@@ -158,7 +182,9 @@ def test_a_run_to_debug_is_the_same_run_and_a_model_sees_numbers(tmp_path, debug
 
     def apply(params, state, x, *, train=False, key=None):
         array = getattr(x, "primal", x)  # of what jax.grad wraps
-        seen.add(None if isinstance(array, jax.core.Tracer) else float(array[0, 0]))  # once, for the shapes, there are no numbers
+        seen.add(
+            None if isinstance(array, jax.core.Tracer) else float(array[0, 0])
+        )  # once, for the shapes, there are no numbers
         return x @ params["weight"], state
 
     model = Model(init, apply)
@@ -168,10 +194,16 @@ def test_a_run_to_debug_is_the_same_run_and_a_model_sees_numbers(tmp_path, debug
     for name, data in (("resident", (X, Y)), ("streamed", Streamed())):
         seen.clear()
         run = fit(model, data, (X, Y), folder=tmp_path / name, **settings)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), run.params, usual.params)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            run.params,
+            usual.params,
+        )
         np.testing.assert_allclose(run.metrics["test_loss"], usual.metrics["test_loss"], rtol=1e-4)
         assert seen - {None} <= set(X[:, 0].tolist())
-        assert len(seen) > 6  # the first example of five batches, shuffled, and of those of the test set
+        assert (
+            len(seen) > 6
+        )  # the first example of five batches, shuffled, and of those of the test set
         assert (tmp_path / name / "checkpoint-epoch_1.params").exists()
 
 
@@ -179,7 +211,12 @@ def forms(rows=4):
     """Those of what `program` is called with."""
     shape = jax.ShapeDtypeStruct
     batch = shape((rows, 3), np.float32), shape((rows,), np.int32)
-    return shape((), np.float32), placed({"total": shape((3,), np.float32)}, replicated(MESH)), batch, shape((), np.int32)
+    return (
+        shape((), np.float32),
+        placed({"total": shape((3,), np.float32)}, replicated(MESH)),
+        batch,
+        shape((), np.int32),
+    )
 
 
 @pytest.mark.parametrize(("rows", "begun"), [(4, True), (5, False)])

@@ -69,7 +69,11 @@ def test_a_tracker_is_told_everything_in_order_as_it_was_when_it_was_said():
     gate = threading.Event()
     notes, others = Notes(gate), Notes()
     publisher = Publisher([notes, others], ABOUT)
-    values, weights, picture = {"loss": np.float32(0.5)}, np.arange(6.0).reshape(2, 3), np.zeros((2, 3), np.uint8)
+    values, weights, picture = (
+        {"loss": np.float32(0.5)},
+        np.arange(6.0).reshape(2, 3),
+        np.zeros((2, 3), np.uint8),
+    )
     publisher.scalars(8, values)
     publisher.image(8, "grid", picture)
     publisher.histogram(9, "w", weights)
@@ -79,18 +83,31 @@ def test_a_tracker_is_told_everything_in_order_as_it_was_when_it_was_said():
     publisher.scalars(9, {"loss": float("nan")})
     gate.set()
     assert publisher.close({"test_loss": 0.25})
-    assert [entry[0] for entry in notes.told] == ["start", "scalars", "image", "histogram", "back_to", "scalars", "finish"]
+    assert [entry[0] for entry in notes.told] == [
+        "start",
+        "scalars",
+        "image",
+        "histogram",
+        "back_to",
+        "scalars",
+        "finish",
+    ]
     started, first, image, histogram, back, second, finished = notes.told
     assert started == ("start", ABOUT)
     assert first == ("scalars", 8, {"loss": 0.5}) and type(first[2]["loss"]) is float
-    assert image[1:3] == (8, "grid") and np.asarray(Image.open(io.BytesIO(image[3]))).tolist() == [[0] * 3] * 2
+    assert (
+        image[1:3] == (8, "grid")
+        and np.asarray(Image.open(io.BytesIO(image[3]))).tolist() == [[0] * 3] * 2
+    )
     assert histogram[1:3] == (9, "w") and histogram[3].tolist() == [0, 1, 2, 3, 4, 5]
     assert back == ("back_to", 8)
     assert np.isnan(second[2]["loss"])
     assert finished == ("finish", {"test_loss": 0.25})
     assert others.told[2] == image  # encoded once, for both
     first[2]["loss"] = 3.0
-    assert others.told[1][2] == {"loss": 0.5}  # what one does to its values is not seen by the other
+    assert others.told[1][2] == {
+        "loss": 0.5
+    }  # what one does to its values is not seen by the other
 
 
 def test_a_tracker_without_a_method_is_not_called(warnings):
@@ -149,7 +166,10 @@ def test_a_tracker_that_hangs_is_found_out_and_never_waited_for(monkeypatch, war
     later[0] = 61.0
     publisher.scalars(3, {"loss": 1.0})
     publisher.scalars(4, {"loss": 1.0})
-    assert len(warnings()) == 1 and "tracker notes: dropped at step 0: took more than 60 s for one item" in warnings()[0]
+    assert (
+        len(warnings()) == 1
+        and "tracker notes: dropped at step 0: took more than 60 s for one item" in warnings()[0]
+    )
     began = time.monotonic()
     assert publisher.close({}) is False
     assert time.monotonic() - began < 2
@@ -200,7 +220,9 @@ def test_closing_waits_as_long_as_it_is_told_for_all_together(warnings):
     began = time.monotonic()
     assert publisher.close({}, seconds=0.2) is False
     assert 0.2 <= time.monotonic() - began < 0.9
-    assert len(warnings()) == 5 and all("did not end within 0.2 s" in warning for warning in warnings())
+    assert len(warnings()) == 5 and all(
+        "did not end within 0.2 s" in warning for warning in warnings()
+    )
     gate.set()
     assert publisher.close({}) is True
     publisher = Publisher([Notes()], ABOUT)
@@ -284,8 +306,15 @@ class Fine:
 for trackers in ([Fine()], [Fine(), Stuck()]):
     print(Publisher(trackers).close({}, 0.2), flush=True)
 """
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0 and run.stdout.split() == ["finished", "True", "finished", "False"], run.stderr
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0 and run.stdout.split() == [
+        "finished",
+        "True",
+        "finished",
+        "False",
+    ], run.stderr
 
 
 def test_nothing_is_loaded_that_is_not_named():
@@ -296,5 +325,7 @@ from training.trackers import console, csv_file, jsonl, tensorboard, wandb_run
 made = [console.console(), jsonl.jsonl(), csv_file.csv(), tensorboard.tensorboard(), wandb_run.wandb()]
 print({name.split(".")[0] for name in sys.modules} & {"wandb", "tensorboardX", "tensorboard", "PIL", "matplotlib", "google"})
 """
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert run.stdout.strip() == "set()", run.stderr

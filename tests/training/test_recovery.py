@@ -77,7 +77,13 @@ class WithPosition(Batches):
 
 
 def train(folder, data=(X, Y), model=MODEL, **settings):
-    settings = {"optimizer": adam(lr=0.01), "epochs": EPOCHS, "batch_size": 32, "log": {"every_steps": 3}, "seed": 5} | settings
+    settings = {
+        "optimizer": adam(lr=0.01),
+        "epochs": EPOCHS,
+        "batch_size": 32,
+        "log": {"every_steps": 3},
+        "seed": 5,
+    } | settings
     return fit(model, data, data if isinstance(data, tuple) else (X, Y), folder=folder, **settings)
 
 
@@ -128,7 +134,11 @@ class Slower:
 
 FORMS = {
     "resident": {},
-    "averaged, accumulated, scheduled": {"ema": 0.9, "accumulate": 2, "schedule": linear(total_steps=21)},
+    "averaged, accumulated, scheduled": {
+        "ema": 0.9,
+        "accumulate": 2,
+        "schedule": linear(total_steps=21),
+    },
     "dropout": {"model": mlp((6,), 3, dims=(16,), dropout=0.2)},
     "replicas": {"replicas": 2},
     "streamed": {"data": Streamed()},
@@ -137,7 +147,11 @@ FORMS = {
     "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
     "a rate that a callback lowers": {"callbacks": [Slower()]},
     "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
-    "step by step": {"model": resnet((8, 8, 1), 3, widths=(4,), depth=1), "data": (IMAGES, Y[:60]), "batch_size": 10},
+    "step by step": {
+        "model": resnet((8, 8, 1), 3, widths=(4,), depth=1),
+        "data": (IMAGES, Y[:60]),
+        "batch_size": 10,
+    },
 }
 
 
@@ -146,7 +160,9 @@ LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if
 LONGER += [pytest.param("streamed", 14, marks=pytest.mark.torture)]
 
 
-@pytest.mark.parametrize(("form", "stop"), [*((form, 10) for form in USUAL), ("resident", 14), *LONGER])
+@pytest.mark.parametrize(
+    ("form", "stop"), [*((form, 10) for form in USUAL), ("resident", 14), *LONGER]
+)
 def test_a_run_goes_on_to_the_same_bits_and_lines(tmp_path, form, stop):
     """Stopped within the second epoch, and after all of its batches, before its evaluation."""
     settings = FORMS[form] | {"log": {"every_steps": 1 if stop == 14 else 3}}
@@ -166,7 +182,9 @@ def test_going_on_within_an_epoch_costs_no_replay_of_data(tmp_path):
     data.asked.clear()
     train(tmp_path, data, callbacks=[Stop(10**9)], resume=True)
     rest = (EPOCHS * STEPS - 10) * 32
-    shapes_and_ahead = 3 * 32 + 2  # the first batch, for its shapes, what is prefetched with it, and the fingerprint
+    shapes_and_ahead = (
+        3 * 32 + 2
+    )  # the first batch, for its shapes, what is prefetched with it, and the fingerprint
     assert rest <= len(data.asked) <= rest + shapes_and_ahead
 
 
@@ -177,13 +195,20 @@ def test_a_loader_without_a_position_is_replayed_and_that_is_said(tmp_path, capl
         caplog.clear()
         with caplog.at_level(logging.WARNING, "main"):
             train(folder, loader, callbacks=[Stop(10**9)], resume=True)
-        assert ("has no start_at(epoch, batch): reading 3 batches again to pass them" in caplog.text) == told
+        assert (
+            "has no start_at(epoch, batch): reading 3 batches again to pass them" in caplog.text
+        ) == told
 
 
 def test_killed_between_the_files_of_its_first_checkpoint_a_run_starts_over(tmp_path):
     """Each replica has a file of its own."""
     undisturbed = train(tmp_path / "whole", replicas=2)
-    train(tmp_path / "cut", replicas=2, callbacks=[Stop(3)], checkpoint=CheckpointOptions(every_epochs=0))
+    train(
+        tmp_path / "cut",
+        replicas=2,
+        callbacks=[Stop(3)],
+        checkpoint=CheckpointOptions(every_epochs=0),
+    )
     _, other = sorted((tmp_path / "cut").glob("*.params"))
     other.unlink()
     gone_on = train(tmp_path / "cut", replicas=2, callbacks=[Stop(10**9)], resume=True)
@@ -202,7 +227,9 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
     train(tmp_path)
-    with pytest.raises(UserError, match=r"holds a run; go on with it \(resume=True\), or name another"):
+    with pytest.raises(
+        UserError, match=r"holds a run; go on with it \(resume=True\), or name another"
+    ):
         train(tmp_path)
 
 
@@ -231,17 +258,27 @@ def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
     train(tmp_path, callbacks=[counter], resume=True, epochs=EPOCHS + 2)
     assert counter.memory == {"epochs": EPOCHS + 2}
     records = {p.stem: storage.load(p)[1]["callbacks"] for p in tmp_path.glob("*.params")}
-    assert {name: memory[0][1]["epochs"] for name, memory in records.items()} == {f"checkpoint-epoch_{n}": n for n in range(1, 6)}
+    assert {name: memory[0][1]["epochs"] for name, memory in records.items()} == {
+        f"checkpoint-epoch_{n}": n for n in range(1, 6)
+    }
 
 
 def test_the_format_may_change_when_a_run_goes_on(tmp_path):
     undisturbed, _ = reference()
     stop = Stop(10)
     for form in ("orbax", "safetensors", "orbax"):
-        gone_on = train(tmp_path / "cut", callbacks=[stop], resume=True, checkpoint=CheckpointOptions(format=form, keep=2))
+        gone_on = train(
+            tmp_path / "cut",
+            callbacks=[stop],
+            resume=True,
+            checkpoint=CheckpointOptions(format=form, keep=2),
+        )
         stop.after += 6
     assert_same(gone_on, undisturbed)
-    assert sorted(storage.checkpoints(tmp_path / "cut")) == ["checkpoint-epoch_3", "checkpoint-step_17"]
+    assert sorted(storage.checkpoints(tmp_path / "cut")) == [
+        "checkpoint-epoch_3",
+        "checkpoint-step_17",
+    ]
 
 
 class Signal:
@@ -257,11 +294,17 @@ class Signal:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)])
+@pytest.mark.parametrize(
+    ("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)]
+)
 def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
     undisturbed, lines = reference()
     train(tmp_path / "cut", callbacks=[Signal("on_epoch_end", epoch=1)])
-    stopped = train(tmp_path / "cut", resume=True, callbacks=[Signal(hook, epoch=0 if hook == "on_training_start" else 2)])
+    stopped = train(
+        tmp_path / "cut",
+        resume=True,
+        callbacks=[Signal(hook, epoch=0 if hook == "on_training_start" else 2)],
+    )
     assert all(record["metrics"] for record in storage.records(tmp_path / "cut").values())
     assert stopped.signal == "SIGTERM" and stopped.step == steps and not stopped.position
     assert_same(train(tmp_path / "cut", resume=True), undisturbed)
@@ -283,14 +326,20 @@ def test_a_signal_cuts_a_run_short_unless_all_of_it_is_done(tmp_path, caplog, ep
     with caplog.at_level(logging.INFO, "main"):
         run = train(tmp_path, callbacks=[Signal("on_epoch_end", epoch)])
     assert run.signal and run.cut_short == said
-    assert (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text) == ("Stopped by" in caplog.text) == said
+    assert (
+        (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text)
+        == ("Stopped by" in caplog.text)
+        == said
+    )
 
 
 def test_a_callback_that_stopped_the_run_is_not_forgotten_for_a_signal_at_the_same_moment(tmp_path):
     stopping = early_stopping(patience=1, min_delta=10.0)
     stopped = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=2)], epochs=9)
     assert stopped.signal and stopped.completed == 2
-    again = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=-1)], epochs=9, resume=True)
+    again = train(
+        tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=-1)], epochs=9, resume=True
+    )
     assert again.completed == 2
 
 
@@ -353,8 +402,12 @@ def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path)
         train(tmp_path / "bad", Poison(), log={"every_steps": 100})
     step = bad_step()
     assert f"step {step + 1} (epoch 1) was not finite: the loss was hit first" in str(told.value)
-    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in str(told.value)
-    undisturbed = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1})
+    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in str(
+        told.value
+    )
+    undisturbed = train(
+        tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1}
+    )
     found, _ = storage.newest(tmp_path / "bad")
     wanted, _ = storage.newest(tmp_path / "good")
     assert found.record["step"] == step == undisturbed.step
@@ -389,7 +442,9 @@ def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, cap
     assert run.finished and run.step == EPOCHS * STEPS
     assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
     assert int(run.states()[0].seed) != 5
-    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(range(1, EPOCHS * STEPS + 1))
+    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(
+        range(1, EPOCHS * STEPS + 1)
+    )
     assert storage.newest(tmp_path)[0].record["rollbacks"] == 1
 
 
@@ -405,8 +460,16 @@ def test_lines_that_a_full_disk_kept_back_are_dropped_by_a_roll_back(tmp_path, m
 
     monkeypatch.setattr(metric_log, "append", append)
     checkpoint = CheckpointOptions(on_write_error="go_on")
-    train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1}, checkpoint=checkpoint)
-    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(range(1, EPOCHS * STEPS + 1))
+    train(
+        tmp_path,
+        Poison(bad_reads=1),
+        on_nonfinite="rollback",
+        log={"every_steps": 1},
+        checkpoint=checkpoint,
+    )
+    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(
+        range(1, EPOCHS * STEPS + 1)
+    )
 
 
 def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
@@ -417,7 +480,11 @@ def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
 
 
 def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
-    settings = {"on_nonfinite": "rollback", "checkpoint": CheckpointOptions(every_steps=2), "log": {"every_steps": 1}}
+    settings = {
+        "on_nonfinite": "rollback",
+        "checkpoint": CheckpointOptions(every_steps=2),
+        "log": {"every_steps": 1},
+    }
     undisturbed = train(tmp_path / "whole", Poison(bad_reads=1), **settings)
     train(tmp_path / "cut", Poison(bad_reads=1), callbacks=[Stop(12)], **settings)
     gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
@@ -448,7 +515,9 @@ def test_the_leaf_that_was_hit_first_is_named(tmp_path):
 
         return Update(init, step)
 
-    with pytest.raises(Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was hit first"):
+    with pytest.raises(
+        Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was hit first"
+    ):
         train(tmp_path, update=overflowing)
 
 
@@ -480,13 +549,19 @@ class BrokenData(Streamed):
     ("settings", "error"),
     [
         ({"callbacks": [Broken("on_step_end", 12)]}, CallbackFailed),
-        pytest.param({"callbacks": [Broken("on_epoch_start", 7)]}, CallbackFailed, marks=pytest.mark.torture),
-        pytest.param({"callbacks": [Broken("on_epoch_end", 14)]}, CallbackFailed, marks=pytest.mark.torture),
+        pytest.param(
+            {"callbacks": [Broken("on_epoch_start", 7)]}, CallbackFailed, marks=pytest.mark.torture
+        ),
+        pytest.param(
+            {"callbacks": [Broken("on_epoch_end", 14)]}, CallbackFailed, marks=pytest.mark.torture
+        ),
         ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
         ({"data": BrokenData()}, OSError),
     ],
 )
-def test_before_a_crash_the_state_is_saved_and_the_run_goes_on_from_there(tmp_path, settings, error):
+def test_before_a_crash_the_state_is_saved_and_the_run_goes_on_from_there(
+    tmp_path, settings, error
+):
     undisturbed, lines = reference()
     with pytest.raises(error):
         train(tmp_path / "cut", checkpoint=CheckpointOptions(every_epochs=0), **settings)
@@ -513,7 +588,10 @@ def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
     [
         {},
         {"data": Streamed()},
-        *(pytest.param(s, marks=pytest.mark.torture) for s in ({"replicas": 2}, {"accumulate": 2}, {"ema": 0.9})),
+        *(
+            pytest.param(s, marks=pytest.mark.torture)
+            for s in ({"replicas": 2}, {"accumulate": 2}, {"ema": 0.9})
+        ),
     ],
 )
 def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
@@ -527,7 +605,11 @@ def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
     with pytest.raises(Diverged) as found:
         train(tmp_path, **{"model": model, "detect_nans": True} | settings)
     told = str(found.value)
-    assert "log made the first nan, in the forward pass" in told and "in apply" in told and "after head/bias" in told
+    assert (
+        "log made the first nan, in the forward pass" in told
+        and "in apply" in told
+        and "after head/bias" in told
+    )
 
 
 def test_logging_may_change_within_an_epoch(tmp_path, caplog):
@@ -561,7 +643,9 @@ class Steps:
     on_epoch_end = on_step_end
 
 
-@pytest.mark.parametrize("trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)])
+@pytest.mark.parametrize(
+    "trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)]
+)
 def test_interrupted_within_an_evaluation_the_steps_before_it_are_told_once(tmp_path, trouble):
     """The 14th, after the last log line of its epoch: it has a row of its own, and callbacks are told of it."""
     log, whole, cut = {"every_steps": 3, "log_all": True}, Steps(), Steps()
@@ -590,7 +674,11 @@ def test_after_a_step_that_was_not_finite_lines_go_on_where_they_were(tmp_path):
         each = {row["step"]: row[name] for row in rows(tmp_path) if row.get("each_step")}
         assert [step for step, value in each.items() if value is None] == [8]
         for line in lines:
-            own = [each[step] for step in range(line["step"] - 4, line["step"] + 1) if each[step] is not None]
+            own = [
+                each[step]
+                for step in range(line["step"] - 4, line["step"] + 1)
+                if each[step] is not None
+            ]
             assert line[name] == pytest.approx(np.mean(own), rel=1e-5), line["step"]
 
 
@@ -599,7 +687,11 @@ def test_a_signal_in_the_final_test_leaves_a_run_that_is_still_to_be_tested(tmp_
         def on_test_start(self, run):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    settings = {"test_at": "end", "val": (X[:50], Y[:50]), "checkpoint": CheckpointOptions(monitor="val_loss")}
+    settings = {
+        "test_at": "end",
+        "val": (X[:50], Y[:50]),
+        "checkpoint": CheckpointOptions(monitor="val_loss"),
+    }
     cut = train(tmp_path, callbacks=[StopInTest()], **settings)
     assert cut.finished and cut.untested
     gone_on = train(tmp_path, resume=True, callbacks=[Stop(10**9)], **settings)
@@ -614,5 +706,7 @@ def test_a_best_checkpoint_that_is_gone_is_passed_over_in_the_final_test(tmp_pat
                     path.unlink()
 
     checkpoint = CheckpointOptions(monitor="val_loss", mode="min", save_top_k=2, keep=1)
-    train(tmp_path, test_at="end", val=(X[:50], Y[:50]), checkpoint=checkpoint, callbacks=[Remove()])
+    train(
+        tmp_path, test_at="end", val=(X[:50], Y[:50]), checkpoint=checkpoint, callbacks=[Remove()]
+    )
     assert [row["final"] for row in rows(tmp_path) if "final" in row] == ["checkpoint-epoch_3"]

@@ -19,10 +19,19 @@ def test_a_replay_gives_the_same_numbers_and_lets_go_of_those_that_nothing_needs
         x = jax.lax.cond(x.sum() > 1e3, jnp.sin, lambda x: jnp.cos(x) + 1, x)
         return x, sums, seen, jax.lax.scan(lambda c, _: (c, c), x[0], None, length=2)
 
-    inputs = RNG.normal(size=(8, 4)).astype(np.float32), RNG.normal(size=(3, 4, 4)).astype(np.float32)
+    inputs = (
+        RNG.normal(size=(8, 4)).astype(np.float32),
+        RNG.normal(size=(3, 4, 4)).astype(np.float32),
+    )
     replay = Replay(jax.make_jaxpr(function)(*inputs), [Value(a, name="input") for a in inputs])
     replay.reach(replay.outputs)
-    for value, expected in zip(replay.outputs, jax.tree.leaves(jax.jit(function)(*inputs)), strict=True):
+    for value, expected in zip(
+        replay.outputs, jax.tree.leaves(jax.jit(function)(*inputs)), strict=True
+    ):
         np.testing.assert_allclose(value.array, expected, rtol=1e-5)
-    made = {value for output in replay.outputs for op in behind(output) - {None} for value in op.outputs}
-    assert {value for value in made if value.array is not None} == {value for value in replay.outputs if value.maker}
+    made = {
+        value for output in replay.outputs for op in behind(output) - {None} for value in op.outputs
+    }
+    assert {value for value in made if value.array is not None} == {
+        value for value in replay.outputs if value.maker
+    }

@@ -6,7 +6,16 @@ import numpy as np
 import optax
 import pytest
 
-from training.schedules import constant, cosine, exponential, join, linear, piecewise, warmup_cosine, warmup_linear
+from training.schedules import (
+    constant,
+    cosine,
+    exponential,
+    join,
+    linear,
+    piecewise,
+    warmup_cosine,
+    warmup_linear,
+)
 
 LR = 0.3
 STEPS = np.arange(130)
@@ -19,28 +28,55 @@ WARM = optax.linear_schedule(0.0, LR, 10)
         (constant(), optax.constant_schedule(LR)),
         (constant(0.5), optax.constant_schedule(LR / 2)),
         (linear(total_steps=100), optax.linear_schedule(LR, 0.0, 100)),
-        (linear(start=0.1, end=0.7, steps=50, total_steps=100), optax.linear_schedule(LR * 0.1, LR * 0.7, 50)),
+        (
+            linear(start=0.1, end=0.7, steps=50, total_steps=100),
+            optax.linear_schedule(LR * 0.1, LR * 0.7, 50),
+        ),
         (cosine(total_steps=100), optax.cosine_decay_schedule(LR, 100)),
-        (cosine(end=0.1, epochs=2.5, steps_per_epoch=20), optax.cosine_decay_schedule(LR, 50, alpha=0.1)),
+        (
+            cosine(end=0.1, epochs=2.5, steps_per_epoch=20),
+            optax.cosine_decay_schedule(LR, 50, alpha=0.1),
+        ),
         (exponential(0.01, total_steps=100), optax.exponential_decay(LR, 100, 0.01)),
-        (exponential(0.9, epochs=1, steps_per_epoch=7, total_steps=100), optax.exponential_decay(LR, 7, 0.9)),
-        (piecewise([1, 0.1, 0.05], [30, 60]), optax.piecewise_constant_schedule(LR, {30: 0.1, 60: 0.5})),
-        (piecewise([1, 0.5], boundary_epochs=[1.5], steps_per_epoch=20), optax.piecewise_constant_schedule(LR, {30: 0.5})),
+        (
+            exponential(0.9, epochs=1, steps_per_epoch=7, total_steps=100),
+            optax.exponential_decay(LR, 7, 0.9),
+        ),
+        (
+            piecewise([1, 0.1, 0.05], [30, 60]),
+            optax.piecewise_constant_schedule(LR, {30: 0.1, 60: 0.5}),
+        ),
+        (
+            piecewise([1, 0.5], boundary_epochs=[1.5], steps_per_epoch=20),
+            optax.piecewise_constant_schedule(LR, {30: 0.5}),
+        ),
         (warmup_cosine(10, total_steps=100), optax.warmup_cosine_decay_schedule(0.0, LR, 10, 100)),
         (
-            warmup_cosine(warmup_epochs=0.5, end=0.2, epochs=4, steps_per_epoch=20, total_steps=100),
+            warmup_cosine(
+                warmup_epochs=0.5, end=0.2, epochs=4, steps_per_epoch=20, total_steps=100
+            ),
             optax.warmup_cosine_decay_schedule(0.0, LR, 10, 80, end_value=LR * 0.2),
         ),
         (warmup_cosine(0, total_steps=100), optax.cosine_decay_schedule(LR, 100)),
-        (warmup_linear(10, total_steps=100), optax.join_schedules([WARM, optax.linear_schedule(LR, 0.0, 90)], [10])),
+        (
+            warmup_linear(10, total_steps=100),
+            optax.join_schedules([WARM, optax.linear_schedule(LR, 0.0, 90)], [10]),
+        ),
         (warmup_linear(10, end=1.0, total_steps=100), WARM),
         (
             join([linear(0.0, 1.0, steps=10), constant(), cosine(steps=40)], [10, 50]),
-            optax.join_schedules([WARM, optax.constant_schedule(LR), optax.cosine_decay_schedule(LR, 40)], [10, 50]),
+            optax.join_schedules(
+                [WARM, optax.constant_schedule(LR), optax.cosine_decay_schedule(LR, 40)], [10, 50]
+            ),
         ),
         (
             join([cosine(steps=40), cosine(steps=80)], boundary_epochs=[2], steps_per_epoch=20),
-            optax.sgdr_schedule([{"init_value": LR, "peak_value": LR, "warmup_steps": 0, "decay_steps": n} for n in (40, 80)]),
+            optax.sgdr_schedule(
+                [
+                    {"init_value": LR, "peak_value": LR, "warmup_steps": 0, "decay_steps": n}
+                    for n in (40, 80)
+                ]
+            ),
         ),
     ],
 )
@@ -48,7 +84,9 @@ def test_equals_optax(ours, theirs):
     expected = [theirs(step) for step in STEPS]
     traced = jax.jit(jax.vmap(lambda step: jnp.asarray(ours(step))))(jnp.asarray(STEPS, jnp.int32))
     np.testing.assert_allclose(LR * traced, expected, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose([LR * ours(int(step)) for step in STEPS], expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        [LR * ours(int(step)) for step in STEPS], expected, rtol=1e-5, atol=1e-7
+    )
     assert ((traced >= 0) & (traced <= 1)).all()
 
 
@@ -68,18 +106,38 @@ def test_the_last_step_is_exact():
         (constant, {"value": -0.1}, "^value: .* got -0.1"),
         (exponential, {"rate": 2.0, "steps": 3}, "^rate: .* got 2.0"),
         (warmup_cosine, {"total_steps": 100}, "^warmup_steps: not given"),
-        (warmup_cosine, {"warmup_steps": 100, "total_steps": 100}, "^warmup_steps: .* below the 100 steps in all, got 100"),
-        (warmup_linear, {"warmup_steps": 5, "warmup_epochs": 1.0, "total_steps": 100}, "^warmup_steps: 5, yet warmup_epochs"),
-        (warmup_linear, {"warmup_epochs": 1.0, "total_steps": 100}, "^warmup_epochs: 1.0 needs steps_per_epoch"),
+        (
+            warmup_cosine,
+            {"warmup_steps": 100, "total_steps": 100},
+            "^warmup_steps: .* below the 100 steps in all, got 100",
+        ),
+        (
+            warmup_linear,
+            {"warmup_steps": 5, "warmup_epochs": 1.0, "total_steps": 100},
+            "^warmup_steps: 5, yet warmup_epochs",
+        ),
+        (
+            warmup_linear,
+            {"warmup_epochs": 1.0, "total_steps": 100},
+            "^warmup_epochs: 1.0 needs steps_per_epoch",
+        ),
         (piecewise, {"values": [1.0, 0.1]}, "^boundary_steps: not given"),
         (piecewise, {"values": [1.0, 2.0], "boundary_steps": [3]}, "^values: .* got 2.0"),
-        (piecewise, {"values": [1.0, 0.1], "boundary_steps": [3, 5]}, r"^boundary_steps: must be 1 .* got \[3, 5\]"),
+        (
+            piecewise,
+            {"values": [1.0, 0.1], "boundary_steps": [3, 5]},
+            r"^boundary_steps: must be 1 .* got \[3, 5\]",
+        ),
         (
             join,
             {"schedules": [constant()] * 3, "boundary_steps": [5, 5]},
             r"^boundary_steps: must be 2 ascending .* got \[5, 5\]",
         ),
-        (join, {"schedules": [constant()] * 2, "boundary_epochs": [2.0]}, "boundary_epochs: .* needs steps_per_epoch"),
+        (
+            join,
+            {"schedules": [constant()] * 2, "boundary_epochs": [2.0]},
+            "boundary_epochs: .* needs steps_per_epoch",
+        ),
         (join, {"schedules": []}, "^schedules: "),
     ],
 )

@@ -56,20 +56,31 @@ def test_minus_one_is_what_the_other_axes_leave(sizes, count, shape):
 
 
 def test_a_mesh_that_the_machine_cannot_have_is_told():
-    with pytest.raises(UserError, match=r"mesh: data 1 x fsdp 64 x tensor 1 is 64 devices, and there (is|are) \d+ of "):
+    with pytest.raises(
+        UserError,
+        match=r"mesh: data 1 x fsdp 64 x tensor 1 is 64 devices, and there (is|are) \d+ of ",
+    ):
         make_mesh(MeshOptions(fsdp=64))
-    with pytest.raises(UserError, match=r"mesh: 8 devices do not divide by data 1 x fsdp 3 x tensor 1, so there is no number"):
+    with pytest.raises(
+        UserError,
+        match=r"mesh: 8 devices do not divide by data 1 x fsdp 3 x tensor 1, so there is no number",
+    ):
         mesh_shape(MeshOptions(fsdp=3), 8)
     with pytest.raises(ValueError, match=r"fsdp: must be a number from 1, or -1, got 0"):
         MeshOptions(fsdp=0)
-    with pytest.raises(ValueError, match=r"fsdp: is -1, and so is tensor; only one can be all that is left"):
+    with pytest.raises(
+        ValueError, match=r"fsdp: is -1, and so is tensor; only one can be all that is left"
+    ):
         MeshOptions(fsdp=-1, tensor=-1)
 
 
 def test_a_batch_divides_over_data_and_fsdp_alone():
     mesh = AbstractMesh((2, 3, 4), AXES)
     check_divides(12, mesh)
-    with pytest.raises(UserError, match=r"loader\.batch_size: 16 examples do not divide over 6 devices; .* such as 18"):
+    with pytest.raises(
+        UserError,
+        match=r"loader\.batch_size: 16 examples do not divide over 6 devices; .* such as 18",
+    ):
         check_divides(16, mesh)
 
 
@@ -83,7 +94,11 @@ def test_fsdp_cuts_the_largest_axis_that_divides():
     assert found["blocks/0/expand/weight"] == (None, "fsdp")  # 64 x 256
     assert found["blocks/0/project/weight"] == ("fsdp", None)
     assert found["blocks/0/norm1/scale"] == (None,)  # small
-    for model in (convnext((32, 32, 3), 10, dims=(48, 96)), resnet((32, 32, 3), 10), mlp((784,), 10, dims=(100, 60))):
+    for model in (
+        convnext((32, 32, 3), 10, dims=(48, 96)),
+        resnet((32, 32, 3), 10),
+        mlp((784,), 10, dims=(100, 60)),
+    ):
         params = shapes(model)
         for name, cut in cuts(params, fsdp=4).items():
             shape = named_leaves(params)[name].shape
@@ -97,20 +112,43 @@ def test_fsdp_cuts_the_largest_axis_that_divides():
 def test_tensor_cuts_columns_then_rows():
     found = cuts(VIT, tensor=4)
     assert {name for name, cut in found.items() if any(cut)} == {
-        *(f"blocks/0/attention/{part}/{leaf}" for part in ("query", "value") for leaf in ("weight", "bias")),
+        *(
+            f"blocks/0/attention/{part}/{leaf}"
+            for part in ("query", "value")
+            for leaf in ("weight", "bias")
+        ),
         "blocks/0/attention/key/weight",
         "blocks/0/attention/out/weight",
         "blocks/0/expand/weight",
         "blocks/0/expand/bias",
         "blocks/0/project/weight",
     }
-    assert found["blocks/0/attention/query/weight"] == found["blocks/0/expand/weight"] == (None, "tensor")
-    assert found["blocks/0/attention/out/weight"] == found["blocks/0/project/weight"] == ("tensor", None)
+    assert (
+        found["blocks/0/attention/query/weight"]
+        == found["blocks/0/expand/weight"]
+        == (None, "tensor")
+    )
+    assert (
+        found["blocks/0/attention/out/weight"]
+        == found["blocks/0/project/weight"]
+        == ("tensor", None)
+    )
     both = cuts(VIT, fsdp=2, tensor=4)
-    assert both["blocks/0/expand/weight"] == ("fsdp", "tensor") and both["blocks/0/project/weight"] == ("tensor", "fsdp")
+    assert both["blocks/0/expand/weight"] == ("fsdp", "tensor") and both[
+        "blocks/0/project/weight"
+    ] == ("tensor", "fsdp")
     layers = cuts(shapes(mlp((64,), 10, dims=(128, 64, 128))), tensor=2)
-    assert [layers[f"hidden/{i}/weight"] for i in range(3)] == [(None, "tensor"), ("tensor", None), (None, "tensor")]
-    assert cuts(shapes(convnext((8, 8, 1), 3, dims=(32,))), tensor=2)["blocks/0/expand/weight"] == (None, None, None, "tensor")
+    assert [layers[f"hidden/{i}/weight"] for i in range(3)] == [
+        (None, "tensor"),
+        ("tensor", None),
+        (None, "tensor"),
+    ]
+    assert cuts(shapes(convnext((8, 8, 1), 3, dims=(32,))), tensor=2)["blocks/0/expand/weight"] == (
+        None,
+        None,
+        None,
+        "tensor",
+    )
 
 
 def test_rules_come_before_the_preset_and_may_leave_a_leaf_whole():
@@ -125,13 +163,22 @@ def test_rules_come_before_the_preset_and_may_leave_a_leaf_whole():
 @pytest.mark.parametrize(
     ("rules", "told"),
     [
-        ([["hed/.*", ["fsdp"]]], r"sharding: the rule 'hed/\.\*' matches no name; there are: blocks/0/"),
-        ([["head/weight", ["fdsp"]]], r"sharding: head/weight \(64, 3\): the mesh has no axis 'fdsp'; did you mean 'fsdp'"),
+        (
+            [["hed/.*", ["fsdp"]]],
+            r"sharding: the rule 'hed/\.\*' matches no name; there are: blocks/0/",
+        ),
+        (
+            [["head/weight", ["fdsp"]]],
+            r"sharding: head/weight \(64, 3\): the mesh has no axis 'fdsp'; did you mean 'fsdp'",
+        ),
         (
             [["head/weight", [None, "fsdp"]]],
             r"sharding: head/weight \(64, 3\): its axis 1 of 3 does not divide over mesh.fsdp.* 4",
         ),
-        ([["head/bias", [None, "fsdp"]]], r"sharding: head/bias \(3,\): the rule names 2 axes, .* and the leaf has 1"),
+        (
+            [["head/bias", [None, "fsdp"]]],
+            r"sharding: head/bias \(3,\): the rule names 2 axes, .* and the leaf has 1",
+        ),
         ([["blocks/0/expand/weight", ["fsdp", "fsdp"]]], r"cuts two axes over 'fsdp'"),
     ],
 )
@@ -141,11 +188,17 @@ def test_a_rule_that_does_not_fit_names_the_leaf_and_the_sizes(rules, told):
 
 
 def test_devices_that_would_all_do_the_same_are_told():
-    with pytest.raises(UserError, match=r"mesh\.tensor: 2 devices would all do the same work, .* write rules into `sharding`"):
+    with pytest.raises(
+        UserError,
+        match=r"mesh\.tensor: 2 devices would all do the same work, .* write rules into `sharding`",
+    ):
         cuts(shapes(resnet((8, 8, 1), 3, widths=(4,), depth=1)), tensor=2)
 
 
-@pytest.mark.parametrize("given", ["fsp", 3, [["a"]], [["a", "fsdp"]], ["fsdp", ["a", [None]]], [["(", ["fsdp"]]], [[1, []]]])
+@pytest.mark.parametrize(
+    "given",
+    ["fsp", 3, [["a"]], [["a", "fsdp"]], ["fsdp", ["a", [None]]], [["(", ["fsdp"]]], [[1, []]]],
+)
 def test_what_is_no_sharding_is_told(given):
     with pytest.raises(ValueError, match=r"^sharding"):
         check_sharding(given)
@@ -178,12 +231,18 @@ OPTIMIZERS = {
 def test_the_optimizers_state_and_the_averages_are_cut_as_their_weights(name):
     update = gradient_update(lambda *_: None, OPTIMIZERS[name], ema=0.9)
     seed = jax.ShapeDtypeStruct((), np.uint32)
-    ts = jax.eval_shape(lambda params, seed: first_state(update, params, {"mean": params["head"]["bias"]}, seed), VIT, seed)
+    ts = jax.eval_shape(
+        lambda params, seed: first_state(update, params, {"mean": params["head"]["bias"]}, seed),
+        VIT,
+        seed,
+    )
     found = named_leaves(Plan(AbstractMesh((1, 8, 1), AXES)).of_state(ts))
     wanted, seen = cuts(VIT, fsdp=8), 0
     for leaf, place in found.items():
         owner = next((weight for weight in wanted if leaf.endswith(f"/{weight}")), None)
-        assert place.spec == P(*wanted[owner] if owner and not leaf.startswith("state/") else ()), leaf
+        assert place.spec == P(*wanted[owner] if owner and not leaf.startswith("state/") else ()), (
+            leaf
+        )
         seen += bool(leaf.startswith("opt/") and owner)
     assert seen >= len(wanted)  # muon has one number for a weight of a product, two for others
     leaves = named_leaves(ts)
@@ -242,7 +301,10 @@ print("RESULT" + json.dumps(found))
 @pytest.mark.parametrize("cases", ["few", pytest.param("more", marks=pytest.mark.torture)])
 def test_eight_devices_give_the_losses_of_one_however_the_weights_are_cut(cases):
     """Twenty steps of Adam in float64, and two measurings by averaged weights."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, cases],
         cwd=ROOT,

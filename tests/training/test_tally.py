@@ -26,7 +26,9 @@ def added_up(mode, batches, values, rows=64):
     """One jitted pass over the batches, as an evaluation makes it."""
     tree = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), values[0])
     seen = tally.empty({"x": mode}, {"x": tree}, rows)
-    step = jax.jit(lambda seen, x, n: tally.merged(seen, tally.of_batch(seen, {"x": x}, jnp.arange(5) < n)))
+    step = jax.jit(
+        lambda seen, x, n: tally.merged(seen, tally.of_batch(seen, {"x": x}, jnp.arange(5) < n))
+    )
     for (_, valid), batch in zip(batches, values, strict=True):
         seen = step(seen, batch, valid)
     return tally.results(jax.device_get(seen))[0]["x"]
@@ -45,7 +47,10 @@ def test_every_mode_is_over_the_genuine_examples(mode, shape):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_does_not_count_may_be_anything(mode):
-    values = [np.where(np.arange(5) < valid, np.arange(5) + 1.0, np.nan).astype(np.float32) for _, valid in BATCHES]
+    values = [
+        np.where(np.arange(5) < valid, np.arange(5) + 1.0, np.nan).astype(np.float32)
+        for _, valid in BATCHES
+    ]
     assert np.isfinite(added_up(mode, BATCHES, values)).all()
 
 
@@ -59,7 +64,9 @@ def test_a_metric_may_be_a_dict(mode):
 
 
 def test_a_spread_far_from_zero_keeps_its_digits():
-    values = [(1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)]  # its sum of squares has none left in float32
+    values = [
+        (1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)
+    ]  # its sum of squares has none left in float32
     expected = np.concatenate(values).astype(np.float64).std()
     assert abs(added_up("STD", [(5, 5)] * 40, values) - expected) < 1e-3 * expected
 
@@ -72,19 +79,26 @@ def test_of_nothing_there_is_nothing(mode):
 def test_integers_are_not_cut_off():
     values = [np.full(5, 2**24, np.int32)]
     assert added_up("MAX", [(5, 5)], values) == 2**24
-    assert added_up("SUM", [(5, 5)] * 2, [values[0] + 1, values[0]]) == 10 * 2**24 + 5  # a float32 would lose the 5
+    assert (
+        added_up("SUM", [(5, 5)] * 2, [values[0] + 1, values[0]]) == 10 * 2**24 + 5
+    )  # a float32 would lose the 5
     assert added_up("CONCAT", [(5, 4)], values).dtype == np.int32
 
 
 def test_rows_are_gathered_up_to_the_last_place():
     values = [np.arange(5, dtype=np.int32) + 5 * i for i in range(4)]
-    np.testing.assert_array_equal(added_up("CONCAT", [(5, 5)] * 4, values, rows=25), np.arange(20))  # (steps + 1) * rows
+    np.testing.assert_array_equal(
+        added_up("CONCAT", [(5, 5)] * 4, values, rows=25), np.arange(20)
+    )  # (steps + 1) * rows
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"mode": "mean"}, "mode: must be one of MEAN, SUM, SINGLE, MAX, MIN, STD, CONCAT, got 'mean'"),
+        (
+            {"mode": "mean"},
+            "mode: must be one of MEAN, SUM, SINGLE, MAX, MIN, STD, CONCAT, got 'mean'",
+        ),
         ({"freq": "HOUR"}, "freq: must be one of STEP, EPOCH, ANY"),
         ({"phase": "DEV"}, "phase: must be one of TRAIN, VAL, TEST, EVAL, ANY"),
         ({"freq": "STEP", "phase": "EVAL"}, "EVAL would never be measured"),
@@ -108,10 +122,21 @@ def test_a_rule_that_does_not_exist(rule, message):
 )
 def test_phases(phase, sets):
     watch = tally.Watch({"x": tally.tracked(abs, phase=phase)})
-    measured = [name for name in ("train", "val", "odd-ones", "test") if watch.modes(["x"], tally.phase_of(name), "EPOCH")]
+    measured = [
+        name
+        for name in ("train", "val", "odd-ones", "test")
+        if watch.modes(["x"], tally.phase_of(name), "EPOCH")
+    ]
     assert " ".join(measured) == sets
 
 
 def test_values_of_replicas_are_averaged_and_told_one_by_one():
-    tallies = [{"examples": np.int32(4), "values": {"loss": {"MEAN": np.float32(4 * x)}}} for x in (1.0, 3.0)]
-    assert Reader().values("val", tallies) == {"val_loss": 2.0, "val_loss/0": 1.0, "val_loss/1": 3.0}
+    tallies = [
+        {"examples": np.int32(4), "values": {"loss": {"MEAN": np.float32(4 * x)}}}
+        for x in (1.0, 3.0)
+    ]
+    assert Reader().values("val", tallies) == {
+        "val_loss": 2.0,
+        "val_loss/0": 1.0,
+        "val_loss/1": 3.0,
+    }

@@ -7,14 +7,30 @@ import optax
 import pytest
 
 from training.optimizers import adam, adamw, sgd
-from training.transforms import chain, clip_by_global_norm, clip_by_value, decayed_weights, frozen, groups, scaled
+from training.transforms import (
+    chain,
+    clip_by_global_norm,
+    clip_by_value,
+    decayed_weights,
+    frozen,
+    groups,
+    scaled,
+)
 from utils import UserError, named_leaves
 
 
 def tree(seed):
     draw = np.random.default_rng(seed)
-    shapes = {"stem": {"weight": (3, 4), "bias": (4,)}, "blocks": [{"weight": (4, 4), "scale": (4,)}], "head": {"weight": (4, 2)}}
-    return jax.tree.map(lambda s: jnp.asarray(draw.normal(size=s), jnp.float32), shapes, is_leaf=lambda s: isinstance(s, tuple))
+    shapes = {
+        "stem": {"weight": (3, 4), "bias": (4,)},
+        "blocks": [{"weight": (4, 4), "scale": (4,)}],
+        "head": {"weight": (4, 2)},
+    }
+    return jax.tree.map(
+        lambda s: jnp.asarray(draw.normal(size=s), jnp.float32),
+        shapes,
+        is_leaf=lambda s: isinstance(s, tuple),
+    )
 
 
 def descend(optimizer, steps=10):
@@ -42,7 +58,9 @@ def assert_same(ours, theirs):
 
 def mask(*names):
     """Optax's mask: True for these leaves of `tree`."""
-    return lambda params: jax.tree.unflatten(jax.tree.structure(params), [name in names for name in named_leaves(params)])
+    return lambda params: jax.tree.unflatten(
+        jax.tree.structure(params), [name in names for name in named_leaves(params)]
+    )
 
 
 WEIGHTS = ("stem/weight", "blocks/0/weight", "head/weight")
@@ -52,11 +70,17 @@ WEIGHTS = ("stem/weight", "blocks/0/weight", "head/weight")
     "link, theirs",
     [
         (clip_by_global_norm(0.5), optax.clip_by_global_norm(0.5)),
-        (clip_by_global_norm(6.0), optax.clip_by_global_norm(6.0)),  # some steps are clipped, some are not
+        (
+            clip_by_global_norm(6.0),
+            optax.clip_by_global_norm(6.0),
+        ),  # some steps are clipped, some are not
         (clip_by_value(0.3), optax.clip(0.3)),
         (decayed_weights(0.2), optax.add_decayed_weights(0.2, mask(*WEIGHTS))),
         (decayed_weights(0.2, exclude=""), optax.add_decayed_weights(0.2)),
-        (decayed_weights(0.2, include="head/.*"), optax.add_decayed_weights(0.2, mask("head/weight"))),
+        (
+            decayed_weights(0.2, include="head/.*"),
+            optax.add_decayed_weights(0.2, mask("head/weight")),
+        ),
         (
             decayed_weights(0.2, exclude="head/.*"),
             optax.add_decayed_weights(0.2, lambda p: {**mask()(p), "stem": True, "blocks": True}),
@@ -65,7 +89,10 @@ WEIGHTS = ("stem/weight", "blocks/0/weight", "head/weight")
     ],
 )
 def test_links_equal_optax(link, theirs):
-    assert_same(descend(chain(link, adam(0.1, eps=0.1))), descend(optax.chain(theirs, optax.adam(0.1, eps=0.1))))
+    assert_same(
+        descend(chain(link, adam(0.1, eps=0.1))),
+        descend(optax.chain(theirs, optax.adam(0.1, eps=0.1))),
+    )
 
 
 def test_a_global_norm_joins_all_leaves_and_zero_gradients_stay_zero():
@@ -76,15 +103,31 @@ def test_a_global_norm_joins_all_leaves_and_zero_gradients_stay_zero():
 
 
 def test_a_clipped_nan_stays_seen():
-    updates, _ = clip_by_global_norm(1.0).update({"a": jnp.array([1.0, jnp.nan]), "b": jnp.ones(2)}, {})
+    updates, _ = clip_by_global_norm(1.0).update(
+        {"a": jnp.array([1.0, jnp.nan]), "b": jnp.ones(2)}, {}
+    )
     assert jnp.isnan(updates["a"]).all() and jnp.isnan(updates["b"]).all()
 
 
 def test_groups_equal_optax():
-    ours = groups([["head/.*", adamw(0.1, weight_decay=0.5)], ["stem/.*", frozen()], [".*", scaled(sgd(0.1, 0.9), 0.5)]])
+    ours = groups(
+        [
+            ["head/.*", adamw(0.1, weight_decay=0.5)],
+            ["stem/.*", frozen()],
+            [".*", scaled(sgd(0.1, 0.9), 0.5)],
+        ]
+    )
     theirs = optax.multi_transform(
-        {"head": optax.adamw(0.1, weight_decay=0.5), "stem": optax.set_to_zero(), "rest": optax.sgd(0.05, 0.9)},
-        {"stem": {"weight": "stem", "bias": "stem"}, "blocks": [{"weight": "rest", "scale": "rest"}], "head": {"weight": "head"}},
+        {
+            "head": optax.adamw(0.1, weight_decay=0.5),
+            "stem": optax.set_to_zero(),
+            "rest": optax.sgd(0.05, 0.9),
+        },
+        {
+            "stem": {"weight": "stem", "bias": "stem"},
+            "blocks": [{"weight": "rest", "scale": "rest"}],
+            "head": {"weight": "head"},
+        },
     )
     assert_same(descend(ours), descend(theirs))
 
@@ -98,7 +141,9 @@ def test_the_first_rule_wins_and_names_survive_nesting():
 
 
 def test_groups_state_reads_well_and_a_frozen_leaf_needs_none():
-    state = groups([["stem/.*", frozen()], [".*", adam()]]).init({"stem": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}})
+    state = groups([["stem/.*", frozen()], [".*", adam()]]).init(
+        {"stem": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
+    )
     assert set(named_leaves(state)) == {"1/step", "1/m/head/w", "1/v/head/w"}
 
 
@@ -113,7 +158,10 @@ def test_groups_vmap():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: groups([["stem/.*", frozen()]]), r"no rule matches blocks/0/scale, blocks/0/weight, head/weight"),
+        (
+            lambda: groups([["stem/.*", frozen()]]),
+            r"no rule matches blocks/0/scale, blocks/0/weight, head/weight",
+        ),
         (lambda: groups([["tail/.*", frozen()], [".*", adam()]]), r"'tail/\.\*' matches no name"),
         (lambda: decayed_weights(0.1, include="tail/.*"), r"'tail/\.\*' matches no name"),
         (lambda: decayed_weights(0.1, exclude="tail/.*"), r"'tail/\.\*' matches no name"),

@@ -78,7 +78,9 @@ def test_steps_equal_optax_by_hand():
     opt = reference.init(params)
 
     def loss_of(params, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(MODEL.apply(params, {}, x)[0], y).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            MODEL.apply(params, {}, x)[0], y
+        ).mean()
 
     total = 0
     for x, y in batches:
@@ -109,7 +111,12 @@ def test_microbatches_give_the_gradient_of_the_whole_batch(unroll, valid):
     objective = objective_of()
     batches = [random_batch(i) for i in range(3)]
     whole = run(gradient_update(objective, adam(lr=0.01)), objective, batches, valid)
-    parts = run(gradient_update(objective, adam(lr=0.01), accumulate=3, unroll=unroll), objective, batches, valid)
+    parts = run(
+        gradient_update(objective, adam(lr=0.01), accumulate=3, unroll=unroll),
+        objective,
+        batches,
+        valid,
+    )
     assert_close(parts.params, whole.params)
     assert_close(parts.sums, whole.sums)
 
@@ -156,8 +163,12 @@ def test_a_cleared_state_goes_on_as_if_the_bad_batch_had_not_been():
     ts = run(update, objective, [*good[:2], (good[0][0] * np.inf, good[0][1])], freeze=True)
     read = jax.device_get(ts)
     for state in (ts._replace(sums=cleared(ts.sums)), read._replace(sums=cleared(read.sums))):
-        assert {leaf.dtype for name, leaf in state.sums.items() if name not in ("epoch", "window")} == {np.dtype("int32")}
-        assert_same(jax.jit(update.step)(state, good[2], 6), run(update, objective, good, freeze=True))
+        assert {
+            leaf.dtype for name, leaf in state.sums.items() if name not in ("epoch", "window")
+        } == {np.dtype("int32")}
+        assert_same(
+            jax.jit(update.step)(state, good[2], 6), run(update, objective, good, freeze=True)
+        )
 
 
 # Each column of a batch breaks another part of a step: these rows break nothing, the loss, a gradient, ...
@@ -173,12 +184,20 @@ FRAGILE = {"bias": 1.0, "nest": [1.0, {"root": 1.0}], "slope": 1.0}
 
 def fragile(params, state, x, key, train):
     shift, root = params["nest"]
-    losses = shift + (params["bias"] - x[:, 0]) ** 2 + jnp.sqrt(root["root"] * x[:, 1]) + params["slope"] * x[:, 2]
+    losses = (
+        shift
+        + (params["bias"] - x[:, 0]) ** 2
+        + jnp.sqrt(root["root"] * x[:, 1])
+        + params["slope"] * x[:, 2]
+    )
     return losses, {"seen": state["seen"] + x[:, 3].sum(), "steps": state["steps"] + 1}, {}
 
 
 def fragile_state(update, freeze=False):
-    params, state = jax.tree.map(jnp.float32, FRAGILE), {"seen": jnp.float32(0), "steps": jnp.int32(0)}
+    params, state = (
+        jax.tree.map(jnp.float32, FRAGILE),
+        {"seen": jnp.float32(0), "steps": jnp.int32(0)},
+    )
     opt, ema = update.init(params)
     sums = zero_sums(fragile, params, state, rows(SOUND), freeze=freeze)
     return TrainState(jnp.int32(0), jnp.uint32(0), params, state, opt, ema, sums, jnp.float32(1))
@@ -204,8 +223,13 @@ def test_the_first_leaf_that_a_bad_step_hit_is_named(name):
 
 def test_the_cause_is_named_before_what_follows_from_it():
     update = gradient_update(fragile, adam(lr=0.01))
-    assert hit(jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 3e38)), 6)) == "state/seen"
-    update = gradient_update(fragile, sgd(lr=1e-38, momentum=0.9))  # 1.9 * 2e38 is too much for the sum, and then the weight
+    assert (
+        hit(jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 3e38)), 6))
+        == "state/seen"
+    )
+    update = gradient_update(
+        fragile, sgd(lr=1e-38, momentum=0.9)
+    )  # 1.9 * 2e38 is too much for the sum, and then the weight
     ts = fragile_state(update)
     for _ in range(2):
         ts = jax.jit(update.step)(ts, rows((0, 1, 2e38, 0)), 6)
@@ -214,7 +238,9 @@ def test_the_cause_is_named_before_what_follows_from_it():
 
 def test_a_loss_under_the_mask_breaks_nothing():
     update = gradient_update(fragile, adam(lr=0.01))
-    batch = np.concatenate([rows(SOUND)[1:], np.float32([(2e19, 1, 0, 0)])])  # squared it is infinite, of a finite slope
+    batch = np.concatenate(
+        [rows(SOUND)[1:], np.float32([(2e19, 1, 0, 0)])]
+    )  # squared it is infinite, of a finite slope
     step, ts = jax.jit(update.step), fragile_state(update)
     assert step(ts, batch, 5).sums["bad_steps"] == 0
     assert step(ts, batch, 6).sums["bad_steps"] == 1
@@ -225,13 +251,17 @@ def test_weights_that_overflow_are_named():
     ts = jax.jit(update.step)(fragile_state(update), rows((0, 1, 1e25, 0)), 6)
     assert hit(ts) == "params/slope"
     ts = fragile_state(update)
-    apart = ts._replace(params=ts.params | {"slope": jnp.float32(-3e38)}, ema=ts.ema | {"slope": jnp.float32(3e38)})
+    apart = ts._replace(
+        params=ts.params | {"slope": jnp.float32(-3e38)}, ema=ts.ema | {"slope": jnp.float32(3e38)}
+    )
     assert hit(jax.jit(update.step)(apart, rows(SOUND), 6)) == "ema/slope"
 
 
 def test_a_label_outside_the_classes_and_a_huge_rate_break_the_loss():
     objective, (x, y) = objective_of(), random_batch(0)
-    assert hit(run(gradient_update(objective, adam(lr=0.01)), objective, [(x, y + 7)])) == "the loss"
+    assert (
+        hit(run(gradient_update(objective, adam(lr=0.01)), objective, [(x, y + 7)])) == "the loss"
+    )
     assert hit(run(gradient_update(objective, sgd(lr=1e30)), objective, [(x, y)] * 3)) == "the loss"
 
 
@@ -257,17 +287,35 @@ def test_gradients_of_another_tree_than_the_parameters_get_no_wrong_name():
     update = gradient_update(fragile, adam(lr=0.01))
     ts, ones, mask = fragile_state(update), jnp.ones(6), jnp.ones(6, bool)
     grads = [jnp.ones((), jnp.int32), jnp.ones(2), jnp.array([1, jnp.inf])]
-    assert hit(accepted(ts, ts, grads, ones, {}, mask)) == "a gradient (leaf 1)"  # of those that are floats
+    assert (
+        hit(accepted(ts, ts, grads, ones, {}, mask)) == "a gradient (leaf 1)"
+    )  # of those that are floats
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
 @pytest.mark.parametrize("freeze", [False, True])
 def test_counters_random_keys_and_other_floats_may_be_in_a_state(dtype, freeze):
     update = gradient_update(fragile, sgd(lr=0.01))
-    opt = {"a": jnp.int32(5), "b": jax.random.key(1), "c": jnp.ones(3), "d": jnp.ones(2, dtype), "e": jnp.ones(2)}
+    opt = {
+        "a": jnp.int32(5),
+        "b": jax.random.key(1),
+        "c": jnp.ones(3),
+        "d": jnp.ones(2, dtype),
+        "e": jnp.ones(2),
+    }
     ts = fragile_state(update, freeze)._replace(opt=opt)
-    ends = jax.jit(lambda ts, opt: accepted(ts, ts._replace(opt=opt), ts.params, jnp.ones(6), {}, jnp.ones(6, bool)))
-    new = {"a": jnp.int32(6), "b": jax.random.key(2), "c": 2 * opt["c"], "d": 2 * opt["d"], "e": 2 * opt["e"]}
+    ends = jax.jit(
+        lambda ts, opt: accepted(
+            ts, ts._replace(opt=opt), ts.params, jnp.ones(6), {}, jnp.ones(6, bool)
+        )
+    )
+    new = {
+        "a": jnp.int32(6),
+        "b": jax.random.key(2),
+        "c": 2 * opt["c"],
+        "d": 2 * opt["d"],
+        "e": 2 * opt["e"],
+    }
     good = ends(ts, new)
     bad = ends(ts, new | {"d": new["d"].at[1].set(jnp.nan)})
     plain = lambda opt: opt | {"b": jax.random.key_data(opt["b"])}  # noqa: E731
@@ -289,7 +337,10 @@ def test_running_statistics_survive_a_bad_step_too():
     assert re.fullmatch("state/.*/var", hit(huge))
     assert_same(huge.state, ts.state)
     good = jax.jit(update.step)(ts, batch, 6)
-    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(good.state), jax.tree.leaves(ts.state), strict=True))
+    assert any(
+        np.any(a != b)
+        for a, b in zip(jax.tree.leaves(good.state), jax.tree.leaves(ts.state), strict=True)
+    )
 
 
 def test_every_microbatch_has_its_own_randomness():
@@ -298,7 +349,15 @@ def test_every_microbatch_has_its_own_randomness():
         state,
         {},
     )
-    _, _, losses, _ = gradient(noise, {"w": jnp.ones(())}, {}, jnp.zeros(6), jnp.ones(6, bool), jax.random.key(0), accumulate=3)
+    _, _, losses, _ = gradient(
+        noise,
+        {"w": jnp.ones(())},
+        {},
+        jnp.zeros(6),
+        jnp.ones(6, bool),
+        jax.random.key(0),
+        accumulate=3,
+    )
     assert np.unique(losses).size == 6
 
 
@@ -311,7 +370,10 @@ def test_an_infinite_gradient_is_a_bad_step_though_the_loss_is_finite():
 
 def test_averaged_weights_follow_their_formula():
     objective = objective_of()
-    plain, averaged = gradient_update(objective, adam(lr=0.1)), gradient_update(objective, adam(lr=0.1), ema=0.5)
+    plain, averaged = (
+        gradient_update(objective, adam(lr=0.1)),
+        gradient_update(objective, adam(lr=0.1), ema=0.5),
+    )
     batches = [random_batch(i) for i in range(8)]
     expected = first_state(plain, objective, batches[0]).params
     for i in range(8):
@@ -352,7 +414,9 @@ def test_the_whole_update_can_be_vmapped():
     batches = [random_batch(0), random_batch(1)]
     states = [first_state(update, objective, batches[0], seed) for seed in (0, 1)]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *states)
-    both = jax.vmap(update.step, (0, 0, None))(stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6)
+    both = jax.vmap(update.step, (0, 0, None))(
+        stacked, jax.tree.map(lambda *a: np.stack(a), *batches), 6
+    )
     for r in (0, 1):
         assert_close(jax.tree.map(lambda a, r=r: a[r], both), update.step(states[r], batches[r], 6))
 
@@ -365,12 +429,20 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights():
         return MODEL.apply(params, state, x, train=train, key=key)
 
     objective = objective_of(with_precision(MODEL._replace(apply=spy), "bfloat16"))
-    ts = run(gradient_update(objective, adam(lr=0.01)), objective, [random_batch(i) for i in range(3)])
-    full = run(gradient_update(objective_of(), adam(lr=0.01)), objective_of(), [random_batch(i) for i in range(3)])
+    ts = run(
+        gradient_update(objective, adam(lr=0.01)), objective, [random_batch(i) for i in range(3)]
+    )
+    full = run(
+        gradient_update(objective_of(), adam(lr=0.01)),
+        objective_of(),
+        [random_batch(i) for i in range(3)],
+    )
     assert set(map(str, (seen[0][0], *seen[0][1]))) == {"bfloat16"}
     assert {leaf.dtype for leaf in jax.tree.leaves(ts.params)} == {np.dtype("float32")}
     out, _ = with_precision(MODEL, "bfloat16").apply(ts.params, {}, random_batch(0)[0])
     assert out.dtype == np.float32
     np.testing.assert_allclose(
-        ts.sums["epoch"]["values"]["loss"]["MEAN"], full.sums["epoch"]["values"]["loss"]["MEAN"], rtol=0.02
+        ts.sums["epoch"]["values"]["loss"]["MEAN"],
+        full.sums["epoch"]["values"]["loss"]["MEAN"],
+        rtol=0.02,
     )

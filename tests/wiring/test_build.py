@@ -32,17 +32,32 @@ def spoiled(config, *overrides):
     ("change", "message"),
     [
         ("modle=1", "c: modle: no such key; did you mean 'model'?"),
-        ("model.name=convnxt", "c: model.name: no model 'convnxt'; did you mean 'convnext'? (convnext, mlp, resnet, vit)"),
+        (
+            "model.name=convnxt",
+            "c: model.name: no model 'convnxt'; did you mean 'convnext'? (convnext, mlp, resnet, vit)",
+        ),
         ("data.name=mnits", "c: data.name: no data 'mnits'; did you mean 'mnist'?"),
         ("loss=cros_entropy", "c: loss: no loss 'cros_entropy'; did you mean 'cross_entropy'?"),
         ("metrics.0=acuracy", "c: metrics.0: no metrics 'acuracy'; did you mean 'accuracy'?"),
-        ("preprocess.0=to_units", "c: preprocess.0: no preprocess 'to_units'; did you mean 'to_unit'?"),
-        ('augment=["random_flips"]', "c: augment.0: no augment 'random_flips'; did you mean 'random_flip'?"),
+        (
+            "preprocess.0=to_units",
+            "c: preprocess.0: no preprocess 'to_units'; did you mean 'to_unit'?",
+        ),
+        (
+            'augment=["random_flips"]',
+            "c: augment.0: no augment 'random_flips'; did you mean 'random_flip'?",
+        ),
         ("optimizer.name=adamv", "c: optimizer.name: no optimizer 'adamv'"),
         ("schedule=cosin", "c: schedule: no schedule 'cosin'; did you mean 'cosine'?"),
-        ("objective=supervized", "c: objective: no objective 'supervized'; did you mean 'supervised'?"),
+        (
+            "objective=supervized",
+            "c: objective: no objective 'supervized'; did you mean 'supervised'?",
+        ),
         ("update=gradient", "c: update: no update 'gradient'"),
-        ('callbacks=["early_stoping"]', "c: callbacks.0: no callbacks 'early_stoping'; did you mean 'early_stopping'?"),
+        (
+            'callbacks=["early_stoping"]',
+            "c: callbacks.0: no callbacks 'early_stoping'; did you mean 'early_stopping'?",
+        ),
         (
             "optimizer.args.weight_decy=1",
             "c: optimizer.args.weight_decy: adamw has no such argument; did you mean 'weight_decay'?",
@@ -50,40 +65,70 @@ def spoiled(config, *overrides):
         ("optimizer.args.lr=fast", 'c: optimizer.args.lr: must be a number, found "fast"'),
         ("optimizer.args.lr=true", "c: optimizer.args.lr: must be a number, found true"),
         ("optimizer.args.lr=0", "c: optimizer.args.lr: must be a finite number above 0, got 0"),
-        ("optimizer.args.lr=-0.1", "c: optimizer.args.lr: must be a finite number above 0, got -0.1"),
+        (
+            "optimizer.args.lr=-0.1",
+            "c: optimizer.args.lr: must be a finite number above 0, got -0.1",
+        ),
         ('optimizer={"name": "clip_by_value"}', "c: optimizer.args: clip_by_value needs 'limit'"),
         ("optimizer=[]", "c: optimizer: must be a name"),
         ('optimizer={"nam": "adamw"}', "c: optimizer: must be a name"),
-        ('optimizer={"name": "adamw", "lr": 1}', "c: optimizer: has 'lr' beside 'name' and 'args'; move it into 'args'"),
+        (
+            'optimizer={"name": "adamw", "lr": 1}',
+            "c: optimizer: has 'lr' beside 'name' and 'args'; move it into 'args'",
+        ),
         ('optimizer={"name": "adamw", "args": [1]}', "c: optimizer.args: must be an object"),
-        ("optimizer=optax.lyon", "c: optimizer: optax has no function 'lyon'; did you mean 'lion'?"),
-        ("optimizer=no_such_package.lion", "c: optimizer: 'no_such_package.lion' cannot be imported: No module named"),
+        (
+            "optimizer=optax.lyon",
+            "c: optimizer: optax has no function 'lyon'; did you mean 'lion'?",
+        ),
+        (
+            "optimizer=no_such_package.lion",
+            "c: optimizer: 'no_such_package.lion' cannot be imported: No module named",
+        ),
         ("model.args.dims=[]", "c: model.args.dims: "),
         ("model.args.dims=8", "c: model.args.dims: must be a list, found 8"),
         ('model.args.dims=[8, "x"]', 'c: model.args.dims.1: must be an integer, found "x"'),
         ("loader.batch_size=0", "c: loader.batch_size: must be at least 1, got 0"),
         ("loader.batch_size=-5", "c: loader.batch_size: must be at least 1, got -5"),
         ("loader.batch_size=2.5", "c: loader.batch_size: must be an integer, found 2.5"),
-        ("loader.batchsize=5", "c: loader.batchsize: loader has no such argument; did you mean 'batch_size'?"),
+        (
+            "loader.batchsize=5",
+            "c: loader.batchsize: loader has no such argument; did you mean 'batch_size'?",
+        ),
         ("loader.val_size=64", "c: loader.val_size: "),
         ("loader=3", "c: loader: must be an object, found 3"),
         ("training.epochs=0", "c: training.epochs: must be at least 1, got 0"),
         ("training.epochs=-1", "c: training.epochs: must be at least 1, got -1"),
-        ("training.precision=float61", 'c: training.precision: found "float61"; allowed: "float32", "bfloat16"'),
-        ("training.accumulate=3", "c: training.accumulate: a batch of 16 does not divide into 3 microbatches"),
+        (
+            "training.precision=float61",
+            'c: training.precision: found "float61"; allowed: "float32", "bfloat16"',
+        ),
+        (
+            "training.accumulate=3",
+            "c: training.accumulate: a batch of 16 does not divide into 3 microbatches",
+        ),
         ("training.ema=1.5", "c: training.ema: must lie between 0 and 1, got 1.5"),
         ("checkpoint.keep=0", "c: checkpoint.keep: must be at least 1, got 0"),
         ("logging.every_steps=-1", "c: logging.every_steps: must be at least 0, got -1"),
         ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, found -1"),
         ("title=a/b", "c: title: must be a name that a folder can have"),
         ("metrics=accuracy", 'c: metrics: must be a list, found "accuracy"'),
-        ('metrics=["accuracy", "accuracy"]', "c: metrics.1: 'accuracy' stands in the list twice; give labels"),
+        (
+            'metrics=["accuracy", "accuracy"]',
+            "c: metrics.1: 'accuracy' stands in the list twice; give labels",
+        ),
         ('metrics={"loss": "accuracy"}', "c: metrics.loss: the name 'loss' is taken, or has a '/'"),
-        ('optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]', "c: optimizer: no link of this chain takes a step"),
+        (
+            'optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]',
+            "c: optimizer: no link of this chain takes a step",
+        ),
         ("training.ema=none", 'c: training.ema: must be a number or null, found "none"'),
         ("model=os.getcwd", "c: model: getcwd answers str, which is no model"),
         ('schedule={"name": "cosine", "args": {"steps": 5, "epochs": 1}}', "c: schedule.args."),
-        ('preprocess=["to_unit", {"name": "normalize", "args": {"mean": [0, 0], "std": [1, 1]}}]', "c: preprocess: does not fit"),
+        (
+            'preprocess=["to_unit", {"name": "normalize", "args": {"mean": [0, 0], "std": [1, 1]}}]',
+            "c: preprocess: does not fit",
+        ),
     ],
 )
 def test_each_mistake_is_told_with_its_place(sound, change, message):
@@ -113,13 +158,22 @@ def test_all_mistakes_are_told_at_once(sound):
     )  # how long the schedule is to last is unknown then, which is not the mistake
     with pytest.raises(UserError) as told:
         build(config, "c")
-    places = [line.split(": ")[1] for line in str(told.value).splitlines() if line.startswith("c: ")]
-    assert sorted(places) == sorted(["foo", "loader.batch_size", "training.epochs", "model.name", "loss", "optimizer.args.lr"])
+    places = [
+        line.split(": ")[1] for line in str(told.value).splitlines() if line.startswith("c: ")
+    ]
+    assert sorted(places) == sorted(
+        ["foo", "loader.batch_size", "training.epochs", "model.name", "loss", "optimizer.args.lr"]
+    )
 
 
 def test_lists_become_tuples_and_facts_fill_in_unless_the_config_wins(sound):
     parts = build(sound, "c")
-    assert parts.facts == {"num_classes": 10, "steps_per_epoch": 4, "total_steps": 8, "input_shape": (28, 28, 1)}
+    assert parts.facts == {
+        "num_classes": 10,
+        "steps_per_epoch": 4,
+        "total_steps": 8,
+        "input_shape": (28, 28, 1),
+    }
     out, _ = parts.model.apply(*parts.model.init(jax.random.key(0)), jnp.zeros((2, 28, 28, 1)))
     assert out.shape == (2, 10)
     parts = build(spoiled(sound, "model.args.num_classes=7"), "c")
@@ -153,10 +207,13 @@ def assert_close(a, b):
 def test_a_schedule_multiplies_our_updates(sound):
     config = spoiled(sound, "schedule=cosine")
     by_hand = [
-        jax.tree.map(lambda u, k=k: u * cosine(steps=8)(k), update) for k, update in enumerate(steps(adamw(lr=0.01), 1) * 3)
+        jax.tree.map(lambda u, k=k: u * cosine(steps=8)(k), update)
+        for k, update in enumerate(steps(adamw(lr=0.01), 1) * 3)
     ]
     assert_close(steps(build(config, "c").optimizer, 1)[0], by_hand[0])
-    reference = optax.adamw(lambda k: 0.01 * cosine(steps=8)(k), weight_decay=0.01, mask={"weight": True, "bias": False})
+    reference = optax.adamw(
+        lambda k: 0.01 * cosine(steps=8)(k), weight_decay=0.01, mask={"weight": True, "bias": False}
+    )
     assert_close(steps(build(config, "c").optimizer), steps(reference))
 
 
@@ -176,10 +233,14 @@ def short(lr=0.5):
 
 
 @pytest.mark.parametrize("factory", [annotated, short])
-def test_a_rate_that_is_a_number_stays_one_and_is_scheduled_all_the_same(sound, monkeypatch, factory):
+def test_a_rate_that_is_a_number_stays_one_and_is_scheduled_all_the_same(
+    sound, monkeypatch, factory
+):
     monkeypatch.setattr(optax, "plain_for_test", factory, raising=False)
     config = sound | {"optimizer": "optax.plain_for_test", "schedule": "cosine"}
-    assert_close(steps(build(config, "c").optimizer), steps(optax.sgd(lambda k: 0.5 * cosine(steps=8)(k))))
+    assert_close(
+        steps(build(config, "c").optimizer), steps(optax.sgd(lambda k: 0.5 * cosine(steps=8)(k)))
+    )
 
 
 def test_a_list_of_optimizers_is_a_chain_also_with_optax_in_it(sound):
@@ -190,7 +251,9 @@ def test_a_list_of_optimizers_is_a_chain_also_with_optax_in_it(sound):
             {"name": "sgd", "args": {"lr": 0.1}},
         ]
     }
-    reference = optax.chain(optax.clip_by_global_norm(0.5), optax.add_decayed_weights(0.1), optax.sgd(0.1))
+    reference = optax.chain(
+        optax.clip_by_global_norm(0.5), optax.add_decayed_weights(0.1), optax.sgd(0.1)
+    )
     assert_close(steps(build(config, "c").optimizer), steps(reference))
 
 
@@ -200,7 +263,13 @@ def test_the_schedule_reaches_every_group_once(sound):
         ["a", {"name": "sgd", "args": {"lr": 1.0}}],
         ["b", {"name": "optax.sgd", "args": {"learning_rate": 1.0}}],
         ["c", {"name": "optax.scale", "args": {"step_size": -1.0}}],
-        ["d", [{"name": "clip_by_value", "args": {"limit": 100}}, {"name": "scaled", "args": {"optimizer": "sgd", "rate": 1.0}}]],
+        [
+            "d",
+            [
+                {"name": "clip_by_value", "args": {"limit": 100}},
+                {"name": "scaled", "args": {"optimizer": "sgd", "rate": 1.0}},
+            ],
+        ],
     ]
     rules[3][1][1]["args"]["optimizer"] = {"name": "sgd", "args": {"lr": 1.0}}
     config = sound | {
@@ -214,18 +283,25 @@ def test_the_schedule_reaches_every_group_once(sound):
 
 
 def test_a_metric_keeps_its_finish_with_arguments_and_takes_a_label(sound):
-    labelled = {"top1": {"name": "top_k_accuracy", "args": {"k": 1}}, "top3": {"name": "top_k_accuracy", "args": {"k": 3}}}
+    labelled = {
+        "top1": {"name": "top_k_accuracy", "args": {"k": 1}},
+        "top3": {"name": "top_k_accuracy", "args": {"k": 3}},
+    }
     assert list(build(sound | {"metrics": labelled}, "c").metrics) == ["top1", "top3"]
 
 
 def test_nested_defaults_are_resolved_too(sound):
-    config = sound | {"optimizer": {"name": "groups", "args": {"rules": [[".*", {"name": "adamw"}]]}}}
+    config = sound | {
+        "optimizer": {"name": "groups", "args": {"rules": [[".*", {"name": "adamw"}]]}}
+    }
     rules = build(config, "c").config["optimizer"]["args"]["rules"]
     assert rules[0][1]["args"]["b1"] == 0.9
 
 
 def test_a_function_without_its_annotation_is_pointed_out(sound):
-    with pytest.raises(UserError, match=r"training.optimizers has a function 'squares', but without `-> Optimizer`"):
+    with pytest.raises(
+        UserError, match=r"training.optimizers has a function 'squares', but without `-> Optimizer`"
+    ):
         build(sound | {"optimizer": "squares"}, "c")
 
 
@@ -233,13 +309,17 @@ def test_parts_inside_arguments_are_built_and_their_mistakes_placed(sound):
     rules = [["bias", "frozen"], [".*", {"name": "sgd", "args": {"lr": 0.1}}]]
     config = sound | {"optimizer": {"name": "groups", "args": {"rules": rules}}}
     first = steps(build(config, "c").optimizer, 1)[0]
-    assert_close(first, {"weight": -0.2 * (jnp.arange(6.0).reshape(2, 3) - 2), "bias": jnp.zeros(3)})
+    assert_close(
+        first, {"weight": -0.2 * (jnp.arange(6.0).reshape(2, 3) - 2), "bias": jnp.zeros(3)}
+    )
     rules[1][1]["args"]["lr"] = "x"
     with pytest.raises(UserError, match=r"c: optimizer.args.rules.1.1.args.lr: must be a number"):
         build(config, "c")
 
 
-def test_a_users_own_part_is_found_by_its_name_and_a_broken_file_hides_only_its_own(tmp_path, config_file, sound):
+def test_a_users_own_part_is_found_by_its_name_and_a_broken_file_hides_only_its_own(
+    tmp_path, config_file, sound
+):
     """In a copy of the project, as a user would have it."""
     copy = copied_project(tmp_path)
     (copy / "model" / "mine.py").write_text(MINE)

@@ -45,7 +45,10 @@ def test_an_override_leaves_the_given_config_alone():
     assert config == {"a": {"b": 1}}
 
 
-@pytest.mark.parametrize(("text", "message"), [("a", "path.to.key=value"), ("a.5=1", "no place '5'"), ("b.c=1", "no place 'c'")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a", "path.to.key=value"), ("a.5=1", "no place '5'"), ("b.c=1", "no place 'c'")],
+)
 def test_an_override_without_a_place(text, message):
     with pytest.raises(UserError, match=message):
         override({"a": [1], "b": 3}, text)

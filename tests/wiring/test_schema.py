@@ -23,7 +23,10 @@ def validator():
     return jsonschema.Draft7Validator(made)
 
 
-@pytest.mark.parametrize("path", ["config.json", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "configs").glob("*.json"))])
+@pytest.mark.parametrize(
+    "path",
+    ["config.json", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "configs").glob("*.json"))],
+)
 def test_shipped_configs_are_valid(validator, path):
     validator.validate(json.loads((ROOT / path).read_text()))
 
@@ -47,8 +50,12 @@ def test_mistakes_are_seen_while_typing(validator, sound, change):
 
 
 def test_dotted_names_chains_and_nested_parts_are_accepted(validator, sound):
-    assert validator.is_valid(sound | {"optimizer": [{"name": "optax.lion", "args": {"learning_rate": 0.1}}, "frozen"]})
+    assert validator.is_valid(
+        sound | {"optimizer": [{"name": "optax.lion", "args": {"learning_rate": 0.1}}, "frozen"]}
+    )
     rules = [["head/.*", {"name": "sgd", "args": {"lr": 0.1}}]]
     assert validator.is_valid(sound | {"optimizer": {"name": "groups", "args": {"rules": rules}}})
     rules[0][1]["args"]["lr"] = "x"
-    assert not validator.is_valid(sound | {"optimizer": {"name": "groups", "args": {"rules": rules}}})
+    assert not validator.is_valid(
+        sound | {"optimizer": {"name": "groups", "args": {"rules": rules}}}
+    )

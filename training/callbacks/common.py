@@ -26,8 +26,14 @@ def at_least(smallest, **arguments):
 def class_label(name, output, target):
     """(classes, whether all of them are sound) of one example's target: integers, or distributions over the classes."""
     if not all(isinstance(a, jax.Array | np.ndarray) for a in (output, target)):
-        raise UserError(f"{name}: needs class labels, but an output or a target is no array, but a nest of them; {MEND}")
-    integers = jnp.issubdtype(target.dtype, jnp.integer) and output.ndim and target.shape == output.shape[:-1]
+        raise UserError(
+            f"{name}: needs class labels, but an output or a target is no array, but a nest of them; {MEND}"
+        )
+    integers = (
+        jnp.issubdtype(target.dtype, jnp.integer)
+        and output.ndim
+        and target.shape == output.shape[:-1]
+    )
     if not (integers or target.shape == output.shape) or output.shape[-1:] in ((), (1,)):
         raise UserError(
             f"{name}: needs class labels, but the output of an example has the shape {output.shape} and its target is "
@@ -53,7 +59,9 @@ def check_sets(name, sets, view):
     there = [held_out for held_out in view.sets if held_out != "train"]
     for wanted in sets or ():
         if wanted not in there:
-            raise UserError(f"{name}: sets: no held-out set {wanted!r}; there are: {', '.join(there) or 'none'}")
+            raise UserError(
+                f"{name}: sets: no held-out set {wanted!r}; there are: {', '.join(there) or 'none'}"
+            )
 
 
 def just_measured(hook, sets, view):
@@ -79,7 +87,11 @@ def going_on_if_wished(view, path):
     try:
         yield
     except (OSError, RunError) as error:
-        message = f"{path}: cannot be written: {error.strerror}" if isinstance(error, OSError) else str(error)
+        message = (
+            f"{path}: cannot be written: {error.strerror}"
+            if isinstance(error, OSError)
+            else str(error)
+        )
         if view.config.get("checkpoint", {}).get("on_write_error") != "go_on":
             raise RunError(message) from error
         logger.warning("%s", message)

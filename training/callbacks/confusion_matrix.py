@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import Callback
-from training.callbacks.common import at_least, check_labels, check_sets, class_label, just_measured, write_picture_files
+from training.callbacks.common import (
+    at_least,
+    check_labels,
+    check_sets,
+    class_label,
+    just_measured,
+    write_picture_files,
+)
 from training.pictures import matrix, png
 from training.tally import tracked
 from utils import UserError
@@ -15,7 +22,9 @@ from utils import UserError
 MOST = 200  # classes
 
 
-def confusion_matrix(normalized: bool = False, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1) -> Callback:
+def confusion_matrix(
+    normalized: bool = False, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
+) -> Callback:
     """After each evaluation, which classes were taken for which: pictures/confusion_matrix-<set>.json and .png.
 
     It looks at `sets`, or else at every held-out one; `normalized` draws the share of each label's examples, no counts.
@@ -30,7 +39,9 @@ def pairs(output, target):
     label, sound = class_label("confusion_matrix", output, target)
     count = output.shape[-1]
     if count > MOST:
-        raise UserError(f"confusion_matrix: there are {count} classes, of which nobody could read a matrix; {MOST} at most")
+        raise UserError(
+            f"confusion_matrix: there are {count} classes, of which nobody could read a matrix; {MOST} at most"
+        )
     actual = jax.nn.one_hot(label.reshape(-1), count)
     predicted = jax.nn.one_hot(jnp.argmax(output, axis=-1).reshape(-1), count)
     return {"counts": actual.T @ predicted, "unsound": ~sound}
@@ -57,6 +68,14 @@ class ConfusionMatrix:
             check_labels("confusion_matrix", name, int(found["unsound"]))
             counts = np.rint(found["counts"]).astype(int)
             picture, title = png(matrix(counts, self.normalized)), f"confusion_matrix-{name}"
-            told = {"set": name, "epoch": view.epoch, "step": view.step, "normalized": self.normalized, "matrix": counts.tolist()}
-            write_picture_files(view, {f"{title}.json": json.dumps(told).encode(), f"{title}.png": picture})
+            told = {
+                "set": name,
+                "epoch": view.epoch,
+                "step": view.step,
+                "normalized": self.normalized,
+                "matrix": counts.tolist(),
+            }
+            write_picture_files(
+                view, {f"{title}.json": json.dumps(told).encode(), f"{title}.png": picture}
+            )
             view.publish.image(view.step, title, picture)

@@ -36,5 +36,9 @@ class EarlyStopping:
             return None
         value, best = self.sign() * run.metrics[self.monitor], self.memory["best"]
         improved = value < (float("inf") if best is None else best) - self.min_delta
-        self.memory = {"best": value, "waited": 0} if improved else {"best": best, "waited": self.memory["waited"] + 1}
+        self.memory = (
+            {"best": value, "waited": 0}
+            if improved
+            else {"best": best, "waited": self.memory["waited"] + 1}
+        )
         return {"stop": self.memory["waited"] >= self.patience}

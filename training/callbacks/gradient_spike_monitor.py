@@ -16,7 +16,9 @@ logger = logging.getLogger("main")
 FILE = "gradient_spikes.jsonl"
 
 
-def gradient_spike_monitor(ema_decay: float = 0.99, threshold: float = 3.0, warmup: int = 20) -> Callback:
+def gradient_spike_monitor(
+    ema_decay: float = 0.99, threshold: float = 3.0, warmup: int = 20
+) -> Callback:
     """A line in gradient_spikes.jsonl for each step whose gradient is `threshold` times longer than usual, or is not finite.
 
     Usual is the moving average over the steps before, which are at least `warmup`. A spike counts in it as if it were just at the
@@ -38,7 +40,9 @@ class GradientSpikeMonitor:
 
     def on_training_start(self, view):
         self.memory = {"step": 0, "seen": 0, "average": 0.0}
-        self.written = None  # the memory that the file goes with; another one was put back from a checkpoint
+        self.written = (
+            None  # the memory that the file goes with; another one was put back from a checkpoint
+        )
 
     def on_step_end(self, view):
         self.look(view)
@@ -51,7 +55,11 @@ class GradientSpikeMonitor:
 
     def look(self, view):
         """Judge the steps that are new since the last look."""
-        columns = [view.per_step[name].tolist() for name in ("step", "gradient_norm", "loss") if name in view.per_step]
+        columns = [
+            view.per_step[name].tolist()
+            for name in ("step", "gradient_norm", "loss")
+            if name in view.per_step
+        ]
         new = [row for row in zip(*columns, strict=True) if row[0] > self.memory["step"]]
         if not new:
             return
@@ -70,15 +78,26 @@ class GradientSpikeMonitor:
         self.memory = self.memory | {"step": step}
         if math.isfinite(norm):
             usual = min(norm, self.threshold * average) if average else norm
-            weight = max(1 - self.decay, 1 / (seen + 1))  # the mean, until there are enough steps for the moving average
+            weight = max(
+                1 - self.decay, 1 / (seen + 1)
+            )  # the mean, until there are enough steps for the moving average
             self.memory |= {"seen": seen + 1, "average": average + weight * (usual - average)}
             if seen < self.warmup or not ratio > self.threshold:
                 return None
-        return {"step": step, "epoch": epoch, "norm": norm, "ema": average, "ratio": ratio, "loss": loss}
+        return {
+            "step": step,
+            "epoch": epoch,
+            "norm": norm,
+            "ema": average,
+            "ratio": ratio,
+            "loss": loss,
+        }
 
     def warn(self, epoch, found):
         """One line about all the spikes of a look."""
-        worst = max(found, key=lambda spike: spike["ratio"] if math.isfinite(spike["norm"]) else math.inf)
+        worst = max(
+            found, key=lambda spike: spike["ratio"] if math.isfinite(spike["norm"]) else math.inf
+        )
         logger.warning(
             "Epoch %d: gradient spikes: %d, the worst in step %d: the norm %.4g, where %.4g was usual; see %s",
             epoch, len(found), worst["step"], worst["norm"], worst["ema"], FILE,

@@ -16,7 +16,9 @@ logger = logging.getLogger("main")
 NEVER = 2**30
 
 
-def profiler(first_step: int = 10, n_steps: int = 5, every_n_minutes: float | None = None) -> Callback:
+def profiler(
+    first_step: int = 10, n_steps: int = 5, every_n_minutes: float | None = None
+) -> Callback:
     """A trace of `n_steps` steps in profile/step_<n>, `first_step` steps after the run began or was gone on with.
 
     Its perfetto_trace.json.gz opens in ui.perfetto.dev; XProf, and TensorBoard with its plugin, show the whole folder profile.
@@ -37,7 +39,9 @@ class Profiler:
 
     def on_training_start(self, view):
         if view.folder is None:
-            raise UserError("profiler: there is no run folder to write to; give fit a `folder`, or leave the profiler out")
+            raise UserError(
+                "profiler: there is no run folder to write to; give fit a `folder`, or leave the profiler out"
+            )
         self.began, self.next = None, None  # the step of the open trace, and of the next one
         self.again = None  # when, by the clock, a next one is due
         self.asked, self.tried, self.warned = False, False, False
@@ -70,7 +74,10 @@ class Profiler:
     def on_training_end(self, view):
         self.end(view)
         if not self.tried:
-            logger.warning("profiler: the run ended before its trace began; lower first_step, which is %d", self.first_step)
+            logger.warning(
+                "profiler: the run ended before its trace began; lower first_step, which is %d",
+                self.first_step,
+            )
 
     def begin(self, view):
         """Open a trace; somebody else's, still open, is left alone."""
@@ -93,7 +100,9 @@ class Profiler:
         try:
             jax.profiler.stop_trace()
         except (RuntimeError, OSError, ValueError) as error:  # no reason to lose the run
-            logger.warning("profiler: %s: the trace could not be written: %s", folder, first_line(error))
+            logger.warning(
+                "profiler: %s: the trace could not be written: %s", folder, first_line(error)
+            )
             self.next = self.again = None
             return
         if view.step <= began:
@@ -101,7 +110,12 @@ class Profiler:
             return
         self.next = None
         self.plan_another()
-        logger.info("profiler: the %d steps after step %d are traced in %s", view.step - began, began, folder)
+        logger.info(
+            "profiler: the %d steps after step %d are traced in %s",
+            view.step - began,
+            began,
+            folder,
+        )
 
     def plan_another(self):
         """When the next trace is due, if there is to be one."""

@@ -32,13 +32,22 @@ def reduce_on_plateau(
     share(min_scale=min_scale)
     if not 0 < factor < 1:
         raise ValueError(f"factor: must lie between 0 and 1, got {factor}")
-    return ReduceOnPlateau(monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs)
+    return ReduceOnPlateau(
+        monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
+    )
 
 
 class ReduceOnPlateau:
-    def __init__(self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs):
+    def __init__(
+        self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
+    ):
         self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
-        self.min_delta, self.cooldown, self.min_scale, self.every_n_epochs = min_delta, cooldown, min_scale, every_n_epochs
+        self.min_delta, self.cooldown, self.min_scale, self.every_n_epochs = (
+            min_delta,
+            cooldown,
+            min_scale,
+            every_n_epochs,
+        )
 
     def sign(self):
         """1 where the metric is to be low, -1 where it is to be high."""
@@ -63,7 +72,10 @@ class ReduceOnPlateau:
 
     def reduce(self, view):
         """The answer that makes every later update smaller, unless they are as small as they may get."""
-        before, after = self.memory["scale"], max(self.memory["scale"] * self.factor, self.min_scale)
+        before, after = (
+            self.memory["scale"],
+            max(self.memory["scale"] * self.factor, self.min_scale),
+        )
         self.memory = self.memory | {"waited": 0, "cooling": self.cooldown, "scale": after}
         if after == before:
             return None

@@ -11,7 +11,14 @@ import numpy as np
 from data_loader.base import has_items
 from data_loader.nest import named_nest
 from training.base import Callback
-from training.callbacks.common import at_least, check_labels, check_sets, class_label, just_measured, write_picture_files
+from training.callbacks.common import (
+    at_least,
+    check_labels,
+    check_sets,
+    class_label,
+    just_measured,
+    write_picture_files,
+)
 from training.loss import cross_entropy
 from training.pictures import as_picture, grid, png
 from training.tally import tracked
@@ -21,7 +28,9 @@ logger = logging.getLogger("main")
 LARGEST = 128  # dots of a side that are drawn; larger pictures are thinned out, as they are drawn between two epochs
 
 
-def sample_images(count: int = 16, worst: int = 16, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1) -> Callback:
+def sample_images(
+    count: int = 16, worst: int = 16, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
+) -> Callback:
     """The first images of the training set, and after each evaluation those of the highest cross entropy, as pictures.
 
     pictures/first_batch.png shows `count` of them, pictures/worst-<set>.png (and .json) the `worst` of each of `sets`, or else of
@@ -38,13 +47,18 @@ def verdict(output, target):
     found = {"loss": cross_entropy(output, target), "unsound": ~sound}
     if label.ndim:
         return found
-    return found | {"predicted": jnp.argmax(output).astype(jnp.int32), "label": label.astype(jnp.int32)}
+    return found | {
+        "predicted": jnp.argmax(output).astype(jnp.int32),
+        "label": label.astype(jnp.int32),
+    }
 
 
 class SampleImages:
     def __init__(self, count, worst, sets, every_n_epochs):
         self.count, self.worst, self.sets, self.every_n_epochs = count, worst, sets, every_n_epochs
-        self.metrics = {"sample_images": tracked(verdict, mode="CONCAT", phase="EVAL")} if worst else {}
+        self.metrics = (
+            {"sample_images": tracked(verdict, mode="CONCAT", phase="EVAL")} if worst else {}
+        )
 
     def on_training_start(self, view):
         self.told = set()  # the sets of which it was said that they hold no images
@@ -52,7 +66,9 @@ class SampleImages:
         dataset = view.sets.get("train")
         size = len(dataset) if has_items(dataset) else self.count
         if examples := self.examples("train", dataset, range(min(self.count, size))):
-            captions = [str(c) if (c := class_of(label)) is not None else "" for _, label in examples]
+            captions = [
+                str(c) if (c := class_of(label)) is not None else "" for _, label in examples
+            ]
             drawn = png(grid([picture for picture, _ in examples], captions=captions))
             write_picture_files(view, {"first_batch.png": drawn})
             view.publish.image(view.step, "first_batch", drawn)
@@ -71,7 +87,9 @@ class SampleImages:
                 self.tell(name, "is of unknown length, so its predictions are not gathered")
                 continue
             check_labels("sample_images", name, int(found["unsound"].sum()))
-            losses = np.where(np.isnan(found["loss"]), np.inf, found["loss"])  # of a label outside the classes
+            losses = np.where(
+                np.isnan(found["loss"]), np.inf, found["loss"]
+            )  # of a label outside the classes
             order = np.argsort(-losses, kind="stable")[: self.worst]
             worst = [described(found, int(i)) for i in order]
             examples = self.examples(name, view.sets.get(name), order)
@@ -81,7 +99,10 @@ class SampleImages:
         """The files of one set, and the picture for the trackers."""
         title, files = f"worst-{name}", {}
         if pictures:
-            captions = ["" if one["label"] is None else f"{one['label']}>{one['predicted']}" for one in worst]
+            captions = [
+                "" if one["label"] is None else f"{one['label']}>{one['predicted']}"
+                for one in worst
+            ]
             files[f"{title}.png"] = png(grid(pictures, captions=captions))
             for one, picture in zip(worst, pictures, strict=True):
                 one["png"] = base64.b64encode(png(picture)).decode()
@@ -97,7 +118,13 @@ class SampleImages:
             self.tell(name, "comes in batches, so no single example can be shown")
             return []
         items = [dataset[int(i)] for i in indices]
-        found = [(picture_in(item), item[1] if isinstance(item, tuple | list) and len(item) > 1 else None) for item in items]
+        found = [
+            (
+                picture_in(item),
+                item[1] if isinstance(item, tuple | list) and len(item) > 1 else None,
+            )
+            for item in items
+        ]
         if any(picture is None for picture, _ in found):
             self.tell(name, f"holds no images ({form_of(items[0])}), so none are shown")
             return []
@@ -112,9 +139,16 @@ class SampleImages:
 
 def described(found, i):
     """One prediction, as plain JSON."""
-    label, predicted = (int(found[key][i]) if key in found else None for key in ("label", "predicted"))
+    label, predicted = (
+        int(found[key][i]) if key in found else None for key in ("label", "predicted")
+    )
     loss = float(found["loss"][i])
-    return {"index": i, "label": label, "predicted": predicted, "loss": loss if math.isfinite(loss) else None}
+    return {
+        "index": i,
+        "label": label,
+        "predicted": predicted,
+        "loss": loss if math.isfinite(loss) else None,
+    }
 
 
 def picture_in(item):

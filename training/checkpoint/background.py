@@ -11,7 +11,9 @@ class Background:
 
     def start(self, job):
         """Begin a job; the one before must be done."""
-        self.thread = threading.Thread(target=self.attempt, args=(job,), name="checkpoint", daemon=True)
+        self.thread = threading.Thread(
+            target=self.attempt, args=(job,), name="checkpoint", daemon=True
+        )
         self.thread.start()
 
     def attempt(self, job):

@@ -18,7 +18,10 @@ from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
 
-LOGS = ("metrics.jsonl", "train.log")  # a checkpoint notes how long they are, and a run that goes on cuts them back to it
+LOGS = (
+    "metrics.jsonl",
+    "train.log",
+)  # a checkpoint notes how long they are, and a run that goes on cuts them back to it
 
 
 @dataclass
@@ -41,7 +44,10 @@ class Keeper:
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.kept = self.undo = Kept()  # as it is, and as it was before the write in progress
         self.undeleted = []  # files that would not go
-        self.saved, self.time = None, time.monotonic()  # (step, position, whole) of the latest, and when it was taken
+        self.saved, self.time = (
+            None,
+            time.monotonic(),
+        )  # (step, position, whole) of the latest, and when it was taken
         self.background = Background()
         self.monitor = options.monitor
         self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
@@ -53,11 +59,18 @@ class Keeper:
 
     def time_is_up(self):
         """Whether the last save was so long ago that another is due."""
-        return bool(self.options.every_seconds and time.monotonic() - self.time >= self.options.every_seconds)
+        return bool(
+            self.options.every_seconds
+            and time.monotonic() - self.time >= self.options.every_seconds
+        )
 
     def steps_left(self, step):
         """Steps until the next save by steps."""
-        return self.options.every_steps - step % self.options.every_steps if self.options.every_steps else 2**30
+        return (
+            self.options.every_steps - step % self.options.every_steps
+            if self.options.every_steps
+            else 2**30
+        )
 
     def epoch_ended(self, run, cut):
         """Save a run at the end of an epoch, where that is due or the best so far; `cut()` takes the Cut."""
@@ -71,7 +84,11 @@ class Keeper:
     def ended(self, run, cut):
         """Save where a run stopped, whole if it is to be gone on with, and wait until all is written."""
         self.wait()
-        if self.saved is None or self.saved[:2] != (run.step, run.position) or not (self.saved[2] or run.finished):
+        if (
+            self.saved is None
+            or self.saved[:2] != (run.step, run.position)
+            or not (self.saved[2] or run.finished)
+        ):
             self.save(run, cut, whole=not run.finished)
             self.background.join()
             with together():
@@ -80,41 +97,67 @@ class Keeper:
             names = ", ".join(f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best)
             logger.info("Best by %s: %s", self.options.monitor, names)
         elif self.options.monitor:
-            logger.warning("checkpoint.monitor: %s was never measured, or never finite", self.options.monitor)
+            logger.warning(
+                "checkpoint.monitor: %s was never measured, or never finite", self.options.monitor
+            )
 
     def save(self, run, cut, *, regular=True, whole=False):
         """Write a cut in the background, then delete what is no longer to be kept."""
         self.wait()  # never two copies of a state
-        between = run.position == 0 and run.step > 0  # epochs, so that what was measured belongs to it
+        between = (
+            run.position == 0 and run.step > 0
+        )  # epochs, so that what was measured belongs to it
         name = f"checkpoint-epoch_{run.completed}" if between else f"checkpoint-step_{run.step}"
         value = run.metrics.get(self.options.monitor) if between else None
         self.undo, self.kept = self.kept, self.kept.add(name, value, self.options, regular)
         taken, whole = cut(), whole or self.options.save_optimizer_state
-        if several() and self.probe is not None:  # it takes all of them, so it must not come between the steps of training
+        if (
+            several() and self.probe is not None
+        ):  # it takes all of them, so it must not come between the steps of training
             taken.probes = [self.probe(*evaluated(ts)) for ts in taken.states]
-        self.saved, self.time = (taken.where["step"], taken.where["position"], whole), time.monotonic()
+        self.saved, self.time = (
+            (taken.where["step"], taken.where["position"], whole),
+            time.monotonic(),
+        )
         known = self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
-        self.background.start(partial(self.write, taken, name, known, self.undo.names() - self.kept.names()))
+        self.background.start(
+            partial(self.write, taken, name, known, self.undo.names() - self.kept.names())
+        )
 
     def write(self, cut, name, known, retired):
         """The files of a checkpoint, one for each replica; runs in the background."""
-        for log in known["lengths"] if is_first() else ():  # the record must not promise more than what is on the disk
+        for log in (
+            known["lengths"] if is_first() else ()
+        ):  # the record must not promise more than what is on the disk
             flush_to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(cut.states), self.suffix)
         for replica, (path, ts) in enumerate(zip(paths, cut.states, strict=True)):
-            if self.suffix != storage.SUFFIXES["orbax"]:  # which can write what is spread over several hosts
+            if (
+                self.suffix != storage.SUFFIXES["orbax"]
+            ):  # which can write what is spread over several hosts
                 ts = jax.device_get(jax.tree.map(storage.without_key_type, ts))
             tree = as_saved(ts, cut, known["whole"])
             if self.probe is not None:
                 tree |= cut.probes[replica] if cut.probes else self.probe(*evaluated(ts))
-            mine = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths), "format": FORMAT}
+            mine = {
+                "seed": int(ts.seed),
+                "replica": replica,
+                "replicas": len(paths),
+                "format": FORMAT,
+            }
             storage.save(path, tree, {**self.record, **cut.where, **known, **mine})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         if not is_first():
             return
         old = [path for gone in retired for path in storage.files(self.folder, gone)]
-        twins = set(storage.files(self.folder, name)) - set(paths)  # of the same name in another format
-        self.undeleted = [path for path in {*old, *twins, *self.undeleted} if path not in paths and not storage.delete(path)]
+        twins = set(storage.files(self.folder, name)) - set(
+            paths
+        )  # of the same name in another format
+        self.undeleted = [
+            path
+            for path in {*old, *twins, *self.undeleted}
+            if path not in paths and not storage.delete(path)
+        ]
 
     def check(self):
         """Tell of an error of the background: the run stops by it, or goes on without that checkpoint. Several processes do so
@@ -171,14 +214,21 @@ class Keeper:
 
     def lengths(self):
         """The bytes of the logs so far."""
-        return {log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()}
+        return {
+            log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()
+        }
 
     def resumed(self, found):
         """Go on after a checkpoint, with it and the older ones that are there."""
         records, record = storage.records(self.folder), found.record
         older = list(records)[: list(records).index(found.name) + 1]
-        self.kept = kept_so_far({name: records[name] for name in older}, record["regular"], self.options)
-        self.saved, self.time = (record["step"], record["position"], record["whole"]), time.monotonic()
+        self.kept = kept_so_far(
+            {name: records[name] for name in older}, record["regular"], self.options
+        )
+        self.saved, self.time = (
+            (record["step"], record["position"], record["whole"]),
+            time.monotonic(),
+        )
 
 
 class NoKeeper:

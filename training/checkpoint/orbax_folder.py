@@ -36,8 +36,14 @@ def write(path, arrays, record):
     """
     ocp, path = import_orbax(), Path(path).absolute()
     arrays = {name: a if isinstance(a, jax.Array) else np.asarray(a) for name, a in arrays.items()}
-    note = json.dumps({"record": record, "arrays": {name: [a.dtype.name, a.shape] for name, a in arrays.items()}})
-    building, processes, first = beside(path, "tmp"), set(range(jax.process_count())), jax.process_index() == 0
+    note = json.dumps(
+        {"record": record, "arrays": {name: [a.dtype.name, a.shape] for name, a in arrays.items()}}
+    )
+    building, processes, first = (
+        beside(path, "tmp"),
+        set(range(jax.process_count())),
+        jax.process_index() == 0,
+    )
     try:
         with meeting(ocp, f"{building}: begun", processes):
             if first:
@@ -76,12 +82,24 @@ def read(path, verified=False):
         if not verified:
             compare_digests(path, folder)
         note = json.loads((folder / NOTE).read_bytes())
-        forms = {name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in note["arrays"].items()}
-        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in forms.items() if 0 in shape}
-        large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE and jax.process_count() > 1]
+        forms = {
+            name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in note["arrays"].items()
+        }
+        arrays = {
+            name: np.empty(shape, dtype) for name, (dtype, shape) in forms.items() if 0 in shape
+        }
+        large = [
+            name
+            for name, (_, shape) in forms.items()
+            if math.prod(shape) > LARGE and jax.process_count() > 1
+        ]
         stored = {name: Stored(path, name, *forms[name]) for name in large}
         if filled := forms.keys() - arrays.keys() - stored.keys():
-            arrays |= restored(folder, dict.fromkeys(filled, ocp.RestoreArgs(restore_type=np.ndarray)), some=bool(stored))
+            arrays |= restored(
+                folder,
+                dict.fromkeys(filled, ocp.RestoreArgs(restore_type=np.ndarray)),
+                some=bool(stored),
+            )
         arrays |= stored
         if {name: (a.dtype, a.shape) for name, a in arrays.items()} != forms:
             raise Damaged(f"{path}: is damaged: its arrays are not those that {NOTE} tells of")
@@ -91,7 +109,9 @@ def read(path, verified=False):
 def restored(folder, wanted, some=True):
     """{name: array} as these arguments of Orbax say, for this process alone; `some` of those that are there, or all."""
     ocp = import_orbax()
-    args = ocp.args.PyTreeRestore(item=dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=some)
+    args = ocp.args.PyTreeRestore(
+        item=dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=some
+    )
     with orbax(ocp, {jax.process_index()}) as reader:
         return reader.restore(folder / ARRAYS, args=args)
 
@@ -110,7 +130,9 @@ class Stored:
         return self.read(import_orbax().ArrayRestoreArgs(sharding=place))
 
     def __array__(self, dtype=None, copy=None):
-        return self.read(import_orbax().RestoreArgs(restore_type=np.ndarray)).astype(dtype or self.dtype, copy=False)
+        return self.read(import_orbax().RestoreArgs(restore_type=np.ndarray)).astype(
+            dtype or self.dtype, copy=False
+        )
 
     def read(self, wanted):
         """It as Orbax is asked for it."""
@@ -129,7 +151,9 @@ def import_orbax():
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
-        raise UserError("Orbax is not installed: run `pip install -r training/requirements.txt`") from error
+        raise UserError(
+            "Orbax is not installed: run `pip install -r training/requirements.txt`"
+        ) from error
     logging.getLogger("absl").addFilter(is_of_others)
     return ocp
 
@@ -142,8 +166,13 @@ def orbax(ocp, processes):
     """What writes and reads, all these processes together."""
     # As they are named here, they wait for each other at the coordinator, not in a collective, which would mix with those
     # of training where this runs in the background.
-    options = ocp.options.MultiprocessingOptions(primary_host=min(processes), active_processes=processes)
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=options), multiprocessing_options=options)
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=min(processes), active_processes=processes
+    )
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=options),
+        multiprocessing_options=options,
+    )
 
 
 def beside(path, role):
@@ -176,13 +205,19 @@ def telling(path):
 def reason(error):
     """What went wrong, in one line; of TensorStore's long ones, what the system said."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+    return (
+        os.strerror(int(code[1]))
+        if code
+        else getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+    )
 
 
 def digests(folder):
     """A line for every file in a folder but this list itself, as `sha256sum` writes them."""
     lines = []
-    for file in sorted(file for file in folder.rglob("*") if not file.is_dir() and file != folder / SUMS):
+    for file in sorted(
+        file for file in folder.rglob("*") if not file.is_dir() and file != folder / SUMS
+    ):
         if not file.is_file():
             raise ValueError(f"{file.name} is no plain file")  # a pipe would be waited for
         with open(file, "rb") as opened:
@@ -214,7 +249,9 @@ def put(folder, path):
     """Rename a folder, in place of the one that may be there."""
     former = beside(path, "former")
     if path.is_dir():
-        shutil.rmtree(former, ignore_errors=True)  # of a process that was killed when it had all but done this
+        shutil.rmtree(
+            former, ignore_errors=True
+        )  # of a process that was killed when it had all but done this
         os.rename(path, former)
     os.rename(folder, path)
     to_disk(path.parent)

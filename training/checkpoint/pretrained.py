@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import TrainState
-from training.checkpoint.restore import as_stored, check_meaning, differences, probe_of, refuse, some, typed
+from training.checkpoint.restore import (
+    as_stored,
+    check_meaning,
+    differences,
+    probe_of,
+    refuse,
+    some,
+    typed,
+)
 from training.checkpoint.storage import checkpoints, load
 from utils import UserError, map_named, match_rules, named_leaves
 
@@ -35,7 +43,9 @@ class Pretrained:
         check_regexes("fresh", fresh)
         check_regexes("rename", [regex for regex, _ in rename])
         if (Path(path) / "config.json").exists():
-            raise UserError(f"{path}: is the folder of a run; name one of its checkpoints ({', '.join(checkpoints(path))})")
+            raise UserError(
+                f"{path}: is the folder of a run; name one of its checkpoints ({', '.join(checkpoints(path))})"
+            )
         arrays, self.record = load(path)  # the record of others' files is empty
         self.path, self.fresh = path, fresh
         found = weights(arrays)
@@ -51,8 +61,15 @@ class Pretrained:
     def check(self, params, state):
         """Refuse what does not fit this model, of which shapes suffice."""
         wanted = {name: as_stored(leaf) for name, leaf in self.wanted(params, state).items()}
-        found = {name: a for name, a in self.arrays.items() if not any(re.fullmatch(regex, name) for regex in self.fresh)}
-        refuse(f"{self.path}: does not fit the model", differences(found, wanted, castable, called=self.called))
+        found = {
+            name: a
+            for name, a in self.arrays.items()
+            if not any(re.fullmatch(regex, name) for regex in self.fresh)
+        }
+        refuse(
+            f"{self.path}: does not fit the model",
+            differences(found, wanted, castable, called=self.called),
+        )
 
     def wanted(self, params, state):
         """{name: leaf} of what the file must have."""
@@ -73,7 +90,11 @@ class Pretrained:
         loaded = self.wanted(params, state)
 
         def merge(name, leaf):
-            return typed(np.asarray(self.arrays[name], as_stored(leaf).dtype), leaf) if name in loaded else leaf
+            return (
+                typed(np.asarray(self.arrays[name], as_stored(leaf).dtype), leaf)
+                if name in loaded
+                else leaf
+            )
 
         return map_named(merge, params), map_named(merge, {"state": state})["state"]
 
@@ -91,19 +112,26 @@ def weights(arrays):
         return arrays  # a file of others
     wanted, other = ("ema", "params") if "ema" in root.values() else ("params", "ema")
     left = {name: array for name, array in arrays.items() if root[name] not in {*OF_THE_RUN, other}}
-    return {name[len(wanted) + 1 :] if root[name] == wanted else name: array for name, array in left.items()}
+    return {
+        name[len(wanted) + 1 :] if root[name] == wanted else name: array
+        for name, array in left.items()
+    }
 
 
 def renamed(path, names, rules):
     """{name after the rules: name in the file}"""
     for regex, _ in rules:
         if not any(re.fullmatch(regex, name) for name in names):
-            raise UserError(f"training.pretrained.rename: {regex!r} matches no name in {path}, which has {some(names)}")
+            raise UserError(
+                f"training.pretrained.rename: {regex!r} matches no name in {path}, which has {some(names)}"
+            )
     found = {}
     for old in names:
         name = new_name(old, rules)
         if name in found:
-            raise UserError(f"training.pretrained.rename: {found[name]} and {old} in {path} both become {name}")
+            raise UserError(
+                f"training.pretrained.rename: {found[name]} and {old} in {path} both become {name}"
+            )
         if name is not None:
             found[name] = old
     return found
@@ -116,7 +144,9 @@ def new_name(name, rules):
             try:
                 return None if replacement is None else match.expand(replacement)
             except (re.error, IndexError) as error:
-                raise UserError(f"training.pretrained.rename: [{regex!r}, {replacement!r}] cannot be applied: {error}") from error
+                raise UserError(
+                    f"training.pretrained.rename: [{regex!r}, {replacement!r}] cannot be applied: {error}"
+                ) from error
     return name
 
 
@@ -126,7 +156,9 @@ def check_regexes(key, regexes):
         try:
             re.compile(regex)
         except re.error as error:
-            raise UserError(f"training.pretrained.{key}: {regex!r} is not a regular expression: {error}") from error
+            raise UserError(
+                f"training.pretrained.{key}: {regex!r} is not a regular expression: {error}"
+            ) from error
 
 
 def castable(has, needs):

@@ -10,7 +10,9 @@ from training.checkpoint.storage import without_key_type
 from training.objective import inputs
 from utils import named_leaves
 
-EXAMPLES = 4  # the one number of a single example may happen to lie near 0, where rounding looks large
+EXAMPLES = (
+    4  # the one number of a single example may happen to lie near 0, where rounding looks large
+)
 KEPT = 1024  # numbers of a leaf
 TOLERANCE = 1e-4  # of the largest number; other compilers and machines round to within 1e-5
 TINY = 1e-7  # what rounding leaves of a sum that is 0
@@ -36,9 +38,13 @@ class Probe:
         self.shared = None  # the program over the devices of several processes
 
     def __call__(self, params, state):
-        if jax.config.jax_disable_jit:  # a breakpoint() in the model must not stop the thread that saves, too
+        if (
+            jax.config.jax_disable_jit
+        ):  # a breakpoint() in the model must not stop the thread that saves, too
             return {}
-        if any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in jax.tree.leaves(params)):
+        if any(
+            isinstance(a, jax.Array) and not a.is_fully_addressable for a in jax.tree.leaves(params)
+        ):
             return self.ask_all(params, state)
         # From numbers on the host, so that it is the same program on any mesh.
         weights = jax.device_get(jax.tree.map(without_key_type, (params, state)))
@@ -97,22 +103,33 @@ def ask(spec):
 
 def draw(leaf, seed):
     """Standard normal floats, any bytes, and of other integers 0 or 1, since a token must be in the vocabulary."""
-    bits = np.random.Philox(key=seed).random_raw((2, *leaf.shape))  # not its `normal`, which a later numpy may draw otherwise
+    bits = np.random.Philox(key=seed).random_raw(
+        (2, *leaf.shape)
+    )  # not its `normal`, which a later numpy may draw otherwise
     if jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool:
         return (bits[0] >> np.uint64(56 if leaf.dtype == np.uint8 else 63)).astype(leaf.dtype)
-    radius, angle = ((bits >> np.uint64(11)) + 1) * 2.0**-53  # in (0, 1]; Box and Muller's way to normal numbers
+    radius, angle = (
+        (bits >> np.uint64(11)) + 1
+    ) * 2.0**-53  # in (0, 1]; Box and Muller's way to normal numbers
     return (np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)).astype(leaf.dtype)
 
 
 def thinned(leaf):
     """A leaf in float32; of a large one, KEPT numbers from its first to its last."""
     leaf = np.asarray(leaf, np.float32)
-    return leaf if leaf.size <= KEPT else leaf.reshape(-1)[np.arange(KEPT) * (leaf.size - 1) // (KEPT - 1)]
+    return (
+        leaf
+        if leaf.size <= KEPT
+        else leaf.reshape(-1)[np.arange(KEPT) * (leaf.size - 1) // (KEPT - 1)]
+    )
 
 
 def same_question(stored, found):
     """Whether two probes asked the same, so that their answers can be compared."""
-    asked = [{name: a for name, a in probe.items() if name.startswith("probe/input")} for probe in (stored, found)]
+    asked = [
+        {name: a for name, a in probe.items() if name.startswith("probe/input")}
+        for probe in (stored, found)
+    ]
     return bool(asked[1]) and difference(*asked) is None
 
 
@@ -130,6 +147,12 @@ def leaf_difference(stored, found):
     if not np.array_equal(np.isnan(stored), np.isnan(found)):
         return "NaNs in other places"
     with np.errstate(invalid="ignore"):  # infinity less itself
-        gap = np.where((stored == found) | np.isnan(stored), 0, np.abs(stored - found)).max(initial=0)
+        gap = np.where((stored == found) | np.isnan(stored), 0, np.abs(stored - found)).max(
+            initial=0
+        )
     largest = np.abs(stored[np.isfinite(stored)]).max(initial=0)
-    return None if gap <= TOLERANCE * largest + TINY else f"up to {gap:.2g}, where its largest number was {largest:.2g}"
+    return (
+        None
+        if gap <= TOLERANCE * largest + TINY
+        else f"up to {gap:.2g}, where its largest number was {largest:.2g}"
+    )

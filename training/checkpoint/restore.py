@@ -17,7 +17,10 @@ logger = logging.getLogger("main")
 def filled(path, arrays, like):
     """The tree `like` (of arrays, or of their shapes) with a checkpoint's arrays on the host; types must agree as well."""
     wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
-    refuse(f"{path}: does not fit this run", differences(under(like, arrays), wanted, operator.eq, "run"))
+    refuse(
+        f"{path}: does not fit this run",
+        differences(under(like, arrays), wanted, operator.eq, "run"),
+    )
     return map_named(lambda name, leaf: typed(arrays[name], leaf), like)
 
 
@@ -35,10 +38,16 @@ def sums_so_far(arrays, zeros):
         same = array is not None and (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
         fits[group(name)] = fits.get(group(name), True) and same
     if not fits["epoch", False]:
-        logger.warning("Other metrics are measured than at the checkpoint: those of this epoch are of its rest alone")
-    sums = map_named(lambda name, leaf: np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf, zeros)
+        logger.warning(
+            "Other metrics are measured than at the checkpoint: those of this epoch are of its rest alone"
+        )
+    sums = map_named(
+        lambda name, leaf: np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf, zeros
+    )
     line_goes_on = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
-    return sums | {"freeze": zeros["freeze"]}, line_goes_on  # whether a bad step freezes a state is for the config of now to say
+    return sums | {
+        "freeze": zeros["freeze"]
+    }, line_goes_on  # whether a bad step freezes a state is for the config of now to say
 
 
 def under(like, arrays):
@@ -48,17 +57,27 @@ def under(like, arrays):
 
 def differences(found, wanted, same_type, whose="model", called=str):
     """A line for each leaf that is missing, not wanted, or not of the wanted form; `called(name)` tells its name in the file."""
-    missing = [f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in found]
+    missing = [
+        f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in found
+    ]
     if wanted and len(missing) == len(wanted):
-        return [f"it has none of the {whose}'s names; it has {some(map(called, found))}; the {whose} has {some(wanted)}"]
-    extra = [f"unexpected: {called(name)} {array.shape}" for name, array in found.items() if name not in wanted]
+        return [
+            f"it has none of the {whose}'s names; it has {some(map(called, found))}; the {whose} has {some(wanted)}"
+        ]
+    extra = [
+        f"unexpected: {called(name)} {array.shape}"
+        for name, array in found.items()
+        if name not in wanted
+    ]
     misfit = []
     for name, leaf in wanted.items():
         if name in found and not same_type(found[name].dtype, leaf.dtype):
             has, needs = (f"{a.dtype} {a.shape}" for a in (found[name], leaf))
             misfit.append(f"{called(name)}: the file has {has}, the {whose} has {needs}")
         elif name in found and found[name].shape != leaf.shape:
-            misfit.append(f"{called(name)}: the file has {found[name].shape}, the {whose} has {leaf.shape}")
+            misfit.append(
+                f"{called(name)}: the file has {found[name].shape}, the {whose} has {leaf.shape}"
+            )
     return missing + extra + misfit
 
 
@@ -100,7 +119,10 @@ def check_meaning(path, stored, found, mend):
     if not stored:
         return
     if not same_question(stored, found):
-        logger.info("%s: was probed with another input; whether model/ still means the same is not checked", path)
+        logger.info(
+            "%s: was probed with another input; whether model/ still means the same is not checked",
+            path,
+        )
     elif told := difference(stored, found):
         copy = Path(path).parent / "model"
         lies = f"the model as it was lies in {copy}; " if copy.is_dir() else ""

@@ -20,7 +20,10 @@ class Kept(NamedTuple):
         best = [entry for entry in self.best if entry[0] != name]
         if self.is_among_best(value, options):
             best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
-        return Kept(tuple(last[-options.keep :] if options.keep else last), tuple(best[: options.save_top_k]))
+        return Kept(
+            tuple(last[-options.keep :] if options.keep else last),
+            tuple(best[: options.save_top_k]),
+        )
 
     def is_among_best(self, value, options):
         """Whether a value is one of the best `save_top_k`; what was not measured, or is not finite, is not."""
@@ -37,4 +40,6 @@ def kept_so_far(records, regular, options):
         value = record["metrics"].get(options.monitor) if record["position"] == 0 else None
         kept = kept.add(name, value, options, regular=False)
     best = {name for name, _ in kept.best}
-    return kept._replace(regular=tuple(name for name in records if name in regular or name not in best))
+    return kept._replace(
+        regular=tuple(name for name in records if name in regular or name not in best)
+    )

@@ -18,10 +18,20 @@ import numpy as np
 
 from utils import Damaged, UserError, atomic_file, format_bytes
 
-TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "BOOL": np.bool_}
+TYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "BOOL": np.bool_,
+}
 TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8}
 TYPES |= {"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8}
-TYPES |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
+TYPES |= {
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
 TYPES |= {"F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz}
 CODES = {np.dtype(dtype).name: code for code, dtype in TYPES.items()}
 
@@ -31,7 +41,10 @@ NO_DIGEST = b"0" * 64  # is hashed in the place of the digest, which cannot be p
 # Others may put a hash of their own under this name, but hardly as the first of several metadata.
 SIGNED = re.compile(rb'\{"__metadata__":\{"sha256":"([0-9a-f]{64})","')
 TEXT = re.compile(rb"[\t\n\r -~]{8}")
-FOREIGN = {rb"\x80[\x02-\x05][^\0]": "a pickle", rb"PK[\3\5][\4\6]": "a zip file, as torch.save and numpy.savez write"}
+FOREIGN = {
+    rb"\x80[\x02-\x05][^\0]": "a pickle",
+    rb"PK[\3\5][\4\6]": "a zip file, as torch.save and numpy.savez write",
+}
 
 
 def write(path, arrays, record):
@@ -45,7 +58,9 @@ def write(path, arrays, record):
     with atomic_file(path) as file:
         file.write(start)
         for array in arrays.values():
-            data = raw_bytes(little_endian(array))  # one by one, so that one copy at a time is in memory, where any is needed
+            data = raw_bytes(
+                little_endian(array)
+            )  # one by one, so that one copy at a time is in memory, where any is needed
             digest.update(data)  # like file.write, it lets other threads run meanwhile
             file.write(data)
         file.seek(start.index(NO_DIGEST))
@@ -86,20 +101,30 @@ def make_header(path, arrays, record):
     header, end = {"__metadata__": metadata}, 0
     for name, array in arrays.items():
         if array.dtype.name not in CODES:
-            raise UserError(f"{path}: cannot hold {name}, an array of {array.dtype}; it holds {', '.join(CODES)}")
+            raise UserError(
+                f"{path}: cannot hold {name}, an array of {array.dtype}; it holds {', '.join(CODES)}"
+            )
         assert name not in header, f"{name}: means something else in a safetensors file"
         begin, end = end, end + array.nbytes
-        header[name] = {"dtype": CODES[array.dtype.name], "shape": array.shape, "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": CODES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
-        raise UserError(f"{path}: its names and record take {format_bytes(len(text))}, of {format_bytes(LONGEST_HEADER)} at most")
+        raise UserError(
+            f"{path}: its names and record take {format_bytes(len(text))}, of {format_bytes(LONGEST_HEADER)} at most"
+        )
     return text
 
 
 def little_endian(array):
     """The array as the format has it, row after row and the low byte first; itself where it is so already."""
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")  # ascontiguousarray would make () to (1,)
+    return np.asarray(
+        array, dtype=array.dtype.newbyteorder("<"), order="C"
+    )  # ascontiguousarray would make () to (1,)
 
 
 def raw_bytes(array):
@@ -114,7 +139,9 @@ def opened(path):
         if not Path(path).exists():
             raise UserError(f"{path}: there is no such checkpoint")
         if not Path(path).is_file():  # a pipe would be waited for, a device has no end
-            raise Damaged(f"{path}: is {'a folder' if Path(path).is_dir() else 'no plain file'}, not a safetensors file")
+            raise Damaged(
+                f"{path}: is {'a folder' if Path(path).is_dir() else 'no plain file'}, not a safetensors file"
+            )
         with open(path, "rb") as file:
             yield file
     except OSError as error:
@@ -133,17 +160,23 @@ def read_header(path, file):
     if size < 8 or length > min(size - 8, LONGEST_HEADER):
         for magic, what in FOREIGN.items():
             if re.match(magic, start):
-                raise Damaged(f"{path}: is {what}; it is not read, since that could run code: save its arrays as safetensors")
+                raise Damaged(
+                    f"{path}: is {what}; it is not read, since that could run code: save its arrays as safetensors"
+                )
         if TEXT.match(start):
             raise not_whole(path, "it begins as a text")
-        claim = f"its header claims {length} bytes, of {LONGEST_HEADER} at most; " if size >= 8 else ""
+        claim = (
+            f"its header claims {length} bytes, of {LONGEST_HEADER} at most; " if size >= 8 else ""
+        )
         raise not_whole(path, f"{claim}it has {size} bytes in all")
     raw = file.read(length)
     try:
         header = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
         metadata = header.pop("__metadata__", None)
         metadata = {} if metadata is None else metadata
-        "".join([*header, *metadata, *metadata.values()]).encode()  # no number, and no half of a surrogate pair
+        "".join(
+            [*header, *metadata, *metadata.values()]
+        ).encode()  # no number, and no half of a surrogate pair
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise not_whole(path, f"its header is not JSON of the right form: {error}") from error
     return raw, header, metadata
@@ -159,19 +192,27 @@ def without_duplicates(pairs):
 def make_room(path, header, size):
     """{name: array to be filled} in the order of their bytes, which must fill `size` without gap or overlap."""
     wanted, end = {}, 0
-    for begin, stop, name, code, shape in sorted(parse_entry(path, *item) for item in header.items()):
+    for begin, stop, name, code, shape in sorted(
+        parse_entry(path, *item) for item in header.items()
+    ):
         length = math.prod(shape) * np.dtype(TYPES[code]).itemsize
         if (begin, stop) != (end, end + length):
-            raise not_whole(path, f"{name[:80]!r} lies at {begin} to {stop} instead of {end} to {end + length}")
+            raise not_whole(
+                path, f"{name[:80]!r} lies at {begin} to {stop} instead of {end} to {end + length}"
+            )
         wanted[name], end = (shape, TYPES[code]), stop
     if end != size:
         raise not_whole(path, f"its arrays take {end} bytes, and it has {size} of them")
     try:
         return {name: np.empty(*of) for name, of in wanted.items()}
-    except ValueError as error:  # an empty array may be longer along another axis than NumPy can count
+    except (
+        ValueError
+    ) as error:  # an empty array may be longer along another axis than NumPy can count
         raise not_whole(path, error) from error
     except MemoryError as error:
-        raise UserError(f"{path}: its arrays take {format_bytes(size)}, for which there is no memory") from error
+        raise UserError(
+            f"{path}: its arrays take {format_bytes(size)}, for which there is no memory"
+        ) from error
 
 
 def parse_entry(path, name, entry):
@@ -179,7 +220,11 @@ def parse_entry(path, name, entry):
     match entry:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]}:
             # As NumPy has it; also, multiplying a million long numbers would take forever.
-            if code in TYPES and len(shape) <= 64 and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end)):
+            if (
+                code in TYPES
+                and len(shape) <= 64
+                and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
+            ):
                 return begin, end, name, code, shape
     raise not_whole(path, f"{name[:80]!r} is no array that can be read: {reprlib.repr(entry)}")
 

@@ -59,15 +59,23 @@ def form(path):
 
 def form_for(name, processes=None):
     """The form of the checkpoints of this run: several processes can only write one together with Orbax."""
-    return ("orbax" if (processes or jax.process_count()) > 1 else "safetensors") if name == "auto" else name
+    return (
+        ("orbax" if (processes or jax.process_count()) > 1 else "safetensors")
+        if name == "auto"
+        else name
+    )
 
 
 def check_format(name, processes=None):
     """Refuse a format whose library is not there, or that cannot be written here, before anything was trained."""
     if name == "safetensors" and (processes or jax.process_count()) > 1:
-        raise UserError("checkpoint.format: several processes write no safetensors file together; say 'auto' or 'orbax'")
+        raise UserError(
+            "checkpoint.format: several processes write no safetensors file together; say 'auto' or 'orbax'"
+        )
     if form_for(name, processes) == "orbax" and importlib.util.find_spec("orbax") is None:
-        raise UserError("checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`")
+        raise UserError(
+            "checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`"
+        )
 
 
 def without_key_type(leaf):
@@ -84,13 +92,20 @@ def places(folder, name, replicas, suffix):
 
 def files(folder, name):
     """The files of a checkpoint that are there."""
-    return sorted(p for s in SUFFIXES.values() for end in ("", "-replica_*") for p in Path(folder).glob(f"{name}{end}{s}"))
+    return sorted(
+        p
+        for s in SUFFIXES.values()
+        for end in ("", "-replica_*")
+        for p in Path(folder).glob(f"{name}{end}{s}")
+    )
 
 
 def checkpoints(folder):
     """{name: its files} of the checkpoints in a folder, the oldest first; one whose record is unreadable counts as the newest."""
     found = {}
-    for path in sorted(p for suffix in SUFFIXES.values() for p in Path(folder).glob(f"checkpoint-*{suffix}")):
+    for path in sorted(
+        p for suffix in SUFFIXES.values() for p in Path(folder).glob(f"checkpoint-*{suffix}")
+    ):
         found.setdefault(path.stem.split("-replica_")[0], []).append(path)
     return dict(sorted(found.items(), key=lambda item: age(record_of(item[1][0]))))
 
@@ -137,7 +152,11 @@ def for_all(find):
         return found and [found.name, *map(str, found.paths)]
 
     told = from_first(tell)
-    return found if told is None or is_first() else read_all(told[0], [Path(path) for path in told[1:]], verified=True)
+    return (
+        found
+        if told is None or is_first()
+        else read_all(told[0], [Path(path) for path in told[1:]], verified=True)
+    )
 
 
 def read_all(name, paths, whole=False, verified=False):
@@ -148,12 +167,23 @@ def read_all(name, paths, whole=False, verified=False):
     for path, (_, record) in zip(paths, read, strict=True):
         check_record(path, record)
         if whole and not record["whole"]:
-            raise Damaged(f"{path}: holds weights alone (checkpoint.save_optimizer_state was false), so no run can go on from it")
+            raise Damaged(
+                f"{path}: holds weights alone (checkpoint.save_optimizer_state was false), so no run can go on from it"
+            )
     replicas = read[0][1]["replicas"]
-    if replicas != len(read) or sorted(record["replica"] for _, record in read) != list(range(replicas)):
-        raise Incomplete(f"{paths[0]}: is one of {replicas} replicas, and not all of them are there")
+    if replicas != len(read) or sorted(record["replica"] for _, record in read) != list(
+        range(replicas)
+    ):
+        raise Incomplete(
+            f"{paths[0]}: is one of {replicas} replicas, and not all of them are there"
+        )
     read = sorted(zip(paths, read, strict=True), key=lambda item: item[1][1]["replica"])
-    return Found(name, [path for path, _ in read], [arrays for _, (arrays, _) in read], [record for _, (_, record) in read])
+    return Found(
+        name,
+        [path for path, _ in read],
+        [arrays for _, (arrays, _) in read],
+        [record for _, (_, record) in read],
+    )
 
 
 def delete(path):
@@ -171,11 +201,20 @@ def delete(path):
     return True
 
 
-LEFTOVERS = (".checkpoint-*.tmp", *(f".{name}.json.*.tmp" for name in ("config", "environment", "finished")))
+LEFTOVERS = (
+    ".checkpoint-*.tmp",
+    *(f".{name}.json.*.tmp" for name in ("config", "environment", "finished")),
+)
 
 
 def remove_leftovers(folder):
     """Remove what a process that was killed while writing left behind."""
-    former = [path for path in Path(folder).glob(".checkpoint-*.former") if path.with_name(path.stem[1:]).exists()]
+    former = [
+        path
+        for path in Path(folder).glob(".checkpoint-*.former")
+        if path.with_name(path.stem[1:]).exists()
+    ]
     for path in [*(path for pattern in LEFTOVERS for path in Path(folder).glob(pattern)), *former]:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+            missing_ok=True
+        )

@@ -45,29 +45,54 @@ def axis(runs):
     longest = max((run.metrics.numbers for run in runs), key=len)
     agree = all(run.metrics.numbers.items() <= longest.items() for run in runs)
     if not longest or not agree:
-        return Axis(last, ("step",), [(step, short(step)) for step in marks(0, last, 6) if step >= 0], [])
+        return Axis(
+            last, ("step",), [(step, short(step)) for step in marks(0, last, 6) if step >= 0], []
+        )
     epochs = sorted(longest.items())
-    apart = next(n for n in (f * 10**p for p in range(16) for f in (1, 2, 5)) if epochs[-1][1] / n <= 7)
+    apart = next(
+        n for n in (f * 10**p for p in range(16) for f in (1, 2, 5)) if epochs[-1][1] / n <= 7
+    )
     chosen = [(step, f"{epoch:,}", short(step)) for step, epoch in epochs if epoch % apart == 0]
-    return Axis(last, ("epoch", "step"), chosen, [step for step, _ in epochs] if len(epochs) <= DOTTED else [])
+    return Axis(
+        last,
+        ("epoch", "step"),
+        chosen,
+        [step for step, _ in epochs] if len(epochs) <= DOTTED else [],
+    )
 
 
 def chart(title, lines, axis, most, *, log=False, low=None, note=None, small=False, named=True):
     """A figure, or nothing where there is no value at all; with `log`, the reader may choose a logarithmic scale;
     `named` tells the lines' names above them."""
     lines = [line._replace(curve=drawable(*line.curve, most)) for line in lines]
-    known = np.concatenate([values[np.isfinite(values)] for _, values in (line.curve for line in lines)] or [[]])
+    known = np.concatenate(
+        [values[np.isfinite(values)] for _, values in (line.curve for line in lines)] or [[]]
+    )
     if not len(known):
         return None
     bounds = {"linear": linear_bounds(settled(lines, known), low)}
     if log and known.min() > 1 / ABSURD and known.max() > 4 * known.min():
         bounds["log"] = log_bounds(known)
-    at_first = "log" in bounds and bool(known.max() > 50 * np.median(known))  # else there would be a spike and a flat line
-    chosen = tag("label", empty("input", type="checkbox", class_="log", checked=at_first), " log", class_="switch")
-    told = sorted((line for line in lines if line.told), key=lambda line: line.style == "fine")  # the first of a name counts
+    at_first = "log" in bounds and bool(
+        known.max() > 50 * np.median(known)
+    )  # else there would be a spike and a flat line
+    chosen = tag(
+        "label",
+        empty("input", type="checkbox", class_="log", checked=at_first),
+        " log",
+        class_="switch",
+    )
+    told = sorted(
+        (line for line in lines if line.told), key=lambda line: line.style == "fine"
+    )  # the first of a name counts
     return tag(
         "figure",
-        tag("figcaption", tag("h3", title), legend(title, told) if named else None, chosen if "log" in bounds else None),
+        tag(
+            "figcaption",
+            tag("h3", title),
+            legend(title, told) if named else None,
+            chosen if "log" in bounds else None,
+        ),
         [plot(kind, lines, axis, *bounds[kind]) for kind in bounds],
         tag("p", note, class_="note") if note else None,
         data({"last": axis.last, "bounds": bounds, "lines": [points(line) for line in told]}),
@@ -85,7 +110,11 @@ def settled(lines, known):
     third of the room; they are seen on the logarithmic one."""
     ends = [line.curve[0][line.curve[0] > 0][:1] for line in lines if line.style != "fine"]
     first = max((end[0] for end in ends if len(end)), default=0)
-    later = [values[(steps > 0) & (steps >= first * (line.style == "fine"))] for line in lines for steps, values in [line.curve]]
+    later = [
+        values[(steps > 0) & (steps >= first * (line.style == "fine"))]
+        for line in lines
+        for steps, values in [line.curve]
+    ]
     later = np.concatenate(later)
     later = later[np.isfinite(later)]
     return later if len(later) and 1.5 * np.ptp(later) < np.ptp(known) else known
@@ -109,7 +138,12 @@ def points(line):
     """A line as the page's script wants it: to seven digits, a null for a gap."""
     steps, values = line.curve
     steps = [int(step) for step in steps]
-    return {"label": line.label, "colour": line.colour, "x": steps, "y": [None if v != v else float(f"{v:.7g}") for v in values]}
+    return {
+        "label": line.label,
+        "colour": line.colour,
+        "x": steps,
+        "y": [None if v != v else float(f"{v:.7g}") for v in values],
+    }
 
 
 def legend(title, lines):
@@ -123,7 +157,12 @@ def legend(title, lines):
     items = [[] if line.label == title else [tag("i"), line.label, " "] for line in lines]
     values = [tag("b", last_value(line)) for line in lines]
     return tag(
-        "ul", [tag("li", *pair, style=colour(line)) for *pair, line in zip(items, values, lines, strict=True)], class_="legend"
+        "ul",
+        [
+            tag("li", *pair, style=colour(line))
+            for *pair, line in zip(items, values, lines, strict=True)
+        ],
+        class_="legend",
     )
 
 
@@ -143,7 +182,11 @@ def plot(kind, lines, axis, low, high):
         return step / axis.last
 
     def up(value):
-        return math.log(value / low) / math.log(high / low) if kind == "log" else (value - low) / (high - low)
+        return (
+            math.log(value / low) / math.log(high / low)
+            if kind == "log"
+            else (value - low) / (high - low)
+        )
 
     beside = log_marks(low, high) if kind == "log" else marks(low, high)
     rules = [Html(f"M0 {HIGH * (1 - up(mark)):.0f}H{WIDE}") for mark in beside]
@@ -152,7 +195,10 @@ def plot(kind, lines, axis, low, high):
         "svg",
         tag("path", class_="rule", d="".join(rules)),
         tag("path", class_="epochs", d="".join(epochs)) if epochs else None,
-        [strokes(line, across, up, kind) for line in sorted(lines, key=lambda line: line.style != "fine")],
+        [
+            strokes(line, across, up, kind)
+            for line in sorted(lines, key=lambda line: line.style != "fine")
+        ],
         viewBox=f"0 0 {WIDE} {HIGH}",
         preserveAspectRatio="none",
         aria_hidden="true",
@@ -160,10 +206,20 @@ def plot(kind, lines, axis, low, high):
     names = zip(beside, mark_names(beside, kind == "log"), strict=True)
     left = [tag("span", name, style=f"bottom:{100 * up(mark):.2f}%") for mark, name in names]
     below = [
-        tag("span", tag("span", first), [tag("small", text) for text in more], style=f"left:{100 * across(step):.2f}%")
+        tag(
+            "span",
+            tag("span", first),
+            [tag("small", text) for text in more],
+            style=f"left:{100 * across(step):.2f}%",
+        )
         for step, first, *more in axis.marks
     ]
-    names = tag("div", tag("span", axis.names[0]), [tag("small", name) for name in axis.names[1:]], class_="names")
+    names = tag(
+        "div",
+        tag("span", axis.names[0]),
+        [tag("small", name) for name in axis.names[1:]],
+        class_="names",
+    )
     area = tag("div", drawing, class_="area", data_kind=kind)
     return tag(
         "div",
@@ -180,7 +236,9 @@ def strokes(line, across, up, kind):
     places = []
     for step, value in zip(*line.curve, strict=True):
         inside = value == value and (kind == "linear" or value > 0)
-        places.append((round(WIDE * across(step)), round(HIGH * (1 - up(value)))) if inside else None)
+        places.append(
+            (round(WIDE * across(step)), round(HIGH * (1 - up(value)))) if inside else None
+        )
     shown = [place for place in places if place]
     alone = [
         p
@@ -188,12 +246,18 @@ def strokes(line, across, up, kind):
         if p and not before and not after
     ]
     dots = shown if line.dots and len(shown) <= DOTTED else alone
-    at = [place for step, place in zip(line.curve[0], places, strict=True) if step == line.best and place]
+    at = [
+        place
+        for step, place in zip(line.curve[0], places, strict=True)
+        if step == line.best and place
+    ]
     return tag(
         "g",
         tag("path", class_=line.style, d=path(places)),
         tag("path", class_="dots", d=dotted(dots)) if dots else None,
-        [tag("path", class_=part, d=dotted(at)) for part in ("ring", "hole", "heart")] if at else None,
+        [tag("path", class_=part, d=dotted(at)) for part in ("ring", "hole", "heart")]
+        if at
+        else None,
         style=colour(line),
         data_run=line.run,
     )

@@ -20,13 +20,19 @@ SAYS_NOTHING = ("$schema", "title")  # of how runs differ
 def header(run):
     """The headline of a single run."""
     began, ended = run.log["began"], run.log["ended"]
-    day = 11 if began and ended and began[:11] == ended[:11] else 0  # told once where it is the same
+    day = (
+        11 if began and ended and began[:11] == ended[:11] else 0
+    )  # told once where it is the same
     times = f"{began} to {ended[day:]}" if began and ended else None
     return tag(
         "header",
         tag("p", "Rawtree \N{MIDDLE DOT} run report", class_="eyebrow"),
         tag("h1", run.title, " ", state(run)),
-        tag("p", " \N{MIDDLE DOT} ".join(filter(None, [run.name, times, describe(run)])), class_="muted"),
+        tag(
+            "p",
+            " \N{MIDDLE DOT} ".join(filter(None, [run.name, times, describe(run)])),
+            class_="muted",
+        ),
     )
 
 
@@ -49,11 +55,14 @@ def name_of(part):
 def glance(run):
     """The numbers that one looks for first."""
     metrics = run.metrics
-    held_out = [(of, metric) for metric, sets in metrics.metrics().items() for of in sets if of != "train"]
+    held_out = [
+        (of, metric) for metric, sets in metrics.metrics().items() for of in sets if of != "train"
+    ]
     held_out.sort(key=lambda pair: (metrics.sets()[::-1].index(pair[0]), pair[1] == "loss"))
     tiles = [tile for of, metric in held_out if (tile := best_tile(run, of, metric))]
     tiles += [
-        final_tile(run, name, value) for name, value in sorted(metrics.final.items(), key=lambda pair: pair[0].endswith("_loss"))
+        final_tile(run, name, value)
+        for name, value in sorted(metrics.final.items(), key=lambda pair: pair[0].endswith("_loss"))
     ]
     across = len(tiles) if len(tiles) in (5, 6) else 4
     return tag(
@@ -73,7 +82,11 @@ def best_tile(run, of, metric):
     value, epoch = best
     curve = run.metrics.epochs[f"{of}_{metric}"]
     at_last = epoch == run.metrics.numbers.get(int(curve.steps[-1]))
-    when = f"epoch {epoch}, the last" if at_last else f"epoch {epoch}; last {plain(float(curve.values[-1]))}"
+    when = (
+        f"epoch {epoch}, the last"
+        if at_last
+        else f"epoch {epoch}; last {plain(float(curve.values[-1]))}"
+    )
     return tile(f"best {of} {metric.replace('_', ' ')}", value, when)
 
 
@@ -84,7 +97,13 @@ def final_tile(run, name, value):
 
 
 def tile(label, value, note):
-    return tag("div", tag("span", label, class_="label"), tag("b", plain(value)), tag("small", note), class_="tile")
+    return tag(
+        "div",
+        tag("span", label, class_="label"),
+        tag("b", plain(value)),
+        tag("small", note),
+        class_="tile",
+    )
 
 
 def strip(run):
@@ -102,7 +121,11 @@ def strip(run):
         "waiting for data": waiting(run),
         "peak memory": run.log["memory"],
     }
-    return tag("dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in pairs.items() if value], class_="strip")
+    return tag(
+        "dl",
+        [tag("div", tag("dt", key), tag("dd", value)) for key, value in pairs.items() if value],
+        class_="strip",
+    )
 
 
 def parameters(run):
@@ -117,19 +140,29 @@ def time_of(run):
     seconds, compiling = run.seconds(), run.seconds("compile_seconds")
     if seconds is None:
         return None
-    return duration(seconds) + (f" ({duration(compiling)} compiling)" if compiling and compiling >= 0.1 else "")
+    return duration(seconds) + (
+        f" ({duration(compiling)} compiling)" if compiling and compiling >= 0.1 else ""
+    )
 
 
 def throughput(run):
     """The usual speed: the median, since the first epoch compiles."""
     curve = run.metrics.epochs.get("examples_per_second") or run.metrics.fine("examples_per_second")
-    return f"{plain(float(np.nanmedian(curve.values)))} examples/s" if curve and np.isfinite(curve.values).any() else None
+    return (
+        f"{plain(float(np.nanmedian(curve.values)))} examples/s"
+        if curve and np.isfinite(curve.values).any()
+        else None
+    )
 
 
 def waiting(run):
     """The share of the time in which nothing was computed, since data had not come yet."""
     curve = run.metrics.epochs.get("waiting") or run.metrics.fine("waiting")
-    return f"{round(100 * np.nanmean(curve.values), 1):g}%" if curve and np.isfinite(curve.values).any() else None
+    return (
+        f"{round(100 * np.nanmean(curve.values), 1):g}%"
+        if curve and np.isfinite(curve.values).any()
+        else None
+    )
 
 
 def warnings(run):
@@ -147,15 +180,25 @@ def configuration(run):
     if run.config.problem:
         return section("Config", tag("p", run.config.problem, class_="problem"))
     rows = [(key, as_call(value)) for key, value in run.config.value.items() if key != "$schema"]
-    whole = folded("config.json", tag("pre", json.dumps(run.config.value, indent=2, ensure_ascii=False)))
+    whole = folded(
+        "config.json", tag("pre", json.dumps(run.config.value, indent=2, ensure_ascii=False))
+    )
     return section("Config", definitions(rows), whole)
 
 
 def as_call(value):
     """A value of a config in one line; a named part as the call that it is."""
-    if isinstance(value, dict) and isinstance(value.get("name"), str) and value.keys() <= {"name", "args"}:
+    if (
+        isinstance(value, dict)
+        and isinstance(value.get("name"), str)
+        and value.keys() <= {"name", "args"}
+    ):
         arguments = value.get("args")
-        told = ", ".join(f"{k}={as_call(v)}" for k, v in arguments.items()) if isinstance(arguments, dict) else ""
+        told = (
+            ", ".join(f"{k}={as_call(v)}" for k, v in arguments.items())
+            if isinstance(arguments, dict)
+            else ""
+        )
         return f"{value['name']}({told})"
     if isinstance(value, dict):
         return ", ".join(f"{key}={as_call(inner)}" for key, inner in value.items()) or "{}"
@@ -166,7 +209,9 @@ def as_call(value):
 
 def definitions(pairs):
     """Names and what they stand for."""
-    return tag("dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in pairs], class_="facts")
+    return tag(
+        "dl", [tag("div", tag("dt", key), tag("dd", value)) for key, value in pairs], class_="facts"
+    )
 
 
 def environment(run):
@@ -176,7 +221,12 @@ def environment(run):
     told = dict(run.environment.value)
     if isinstance(told.get("command"), list):
         told["command"] = " ".join(map(str, told["command"]))
-    return section("Environment", definitions([(key, in_words(value)) for key, value in told.items() if value not in ("", None)]))
+    return section(
+        "Environment",
+        definitions(
+            [(key, in_words(value)) for key, value in told.items() if value not in ("", None)]
+        ),
+    )
 
 
 def in_words(value):
@@ -199,10 +249,16 @@ def in_words(value):
 def files(run, target):
     """Links to what is in the run's folder."""
     found = [
-        path for pattern in ("*", "pictures/*") for path in sorted(run.folder.glob(pattern)) if not path.name.startswith(".")
+        path
+        for pattern in ("*", "pictures/*")
+        for path in sorted(run.folder.glob(pattern))
+        if not path.name.startswith(".")
     ]
     found = [path for path in found if path.resolve() != target.resolve()]
-    rows = [[link(path, f"{path.relative_to(run.folder)}{'/' * path.is_dir()}", target), size(path)] for path in found[:FILES]]
+    rows = [
+        [link(path, f"{path.relative_to(run.folder)}{'/' * path.is_dir()}", target), size(path)]
+        for path in found[:FILES]
+    ]
     left = len(found) - len(rows)
     return section(
         "Files",

@@ -22,7 +22,8 @@ def escaped(child):
 def tag(name, /, *children, **attributes):
     """An element. `class_` is written class, `data_x` data-x; an attribute that is None or False is left out."""
     told = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
+        f" {key.rstrip('_').replace('_', '-')}"
+        + ("" if value is True else f'="{html.escape(str(value))}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
@@ -36,7 +37,9 @@ def empty(name, /, **attributes):
 
 def data(value):
     """A value for the page's script."""
-    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")  # or a '</script>' in it would end the element
+    text = json.dumps(value, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )  # or a '</script>' in it would end the element
     return Html(f'<script type="application/json">{text}</script>')
 
 
@@ -54,7 +57,18 @@ def table(head, rows, **attributes):
     """A table; cells that are elements are taken as they are."""
 
     def line(cells, kind):
-        return tag("tr", [c if isinstance(c, Html) and c.startswith(("<td", "<th")) else tag(kind, c) for c in cells])
+        return tag(
+            "tr",
+            [
+                c if isinstance(c, Html) and c.startswith(("<td", "<th")) else tag(kind, c)
+                for c in cells
+            ],
+        )
 
-    body = tag("table", tag("thead", line(head, "th")), tag("tbody", [line(row, "td") for row in rows]), **attributes)
+    body = tag(
+        "table",
+        tag("thead", line(head, "th")),
+        tag("tbody", [line(row, "td") for row in rows]),
+        **attributes,
+    )
     return tag("div", body, class_="wide")

@@ -37,14 +37,22 @@ def told(run, pattern, show):
 def place(value):
     """The set, and when it was measured."""
     name, epoch = value.get("set"), value.get("epoch")
-    return f"{name}{f', epoch {epoch}' if isinstance(epoch, int) else ''}" if isinstance(name, str) else ""
+    return (
+        f"{name}{f', epoch {epoch}' if isinstance(epoch, int) else ''}"
+        if isinstance(name, str)
+        else ""
+    )
 
 
 def confusion(value):
     """A confusion matrix with what is most often confused."""
     counts = counts_of(value.get("matrix"))
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
-    heat = numbered(counts, shares, value.get("normalized") is True) if len(counts) <= NUMBERED else drawn(counts, shares)
+    heat = (
+        numbered(counts, shares, value.get("normalized") is True)
+        if len(counts) <= NUMBERED
+        else drawn(counts, shares)
+    )
     wrong = np.where(np.eye(len(counts), dtype=bool), 0, counts)
     pairs = [divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:8]]
     rows = [
@@ -57,15 +65,25 @@ def confusion(value):
         "div",
         tag(
             "figure",
-            tag("figcaption", tag("h3", "confusion matrix"), tag("span", place(value), class_="muted")),
+            tag(
+                "figcaption",
+                tag("h3", "confusion matrix"),
+                tag("span", place(value), class_="muted"),
+            ),
             heat,
             class_="matrix",
         ),
         tag(
             "div",
             tag("h3", "most often confused"),
-            table(["", "times", "of its row"], rows, class_="pairs") if rows else tag("p", "Nothing.", class_="note"),
-            tag("p", f"{plain(np.trace(counts))} of {plain(counts.sum())} right ({percent(right)}).", class_="note"),
+            table(["", "times", "of its row"], rows, class_="pairs")
+            if rows
+            else tag("p", "Nothing.", class_="note"),
+            tag(
+                "p",
+                f"{plain(np.trace(counts))} of {plain(counts.sum())} right ({percent(right)}).",
+                class_="note",
+            ),
         ),
         class_="pair",
     )
@@ -108,10 +126,23 @@ def numbered(counts, shares, normalized):
             share = shares[row, column]
             text = f"{100 * share:.1f}" if normalized else f"{count:.0f}"
             deep = strength(row, column, share)
-            kind = ("right" if row == column else "wrong") + (" deep" if deep > 60 else "" if count else " none")
-            cells.append(tag("td", text, class_=kind, style=f"--s:{deep}%", data_tip=tip(row, column, count, share)))
+            kind = ("right" if row == column else "wrong") + (
+                " deep" if deep > 60 else "" if count else " none"
+            )
+            cells.append(
+                tag(
+                    "td",
+                    text,
+                    class_=kind,
+                    style=f"--s:{deep}%",
+                    data_tip=tip(row, column, count, share),
+                )
+            )
         rows.append(cells)
-    head = [Html('<th class="corner">predicted \N{RIGHTWARDS ARROW}<br>true \N{DOWNWARDS ARROW}</th>'), *range(len(counts))]
+    head = [
+        Html('<th class="corner">predicted \N{RIGHTWARDS ARROW}<br>true \N{DOWNWARDS ARROW}</th>'),
+        *range(len(counts)),
+    ]
     return table(head, rows, class_="confusion", style=f"--k:{len(counts)}")
 
 
@@ -122,12 +153,35 @@ def drawn(counts, shares):
     squares = []
     for row, column in (divmod(int(i), size) for i in cells):
         share = shares[row, column]
-        kind, deep = "right" if row == column else "wrong", max(0.08, strength(row, column, share) / 100)
+        kind, deep = (
+            "right" if row == column else "wrong",
+            max(0.08, strength(row, column, share) / 100),
+        )
         told = tip(row, column, counts[row, column], share)
-        squares.append(tag("rect", x=column, y=row, width=1, height=1, class_=kind, fill_opacity=deep, data_tip=told))
+        squares.append(
+            tag(
+                "rect",
+                x=column,
+                y=row,
+                width=1,
+                height=1,
+                class_=kind,
+                fill_opacity=deep,
+                data_tip=told,
+            )
+        )
     left = f" The {CELLS:,} largest counts are shown." if len(cells) == CELLS else ""
     axes = tag("p", f"Rows: true label, 0 to {size - 1}. Columns: predicted.{left}", class_="note")
-    return [tag("svg", squares, viewBox=f"0 0 {size} {size}", class_="heat", shape_rendering="crispEdges"), axes]
+    return [
+        tag(
+            "svg",
+            squares,
+            viewBox=f"0 0 {size} {size}",
+            class_="heat",
+            shape_rendering="crispEdges",
+        ),
+        axes,
+    ]
 
 
 def worst(value):
@@ -137,7 +191,9 @@ def worst(value):
         raise Unusable("it has no list of examples")
     cards = [card(example) for example in examples[:WORST] if isinstance(example, dict)]
     if not cards:
-        return tag("p", f"No mistake{f' on {place(value)}' if place(value) else ''}.", class_="note")
+        return tag(
+            "p", f"No mistake{f' on {place(value)}' if place(value) else ''}.", class_="note"
+        )
     head = tag("figcaption", tag("h3", "worst mistakes"), tag("span", place(value), class_="muted"))
     return tag("figure", head, tag("div", cards, class_="cards"), class_="worst")
 
@@ -184,5 +240,7 @@ def first_batch(run):
             shown = image(file.read(LARGEST + 1), "the first batch")
     except OSError:
         return None
-    problem = tag("p", "first_batch.png cannot be shown: it is too large, or no PNG", class_="problem")
+    problem = tag(
+        "p", "first_batch.png cannot be shown: it is too large, or no PNG", class_="problem"
+    )
     return section("First batch", tag("div", shown, class_="batch") if shown else problem)

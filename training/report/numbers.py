@@ -15,7 +15,13 @@ def plain(value):
         return f"{value:,.0f}"
     if abs(value) < 0.1:
         return f"{value:.3g}"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+    return (
+        f"{value:.4f}"
+        if abs(value) < 10
+        else f"{value:.2f}"
+        if abs(value) < 100
+        else f"{value:.1f}"
+    )
 
 
 def duration(seconds):
@@ -23,7 +29,11 @@ def duration(seconds):
     if seconds < 60:
         return f"{seconds:.3g} s"
     total = round(seconds)
-    for unit, small, size, part in (("min", "s", 60, 1), ("h", "min", 3600, 60), ("d", "h", 86400, 3600)):
+    for unit, small, size, part in (
+        ("min", "s", 60, 1),
+        ("h", "min", 3600, 60),
+        ("d", "h", 86400, 3600),
+    ):
         if total < size * (24 if unit == "h" else 60) or unit == "d":
             return f"{total // size:,} {unit} {total % size // part} {small}"
 
@@ -33,7 +43,9 @@ def marks(low, high, most=5):
     rough = max(high - low, 1e-300) / most
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 def log_marks(low, high):

@@ -19,12 +19,16 @@ EPOCHS = 5000  # with more, pointing at a chart tells the step alone
 
 def write_report(folders, target=None):
     """Write the page about one run, report.html, or several, comparison.html, into the first one's folder; answers its path."""
-    folders = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    folders = [
+        Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)
+    ]
     if not folders:
         raise UserError("a report of which run? Name its folder, as saved/<title>/<run>")
     runs = [read_run(folder) for folder in folders]
     label_runs(runs)
-    target = Path(target or folders[0] / ("report.html" if len(folders) == 1 else "comparison.html"))
+    target = Path(
+        target or folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
+    )
     atomic_write(target, page(runs, target).encode(errors="replace"))
     return target
 
@@ -32,16 +36,24 @@ def write_report(folders, target=None):
 def page(runs, target):
     """The whole document."""
     steps = axis(runs)
-    ends = sorted(runs[0].metrics.numbers) if len(runs) == 1 and len(runs[0].metrics.numbers) <= EPOCHS else []
+    ends = (
+        sorted(runs[0].metrics.numbers)
+        if len(runs) == 1 and len(runs[0].metrics.numbers) <= EPOCHS
+        else []
+    )
     body = single(runs[0], steps, target) if len(runs) == 1 else several(runs, steps, target)
-    title = " \N{MIDDLE DOT} ".join([runs[0].title, runs[0].name] if len(runs) == 1 else [run.label for run in runs[:4]])
+    title = " \N{MIDDLE DOT} ".join(
+        [runs[0].title, runs[0].name] if len(runs) == 1 else [run.label for run in runs[:4]]
+    )
     script = HERE.joinpath("script.js").read_text()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
     head = tag(
         "head",
         empty("meta", charset="utf-8"),
-        empty("meta", http_equiv="Content-Security-Policy", content=policy),  # this script alone runs, and nothing is fetched
+        empty(
+            "meta", http_equiv="Content-Security-Policy", content=policy
+        ),  # this script alone runs, and nothing is fetched
         empty("meta", name="viewport", content="width=device-width, initial-scale=1"),
         empty("meta", name="color-scheme", content="light dark"),
         tag("title", title),
@@ -50,7 +62,10 @@ def page(runs, target):
     tip = tag("div", id="tip", role="status", hidden=True)
     ends = tag("div", data(ends), id="ends", hidden=True)
     return "<!doctype html>\n" + tag(
-        "html", head, tag("body", tag("main", body), tip, ends, tag("script", Html(script))), lang="en"
+        "html",
+        head,
+        tag("body", tag("main", body), tip, ends, tag("script", Html(script))),
+        lang="en",
     )
 
 
@@ -70,4 +85,9 @@ def single(run, steps, target):
 
 def several(runs, steps, target):
     """What there is to say of runs side by side."""
-    return [comparison_header(runs), standings(runs, target), curves(runs, steps), differences(runs)]
+    return [
+        comparison_header(runs),
+        standings(runs, target),
+        curves(runs, steps),
+        differences(runs),
+    ]

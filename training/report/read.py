@@ -65,11 +65,21 @@ def read_run(folder):
     """A Run, whatever state its folder is in; a folder that holds none is the user's mistake."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; name that of a run, as saved/<title>/<run>")
-    if not any((folder / name).exists() for name in ("config.json", "metrics.jsonl", "environment.json")):
-        runs = sorted(path.parent for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/config.json"))
+        raise UserError(
+            f"{folder}: there is no such folder; name that of a run, as saved/<title>/<run>"
+        )
+    if not any(
+        (folder / name).exists() for name in ("config.json", "metrics.jsonl", "environment.json")
+    ):
+        runs = sorted(
+            path.parent
+            for pattern in ("*", "*/*")
+            for path in folder.glob(f"{pattern}/config.json")
+        )
         hint = f"did you mean {runs[-1]}?" if runs else "name one, as saved/<title>/<run>"
-        raise UserError(f"{folder}: is not the folder of a run, there is neither config.json nor metrics.jsonl in it; {hint}")
+        raise UserError(
+            f"{folder}: is not the folder of a run, there is neither config.json nor metrics.jsonl in it; {hint}"
+        )
     config, here = read_json(folder / "config.json"), folder.resolve()
     title = config.value.get("title")
     return Run(
@@ -98,7 +108,11 @@ def read_json(path):
         return File({}, f"{path.name} cannot be read: it is not whole, or not JSON")
     if deep(value):
         return File({}, f"{path.name} is nested too deeply to be shown")
-    return File(value, None) if isinstance(value, dict) else File({}, f"{path.name} cannot be read: it holds no object")
+    return (
+        File(value, None)
+        if isinstance(value, dict)
+        else File({}, f"{path.name} cannot be read: it holds no object")
+    )
 
 
 def deep(value, left=40):
@@ -125,7 +139,11 @@ def read_log(path):
         "ended": times[1][-1] if times[1] else None,
         "parameters": int(parameters[1]) if parameters else None,
         "memory": memory[-1] if memory else None,
-        "warnings": [line for line in tail.splitlines() if re.match(r"\[\S+ (WARNING|ERROR|CRITICAL)\]", line)],
+        "warnings": [
+            line
+            for line in tail.splitlines()
+            if re.match(r"\[\S+ (WARNING|ERROR|CRITICAL)\]", line)
+        ],
     }
 
 
@@ -138,7 +156,9 @@ def state_of(folder):
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:  # whoever trains it holds it; a run that writes its report at its own end no longer trains
+    except (
+        BlockingIOError
+    ):  # whoever trains it holds it; a run that writes its report at its own end no longer trains
         from training.resume import HELD
 
         return "stopped" if any(os.path.sameopenfile(handle, held) for held in HELD) else "running"
@@ -152,7 +172,11 @@ def state_of(folder):
 def direction(name, config):
     """1 where a metric is to be low, -1 where it is to be high, None where that is not known."""
     checkpoint = config.get("checkpoint")
-    if isinstance(checkpoint, dict) and checkpoint.get("monitor") == name and checkpoint.get("mode") in ("min", "max"):
+    if (
+        isinstance(checkpoint, dict)
+        and checkpoint.get("monitor") == name
+        and checkpoint.get("mode") in ("min", "max")
+    ):
         return 1 if checkpoint["mode"] == "min" else -1
     try:
         return sign_of(name, "auto", name)

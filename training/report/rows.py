@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-SAID = ("epoch", "step", "initial", "final", "end_of_epoch", "each_step")  # what a line is, not what was measured
+SAID = (
+    "epoch",
+    "step",
+    "initial",
+    "final",
+    "end_of_epoch",
+    "each_step",
+)  # what a line is, not what was measured
 
 
 class Curve(NamedTuple):
@@ -45,7 +52,11 @@ class Metrics:
 
     def sets(self):
         """The sets that were measured: for each there is a loss. The training set comes first, wherever it stands."""
-        sets = [name.removesuffix("_loss") for name in self.names() if name.endswith("_loss") and name.count("_") == 1]
+        sets = [
+            name.removesuffix("_loss")
+            for name in self.names()
+            if name.endswith("_loss") and name.count("_") == 1
+        ]
         return sorted(sets, key=lambda name: name != "train")
 
     def metrics(self):
@@ -75,9 +86,7 @@ def read_metrics(path):
     except OSError as error:
         found.problem = f"{path.name} cannot be read: {error.strerror}"
     if broken and (broken > 1 or whole):  # the last one may just be written
-        found.problem = (
-            f"{broken} line{'s' * (broken > 1)} of {path.name} cannot be read and {'are' if broken > 1 else 'is'} left out"
-        )
+        found.problem = f"{broken} line{'s' * (broken > 1)} of {path.name} cannot be read and {'are' if broken > 1 else 'is'} left out"
     for columns in (found.within, found.each, found.epochs):
         columns.update({name: in_order(*pair) for name, pair in columns.items()})
     return found
@@ -85,16 +94,32 @@ def read_metrics(path):
 
 def add(found, row, epoch, step):
     """Take one row of metrics.jsonl in."""
-    values = {name: value if type(value) is float else number(value) for name, value in row.items() if name not in SAID}
+    values = {
+        name: value if type(value) is float else number(value)
+        for name, value in row.items()
+        if name not in SAID
+    }
     if row.get("initial") or row.get("final"):
         kind = found.initial if row.get("initial") else found.final
-        kind.update({name: value for name, value in values.items() if value is not None and math.isfinite(value)})
+        kind.update(
+            {
+                name: value
+                for name, value in values.items()
+                if value is not None and math.isfinite(value)
+            }
+        )
         found.tested = str(row["final"]) if row.get("final") else found.tested
         return
     if row.get("end_of_epoch"):
         found.numbers[step] = epoch
     found.last = max(found.last, step)
-    kind = found.epochs if row.get("end_of_epoch") else found.each if row.get("each_step") else found.within
+    kind = (
+        found.epochs
+        if row.get("end_of_epoch")
+        else found.each
+        if row.get("each_step")
+        else found.within
+    )
     for name, value in values.items():
         if value is not None:
             steps, column = kind.get(name) or kind.setdefault(name, (array("d"), array("d")))

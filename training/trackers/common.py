@@ -24,8 +24,12 @@ def needs(tracker, **packages):
     """Refuse where a package is missing: {the module it has: what pip calls it}."""
     for module, package in packages.items():
         spec = find_spec(module)
-        if spec is None or spec.origin is None:  # a folder of that name, as runs leave behind, is no package
-            raise UserError(f"{tracker}: needs the package {package}: pip install -r training/requirements.txt")
+        if (
+            spec is None or spec.origin is None
+        ):  # a folder of that name, as runs leave behind, is no package
+            raise UserError(
+                f"{tracker}: needs the package {package}: pip install -r training/requirements.txt"
+            )
 
 
 def check_file_name(file, may_be_absolute=False):
@@ -36,7 +40,9 @@ def check_file_name(file, may_be_absolute=False):
     if not path.name or ".." in path.parts:
         raise ValueError(f"file: must be the name of a file in the run's folder, got {file!r}")
     if path.is_absolute() and not may_be_absolute:
-        raise ValueError(f"file: must lie in the run's folder, got {file!r}; the tracker jsonl can write one file for many runs")
+        raise ValueError(
+            f"file: must lie in the run's folder, got {file!r}; the tracker jsonl can write one file for many runs"
+        )
 
 
 def flattened(config, prefix=""):
@@ -59,5 +65,9 @@ def counts_and_edges(values):
     if not values.size:
         return None
     low, high = values.min(), values.max()
-    distinct = high - low > 1e-9 * max(abs(low), abs(high))  # else there are no 64 numbers between them
-    return np.histogram(values, BINS if distinct else 1, None if distinct else (low - 0.5, high + 0.5))
+    distinct = high - low > 1e-9 * max(
+        abs(low), abs(high)
+    )  # else there are no 64 numbers between them
+    return np.histogram(
+        values, BINS if distinct else 1, None if distinct else (low - 0.5, high + 0.5)
+    )

@@ -16,7 +16,9 @@ class Console:
     """Writes to the log, as everything else on the console."""
 
     def scalars(self, step, values):
-        logger.info("Step %d: %s", step, ", ".join(f"{name} {value:.6g}" for name, value in values.items()))
+        logger.info(
+            "Step %d: %s", step, ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+        )
 
     def back_to(self, step):
         logger.info("What was said of the steps after %d is void", step)

@@ -50,7 +50,10 @@ class Csv:
     def replace(self, rows):
         """Write the table anew, older rows filled up with nothing."""
         width = len(self.columns)
-        atomic_write(self.path, as_text([self.columns, *(row + [""] * (width - len(row)) for row in rows)]).encode())
+        atomic_write(
+            self.path,
+            as_text([self.columns, *(row + [""] * (width - len(row)) for row in rows)]).encode(),
+        )
 
 
 def as_text(rows):

@@ -24,23 +24,34 @@ class TensorBoard:
         from tensorboardX.summary import hparams
 
         name = f"events.out.tfevents.{time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self.file = open(about.folder / name, "ab", buffering=0)  # so that what was written outlives the process  # noqa: SIM115
+        self.file = open(
+            about.folder / name, "ab", buffering=0
+        )  # so that what was written outlives the process  # noqa: SIM115
         self.last, self.step = {}, about.step
         self.write(0, file_version="brain.Event:2")
         self.void_from(about.step + 1 if about.step else 0)
         # No list of parameters and metrics: TensorBoard would take one run's for those of all.
-        config = {name: value for name, value in flattened(about.config).items() if value is not None}
+        config = {
+            name: value for name, value in flattened(about.config).items() if value is not None
+        }
         _, self.begin, self.end = hparams(config, {})
         self.write(about.step, summary=self.begin)
 
     def scalars(self, step, values):
         self.last |= values
         self.step = step
-        self.summary(step, *({"tag": name, "simple_value": value} for name, value in values.items()))
+        self.summary(
+            step, *({"tag": name, "simple_value": value} for name, value in values.items())
+        )
 
     def image(self, step, name, png):
         width, height, colours = *unpack(">II", png[16:24]), COLOURS[png[25]]
-        picture = {"height": height, "width": width, "colorspace": colours, "encoded_image_string": png}
+        picture = {
+            "height": height,
+            "width": width,
+            "colorspace": colours,
+            "encoded_image_string": png,
+        }
         self.summary(step, {"tag": name, "image": picture})
 
     def histogram(self, step, name, values):
@@ -53,7 +64,10 @@ class TensorBoard:
         self.void_from(step + 1)
 
     def finish(self, metrics):
-        self.scalars(self.step, {name: value for name, value in metrics.items() if self.last.get(name) != value})
+        self.scalars(
+            self.step,
+            {name: value for name, value in metrics.items() if self.last.get(name) != value},
+        )
         self.write(self.step, summary=self.end)
         self.file.close()
 
@@ -76,7 +90,11 @@ class TensorBoard:
 
         event = Event(wall_time=time(), step=step, **what).SerializeToString()
         length = pack("<Q", len(event))
-        self.file.write(b"".join([length, pack("<I", masked_crc32c(length)), event, pack("<I", masked_crc32c(event))]))
+        self.file.write(
+            b"".join(
+                [length, pack("<I", masked_crc32c(length)), event, pack("<I", masked_crc32c(event))]
+            )
+        )
 
 
 def described(values, counts, edges):
@@ -85,4 +103,10 @@ def described(values, counts, edges):
 
     finite = values[np.isfinite(values)].astype(np.float64)
     moments = {"num": finite.size, "sum": finite.sum(), "sum_squares": finite @ finite}
-    return {"min": finite.min(), "max": finite.max(), **moments, "bucket_limit": edges[1:], "bucket": counts}
+    return {
+        "min": finite.min(),
+        "max": finite.max(),
+        **moments,
+        "bucket_limit": edges[1:],
+        "bucket": counts,
+    }

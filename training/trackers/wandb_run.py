@@ -102,7 +102,9 @@ class Wandb:
         try:
             self.run.finish()
         except TimeoutError as error:
-            raise RunError(f"not all was sent in {FINISH_SECONDS} s; send it with: {self.later()}") from error
+            raise RunError(
+                f"not all was sent in {FINISH_SECONDS} s; send it with: {self.later()}"
+            ) from error
 
     def later(self):
         """The command that sends what lies in the run's folder."""
@@ -116,4 +118,6 @@ def refuse_without_login(mode):
     usual = wandb.setup(wandb.Settings(silent=True)).settings.mode
     online = not {mode or usual, usual} & {"offline", "dryrun", "disabled"}
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
-        raise UserError("there is no login: run `wandb login`, or set mode to offline and send the run later with `wandb sync`")
+        raise UserError(
+            "there is no login: run `wandb login`, or set mode to offline and send the run later with `wandb sync`"
+        )

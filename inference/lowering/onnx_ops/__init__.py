@@ -26,4 +26,6 @@ WITH_LAYERS = [activations, attention, convolutions, layers, reductions, windows
 WITH_PRIMITIVES = [control, convolutions, cumulative, elementwise, gathering, integers]
 WITH_PRIMITIVES += [products, reductions, scattering, shapes, sorting, special, windows]
 LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
-PRIMITIVES = {name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()}
+PRIMITIVES = {
+    name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()
+}

@@ -16,7 +16,9 @@ def cond(t, index, *operands, branches, **_):
         with t.scope() as otherwise:
             returned(t, results(number + 1))
         chosen = t.Not(index) if index.dtype == bool else t.LessOrEqual(index, np.int32(number))
-        return values(t.If(chosen, then_branch=taken, else_branch=otherwise, outputs=len(avals)), avals)
+        return values(
+            t.If(chosen, then_branch=taken, else_branch=otherwise, outputs=len(avals)), avals
+        )
 
     avals = branches[0].out_avals
     return results(0)
@@ -34,13 +36,22 @@ def while_(t, *operands, cond_jaxpr, cond_nconsts, body_jaxpr, body_nconsts, **_
     with t.scope() as scope:
         scope.inputs[t.name("round")] = ((), np.int64)
         scope.inputs[t.name("goes_on")] = ((), bool)
-        going, before = [argument(t, scope, value) for value in each], [argument(t, scope, value) for value in start]
+        going, before = (
+            [argument(t, scope, value) for value in each],
+            [argument(t, scope, value) for value in start],
+        )
         after = t.walk.jaxpr(body_jaxpr, [*consts, *before])
-        carried = [chosen(t, *going, *pair) for pair in zip(after, before, strict=True)] if each else after
+        carried = (
+            [chosen(t, *going, *pair) for pair in zip(after, before, strict=True)]
+            if each
+            else after
+        )
         asks = t.walk.jaxpr(cond_jaxpr, [*asked, *carried])
         returned(t, [any_of(t, *asks), *(asks if each else []), *carried])
     whole = [t.walk.whole(value) for value in each]
-    made = t.Loop(None, any_of(t, *goes_on), *whole, *start, body=scope, outputs=len(each) + len(start))
+    made = t.Loop(
+        None, any_of(t, *goes_on), *whole, *start, body=scope, outputs=len(each) + len(start)
+    )
     return values(made, [*cond_jaxpr.out_avals[: len(each)], *body_jaxpr.out_avals])[len(each) :]
 
 
@@ -71,7 +82,10 @@ def scan(t, *operands, jaxpr, length, num_consts, num_carry, reverse, **_):
         returned(t, t.walk.jaxpr(jaxpr, [*consts, *carried, *taken]))
     through = rows or [t.table["iota"](t, dimension=0, shape=(length,), dtype=np.int64)]
     results = len(jaxpr.out_avals)
-    about = {"num_scan_inputs": len(through), "scan_input_directions": [int(reverse)] * len(through)}
+    about = {
+        "num_scan_inputs": len(through),
+        "scan_input_directions": [int(reverse)] * len(through),
+    }
     about["scan_output_directions"] = [int(reverse)] * (results - num_carry) or None
     names = t.Scan(*start, *through, body=scope, outputs=results, **about)
     return [names] if results == 1 else list(names)

@@ -22,8 +22,15 @@ def conv2d(t, params, x, *, stride, padding, dilation):
     if product:
         return t.Add(product, params["bias"]) if "bias" in params else product
     first, kernels = t.transpose(x, (0, 3, 1, 2)), t.transpose(weight, (3, 2, 0, 1))
-    about = {"strides": stride, "dilations": dilation, "group": groups, "kernel_shape": weight.shape[:2]}
-    return t.transpose(t.Conv(first, kernels, params.get("bias"), pads=onnx_pads(pads), **about), (0, 2, 3, 1))
+    about = {
+        "strides": stride,
+        "dilations": dilation,
+        "group": groups,
+        "kernel_shape": weight.shape[:2],
+    }
+    return t.transpose(
+        t.Conv(first, kernels, params.get("bias"), pads=onnx_pads(pads), **about), (0, 2, 3, 1)
+    )
 
 
 def as_product(t, x, weight, stride, pads, groups):
@@ -37,13 +44,32 @@ def as_product(t, x, weight, stride, pads, groups):
     return t.MatMul(x, t.reshape(weight, weight.shape[2:]))
 
 
-def conv_general_dilated(t, x, weight, *, dimension_numbers, padding, lhs_dilation, window_strides, rhs_dilation, **params):
+def conv_general_dilated(
+    t,
+    x,
+    weight,
+    *,
+    dimension_numbers,
+    padding,
+    lhs_dilation,
+    window_strides,
+    rhs_dilation,
+    **params,
+):
     numbers, dtype, groups = dimension_numbers, t.out[0].dtype, params["feature_group_count"]
     x, weight = t.cast(x, dtype), t.cast(weight, dtype)
     kernels = channels_first(t, weight, numbers.rhs_spec)
     spreads = any(s > 1 for s in lhs_dilation)
     if spreads and set(window_strides) == {1} and params["batch_group_count"] == 1:
-        y = transposed(t, t.transpose(x, numbers.lhs_spec), kernels, groups, lhs_dilation, padding, rhs_dilation)
+        y = transposed(
+            t,
+            t.transpose(x, numbers.lhs_spec),
+            kernels,
+            groups,
+            lhs_dilation,
+            padding,
+            rhs_dilation,
+        )
         return t.transpose(y, np.argsort(numbers.out_spec))
     if spreads or np.min(padding, initial=0) < 0:
         x = prepared(t, x, numbers.lhs_spec, lhs_dilation, padding)
@@ -52,13 +78,17 @@ def conv_general_dilated(t, x, weight, *, dimension_numbers, padding, lhs_dilati
         groups = params["batch_group_count"]
         first = batch_to_channels(t, first, groups, [x.shape[axis] for axis in numbers.lhs_spec])
     pads = onnx_pads(np.maximum(padding, 0).reshape(-1, 2))
-    y = t.Conv(first, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, pads=pads)
+    y = t.Conv(
+        first, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, pads=pads
+    )
     return t.transpose(y, np.argsort(numbers.out_spec))
 
 
 def channels_first(t, weight, spec):
     """The weight as (out, in, kernel...)."""
-    return t.walk.value(t.transpose(weight, spec), Value("", [weight.shape[axis] for axis in spec], weight.dtype))
+    return t.walk.value(
+        t.transpose(weight, spec), Value("", [weight.shape[axis] for axis in spec], weight.dtype)
+    )
 
 
 def prepared(t, x, spec, spread, padding):
@@ -84,10 +114,14 @@ def transposed(t, x, kernels, groups, stride, padding, dilation):
     reach = [(size - 1) * d for size, d in zip(sizes, dilation, strict=True)]
     pads = np.array([(r - low, r - high) for r, (low, high) in zip(reach, padding, strict=True)])
     cut, beyond = np.maximum(pads, 0), np.maximum(-pads, 0)
-    y = t.ConvTranspose(x, weight, strides=stride, dilations=dilation, group=groups, pads=onnx_pads(cut))
+    y = t.ConvTranspose(
+        x, weight, strides=stride, dilations=dilation, group=groups, pads=onnx_pads(cut)
+    )
     if not beyond.any():
         return y
-    return t.Pad(y, np.array([0, 0, *beyond[:, 0], 0, 0, *beyond[:, 1]], np.int64))  # nothing reaches there
+    return t.Pad(
+        y, np.array([0, 0, *beyond[:, 0], 0, 0, *beyond[:, 1]], np.int64)
+    )  # nothing reaches there
 
 
 def reversed_axes(t, x, axes):

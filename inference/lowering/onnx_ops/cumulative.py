@@ -20,7 +20,9 @@ def cumulative(combine, start):
         if not is_number(size):
             t.refuse("a running total", "over the batch")
         while reach < size:
-            x = Value(combine(t, x, shifted(t, x, start(x.dtype), axis, reach, reverse)), x.shape, x.dtype)
+            x = Value(
+                combine(t, x, shifted(t, x, start(x.dtype), axis, reach, reverse)), x.shape, x.dtype
+            )
             reach *= 2
         return x
 
@@ -30,7 +32,9 @@ def cumulative(combine, start):
 def shifted(t, x, start, axis, distance, reverse):
     """x moved along an axis; `start` comes in."""
     pads = np.zeros(2 * len(x.shape), np.int64)
-    pads[axis], pads[len(x.shape) + axis] = (-distance, distance) if reverse else (distance, -distance)
+    pads[axis], pads[len(x.shape) + axis] = (
+        (-distance, distance) if reverse else (distance, -distance)
+    )
     return Value(t.Pad(x, pads, start), x.shape, x.dtype)
 
 

@@ -9,7 +9,14 @@ from inference.lowering.onnx_ops.activations import erf
 from inference.lowering.onnx_ops.graph import stored_type, tensor_type
 
 # ONNX Runtime computes in these types alone; others are widened, and narrowed after: what overflows wraps, as in JAX.
-WIDER = {"int8": np.int32, "int16": np.int32, "uint8": np.int32, "uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+WIDER = {
+    "int8": np.int32,
+    "int16": np.int32,
+    "uint8": np.int32,
+    "uint16": np.int32,
+    "uint32": np.int64,
+    "uint64": np.int64,
+}
 
 
 def node(op):
@@ -70,7 +77,11 @@ def in_total_order(op):
         result = comparison(op)(t, x, y)
         if x.dtype.kind in "biu" or (y.constant and not np.isnan(y.data).any()):
             return result
-        of_x = {"Less": lambda: t.Not(t.IsNaN(x)), "Equal": lambda: t.IsNaN(x), "LessOrEqual": lambda: np.True_}
+        of_x = {
+            "Less": lambda: t.Not(t.IsNaN(x)),
+            "Equal": lambda: t.IsNaN(x),
+            "LessOrEqual": lambda: np.True_,
+        }
         return t.Or(result, t.And(t.IsNaN(y), of_x[op]()))
 
     return function
@@ -93,9 +104,16 @@ def to_integer(t, x, dtype):
     known = t.Where(t.IsNaN(wide), np.zeros((), exact), wide)
     if dtype.itemsize < 8:
         return t.to(t.Min(t.Max(known, exact.type(low)), exact.type(high)), dtype)
-    end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # one too large: no float64 is the largest integer
-    inside = t.to(t.to(t.Min(t.Max(known, exact.type(low)), np.nextafter(end, 0)), dtype), np.int64)  # which Where takes
-    return t.to(t.Where(t.GreaterOrEqual(known, end), np.asarray(high, dtype).astype(np.int64), inside), dtype)
+    end = exact.type(
+        2.0 ** (63 if dtype.kind == "i" else 64)
+    )  # one too large: no float64 is the largest integer
+    inside = t.to(
+        t.to(t.Min(t.Max(known, exact.type(low)), np.nextafter(end, 0)), dtype), np.int64
+    )  # which Where takes
+    return t.to(
+        t.Where(t.GreaterOrEqual(known, end), np.asarray(high, dtype).astype(np.int64), inside),
+        dtype,
+    )
 
 
 def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
@@ -106,7 +124,9 @@ def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
     rounded = t.to(t.add("Cast", x, to=tensor_type(narrow)), x.dtype)
     if exponent_bits == 8:
         return rounded
-    is_normal = t.GreaterOrEqual(t.Abs(rounded), np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype)))
+    is_normal = t.GreaterOrEqual(
+        t.Abs(rounded), np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype))
+    )
     return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, t.number(0)))
 
 
@@ -180,8 +200,14 @@ def atan2(t, y, x, **_):
 
 
 PRIMITIVES = {
-    **{name: node(name.capitalize()) for name in ("add", "sub", "mul", "div", "max", "min", "abs", "neg", "sign", "exp", "log")},
-    **{name: node(name.capitalize()) for name in ("sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
+    **{
+        name: node(name.capitalize())
+        for name in ("add", "sub", "mul", "div", "max", "min", "abs", "neg", "sign", "exp", "log")
+    },
+    **{
+        name: node(name.capitalize())
+        for name in ("sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")
+    },
     **{name: node(name.capitalize()) for name in ("asinh", "acosh", "atanh", "ceil", "floor")},
     "add_any": node("Add"),
     "eq_to": in_total_order("Equal"),

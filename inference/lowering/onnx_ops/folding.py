@@ -4,7 +4,12 @@ import numpy as np
 
 from inference.lowering.onnx_ops.graph import Scope
 
-CHANNELS = {"Conv": (1, 0), "ConvTranspose": (1, 1), "Gemm": (-1, 1), "MatMul": (-1, 1)}  # of the result, of the weight
+CHANNELS = {
+    "Conv": (1, 0),
+    "ConvTranspose": (1, 1),
+    "Gemm": (-1, 1),
+    "MatMul": (-1, 1),
+}  # of the result, of the weight
 
 
 def fold(t, graph):
@@ -42,7 +47,12 @@ def operands(t, node, makers):
     """The product that a node scales or shifts, and the name of the constant; None without."""
     for product, by in (node.inputs, node.inputs[::-1]):
         maker = makers.get(product)
-        if by in t.weights and maker is not None and maker.op in CHANNELS and all(x in t.weights for x in maker.inputs[1:]):
+        if (
+            by in t.weights
+            and maker is not None
+            and maker.op in CHANNELS
+            and all(x in t.weights for x in maker.inputs[1:])
+        ):
             return maker, by
     return None, None
 
@@ -53,7 +63,9 @@ def absorb(t, op, maker, by):
     is_matrix = maker.op in ("Gemm", "MatMul")
     rank = len(t.shapes.get(maker.outputs[0], ())) if is_matrix else weight.ndim
     result_axis, weight_axis = CHANNELS[maker.op]
-    if (maker.attributes.get("group", 1) > 1 and maker.op == "ConvTranspose") or (is_matrix and weight.ndim != 2):
+    if (maker.attributes.get("group", 1) > 1 and maker.op == "ConvTranspose") or (
+        is_matrix and weight.ndim != 2
+    ):
         return False
     by_each = by_channel(t.weights[by], rank, result_axis, weight.shape[weight_axis])
     if by_each is None or weight.dtype.kind != "f" or (op == "Add" and is_matrix and rank != 2):

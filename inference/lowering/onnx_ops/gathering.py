@@ -12,7 +12,9 @@ def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, *
     numbers, out = dimension_numbers, t.out[0]
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     kept = [axis for axis in range(len(x.shape)) if axis not in dropped]
-    batched = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    batched = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
     window = dict(zip(kept, numbers.offset_dims, strict=True))
     about = (numbers.start_index_map, batched, window, len(out.shape), mode)
     windows = Windows(x.shape, slice_sizes, indices, *about)
@@ -23,7 +25,11 @@ def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, *
     result = read(t, x, windows, found)
     if is_inside is None:
         return result
-    mask = t.Unsqueeze(is_inside, np.array(numbers.offset_dims, np.int64)) if numbers.offset_dims else is_inside
+    mask = (
+        t.Unsqueeze(is_inside, np.array(numbers.offset_dims, np.int64))
+        if numbers.offset_dims
+        else is_inside
+    )
     return t.Where(mask, result, filling(fill_value, out.dtype))
 
 
@@ -45,7 +51,11 @@ def read(t, x, windows, found):
         return t.Squeeze(part, np.array(gone, np.int64)) if gone else part
     if len(found) == 1 and is_whole_but(windows, *found):
         return taken(t, x, windows, *found.items())
-    if len(found) == 1 and not windows.window and len(windows.batched) == len(windows.listed) - 1 == len(x.shape) - 1:
+    if (
+        len(found) == 1
+        and not windows.window
+        and len(windows.batched) == len(windows.listed) - 1 == len(x.shape) - 1
+    ):
         return taken_along(t, x, windows, *found.items())
     return t.Gather(t.Reshape(x, [-1]), flat_positions(t, windows, found))
 
@@ -80,7 +90,12 @@ def slice_at(t, x, begins, sizes):
     if not begins:
         return x
     low = together(t, list(begins.values()))
-    return t.Slice(x, low, t.Add(low, t.shape([sizes[axis] for axis in begins])), np.array(list(begins), np.int64))
+    return t.Slice(
+        x,
+        low,
+        t.Add(low, t.shape([sizes[axis] for axis in begins])),
+        np.array(list(begins), np.int64),
+    )
 
 
 def together(t, parts):
@@ -108,7 +123,11 @@ def dynamic_slice(t, x, *begins, slice_sizes, **_):
 
 def dynamic_update_slice(t, x, update, *begins, **_):
     """Along one axis what comes before, the update, and what comes after; along more, the same within that slice."""
-    axes = [axis for axis, (a, b) in enumerate(zip(x.shape, update.shape, strict=True)) if not same(a, b)]
+    axes = [
+        axis
+        for axis, (a, b) in enumerate(zip(x.shape, update.shape, strict=True))
+        if not same(a, b)
+    ]
     if not axes:
         return update
     axis, size = axes[0], update.shape[axes[0]]
@@ -116,10 +135,16 @@ def dynamic_update_slice(t, x, update, *begins, **_):
     high, along = t.Add(low, t.shape([size])), np.array([axis], np.int64)
     if len(axes) > 1:
         shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-        update = dynamic_update_slice(t, Value(t.Slice(x, low, high, along), shape, x.dtype), update, *begins)
+        update = dynamic_update_slice(
+            t, Value(t.Slice(x, low, high, along), shape, x.dtype), update, *begins
+        )
     before = t.Slice(x, np.array([0]), low, along)
     after = t.Slice(x, high, np.array([np.iinfo(np.int64).max]), along)
     return t.Concat(before, update, after, axis=axis)
 
 
-PRIMITIVES = {"gather": gather, "dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice}
+PRIMITIVES = {
+    "gather": gather,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+}

@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-TYPES = {"bool", "float16", "bfloat16", "float32", "float64"}  # of numbers that can be computed with
+TYPES = {
+    "bool",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+}  # of numbers that can be computed with
 TYPES |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 
@@ -23,7 +29,9 @@ class Scope:
     nodes: list = field(default_factory=list)
     inputs: dict = field(default_factory=dict)  # {name: (shape, type)}
     outputs: dict = field(default_factory=dict)
-    made: dict = field(default_factory=dict)  # what a node computes -> its results, so that nothing is computed twice
+    made: dict = field(
+        default_factory=dict
+    )  # what a node computes -> its results, so that nothing is computed twice
 
 
 def stored_type(dtype):

@@ -31,7 +31,9 @@ def shift_right_arithmetic(t, x, count, **_):
     wider = t.cast(x, np.int64)
     is_negative = t.Less(wider, np.int64(0))
     size = t.Where(is_negative, t.BitwiseNot(wider), wider)
-    shifted = t.to(t.BitShift(t.to(size, np.uint64), t.cast(count, np.uint64), direction="RIGHT"), np.int64)
+    shifted = t.to(
+        t.BitShift(t.to(size, np.uint64), t.cast(count, np.uint64), direction="RIGHT"), np.int64
+    )
     return t.to(t.Where(is_negative, t.BitwiseNot(shifted), shifted), t.out[0].dtype)
 
 
@@ -39,7 +41,9 @@ def population_count(t, x, **_):
     """Each bit, shifted to the lowest place, and their sum."""
     size = 8 * x.dtype.itemsize
     bits = t.to(t.cast(x, np.dtype(f"uint{size}")), np.uint64)
-    each = t.BitShift(t.Unsqueeze(bits, np.array([-1])), np.arange(size, dtype=np.uint64), direction="RIGHT")
+    each = t.BitShift(
+        t.Unsqueeze(bits, np.array([-1])), np.arange(size, dtype=np.uint64), direction="RIGHT"
+    )
     ones = t.to(t.BitwiseAnd(each, np.uint64(1)), np.int64)
     return t.to(t.ReduceSum(ones, np.array([-1]), keepdims=0), t.out[0].dtype)
 

@@ -59,7 +59,9 @@ def group_norm(t, params, x, *, groups, eps):
     batch, *sizes, channels = x.shape
     first = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
     grouped = t.reshape(first, (batch, groups, math.prod(sizes) * channels // groups))
-    y = t.InstanceNormalization(grouped, np.ones(groups, x.dtype), np.zeros(groups, x.dtype), epsilon=float(eps))
+    y = t.InstanceNormalization(
+        grouped, np.ones(groups, x.dtype), np.zeros(groups, x.dtype), epsilon=float(eps)
+    )
     y = t.transpose(t.reshape(y, (batch, channels, *sizes)), (0, *range(2, len(sizes) + 2), 1))
     return t.Add(t.Mul(y, params["scale"]), params["bias"])
 

@@ -8,9 +8,51 @@ import numpy as np
 from inference.lowering.value import Value
 
 ELEMENTWISE = {
-    *("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
-    *("Relu", "LeakyRelu", "Elu", "Gelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Mish", "Clip", "Cast"),
-    *("Exp", "Log", "Sqrt", "Reciprocal", "Abs", "Neg", "Sign", "Erf", "Floor", "Ceil", "Round", "Not", "And", "Or"),
+    *(
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Max",
+        "Min",
+        "Where",
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+    ),
+    *(
+        "Relu",
+        "LeakyRelu",
+        "Elu",
+        "Gelu",
+        "Sigmoid",
+        "HardSigmoid",
+        "HardSwish",
+        "Tanh",
+        "Softplus",
+        "Mish",
+        "Clip",
+        "Cast",
+    ),
+    *(
+        "Exp",
+        "Log",
+        "Sqrt",
+        "Reciprocal",
+        "Abs",
+        "Neg",
+        "Sign",
+        "Erf",
+        "Floor",
+        "Ceil",
+        "Round",
+        "Not",
+        "And",
+        "Or",
+    ),
 }
 REDUCTIONS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
 
@@ -45,9 +87,13 @@ def beneath(t, op, inputs, attributes):
         sources = [t.turned[name][0] for name in inputs]
         axis = order[attributes["axis"]]
         return transpose(t, t.emit(op, sources, 1, {"axis": axis}), order)
-    if op not in ELEMENTWISE or not all(name in t.turned or fits(t, name, len(order)) for name in inputs):
+    if op not in ELEMENTWISE or not all(
+        name in t.turned or fits(t, name, len(order)) for name in inputs
+    ):
         return None
-    sources = [t.turned[name][0] if name in t.turned else turned_back(t, name, order) for name in inputs]
+    sources = [
+        t.turned[name][0] if name in t.turned else turned_back(t, name, order) for name in inputs
+    ]
     return transpose(t, t.emit(op, sources, 1, attributes), order)
 
 
@@ -70,7 +116,9 @@ def reduced(t, op, inputs, attributes, order):
     if axes not in t.weights:
         return None
     before = sorted(order[axis] for axis in t.weights[axes])
-    result = t.emit(op, [t.turned[name][0], t.weight(np.array(before, np.int64), "")], 1, attributes)
+    result = t.emit(
+        op, [t.turned[name][0], t.weight(np.array(before, np.int64), "")], 1, attributes
+    )
     if attributes.get("keepdims", 1):
         return transpose(t, result, order)
     left = [axis for axis in order if axis not in before]

@@ -37,7 +37,9 @@ def starts(t, windows):
     indices, found = windows.indices, {}
     for place, axis in enumerate(windows.indexed):
         if indices.constant:
-            found[axis] = constant(np.broadcast_to(indices.data, indices.shape)[..., place].astype(np.int64))
+            found[axis] = constant(
+                np.broadcast_to(indices.data, indices.shape)[..., place].astype(np.int64)
+            )
         else:
             found[axis] = t.Gather(t.cast(indices, np.int64), np.asarray(place, np.int64), axis=-1)
     return found
@@ -47,7 +49,9 @@ def clamped(t, start, limit):
     """A start that is moved so far that its window lies inside."""
     if isinstance(start, Value) and start.constant and is_number(limit):
         return constant(np.clip(start.data, 0, limit))
-    return t.Max(t.Min(start, t.size(limit) if not is_number(limit) else np.int64(limit)), np.int64(0))
+    return t.Max(
+        t.Min(start, t.size(limit) if not is_number(limit) else np.int64(limit)), np.int64(0)
+    )
 
 
 def inside(t, windows, found):
@@ -55,7 +59,11 @@ def inside(t, windows, found):
     result = None
     for axis, start in found.items():
         limit = windows.limit(axis)
-        if isinstance(start, Value) and is_number(limit) and np.all((start.data >= 0) & (start.data <= limit)):
+        if (
+            isinstance(start, Value)
+            and is_number(limit)
+            and np.all((start.data >= 0) & (start.data <= limit))
+        ):
             continue
         highest = np.int64(limit) if is_number(limit) else t.size(limit)
         here = t.And(t.GreaterOrEqual(start, np.int64(0)), t.LessOrEqual(start, highest))
@@ -72,7 +80,9 @@ def flat_positions(t, windows, found):
         if axis in found:
             parts.append(t.Unsqueeze(found[axis], others) if len(others) else found[axis])
         if axis in windows.batched:
-            parts.append(along(t, windows.shape[axis], windows.listed[windows.batched[axis]], windows.rank))
+            parts.append(
+                along(t, windows.shape[axis], windows.listed[windows.batched[axis]], windows.rank)
+            )
         if axis in windows.window:
             parts.append(along(t, windows.sizes[axis], windows.window[axis], windows.rank))
         for part in parts:
@@ -84,4 +94,6 @@ def flat_positions(t, windows, found):
 
 def along(t, size, axis, rank):
     """0, 1, 2, ... along an axis."""
-    return t.table["iota"](t, dimension=axis, shape=[size if a == axis else 1 for a in range(rank)], dtype=np.int64)
+    return t.table["iota"](
+        t, dimension=axis, shape=[size if a == axis else 1 for a in range(rank)], dtype=np.int64
+    )

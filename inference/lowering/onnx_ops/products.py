@@ -30,7 +30,13 @@ def is_plain(x, y, dimension_numbers):
     """Whether it is a product over the last axis of x and the first of a matrix y."""
     (x_sums, y_sums), (shared, _) = dimension_numbers
     last = (len(x.shape) - 1,)
-    return not shared and tuple(x_sums) == last and tuple(y_sums) == (0,) and len(y.shape) == 2 and len(x.shape) > 1
+    return (
+        not shared
+        and tuple(x_sums) == last
+        and tuple(y_sums) == (0,)
+        and len(y.shape) == 2
+        and len(x.shape) > 1
+    )
 
 
 def matrices(t, x, shared, rows, columns):

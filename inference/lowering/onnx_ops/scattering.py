@@ -19,11 +19,21 @@ def scatter(reduction):
         elif mode == GatherScatterMode.FILL_OR_DROP:
             outside = inside(t, windows, found)
         places = flat_positions(t, windows, found)
-        places = t.Expand(places, t.shape(updates.shape)) if len(updates.shape) else t.Reshape(places, [1])
+        places = (
+            t.Expand(places, t.shape(updates.shape))
+            if len(updates.shape)
+            else t.Reshape(places, [1])
+        )
         if outside is not None:
-            kept = t.Unsqueeze(outside, np.array(sorted(windows.window.values()), np.int64)) if windows.window else outside
+            kept = (
+                t.Unsqueeze(outside, np.array(sorted(windows.window.values()), np.int64))
+                if windows.window
+                else outside
+            )
             places = t.Where(kept, places, t.size(count(x.shape)))
-        return wide(t, lambda a, b: written(t, a, b, places, reduction, outside is not None), x, updates)
+        return wide(
+            t, lambda a, b: written(t, a, b, places, reduction, outside is not None), x, updates
+        )
 
     return function
 
@@ -33,8 +43,19 @@ def reached(x, indices, updates, numbers, mode):
     kept = [axis for axis in range(len(x.shape)) if axis not in dropped]
     window = dict(zip(kept, numbers.update_window_dims, strict=True))
     sizes = [updates.shape[window[axis]] if axis in window else 1 for axis in range(len(x.shape))]
-    batched = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
-    return Windows(x.shape, sizes, indices, numbers.scatter_dims_to_operand_dims, batched, window, len(updates.shape), mode)
+    batched = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    return Windows(
+        x.shape,
+        sizes,
+        indices,
+        numbers.scatter_dims_to_operand_dims,
+        batched,
+        window,
+        len(updates.shape),
+        mode,
+    )
 
 
 def written(t, x, updates, places, reduction, drops):
@@ -42,7 +63,9 @@ def written(t, x, updates, places, reduction, drops):
     flat, one = t.Reshape(x, [-1]), np.array([1], np.int64)
     if drops:
         flat = t.Pad(flat, np.array([0, 1], np.int64))
-    flat = t.ScatterElements(flat, t.Reshape(places, [-1]), t.Reshape(updates, [-1]), axis=0, reduction=reduction)
+    flat = t.ScatterElements(
+        flat, t.Reshape(places, [-1]), t.Reshape(updates, [-1]), axis=0, reduction=reduction
+    )
     if drops:
         flat = t.Slice(flat, 0 * one, -one)
     return t.Reshape(flat, t.shape(x.shape))
@@ -56,7 +79,9 @@ def count(shape):
 
 
 def scatter_subtract(t, x, indices, updates, **params):
-    return scatter("add")(t, x, indices, Value(t.Neg(updates), updates.shape, updates.dtype), **params)
+    return scatter("add")(
+        t, x, indices, Value(t.Neg(updates), updates.shape, updates.dtype), **params
+    )
 
 
 PRIMITIVES = {

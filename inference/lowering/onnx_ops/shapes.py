@@ -53,11 +53,20 @@ def cut(t, x, *, start_indices, limit_indices, strides, **_):
     """A slice; only the axes that it shortens are named."""
     steps = strides or (1,) * len(x.shape)
     parts = zip(start_indices, limit_indices, steps, x.shape, strict=True)
-    axes = [i for i, (start, limit, step, size) in enumerate(parts) if (start, limit, step) != (0, size, 1)]
+    axes = [
+        i
+        for i, (start, limit, step, size) in enumerate(parts)
+        if (start, limit, step) != (0, size, 1)
+    ]
     if not axes:
         return x
-    starts, limits = t.shape([start_indices[i] for i in axes]), t.shape([limit_indices[i] for i in axes])
-    return t.Slice(x, starts, limits, np.array(axes, np.int64), np.array([steps[i] for i in axes], np.int64))
+    starts, limits = (
+        t.shape([start_indices[i] for i in axes]),
+        t.shape([limit_indices[i] for i in axes]),
+    )
+    return t.Slice(
+        x, starts, limits, np.array(axes, np.int64), np.array([steps[i] for i in axes], np.int64)
+    )
 
 
 def reverse(t, x, *, dimensions, **_):
@@ -69,13 +78,18 @@ def reverse(t, x, *, dimensions, **_):
 def pad(t, x, value, *, padding_config, **_):
     """Around the numbers, and between them; a negative padding cuts off."""
     if x.dtype == bool:
-        return t.to(pad(t, t.cast(x, np.int32), t.cast(value, np.int32), padding_config=padding_config), bool)
+        return t.to(
+            pad(t, t.cast(x, np.int32), t.cast(value, np.int32), padding_config=padding_config),
+            bool,
+        )
     sizes = list(x.shape)
     for axis, (_, _, between) in enumerate(padding_config):
         if between:
             x, sizes[axis] = spread(t, x, value, sizes, axis, between)
     around = [low for low, _, _ in padding_config] + [high for _, high, _ in padding_config]
-    return t.Pad(x, t.shape(around), value) if any(is_number(d) is False or d for d in around) else x
+    return (
+        t.Pad(x, t.shape(around), value) if any(is_number(d) is False or d for d in around) else x
+    )
 
 
 def spread(t, x, value, sizes, axis, between):

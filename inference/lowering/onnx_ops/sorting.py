@@ -20,7 +20,9 @@ def sort(t, *operands, dimension, num_keys, **_):
     for key in reversed(range(num_keys)):
         _, places = t.TopK(sortable(t, operands[key]), size, **about)
         sorted_ = [t.GatherElements(x, places, axis=dimension) for x in operands]
-        operands = [Value(name, x.shape, x.dtype) for name, x in zip(sorted_, operands, strict=True)]
+        operands = [
+            Value(name, x.shape, x.dtype) for name, x in zip(sorted_, operands, strict=True)
+        ]
     return operands
 
 

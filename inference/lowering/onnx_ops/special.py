@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from inference.lowering.approximations import ERF_INV_ABOVE_5, ERF_INV_BELOW_5, ERFC_ABOVE_2, ERFC_BELOW_2
+from inference.lowering.approximations import (
+    ERF_INV_ABOVE_5,
+    ERF_INV_BELOW_5,
+    ERFC_ABOVE_2,
+    ERFC_BELOW_2,
+)
 
 
 def polynomial(t, x, coefficients):
@@ -18,7 +23,9 @@ def erfc(t, x, **_):
     size = t.Max(t.Abs(x), t.number(1))
     inverse = t.Reciprocal(size)
     y = t.Mul(inverse, inverse)
-    series = t.Where(t.Less(size, t.number(2)), polynomial(t, y, ERFC_BELOW_2), polynomial(t, y, ERFC_ABOVE_2))
+    series = t.Where(
+        t.Less(size, t.number(2)), polynomial(t, y, ERFC_BELOW_2), polynomial(t, y, ERFC_ABOVE_2)
+    )
     tail = t.Mul(t.Mul(t.Exp(t.Neg(t.Mul(size, size))), inverse), series)
     far = t.Where(t.Less(x, t.number(0)), t.Sub(t.number(2), tail), tail)
     return t.Where(t.Less(t.Abs(x), t.number(1)), t.Sub(t.number(1), t.Erf(x)), far)

@@ -25,7 +25,9 @@ class OnnxTarget:
         self.turned = {}  # {name: (tensor, permutation)} of tensors that are a transposition of another
         self.reshaped = {}  # {name: tensor} of those with the same numbers
         self.shapes = {}  # {name: shape}, where it is known
-        self.scopes = [Scope(inputs={name: (aval.shape, aval.dtype) for name, aval in inputs.items()})]
+        self.scopes = [
+            Scope(inputs={name: (aval.shape, aval.dtype) for name, aval in inputs.items()})
+        ]
         self.symbols = dims.symbols(inputs)
         self.taken, self.known = set(inputs), {}
 
@@ -36,9 +38,15 @@ class OnnxTarget:
         return value
 
     def expanded(self, value):
-        empty = [axis for axis, d in enumerate(value.shape) if dims.is_number(d) and d == 0 and value.held[axis] == 1]
+        empty = [
+            axis
+            for axis, d in enumerate(value.shape)
+            if dims.is_number(d) and d == 0 and value.held[axis] == 1
+        ]
         none = np.zeros(len(empty), np.int64)
-        data = self.Slice(value, none, none, np.array(empty)) if empty else value  # Expand cannot make nothing of one
+        data = (
+            self.Slice(value, none, none, np.array(empty)) if empty else value
+        )  # Expand cannot make nothing of one
         return self.Expand(data, self.shape(value.shape))
 
     def __getattr__(self, op):
@@ -52,7 +60,9 @@ class OnnxTarget:
         while inputs and not inputs[-1]:
             inputs.pop()  # what is left out at the end is not named
         attributes = {key: value for key, value in attributes.items() if value is not None}
-        return layout.beneath(self, op, inputs, attributes) or self.emit(op, inputs, outputs, attributes)
+        return layout.beneath(self, op, inputs, attributes) or self.emit(
+            op, inputs, outputs, attributes
+        )
 
     def emit(self, op, inputs, outputs=1, attributes=None):
         computes = (op, *inputs, outputs, repr(attributes))
@@ -70,13 +80,20 @@ class OnnxTarget:
             return x
         if isinstance(x, Value):
             return self.weight(x.data, x.name) if x.constant else x.data
-        if type(x) is float:  # an attribute of an op; of an int it depends on the node what it is for
+        if (
+            type(x) is float
+        ):  # an attribute of an op; of an int it depends on the node what it is for
             x = self.number(x)
         return self.weight(np.asarray(x), "")
 
     def weight(self, array, name):
         array = np.ascontiguousarray(array, stored_type(array.dtype)).reshape(array.shape)
-        key = (name, array.dtype, array.shape, hashlib.blake2b(array.data if array.size else b"").digest())
+        key = (
+            name,
+            array.dtype,
+            array.shape,
+            hashlib.blake2b(array.data if array.size else b"").digest(),
+        )
         if key not in self.known:
             self.known[key] = stored = self.weight_name(name)
             self.weights[stored], self.stems[stored] = array, name
@@ -121,11 +138,15 @@ class OnnxTarget:
             return x
         if isinstance(x, Value) and x.constant and all(isinstance(d, int) for d in shape):
             return constant(x.data.reshape(shape), x.name)
-        source = self.reshaped.get(self.tensor(x), self.tensor(x))  # of two in a row the second is enough
+        source = self.reshaped.get(
+            self.tensor(x), self.tensor(x)
+        )  # of two in a row the second is enough
         if self.shapes.get(source) == shape:
             return source
         has_none = any(dims.is_number(d) and d == 0 for d in shape)
-        result = self.Reshape(source, dims.reshaping(self, shape), allowzero=1 if has_none else None)
+        result = self.Reshape(
+            source, dims.reshaping(self, shape), allowzero=1 if has_none else None
+        )
         self.reshaped[result] = source
         return result
 

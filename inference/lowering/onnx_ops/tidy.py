@@ -49,7 +49,9 @@ def rename_outputs(t, graph):
     """A node that makes an output bears its name, so that no Identity is needed."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
     renamed = {}
-    for node in [node for node in graph.nodes if node.op == "Identity" and node.outputs[0] in graph.outputs]:
+    for node in [
+        node for node in graph.nodes if node.op == "Identity" and node.outputs[0] in graph.outputs
+    ]:
         source = node.inputs[0]
         if source in makers and source not in renamed and source not in graph.outputs:
             renamed[source] = node.outputs[0]
@@ -75,7 +77,9 @@ def name_anew(t, graph):
     t.taken = {*graph.inputs, *graph.outputs, *inner_names(graph)}
     names = {name: t.weight_name(t.stems[name]) for name in t.weights if name in used}
     t.weights = {new: t.weights[old] for old, new in names.items()}
-    makers = {name: node.op for node in graph.nodes for name in node.outputs if name not in graph.outputs}
+    makers = {
+        name: node.op for node in graph.nodes for name in node.outputs if name not in graph.outputs
+    }
     rename(graph, names | {name: t.name(op) for name, op in makers.items()})
 
 
@@ -84,13 +88,21 @@ def inner_names(scope):
     for node in scope.nodes:
         for inner in node.attributes.values():
             if isinstance(inner, Scope):
-                yield from (*inner.inputs, *(name for node in inner.nodes for name in node.outputs), *inner_names(inner))
+                yield from (
+                    *inner.inputs,
+                    *(name for node in inner.nodes for name in node.outputs),
+                    *inner_names(inner),
+                )
 
 
 def reshape_instead(t, node):
     """A transposition that moves nothing but axes of size 1 is a Reshape, which costs nothing."""
     after, order = t.shapes.get(node.outputs[0]), node.attributes["perm"]
-    if after is None or sum(not is_number(d) for d in after) > 1 or 0 in [d for d in after if is_number(d)]:
+    if (
+        after is None
+        or sum(not is_number(d) for d in after) > 1
+        or 0 in [d for d in after if is_number(d)]
+    ):
         return
     large = [axis for axis, d in zip(order, after, strict=True) if not (is_number(d) and d == 1)]
     if large == sorted(large):

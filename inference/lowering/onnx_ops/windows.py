@@ -34,12 +34,21 @@ def pooled(t, op, x, axes, window, stride, pads, **attributes):
 def window_op(op, combine, start):
     """A sliding maximum or sum: one node where ONNX has it, else the windows' numbers one after another."""
 
-    def function(t, x, *, window_dimensions, window_strides, padding, base_dilation, window_dilation):
+    def function(
+        t, x, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+    ):
         is_simple = set(base_dilation) == set(window_dilation) == {1} and x.dtype == np.float32
         moved = zip(window_dimensions, window_strides, padding, strict=True)
         axes = [axis for axis, about in enumerate(moved) if about != (1, 1, (0, 0))]
-        if op and is_simple and 0 < len(axes) == len(x.shape) - 2 and fits(window_dimensions, padding):
-            window, stride, pads = ([all_[a] for a in axes] for all_ in (window_dimensions, window_strides, padding))
+        if (
+            op
+            and is_simple
+            and 0 < len(axes) == len(x.shape) - 2
+            and fits(window_dimensions, padding)
+        ):
+            window, stride, pads = (
+                [all_[a] for a in axes] for all_ in (window_dimensions, window_strides, padding)
+            )
             return one_node(t, op, x, axes, window, stride, pads)
         about = (window_dimensions, window_strides, padding, base_dilation, window_dilation)
         return one_by_one(t, combine, start(x.dtype), x, *about)
@@ -61,8 +70,13 @@ def one_node(t, op, x, axes, window, stride, pads):
 
 def one_by_one(t, combine, start, x, window, strides, padding, base_dilation, window_dilation):
     """Each place of the window is a strided slice; they are combined."""
-    config = [(low, high, base - 1) for (low, high), base in zip(padding, base_dilation, strict=True)]
-    sizes = [size + (size - 1) * base + low + high for size, (low, high, base) in zip(x.shape, config, strict=True)]
+    config = [
+        (low, high, base - 1) for (low, high), base in zip(padding, base_dilation, strict=True)
+    ]
+    sizes = [
+        size + (size - 1) * base + low + high
+        for size, (low, high, base) in zip(x.shape, config, strict=True)
+    ]
     padded = Value(t.tensor(pad(t, x, start, padding_config=config)), sizes, x.dtype)
     reach = [(size - 1) * dilation for size, dilation in zip(window, window_dilation, strict=True)]
     total = None
@@ -71,7 +85,11 @@ def one_by_one(t, combine, start, x, window, strides, padding, base_dilation, wi
         high = [size - r + p for size, r, p in zip(sizes, reach, low, strict=True)]
         part = cut(t, padded, start_indices=low, limit_indices=high, strides=strides)
         part = Value(t.tensor(part), t.out[0].shape, x.dtype)
-        total = part if total is None else Value(combined(t, combine, total, part), t.out[0].shape, x.dtype)
+        total = (
+            part
+            if total is None
+            else Value(combined(t, combine, total, part), t.out[0].shape, x.dtype)
+        )
     return total
 
 

@@ -20,6 +20,18 @@ from inference.lowering.tf_ops import (
 )
 
 WITH_LAYERS = (layers, norms, activations, attention)
-WITH_PRIMITIVES = (elementwise, bits, special, shapes, indexing, reductions, products, windows, control)
+WITH_PRIMITIVES = (
+    elementwise,
+    bits,
+    special,
+    shapes,
+    indexing,
+    reductions,
+    products,
+    windows,
+    control,
+)
 LAYERS = {name: function for module in WITH_LAYERS for name, function in module.LAYERS.items()}
-PRIMITIVES = {name: function for module in WITH_PRIMITIVES for name, function in module.PRIMITIVES.items()}
+PRIMITIVES = {
+    name: function for module in WITH_PRIMITIVES for name, function in module.PRIMITIVES.items()
+}

@@ -17,7 +17,11 @@ def leaky_relu(target, x, slope):
 
 
 def elu(target, x, alpha):
-    return tf.nn.elu(x) if alpha == 1 else tf.where(x > 0, x, alpha * expm1(target, tf.minimum(x, np.float32(0))))
+    return (
+        tf.nn.elu(x)
+        if alpha == 1
+        else tf.where(x > 0, x, alpha * expm1(target, tf.minimum(x, np.float32(0))))
+    )
 
 
 def gelu(target, x):

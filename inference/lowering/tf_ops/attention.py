@@ -14,7 +14,10 @@ def attention(target, params, x, context=None, *, heads, causal, mask):
     """(B, T, D) attends to (B, S, D); the products are of (B, H, T, D / H)."""
     context = x if context is None else context
     dim = params["query"]["weight"].shape[-1]
-    shrunk = {name: array * np.float32(1 / math.sqrt(dim // heads)) for name, array in params["query"].items()}
+    shrunk = {
+        name: array * np.float32(1 / math.sqrt(dim // heads))
+        for name, array in params["query"].items()
+    }
     q, k, v = (
         split_heads(solid(linear(target, layer, source)), heads)
         for layer, source in ((shrunk, x), (params["key"], context), (params["value"], context))
@@ -22,7 +25,9 @@ def attention(target, params, x, context=None, *, heads, causal, mask):
     scores = tf.matmul(q, k, transpose_b=True)  # (B, H, T, S)
     if causal:
         past = np.tril(np.ones(scores.shape[-2:], bool))  # (T, S)
-        mask = past if mask is None else past & mask if is_known(mask) else tf.logical_and(past, mask)
+        mask = (
+            past if mask is None else past & mask if is_known(mask) else tf.logical_and(past, mask)
+        )
     if mask is not None:
         lowest = np.finfo(np.float32).min
         scores = tf.where(mask, scores, lowest)

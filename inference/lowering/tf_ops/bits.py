@@ -16,7 +16,10 @@ def both(target, x, y):
         return tf.logical_and(x, y)
     if x.dtype.name == "uint32":
         return tf.cast(both(target, tf.cast(x, tf.int32), tf.cast(y, tf.int32)), tf.uint32)
-    x_half, y_half = tf.bitwise.right_shift(x, 1), tf.bitwise.right_shift(y, 1)  # whose sum does not overflow
+    x_half, y_half = (
+        tf.bitwise.right_shift(x, 1),
+        tf.bitwise.right_shift(y, 1),
+    )  # whose sum does not overflow
     above = tf.bitwise.right_shift(x_half + y_half - tf.bitwise.bitwise_xor(x_half, y_half), 1)
     return above * 2 + (x - x_half * 2) * (y - y_half * 2)
 
@@ -50,18 +53,30 @@ def shift_right_logical(target, x, count):
     unsigned = tf.cast(x, f"uint{bits}")
     wide = tf.uint32 if bits == 32 else tf.int32
     count = tf.cast(count, tf.int32)
-    moved = tf.bitwise.right_shift(tf.cast(unsigned, wide), tf.cast(limited(count, 0, bits - 1), wide))
+    moved = tf.bitwise.right_shift(
+        tf.cast(unsigned, wide), tf.cast(limited(count, 0, bits - 1), wide)
+    )
     return tf.cast(tf.where(count < bits, tf.cast(moved, tf.int32), 0), x.dtype)
 
 
 def population_count(target, x):
     """How many bits are set; a number less twice its half is its last bit."""
-    shifted = tf.bitwise.right_shift(x[..., None], np.arange(8 * np.dtype(x.dtype.name).itemsize, dtype=x.dtype.name))
-    return tf.cast(tf.reduce_sum(shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), x.dtype.name)), -1), x.dtype)
+    shifted = tf.bitwise.right_shift(
+        x[..., None], np.arange(8 * np.dtype(x.dtype.name).itemsize, dtype=x.dtype.name)
+    )
+    return tf.cast(
+        tf.reduce_sum(shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), x.dtype.name)), -1),
+        x.dtype,
+    )
 
 
 PRIMITIVES = {
-    **{"xor": widened(exclusive_or), "and": widened(both), "or": widened(either), "not": widened(negation)},
+    **{
+        "xor": widened(exclusive_or),
+        "and": widened(both),
+        "or": widened(either),
+        "not": widened(negation),
+    },
     **{"shift_left": widened(shift_left), "shift_right_arithmetic": widened(shift_right)},
     **{"shift_right_logical": shift_right_logical, "population_count": population_count},
 }

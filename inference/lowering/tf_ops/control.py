@@ -17,7 +17,11 @@ def cond(target, which, *operands, branches, **_):
         if i == len(branches) - 1:
             return tensors(target, target.walk.call(branches[i], *operands), out)
         here = tf.logical_not(which) if which.dtype.name == "bool" else which <= i
-        return tf.cond(here, lambda: tensors(target, target.walk.call(branches[i], *operands), out), lambda: chosen(i + 1))
+        return tf.cond(
+            here,
+            lambda: tensors(target, target.walk.call(branches[i], *operands), out),
+            lambda: chosen(i + 1),
+        )
 
     return chosen(0)
 
@@ -25,7 +29,10 @@ def cond(target, which, *operands, branches, **_):
 def tensors(target, results, avals):
     """Results as tensors of one type, which both sides of a choice must agree on."""
     avals = target.held(avals)
-    return [tf.convert_to_tensor(solid(x), tf.as_dtype(aval.dtype)) for x, aval in zip(results, avals, strict=True)]
+    return [
+        tf.convert_to_tensor(solid(x), tf.as_dtype(aval.dtype))
+        for x, aval in zip(results, avals, strict=True)
+    ]
 
 
 def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts, **_):
@@ -35,7 +42,9 @@ def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts
     out = target.out
 
     def each_goes_on(state):
-        return tensors(target, target.walk.call(cond_jaxpr, *asked, *state), cond_jaxpr.out_avals)[0]
+        return tensors(target, target.walk.call(cond_jaxpr, *asked, *state), cond_jaxpr.out_avals)[
+            0
+        ]
 
     def goes_on(*state):
         return tf.reduce_any(each_goes_on(state)) if examples else each_goes_on(state)
@@ -58,7 +67,9 @@ def chosen(goes_on, new, old):
 
 
 def looped(goes_on, body, start, avals):
-    shapes = [tf.TensorShape([d if isinstance(d, int) else None for d in aval.shape]) for aval in avals]
+    shapes = [
+        tf.TensorShape([d if isinstance(d, int) else None for d in aval.shape]) for aval in avals
+    ]
     return list(tf.while_loop(goes_on, body, start, shape_invariants=shapes))
 
 
@@ -74,19 +85,28 @@ def scan(target, *operands, jaxpr, length, reverse, num_consts, num_carry, **_):
         return found[:num_carry], found[num_carry:]
 
     if is_known and length <= UNROLLED:
-        return unrolled(target, step, carry, range(length)[:: -1 if reverse else 1], out[num_carry:])
+        return unrolled(
+            target, step, carry, range(length)[:: -1 if reverse else 1], out[num_carry:]
+        )
     carry = tensors(target, carry, out[:num_carry])
     kept = [tf.zeros(target.sizes(aval.shape), aval.dtype) for aval in out[num_carry:]]
 
     def body(i, *state):
         place = steps - 1 - i if reverse else i
         new, rows = step(place, state[:num_carry])
-        here = [tf.reshape(tf.equal(tf.range(steps), place), [-1] + [1] * len(x.shape)) for x in rows]
-        written = [tf.where(h, x[None], old) for h, x, old in zip(here, rows, state[num_carry:], strict=True)]
+        here = [
+            tf.reshape(tf.equal(tf.range(steps), place), [-1] + [1] * len(x.shape)) for x in rows
+        ]
+        written = [
+            tf.where(h, x[None], old)
+            for h, x, old in zip(here, rows, state[num_carry:], strict=True)
+        ]
         return [i + 1, *new, *written]
 
     counter = jax.ShapeDtypeStruct((), np.int32)
-    return looped(lambda i, *_: i < steps, body, [tf.constant(0), *carry, *kept], [counter, *out])[1:]
+    return looped(lambda i, *_: i < steps, body, [tf.constant(0), *carry, *kept], [counter, *out])[
+        1:
+    ]
 
 
 def unrolled(target, step, carry, order, avals):
@@ -96,7 +116,10 @@ def unrolled(target, step, carry, order, avals):
         carry, rows[i] = step(i, carry)
     if not rows:
         return [*carry, *(tf.zeros(target.sizes(aval.shape), aval.dtype) for aval in avals)]
-    return [*carry, *(tf.stack(column) for column in zip(*(rows[i] for i in sorted(rows)), strict=True))]
+    return [
+        *carry,
+        *(tf.stack(column) for column in zip(*(rows[i] for i in sorted(rows)), strict=True)),
+    ]
 
 
 def row(x, i):

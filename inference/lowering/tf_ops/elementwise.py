@@ -21,7 +21,9 @@ def widened(function, wide=WIDER):
         if not wider:
             return function(target, *operands, **params)
         out = target.out[0].dtype
-        result = function(target, *[tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands], **params)
+        result = function(
+            target, *[tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands], **params
+        )
         return tf.cast(result, out)
 
     return call
@@ -54,7 +56,9 @@ def divide_unsigned(x, y):
     half = tf.cast(tf.bitwise.right_shift(x, np.ones((), np.uint32)), tf.int32)
     x, y = tf.cast(x, tf.int64), tf.cast(y, tf.int64)
     is_signed = y < 2**31
-    quotient = 2 * tf.cast(tf.truncatediv(half, tf.cast(tf.where(is_signed, y, 1), tf.int32)), tf.int64)
+    quotient = 2 * tf.cast(
+        tf.truncatediv(half, tf.cast(tf.where(is_signed, y, 1), tf.int32)), tf.int64
+    )
     quotient += tf.cast(x - quotient * y >= y, tf.int64)
     return tf.cast(tf.where(is_signed, quotient, tf.cast(x >= y, tf.int64)), tf.uint32)
 
@@ -138,7 +142,13 @@ def equal_in_total_order(target, x, y):
 def infinite_last(x, y):
     """(x, y, sign) with what is known to be infinite for y, and its sign; 0 where nothing is."""
     for a, b in ((x, y), (y, x)):
-        if isinstance(b, np.ndarray) and b.size and is_float(b) and np.isinf(b).all() and len(np.unique(b)) == 1:
+        if (
+            isinstance(b, np.ndarray)
+            and b.size
+            and is_float(b)
+            and np.isinf(b).all()
+            and len(np.unique(b)) == 1
+        ):
             return a, b, int(np.sign(b.flat[0]))
     return x, y, 0
 
@@ -180,9 +190,14 @@ def reduce_precision(target, x, *, exponent_bits, mantissa_bits):
         return x
     dtype = PRECISIONS.get((exponent_bits, mantissa_bits))
     if dtype is None:
-        target.refuse("reduce_precision", f"to {exponent_bits} bits of exponent and {mantissa_bits} of fraction")
+        target.refuse(
+            "reduce_precision",
+            f"to {exponent_bits} bits of exponent and {mantissa_bits} of fraction",
+        )
     found = rounded_to(x, dtype)
-    return tf.where(tf.abs(found) < 2.0**-14, np.float32(0), found) if dtype == "float16" else found  # as JAX, no subnormals
+    return (
+        tf.where(tf.abs(found) < 2.0**-14, np.float32(0), found) if dtype == "float16" else found
+    )  # as JAX, no subnormals
 
 
 def is_finite(target, x):
@@ -199,14 +214,38 @@ def rounded(target, x, *, rounding_method):
 PLAIN = {
     **{"add": tf.add, "add_any": tf.add, "sub": tf.subtract, "mul": tf.multiply},
     **{"neg": tf.negative, "abs": tf.abs, "sign": tf.sign},
-    **{"exp": tf.exp, "log": tf.math.log, "sqrt": tf.sqrt, "rsqrt": tf.math.rsqrt, "square": tf.square},
-    **{"sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh, "logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
+    **{
+        "exp": tf.exp,
+        "log": tf.math.log,
+        "sqrt": tf.sqrt,
+        "rsqrt": tf.math.rsqrt,
+        "square": tf.square,
+    },
+    **{
+        "sin": tf.sin,
+        "cos": tf.cos,
+        "tanh": tf.tanh,
+        "logistic": tf.sigmoid,
+        "ceil": tf.math.ceil,
+        "floor": tf.floor,
+    },
     **{"lt": tf.less, "le": tf.less_equal, "gt": tf.greater, "ge": tf.greater_equal},
 }
 OWN = {
-    **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "max": maximum, "min": minimum, "clamp": clamp},
+    **{
+        "rem": remainder,
+        "pow": power,
+        "integer_pow": integer_pow,
+        "max": maximum,
+        "min": minimum,
+        "clamp": clamp,
+    },
     **{"eq": equal, "ne": not_equal},
-    **{"eq_to": equal_in_total_order, "lt_to": less_in_total_order, "le_to": less_equal_in_total_order},
+    **{
+        "eq_to": equal_in_total_order,
+        "lt_to": less_in_total_order,
+        "le_to": less_equal_in_total_order,
+    },
     **{"is_finite": is_finite, "round": rounded},
 }
 PRIMITIVES = {

@@ -33,8 +33,13 @@ def dynamic_update_slice(target, x, update, *starts):
     held = tf.int32 if x.dtype.name == "bool" else x.dtype
     update = tf.cast(update, held)
     starts = [inside_start(x, axis, start, update.shape[axis]) for axis, start in enumerate(starts)]
-    room = [ALL if start is ALL else size_of(x, axis) - update.shape[axis] for axis, start in enumerate(starts)]
-    rims = tf.stack([tf.stack([start, left - start]) for start, left in zip(starts, room, strict=True)])
+    room = [
+        ALL if start is ALL else size_of(x, axis) - update.shape[axis]
+        for axis, start in enumerate(starts)
+    ]
+    rims = tf.stack(
+        [tf.stack([start, left - start]) for start, left in zip(starts, room, strict=True)]
+    )
     mask = tf.pad(tf.ones_like(update, tf.float32), rims) > 0
     return tf.where(mask, tf.cast(tf.pad(update, rims), x.dtype), x)
 
@@ -45,10 +50,16 @@ class Places:
     def __init__(self, target, x, indices, starts, batched, shape, mode):
         axes = range(len(x.shape))
         moved = {*starts, *batched}
-        self.whole = [d for d in axes if d not in moved and (not isinstance(shape[d], int) or shape[d] == x.shape[d])]
+        self.whole = [
+            d
+            for d in axes
+            if d not in moved and (not isinstance(shape[d], int) or shape[d] == x.shape[d])
+        ]
         self.read = [d for d in axes if d not in self.whole]
         shape = [target.size(size) if d in self.read else None for d, size in enumerate(shape)]
-        self.part = [d for d in self.read if d not in batched and (tf.is_tensor(shape[d]) or shape[d] != 1)]
+        self.part = [
+            d for d in self.read if d not in batched and (tf.is_tensor(shape[d]) or shape[d] != 1)
+        ]
         self.lead = len(indices.shape) - 1
         self.sizes = [size_of(x, d) for d in axes]
         self.inside = None
@@ -57,14 +68,22 @@ class Places:
             for d, start in begun.items():
                 fits = tf.logical_and(start >= 0, start <= self.last(d, shape))
                 self.inside = fits if self.inside is None else tf.logical_and(self.inside, fits)
-        begun = {d: limited(tf.cast(start, tf.int32), 0, self.last(d, shape)) for d, start in begun.items()}
-        begun |= {d: along(tf.range(tf.shape(indices)[axis]), axis, self.lead) for d, axis in batched.items()}
+        begun = {
+            d: limited(tf.cast(start, tf.int32), 0, self.last(d, shape))
+            for d, start in begun.items()
+        }
+        begun |= {
+            d: along(tf.range(tf.shape(indices)[axis]), axis, self.lead)
+            for d, axis in batched.items()
+        }
         self.at = np.int32(0)
         for d in self.read:
             place = self.widened(begun[d]) if d in begun else np.int32(0)
             if d in self.part:
                 steps = tf.range(shape[d])
-                place = place + along(steps, self.lead + self.part.index(d), self.lead + len(self.part))
+                place = place + along(
+                    steps, self.lead + self.part.index(d), self.lead + len(self.part)
+                )
             self.at = self.at * self.sizes[d] + place
 
     def last(self, d, shape):
@@ -109,7 +128,9 @@ def gather(target, x, indices, *, dimension_numbers, slice_sizes, mode, fill_val
     names, rank = dimension_numbers, len(target.out[0].shape)
     batched = dict(zip(names.operand_batching_dims, names.start_indices_batching_dims, strict=True))
     places = Places(target, x, indices, names.start_index_map, batched, slice_sizes, mode)
-    lead = list(range(-places.lead, 0))  # labels of axes: those of the indices below 0, those of x by their numbers
+    lead = list(
+        range(-places.lead, 0)
+    )  # labels of axes: those of the indices below 0, those of x by their numbers
     if len(places.read) == 1:
         (axis,) = places.read
         found = tf.gather(x, places.at, axis=axis)
@@ -121,8 +142,16 @@ def gather(target, x, indices, *, dimension_numbers, slice_sizes, mode, fill_val
         inside = tf.reshape(places.inside, shape_of(at_labels(labels, places)))
         found = tf.where(inside, found, filler(x.dtype.name, fill_value))
     hidden = {*names.collapsed_slice_dims, *names.operand_batching_dims}
-    ones = [d for d in range(len(x.shape)) if d not in hidden and d not in labels]  # read in part, a single number wide
-    found = tf.reshape(found, shape_of([*(size_of(found, i) for i in range(len(labels))), *(1 for _ in ones)])) if ones else found
+    ones = [
+        d for d in range(len(x.shape)) if d not in hidden and d not in labels
+    ]  # read in part, a single number wide
+    found = (
+        tf.reshape(
+            found, shape_of([*(size_of(found, i) for i in range(len(labels))), *(1 for _ in ones)])
+        )
+        if ones
+        else found
+    )
     labels += ones
     slices, batch = iter(sorted(d for d in labels if d >= 0)), iter(lead)
     wanted = [next(slices) if i in names.offset_dims else next(batch) for i in range(rank)]
@@ -138,7 +167,9 @@ def filler(dtype, given):
     """What stands for a number that is not there."""
     if given is None and dtype != "bool":
         kind = np.dtype(dtype).kind
-        given = np.nan if kind == "f" else np.iinfo(dtype).min if kind == "i" else np.iinfo(dtype).max
+        given = (
+            np.nan if kind == "f" else np.iinfo(dtype).min if kind == "i" else np.iinfo(dtype).max
+        )
     return np.asarray(True if given is None else given, dtype)
 
 
@@ -148,13 +179,17 @@ def scatter(combine):
     def write(target, x, indices, updates, *, dimension_numbers, mode, **_):
         places, axes = written_places(target, x, indices, updates, dimension_numbers, mode)
         rest = [places.sizes[d] for d in places.whole]
-        total = functools.reduce(lambda a, b: a * b, [places.sizes[d] for d in places.read], np.int32(1))
+        total = functools.reduce(
+            lambda a, b: a * b, [places.sizes[d] for d in places.read], np.int32(1)
+        )
         at = tf.reshape(places.at, (-1, 1))
         allowed = tf.ones_like(places.at, tf.float32)  # 0 for what falls outside, which is dropped
         if places.inside is not None:
             allowed *= tf.cast(places.widened(places.inside), tf.float32)
         updates = tf.reshape(tf.transpose(updates, axes), shape_of([-1, *rest]))
-        updates = tf.where(tf.reshape(allowed, [-1, *(1 for _ in rest)]) > 0, updates, tf.zeros_like(updates))
+        updates = tf.where(
+            tf.reshape(allowed, [-1, *(1 for _ in rest)]) > 0, updates, tf.zeros_like(updates)
+        )
         written = tf.scatter_nd(at, updates, tf.stack([total, *rest]))
         hit = tf.scatter_nd(at, tf.reshape(allowed, (-1,)), tf.stack([total])) > 0
         new = combine(places.flattened(x), written, tf.reshape(hit, [-1, *(1 for _ in rest)]))
@@ -178,7 +213,9 @@ def scatter_once(name, combine):
 
 def written_places(target, x, indices, updates, names, mode):
     """Where updates go; and their axes in the order of the places: those of the indices, those in part, the whole ones."""
-    batched = dict(zip(names.operand_batching_dims, names.scatter_indices_batching_dims, strict=True))
+    batched = dict(
+        zip(names.operand_batching_dims, names.scatter_indices_batching_dims, strict=True)
+    )
     window = [d for d in range(len(x.shape)) if d not in (*names.inserted_window_dims, *batched)]
     axis_of = dict(zip(window, names.update_window_dims, strict=True))
     shape = [updates.shape[axis_of[d]] if d in axis_of else 1 for d in range(len(x.shape))]
@@ -189,7 +226,11 @@ def written_places(target, x, indices, updates, names, mode):
 
 
 PRIMITIVES = {
-    **{"dynamic_slice": dynamic_slice, "dynamic_update_slice": dynamic_update_slice, "gather": gather},
+    **{
+        "dynamic_slice": dynamic_slice,
+        "dynamic_update_slice": dynamic_update_slice,
+        "gather": gather,
+    },
     "scatter": widened(scatter(lambda old, new, hit: tf.where(hit, new, old))),
     "scatter-add": widened(scatter(lambda old, new, hit: old + new)),
     "scatter-sub": widened(scatter(lambda old, new, hit: old - new)),

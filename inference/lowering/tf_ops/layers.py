@@ -6,7 +6,15 @@ import tensorflow as tf
 from inference.lowering.tf_ops.convolution import convolution, padded
 from inference.lowering.tf_ops.elementwise import limited
 from inference.lowering.tf_ops.indexing import size_of
-from inference.lowering.tf_ops.pending import UNIT, Linear, Scaled, folds, is_known, linear_of, solid
+from inference.lowering.tf_ops.pending import (
+    UNIT,
+    Linear,
+    Scaled,
+    folds,
+    is_known,
+    linear_of,
+    solid,
+)
 from inference.lowering.trimming import trimmed
 from model.layers.conv import explicit_padding, pair, resolve_padding
 from model.layers.pool import geometry
@@ -42,7 +50,9 @@ def conv_transpose2d(target, params, x, *, stride, padding):
     kernel, out = weight.shape[:2], target.out[0].shape
     reach = [(n - 1) * s + k for n, s, k in zip(x.shape[1:3], stride, kernel, strict=True)]
     flipped = np.transpose(weight[::-1, ::-1], (0, 1, 3, 2))
-    y = tf.nn.conv2d_transpose(x, flipped, [size_of(x, 0), *reach, weight.shape[-1]], stride, "VALID")
+    y = tf.nn.conv2d_transpose(
+        x, flipped, [size_of(x, 0), *reach, weight.shape[-1]], stride, "VALID"
+    )
     y = padded(y, cut(padding, kernel, stride, reach, out[1:3]))
     return y + params["bias"] if "bias" in params else y
 
@@ -50,9 +60,14 @@ def conv_transpose2d(target, params, x, *, stride, padding):
 def cut(padding, kernel, stride, reach, out):
     """What to take away of the whole reach, as negative padding."""
     if isinstance(padding, str):
-        before = [k - 1 - same_start(k, s) if padding == "SAME" else 0 for k, s in zip(kernel, stride, strict=True)]
+        before = [
+            k - 1 - same_start(k, s) if padding == "SAME" else 0
+            for k, s in zip(kernel, stride, strict=True)
+        ]
     else:
-        before = [k - 1 - first for (first, _), k in zip(explicit_padding(padding), kernel, strict=True)]
+        before = [
+            k - 1 - first for (first, _), k in zip(explicit_padding(padding), kernel, strict=True)
+        ]
     return [(-b, o - r + b) for b, r, o in zip(before, reach, out, strict=True)]
 
 
@@ -83,7 +98,9 @@ def avg_pool(target, x, window, *, stride, padding):
     if pads == resolve_padding("SAME", x.shape[1:3], window, stride) or not np.any(pads):
         return y
     inside = np.pad(np.ones(x.shape[1:3]), pads)
-    shares = np.lib.stride_tricks.sliding_window_view(inside, window)[:: stride[0], :: stride[1]].mean((2, 3))
+    shares = np.lib.stride_tricks.sliding_window_view(inside, window)[
+        :: stride[0], :: stride[1]
+    ].mean((2, 3))
     return y * (1 / shares)[:, :, None].astype(np.float32)
 
 

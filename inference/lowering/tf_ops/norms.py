@@ -19,7 +19,9 @@ def layer_norm(target, params, x, *, eps):
 
 
 def rms_norm(target, params, x, *, eps):
-    return scaled(target, x * tf.math.rsqrt(mean_square(target, x, eps)), params["scale"], 0 * params["scale"])
+    return scaled(
+        target, x * tf.math.rsqrt(mean_square(target, x, eps)), params["scale"], 0 * params["scale"]
+    )
 
 
 def standardized(target, x, eps):
@@ -34,7 +36,11 @@ def centre(target, x):
     if isinstance(x, Linear) and x.dense:
         return x.mixed(matrix)
     x = solid(x)
-    return mixed(x, matrix) if target.products and channels <= FEW else x - tf.reduce_mean(x, -1, keepdims=True)
+    return (
+        mixed(x, matrix)
+        if target.products and channels <= FEW
+        else x - tf.reduce_mean(x, -1, keepdims=True)
+    )
 
 
 def mean_square(target, x, eps):
@@ -60,10 +66,16 @@ def scaled(target, x, scale, shift):
 @folds
 def by_statistics(target, params, statistics, x, *, eps):
     if not is_known(*params.values(), *statistics.values()):
-        return (solid(x) - statistics["mean"]) * (tf.math.rsqrt(statistics["var"] + eps) * params["scale"]) + params["bias"]
+        return (solid(x) - statistics["mean"]) * (
+            tf.math.rsqrt(statistics["var"] + eps) * params["scale"]
+        ) + params["bias"]
     scale = params["scale"] / np.sqrt(statistics["var"].astype(np.float64) + eps)
     shift = params["bias"] - statistics["mean"] * scale
-    return x.affine(scale, shift) if isinstance(x, Linear) else Scaled(solid(x), scale, shift, target.products)
+    return (
+        x.affine(scale, shift)
+        if isinstance(x, Linear)
+        else Scaled(solid(x), scale, shift, target.products)
+    )
 
 
 def group_norm(target, params, x, *, groups, eps):
@@ -71,7 +83,9 @@ def group_norm(target, params, x, *, groups, eps):
     size, channels = x.shape[1:-1], x.shape[-1]
     x = tf.reshape(x, (-1, int(np.prod(size)), groups, channels // groups))
     centred = x - tf.reduce_mean(x, (1, 3), keepdims=True)
-    y = centred * tf.math.rsqrt(tf.reduce_mean(tf.square(centred), (1, 3), keepdims=True) + np.float32(eps))
+    y = centred * tf.math.rsqrt(
+        tf.reduce_mean(tf.square(centred), (1, 3), keepdims=True) + np.float32(eps)
+    )
     return scaled(target, tf.reshape(y, (-1, *size, channels)), params["scale"], params["bias"])
 
 

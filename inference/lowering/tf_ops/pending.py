@@ -53,7 +53,11 @@ class Linear(Pending):
 
     def emit(self):
         weight, bias = self.weight.astype(np.float32), self.bias.astype(np.float32)
-        y = convolution(self.x, weight, **self.geometry) if self.geometry else tf.matmul(self.x, weight)
+        y = (
+            convolution(self.x, weight, **self.geometry)
+            if self.geometry
+            else tf.matmul(self.x, weight)
+        )
         return tf.nn.bias_add(y, bias) if bias.any() else y
 
 
@@ -63,15 +67,24 @@ class Scaled(Pending):
     shared = True
 
     def __init__(self, x, scale, shift, at_once):
-        self.x, self.scale, self.shift, self.at_once = x, np.float32(scale), np.float32(shift), at_once
+        self.x, self.scale, self.shift, self.at_once = (
+            x,
+            np.float32(scale),
+            np.float32(shift),
+            at_once,
+        )
 
     @property
     def shape(self):
         return self.x.shape
 
     def emit(self):
-        if self.at_once and len(self.x.shape) == 4 and self.shift.any():  # XNNPACK runs this as one multiply-add
-            return tf.nn.bias_add(convolution(self.x, self.scale.reshape(1, 1, 1, -1), **UNIT), self.shift)
+        if (
+            self.at_once and len(self.x.shape) == 4 and self.shift.any()
+        ):  # XNNPACK runs this as one multiply-add
+            return tf.nn.bias_add(
+                convolution(self.x, self.scale.reshape(1, 1, 1, -1), **UNIT), self.shift
+            )
         scaled = self.x if np.all(self.scale == 1) else self.x * self.scale
         return scaled + self.shift if np.any(self.shift) else scaled
 
@@ -94,9 +107,16 @@ def is_known(*arrays):
 def linear_of(x, weight, bias=None, geometry=None):
     """A product or a convolution with constant weights, what is pending in front of it folded in where that is possible."""
     is_padded = geometry and np.any(geometry["pads"])
-    if isinstance(x, Scaled) and not (is_padded and x.shift.any()):  # padding is 0 after the shift, not before
+    if isinstance(x, Scaled) and not (
+        is_padded and x.shift.any()
+    ):  # padding is 0 after the shift, not before
         shift = (weight * by_input(x.shift, weight, x.shape[-1])).sum(tuple(range(weight.ndim - 1)))
-        return Linear(x.x, weight * by_input(x.scale, weight, x.shape[-1]), shift if bias is None else shift + bias, geometry)
+        return Linear(
+            x.x,
+            weight * by_input(x.scale, weight, x.shape[-1]),
+            shift if bias is None else shift + bias,
+            geometry,
+        )
     if isinstance(x, Linear) and weight.shape[:-2] in [(), (1, 1)] and (geometry or UNIT) == UNIT:
         bias = 0 if bias is None else bias
         if weight.shape[-2:] == (1, x.shape[-1]):  # a number for each channel
@@ -109,7 +129,9 @@ def linear_of(x, weight, bias=None, geometry=None):
 def by_input(numbers, weight, channels):
     """One number for each input channel, for each input and output of a weight, whose outputs may be in groups."""
     groups = channels // weight.shape[-2]
-    per_output = np.repeat(numbers.astype(np.float64).reshape(groups, -1), weight.shape[-1] // groups, axis=0)
+    per_output = np.repeat(
+        numbers.astype(np.float64).reshape(groups, -1), weight.shape[-1] // groups, axis=0
+    )
     return per_output.T
 
 
@@ -117,4 +139,7 @@ def is_smaller(first, weight):
     """Whether one map in place of two, the second a product with this weight of all channels, has no more numbers."""
     if weight.shape[-2] != first.weight.shape[-1]:
         return False
-    return first.weight.size // first.weight.shape[-1] * weight.shape[-1] <= first.weight.size + weight.size
+    return (
+        first.weight.size // first.weight.shape[-1] * weight.shape[-1]
+        <= first.weight.size + weight.size
+    )

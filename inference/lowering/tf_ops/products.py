@@ -13,7 +13,9 @@ def dot_general(target, x, y, *, dimension_numbers, **_):
     over, common = dimension_numbers
     out = target.out[0]
     x, y = (as_type(each, out.dtype) for each in (x, y))
-    if isinstance(x, np.ndarray) and not common[0]:  # TFLite's products have their constant on the right
+    if (
+        isinstance(x, np.ndarray) and not common[0]
+    ):  # TFLite's products have their constant on the right
         free = len(x.shape) - len(over[0])
         swapped = product(target, y, x, over[::-1], common, [*out.shape[free:], *out.shape[:free]])
         rank = len(out.shape)
@@ -31,7 +33,11 @@ def product(target, x, y, over, common, shape):
     """As matrices, batches of them where axes are common."""
     x_free = [i for i in range(len(x.shape)) if i not in (*over[0], *common[0])]
     y_free = [i for i in range(len(y.shape)) if i not in (*over[1], *common[1])]
-    batch, inner, free = list(shape[: len(common[0])]), joint(x.shape[i] for i in over[0]), len(x_free)
+    batch, inner, free = (
+        list(shape[: len(common[0])]),
+        joint(x.shape[i] for i in over[0]),
+        len(x_free),
+    )
     x, y = moved(x, (*common[0], *x_free, *over[0])), moved(y, (*common[1], *over[1], *y_free))
     columns = list(shape[len(batch) + free :])
     y = reshaped(target, y, [*batch, inner, joint(columns)])

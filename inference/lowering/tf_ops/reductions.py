@@ -40,7 +40,11 @@ def place(function):
         found = function(x, axis, output_type=tf.int32)
         if is_float(x):
             is_nan = tf.not_equal(x, x)
-            found = tf.where(tf.reduce_any(is_nan, axis), tf.argmax(tf.cast(is_nan, tf.int32), axis, tf.int32), found)
+            found = tf.where(
+                tf.reduce_any(is_nan, axis),
+                tf.argmax(tf.cast(is_nan, tf.int32), axis, tf.int32),
+                found,
+            )
         return tf.cast(found, index_dtype)
 
     return find
@@ -100,7 +104,9 @@ def sort(target, *operands, dimension, is_stable, num_keys):
 
 def ascending(keys):
     """The places of each row's numbers, the smallest first."""
-    keys = tf.cast(keys, tf.int32) if keys.dtype.name in ("bool", "int8", "uint8", "int16") else keys
+    keys = (
+        tf.cast(keys, tf.int32) if keys.dtype.name in ("bool", "int8", "uint8", "int16") else keys
+    )
     return tf.math.top_k(-keys if is_float(keys) else -1 - keys, keys.shape[-1]).indices
 
 
@@ -119,8 +125,16 @@ def top_k(target, x, *, k, axis=-1, **_):
 
 
 PRIMITIVES = {
-    **{"reduce_sum": reduction(tf.reduce_sum), "reduce_prod": reduction(tf.reduce_prod), "mean": reduction(tf.reduce_mean)},
-    **{"reduce_and": reduction(tf.reduce_all), "reduce_or": reduction(tf.reduce_any), "reduce_xor": odd},
+    **{
+        "reduce_sum": reduction(tf.reduce_sum),
+        "reduce_prod": reduction(tf.reduce_prod),
+        "mean": reduction(tf.reduce_mean),
+    },
+    **{
+        "reduce_and": reduction(tf.reduce_all),
+        "reduce_or": reduction(tf.reduce_any),
+        "reduce_xor": odd,
+    },
     **{"reduce_max": extreme(tf.reduce_max), "reduce_min": extreme(tf.reduce_min)},
     **{"argmax": place(tf.argmax), "argmin": place(tf.argmin)},
     **{"cumsum": running_sum, "cumprod": running(lambda target, x, y: x * y, lambda dtype: 1)},

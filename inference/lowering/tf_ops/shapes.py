@@ -47,9 +47,17 @@ def split(target, x, *, sizes, axis):
 
 def slice_(target, x, *, start_indices, limit_indices, strides):
     """To the end of an axis nothing need be known of its size."""
-    ends = [None if end == size else target.size(end) for end, size in zip(limit_indices, target.given[0], strict=True)]
+    ends = [
+        None if end == size else target.size(end)
+        for end, size in zip(limit_indices, target.given[0], strict=True)
+    ]
     steps = strides or (1,) * len(ends)
-    return x[tuple(slice(target.size(a), b, step) for a, b, step in zip(start_indices, ends, steps, strict=True))]
+    return x[
+        tuple(
+            slice(target.size(a), b, step)
+            for a, b, step in zip(start_indices, ends, steps, strict=True)
+        )
+    ]
 
 
 def cut(target, x, where):
@@ -60,7 +68,10 @@ def pad(target, x, value, *, padding_config):
     """Numbers around and between; where there are fewer than none, some are cut away."""
     for axis, (_, _, between) in enumerate(padding_config):
         x = spread(target, x, value, axis, between) if between else x
-    where = {i: (max(-low, 0), high if high < 0 else None) for i, (low, high, _) in enumerate(padding_config)}
+    where = {
+        i: (max(-low, 0), high if high < 0 else None)
+        for i, (low, high, _) in enumerate(padding_config)
+    }
     x = cut(target, x, where) if any(low < 0 or high < 0 for low, high, _ in padding_config) else x
     rims = [(max(low, 0), max(high, 0)) for low, high, _ in padding_config]
     return tf.pad(x, rims, constant_values=value) if any(map(any, rims)) else x
@@ -91,7 +102,13 @@ def dim_as_value(target, *, dim):
 
 
 PRIMITIVES = {
-    **{"reshape": reshape, "squeeze": squeeze, "transpose": transpose, "rev": reverse, "concatenate": concatenate},
+    **{
+        "reshape": reshape,
+        "squeeze": squeeze,
+        "transpose": transpose,
+        "rev": reverse,
+        "concatenate": concatenate,
+    },
     **{
         "tile": tile,
         "stack": stack,

@@ -32,7 +32,9 @@ def erfc(target, x, **_):
     size = tf.maximum(tf.abs(x), 1.0)
     inverse = 1.0 / (size * size)
     tail = tf.exp(-size * size) / size
-    tail = tail * tf.where(size < 2, polynomial(inverse, ERFC_BELOW_2), polynomial(inverse, ERFC_ABOVE_2))
+    tail = tail * tf.where(
+        size < 2, polynomial(inverse, ERFC_BELOW_2), polynomial(inverse, ERFC_ABOVE_2)
+    )
     return tf.where(tf.abs(x) < 1, 1 - erf(target, x), tf.where(x < 0, 2 - tail, tail))
 
 

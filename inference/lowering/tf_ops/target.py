@@ -14,7 +14,9 @@ from utils import first_line
 
 TYPES = {"float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"}
 
-SIZES = {name: getattr(operator, name) for name in ("neg", "add", "sub", "mul", "pow", "floordiv", "mod")}
+SIZES = {
+    name: getattr(operator, name) for name in ("neg", "add", "sub", "mul", "pow", "floordiv", "mod")
+}
 SIZES |= {"number": np.int32, "max": tf.maximum, "min": tf.minimum}
 
 
@@ -35,7 +37,11 @@ class Target:
     def operand(self, value):
         if isinstance(value.data, Pending) and value.uses > 1 and not value.data.shared:
             value.data = value.data.tensor()
-        return value.data.astype(np.float32) if value.constant and value.dtype.name in NARROW else value.data
+        return (
+            value.data.astype(np.float32)
+            if value.constant and value.dtype.name in NARROW
+            else value.data
+        )
 
     def whole(self, value):
         """A tensor of all numbers of a Value, nothing pending, nothing left to broadcast."""
@@ -46,12 +52,19 @@ class Target:
 
     def held(self, avals):
         """Shapes and types as they are held here."""
-        return [jax.ShapeDtypeStruct(aval.shape, np.float32) if aval.dtype.name in NARROW else aval for aval in avals]
+        return [
+            jax.ShapeDtypeStruct(aval.shape, np.float32) if aval.dtype.name in NARROW else aval
+            for aval in avals
+        ]
 
     def new_sizes(self, shape):
         """A shape for tf.reshape: -1 for the one dimension that is free, so that nothing is computed for it."""
         free = [d for d in shape if not isinstance(d, int)]
-        return [d if isinstance(d, int) else -1 for d in shape] if len(free) <= 1 else self.sizes(shape)
+        return (
+            [d if isinstance(d, int) else -1 for d in shape]
+            if len(free) <= 1
+            else self.sizes(shape)
+        )
 
     def sizes(self, shape):
         """A shape for the ops that take no -1."""
@@ -67,7 +80,11 @@ class Target:
 
     def batch(self):
         """The size of the batch, the one symbol there is, read from an input."""
-        return next(tf.shape(tensor)[0] for shape, tensor in self.inputs if shape and not isinstance(shape[0], int))
+        return next(
+            tf.shape(tensor)[0]
+            for shape, tensor in self.inputs
+            if shape and not isinstance(shape[0], int)
+        )
 
     def guarded(self, name, function):
         """A function of the table; what TensorFlow refuses of it, as a rank that an op has not, is as good as missing."""
@@ -78,7 +95,9 @@ class Target:
                     self.refuse(name, f"of {aval.dtype}")
             self.out = self.held(self.out)
             if not getattr(function, "folds", False):
-                operands, params = jax.tree.map(solid, (operands, params), is_leaf=lambda x: isinstance(x, Pending))
+                operands, params = jax.tree.map(
+                    solid, (operands, params), is_leaf=lambda x: isinstance(x, Pending)
+                )
             try:
                 return function(target, *operands, **params)
             except (TypeError, ValueError, tf.errors.OpError) as error:

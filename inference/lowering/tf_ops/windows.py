@@ -16,22 +16,44 @@ from inference.lowering.trimming import trimmed
 SMALL = 64  # numbers under a window that is computed as so many slices
 
 
-def conv_general_dilated(target, x, weight, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, **params):
+def conv_general_dilated(
+    target,
+    x,
+    weight,
+    *,
+    window_strides,
+    padding,
+    lhs_dilation,
+    rhs_dilation,
+    dimension_numbers,
+    **params,
+):
     """Over up to three axes of space; one axis is an image of a single row."""
     space = len(window_strides)
-    if params["batch_group_count"] != 1 or space > 3 or (space == 3 and params["feature_group_count"] != 1):
-        target.refuse("conv_general_dilated", f"over {space} axes, in {params['batch_group_count']} groups of the batch")
+    if (
+        params["batch_group_count"] != 1
+        or space > 3
+        or (space == 3 and params["feature_group_count"] != 1)
+    ):
+        target.refuse(
+            "conv_general_dilated",
+            f"over {space} axes, in {params['batch_group_count']} groups of the batch",
+        )
     x_order, weight_order, out_order = dimension_numbers
     x = moved(x, (x_order[0], *x_order[2:], x_order[1]))
     weight = moved(weight, (*weight_order[2:], weight_order[1], weight_order[0]))
     between = [(0, 0, 0), *((0, 0, d - 1) for d in lhs_dilation), (0, 0, 0)]
     x = pad(target, x, np.zeros((), x.dtype.name), padding_config=between)
-    y = over_space[space](target, x, weight, tuple(window_strides), tuple(map(tuple, padding)), tuple(rhs_dilation))
+    y = over_space[space](
+        target, x, weight, tuple(window_strides), tuple(map(tuple, padding)), tuple(rhs_dilation)
+    )
     return moved(y, np.argsort([out_order[0], *out_order[2:], out_order[1]]))
 
 
 def over_one(target, x, weight, stride, pads, dilation):
-    return over_two(target, x[:, None], weight[None], (1, *stride), ((0, 0), *pads), (1, *dilation))[:, 0]
+    return over_two(
+        target, x[:, None], weight[None], (1, *stride), ((0, 0), *pads), (1, *dilation)
+    )[:, 0]
 
 
 def over_two(target, x, weight, stride, pads, dilation):
@@ -51,11 +73,24 @@ over_space = {1: over_one, 2: over_two, 3: over_three}
 def sliding(combine, start, kind):
     """A combination of the numbers under a window."""
 
-    def slide(target, x, *, window_dimensions, window_strides, padding, base_dilation=None, window_dilation=None, **_):
+    def slide(
+        target,
+        x,
+        *,
+        window_dimensions,
+        window_strides,
+        padding,
+        base_dilation=None,
+        window_dilation=None,
+        **_,
+    ):
         rank = len(window_dimensions)
         dilation = tuple(window_dilation or (1,) * rank)
         first = np.asarray(start(np.dtype(x.dtype.name)), x.dtype.name)
-        config = [(low, high, d - 1) for (low, high), d in zip(padding, base_dilation or (1,) * rank, strict=True)]
+        config = [
+            (low, high, d - 1)
+            for (low, high), d in zip(padding, base_dilation or (1,) * rank, strict=True)
+        ]
         x = pad(target, x, first, padding_config=config)
         window, strides = tuple(window_dimensions), tuple(window_strides)
         if kind and is_image_pool(x, window, dilation):
@@ -63,7 +98,10 @@ def sliding(combine, start, kind):
             return y * np.float32(math.prod(window)) if kind == "AVG" else y
         if math.prod(window) > SMALL:
             target.refuse("reduce_window", f"of {window} numbers")
-        parts = [part(x, offset, window, strides, dilation) for offset in itertools.product(*map(range, window))]
+        parts = [
+            part(x, offset, window, strides, dilation)
+            for offset in itertools.product(*map(range, window))
+        ]
         result = parts[0]
         for other in parts[1:]:
             result = combine(target, result, other)
@@ -73,7 +111,12 @@ def sliding(combine, start, kind):
 
 
 def is_image_pool(x, window, dilation):
-    return len(window) == 4 and window[0] == window[3] == 1 and set(dilation) == {1} and x.dtype == tf.float32
+    return (
+        len(window) == 4
+        and window[0] == window[3] == 1
+        and set(dilation) == {1}
+        and x.dtype == tf.float32
+    )
 
 
 def part(x, offset, window, strides, dilation):

@@ -29,7 +29,9 @@ ALL = pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_jax(name, dtype):
     x = 3 * normal(0, 40, 30)
-    x[np.abs(np.abs(x) - 3) < 0.05] = 0  # 0 is a corner to agree on; at -3 and 3 any slope between both sides is right
+    x[np.abs(np.abs(x) - 3) < 0.05] = (
+        0  # 0 is a corner to agree on; at -3 and 3 any slope between both sides is right
+    )
     assert_same(getattr(activations, name), REFERENCES[name], x, dtype=dtype)
 
 
@@ -41,7 +43,10 @@ def test_stays_exact_at_extremes(name, large):
     def value_and_gradient(fn):
         return fn(x), jax.jacobian(fn)(x)
 
-    ours, theirs = value_and_gradient(getattr(activations, name)), value_and_gradient(REFERENCES[name])
+    ours, theirs = (
+        value_and_gradient(getattr(activations, name)),
+        value_and_gradient(REFERENCES[name]),
+    )
     for a, b in zip(ours, theirs, strict=True):
         assert jnp.isfinite(a).all()
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-30)

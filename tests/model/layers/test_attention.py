@@ -14,33 +14,53 @@ def flax_names(params):
     """Our attention's parameters as Flax's, which splits the heads in the weights and gives the key a bias."""
     heads, no_bias = (HEADS, DIM // HEADS), jnp.zeros(DIM, params["key"]["weight"].dtype)
     named = {
-        name: {"kernel": p["weight"].reshape(-1, *heads), "bias": p.get("bias", no_bias).reshape(heads)}
+        name: {
+            "kernel": p["weight"].reshape(-1, *heads),
+            "bias": p.get("bias", no_bias).reshape(heads),
+        }
         for name, p in params.items()
     }
-    return named | {"out": {"kernel": params["out"]["weight"].reshape(*heads, DIM), "bias": params["out"]["bias"]}}
+    return named | {
+        "out": {
+            "kernel": params["out"]["weight"].reshape(*heads, DIM),
+            "bias": params["out"]["bias"],
+        }
+    }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("cross", [True, False])
 def test_equals_flax(cross, masked, dtype):
-    params = jax.tree.map(lambda p: p / 2, random_params(attention_init, DIM, context_dim=CONTEXT if cross else None))
+    params = jax.tree.map(
+        lambda p: p / 2, random_params(attention_init, DIM, context_dim=CONTEXT if cross else None)
+    )
     inputs = (normal(1, B, T, DIM), normal(2, B, S, CONTEXT)) if cross else (normal(1, B, T, DIM),)
-    mask = jnp.asarray(normal(3, B, 1, T, S if cross else T) > -0.5).at[..., 0].set(True) if masked else None
+    mask = (
+        jnp.asarray(normal(3, B, 1, T, S if cross else T) > -0.5).at[..., 0].set(True)
+        if masked
+        else None
+    )
     module = linen.MultiHeadAttention(HEADS, dtype=dtype, force_fp32_for_softmax=True)
 
     def reference(params, *inputs):
         return module.apply({"params": flax_names(params)}, *inputs, mask=mask)
 
     assert_same(
-        lambda params, *inputs: attention(params, *inputs, heads=HEADS, mask=mask), reference, params, *inputs, dtype=dtype
+        lambda params, *inputs: attention(params, *inputs, heads=HEADS, mask=mask),
+        reference,
+        params,
+        *inputs,
+        dtype=dtype,
     )
 
 
 def reads(**options):
     """Whether output t depends on input s: (T, T)."""
     params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
-    jacobian = quick_jit(jax.jacobian(lambda x: attention(params, x, heads=HEADS, **options)[0].sum(-1)))(x)
+    jacobian = quick_jit(
+        jax.jacobian(lambda x: attention(params, x, heads=HEADS, **options)[0].sum(-1))
+    )(x)
     return np.abs(jacobian[:, 0]).sum(-1) > 0
 
 
@@ -50,13 +70,17 @@ def test_causal_attention_reads_only_the_past():
 
 def test_a_mask_narrows_causal_attention():
     visible = np.arange(T) != 1
-    np.testing.assert_array_equal(reads(causal=True, mask=visible), np.tril(np.ones((T, T), bool)) & visible)
+    np.testing.assert_array_equal(
+        reads(causal=True, mask=visible), np.tril(np.ones((T, T), bool)) & visible
+    )
 
 
 def test_a_row_that_may_attend_to_nothing_is_finite():
     params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
     nothing = np.zeros((T, T), bool)
-    y, grad = quick_jit(jax.value_and_grad(lambda x: attention(params, x, heads=HEADS, mask=nothing).sum()))(x)
+    y, grad = quick_jit(
+        jax.value_and_grad(lambda x: attention(params, x, heads=HEADS, mask=nothing).sum())
+    )(x)
     assert jnp.isfinite(y) and jnp.isfinite(grad).all()
 
 

@@ -35,19 +35,28 @@ CASES = {
     "depthwise_wide": ((3, 97, 2), 2, (3, 7), 2, (1, 2), "SAME", 1),
 }
 PRODUCT_ANYWHERE = {"pointwise", "pointwise_strided"}
-PRODUCT_ON_CPU = PRODUCT_ANYWHERE | {"patches", "patches_cropped"} | {n for n in CASES if "depthwise" in n}
+PRODUCT_ON_CPU = (
+    PRODUCT_ANYWHERE | {"patches", "patches_cropped"} | {n for n in CASES if "depthwise" in n}
+)
 
 
 def layer(name):
     shape, out_dim, kernel, groups, stride, padding, dilation = CASES[name]
     params = random_params(conv2d_init, shape[-1], out_dim, kernel, groups=groups)
-    return params, normal(1, 3, *shape), {"stride": stride, "padding": padding, "dilation": dilation}
+    return (
+        params,
+        normal(1, 3, *shape),
+        {"stride": stride, "padding": padding, "dilation": dilation},
+    )
 
 
 def holds_convolution(name, platform):
     params, x, options = layer(name)
     forward = jax.jit(lambda params, x: conv2d(params, x, **options))
-    return "stablehlo.convolution" in jax.export.export(forward, platforms=[platform])(params, x).mlir_module()
+    return (
+        "stablehlo.convolution"
+        in jax.export.export(forward, platforms=[platform])(params, x).mlir_module()
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,7 +65,9 @@ def test_every_form_equals_flax(name, dtype):
     _, out_dim, _, groups, stride, padding, dilation = CASES[name]
     params, x, options = layer(name)
     kernel = params["weight"].shape[:2]
-    module = linen.Conv(out_dim, kernel, stride, padding, kernel_dilation=dilation, feature_group_count=groups)
+    module = linen.Conv(
+        out_dim, kernel, stride, padding, kernel_dilation=dilation, feature_group_count=groups
+    )
 
     def reference(params, x):
         return module.apply({"params": {"kernel": params["weight"], "bias": params["bias"]}}, x)
@@ -74,17 +85,24 @@ def test_the_form_follows_the_platform(name):
 def test_several_models_at_once(name):
     params, x, options = layer(name)
     models = [params, jax.tree.map(lambda p: 2 * p + 1, params)]
-    together = jax.vmap(lambda p: conv2d(p, x, **options))(jax.tree.map(lambda *p: jnp.stack(p), *models))
-    np.testing.assert_allclose(together, jnp.stack([conv2d(p, x, **options) for p in models]), rtol=1e-5, atol=1e-5)
+    together = jax.vmap(lambda p: conv2d(p, x, **options))(
+        jax.tree.map(lambda *p: jnp.stack(p), *models)
+    )
+    np.testing.assert_allclose(
+        together, jnp.stack([conv2d(p, x, **options) for p in models]), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "kernel, stride, padding", [(3, 2, "SAME"), ((2, 3), (2, 1), "VALID"), (2, 2, "SAME"), (3, 2, ((1, 2), (0, 1)))]
+    "kernel, stride, padding",
+    [(3, 2, "SAME"), ((2, 3), (2, 1), "VALID"), (2, 2, "SAME"), (3, 2, ((1, 2), (0, 1)))],
 )
 def test_transposed_equals_flax(kernel, stride, padding, dtype):
     params = random_params(conv_transpose2d_init, 3, 4, kernel)
-    module = linen.ConvTranspose(4, params["weight"].shape[:2], (stride, stride) if stride == 2 else stride, padding)
+    module = linen.ConvTranspose(
+        4, params["weight"].shape[:2], (stride, stride) if stride == 2 else stride, padding
+    )
 
     def reference(params, x):
         return module.apply({"params": {"kernel": params["weight"], "bias": params["bias"]}}, x)
@@ -100,11 +118,18 @@ def test_float64_stays_float64():
         params = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4, bias=False)
         x = normal(1, 2, 5, 5, 4).astype(np.float64)
         want = lax.conv_general_dilated(
-            x, params["weight"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=4
+            x,
+            params["weight"],
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=4,
         )
         np.testing.assert_allclose(conv2d(params, x), want, rtol=1e-12, atol=1e-12)
 
 
 def test_groups_that_do_not_divide_are_named():
-    with pytest.raises(ValueError, match=r"groups: 3 must divide both in_dim \(6\) and out_dim \(4\)"):
+    with pytest.raises(
+        ValueError, match=r"groups: 3 must divide both in_dim \(6\) and out_dim \(4\)"
+    ):
         conv2d_init(jax.random.key(0), 6, 4, 3, groups=3)

@@ -33,7 +33,9 @@ def test_otherwise_the_identity_without_a_key(layer, rate, train):
 
 @BOTH
 def test_training_without_a_key_says_so(layer):
-    with pytest.raises(ValueError, match=r"key: dropout draws at random in training, but found None"):
+    with pytest.raises(
+        ValueError, match=r"key: dropout draws at random in training, but found None"
+    ):
         layer(None, jnp.ones((4, 3)), 0.5, train=True)
 
 

@@ -13,7 +13,12 @@ def test_equals_flax(dtype):
     def reference(params):
         return linen.Embed(5, 4).apply({"params": {"embedding": params["weight"]}}, IDS)
 
-    assert_same(lambda params: embedding(params, IDS), reference, random_params(embedding_init, 5, 4), dtype=dtype)
+    assert_same(
+        lambda params: embedding(params, IDS),
+        reference,
+        random_params(embedding_init, 5, 4),
+        dtype=dtype,
+    )
 
 
 def test_an_id_past_the_end_is_nan():

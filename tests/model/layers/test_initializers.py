@@ -7,7 +7,9 @@ from model.layers import initializers
 from model.layers.conv import conv2d_init
 
 KEY = jax.random.key(3)
-SCALED = [f"{family}_{kind}" for family in ("lecun", "he", "glorot") for kind in ("normal", "uniform")]
+SCALED = [
+    f"{family}_{kind}" for family in ("lecun", "he", "glorot") for kind in ("normal", "uniform")
+]
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -19,13 +21,17 @@ def test_equals_jax(name):
 
 def test_truncated_normal_equals_jax():
     theirs = jax.nn.initializers.truncated_normal(0.02)
-    np.testing.assert_allclose(initializers.truncated_normal(0.02)(KEY, (7, 5)), theirs(KEY, (7, 5)), rtol=1e-6)
+    np.testing.assert_allclose(
+        initializers.truncated_normal(0.02)(KEY, (7, 5)), theirs(KEY, (7, 5)), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (3, 3, 2, 5)], ids=str)
 def test_orthogonal(shape):
     weight = initializers.orthogonal(KEY, shape)
-    np.testing.assert_allclose(weight, jax.nn.initializers.orthogonal()(KEY, shape), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        weight, jax.nn.initializers.orthogonal()(KEY, shape), rtol=1e-5, atol=1e-6
+    )
     matrix = weight.reshape(-1, shape[-1])
     gram = matrix.T @ matrix if matrix.shape[0] > matrix.shape[1] else matrix @ matrix.T
     np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-5)

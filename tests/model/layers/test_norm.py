@@ -12,7 +12,11 @@ CASES = {
     "layer": (norm.layer_norm_init, norm.layer_norm, linen.LayerNorm()),
     "layer, wide": (lambda _: norm.layer_norm_init(WIDE), norm.layer_norm, linen.LayerNorm()),
     "rms": (norm.rms_norm_init, norm.rms_norm, linen.RMSNorm()),
-    "group": (norm.group_norm_init, lambda params, x: norm.group_norm(params, x, groups=3), linen.GroupNorm(3)),
+    "group": (
+        norm.group_norm_init,
+        lambda params, x: norm.group_norm(params, x, groups=3),
+        linen.GroupNorm(3),
+    ),
 }
 
 
@@ -40,7 +44,10 @@ def test_batch_norm_equals_flax(train, dtype):
 
     x = normal(1, 4, 3, 5, DIM) + 2
     assert_same(lambda *a: ours(*a)[0], lambda *a: reference(*a)[0], params, x, dtype=dtype)
-    new, want = ours(params, x.astype(dtype))[1], reference(params, x.astype(dtype))[1]["batch_stats"]
+    new, want = (
+        ours(params, x.astype(dtype))[1],
+        reference(params, x.astype(dtype))[1]["batch_stats"],
+    )
     for key in ("mean", "var"):
         assert new[key].dtype == jnp.float32
         np.testing.assert_allclose(new[key], want[key], rtol=1e-4)
@@ -48,7 +55,11 @@ def test_batch_norm_equals_flax(train, dtype):
 
 def test_batch_norm_has_the_second_derivatives_of_flax():
     params, state = norm.batch_norm_init(DIM)
-    module, x, direction = linen.BatchNorm(use_running_average=False, epsilon=1e-5), normal(1, 4, 3, DIM), normal(2, 4, 3, DIM)
+    module, x, direction = (
+        linen.BatchNorm(use_running_average=False, epsilon=1e-5),
+        normal(1, 4, 3, DIM),
+        normal(2, 4, 3, DIM),
+    )
 
     def reference(x):
         return module.apply({"params": params, "batch_stats": state}, x, mutable=["batch_stats"])[0]

@@ -17,7 +17,10 @@ PARAMS, X = layer_norm_init(4), jnp.arange(24.0).reshape(2, 3, 4)
 def names(function, *args):
     """The ops and primitives of a trace."""
     eqns = jax.make_jaxpr(function)(*args).eqns
-    return [eqn.params["function"].__name__ if eqn.primitive.name == "marked" else eqn.primitive.name for eqn in eqns]
+    return [
+        eqn.params["function"].__name__ if eqn.primitive.name == "marked" else eqn.primitive.name
+        for eqn in eqns
+    ]
 
 
 def test_marks_show_only_while_exporting_though_a_layer_was_jitted_before():
@@ -60,7 +63,9 @@ def test_an_op_that_takes_an_array_of_its_caller_is_traced_as_it_is():
 
     with marks_shown():
         assert "marked" not in names(caller, jnp.ones(4), X)
-        np.testing.assert_array_equal(jax.vmap(caller, (0, None))(jnp.ones((2, 4)), X), jnp.stack([X, X]))
+        np.testing.assert_array_equal(
+            jax.vmap(caller, (0, None))(jnp.ones((2, 4)), X), jnp.stack([X, X])
+        )
         assert names(lambda x: applied(x, lambda y: y * PARAMS["scale"]), X) == ["applied"]
 
 
@@ -69,8 +74,12 @@ def test_vmap_keeps_the_mark_where_leading_axes_do_not_matter():
     with marks_shown():
         assert "linear" in names(jax.vmap(lambda x: linear(weights, x), 1, 1), X)
         mapped = jax.vmap(lambda x: linear(weights, x), 1, 1)(X)
-        each = jax.vmap(lambda w, x: linear(w, x), (0, None))(jax.tree.map(lambda a: jnp.stack([a, 2 * a]), weights), X)
-        assert "linear" not in names(jax.vmap(lambda w: linear(w, X)), jax.tree.map(lambda a: a[None], weights))
+        each = jax.vmap(lambda w, x: linear(w, x), (0, None))(
+            jax.tree.map(lambda a: jnp.stack([a, 2 * a]), weights), X
+        )
+        assert "linear" not in names(
+            jax.vmap(lambda w: linear(w, X)), jax.tree.map(lambda a: a[None], weights)
+        )
     np.testing.assert_allclose(mapped, X @ weights["weight"] + weights["bias"], rtol=1e-5)
     np.testing.assert_allclose(each[1], 2 * (X @ weights["weight"] + weights["bias"]), rtol=1e-5)
 

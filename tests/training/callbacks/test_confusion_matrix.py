@@ -48,7 +48,10 @@ def test_labels_outside_the_classes_are_left_out():
 def shown(callback, hook="on_test_end", **fields):
     """What a hook leaves to see: the View that it was called with."""
     counts = np.array([[8.0, 2.0], [1.0, 4.0]])
-    arrays = {f"{name}_confusion_matrix": {"counts": counts, "unsound": 0} for name in ("test", "val", "far")}
+    arrays = {
+        f"{name}_confusion_matrix": {"counts": counts, "unsound": 0}
+        for name in ("test", "val", "far")
+    }
     seen = view(evaluated=("val", "far", "test"), arrays=arrays, **fields)
     getattr(callback, hook)(seen)
     return seen
@@ -57,10 +60,20 @@ def shown(callback, hook="on_test_end", **fields):
 def test_the_files_and_the_picture_for_the_trackers(tmp_path):
     seen = shown(confusion_matrix(normalized=True), folder=tmp_path)
     told = json.loads((tmp_path / "pictures/confusion_matrix-test.json").read_text())
-    assert told == {"set": "test", "epoch": 2, "step": 7, "normalized": True, "matrix": [[8, 2], [1, 4]]}
+    assert told == {
+        "set": "test",
+        "epoch": 2,
+        "step": 7,
+        "normalized": True,
+        "matrix": [[8, 2], [1, 4]],
+    }
     drawn = (tmp_path / "pictures/confusion_matrix-test.png").read_bytes()
     assert seen.publish.images == [(7, "confusion_matrix-test", drawn)]
-    assert drawn == png(matrix([[8, 2], [1, 4]], normalized=True)) != shown(confusion_matrix()).publish.images[0][2]
+    assert (
+        drawn
+        == png(matrix([[8, 2], [1, 4]], normalized=True))
+        != shown(confusion_matrix()).publish.images[0][2]
+    )
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
         f"confusion_matrix-test.{end}" for end in ("json", "png")
     }
@@ -80,7 +93,9 @@ def test_a_set_that_there_is_not_is_refused_at_the_start():
     sets = {"train": None, "val": None}
     confusion_matrix(sets=("val",)).on_training_start(view(sets=sets))
     for wrong in ("test", "train"):
-        with pytest.raises(UserError, match=f"confusion_matrix: sets: no held-out set '{wrong}'; there are: val"):
+        with pytest.raises(
+            UserError, match=f"confusion_matrix: sets: no held-out set '{wrong}'; there are: val"
+        ):
             confusion_matrix(sets=("val", wrong)).on_training_start(view(sets=sets))
 
 
@@ -104,7 +119,9 @@ def test_what_has_no_classes_is_refused_while_tracing(output, target):
 def test_numbers_that_are_no_distributions_are_refused_when_they_are_seen():
     found = counted(np.ones((4, 3)), [[0.2, 0.3, 0.5], [1, 1, 0], [1.5, -0.5, 0], [np.nan, 0, 1]])
     seen = view(evaluated=("test",), arrays={"test_confusion_matrix": found})
-    with pytest.raises(UserError, match="3 targets of the test set are neither classes nor distributions"):
+    with pytest.raises(
+        UserError, match="3 targets of the test set are neither classes nor distributions"
+    ):
         confusion_matrix().on_test_end(seen)
 
 
@@ -118,6 +135,8 @@ def test_a_disk_that_takes_nothing_ends_the_run_or_not_as_the_config_says(tmp_pa
     (tmp_path / "pictures").write_text("in the way")
     with pytest.raises(RunError, match="pictures: cannot be written"):
         shown(confusion_matrix(), folder=tmp_path)
-    seen = shown(confusion_matrix(), folder=tmp_path, config={"checkpoint": {"on_write_error": "go_on"}})
+    seen = shown(
+        confusion_matrix(), folder=tmp_path, config={"checkpoint": {"on_write_error": "go_on"}}
+    )
     assert "pictures: cannot be written" in caplog.text
     assert len(seen.publish.images) == 1

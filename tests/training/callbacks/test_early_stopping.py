@@ -12,7 +12,9 @@ def stops_after(values, **options):
     callback = early_stopping(**options)
     callback.on_training_start(None)
     for epoch, value in enumerate(values, 1):
-        answer = callback.on_epoch_end(SimpleNamespace(metrics={} if value is None else {"test_loss": value}))
+        answer = callback.on_epoch_end(
+            SimpleNamespace(metrics={} if value is None else {"test_loss": value})
+        )
         if (answer or {}).get("stop"):
             return epoch
     return None
@@ -26,9 +28,17 @@ def stops_after(values, **options):
         ([5, 4, 4, 3, 4, 4], {"patience": 2}, 6),
         ([1, 2, 3, 4], {"patience": 2, "mode": "max"}, None),
         ([4, 3, 2, 1], {"patience": 2, "mode": "max"}, 3),
-        ([1.0, 0.94, 0.88, 0.82], {"patience": 2, "min_delta": 0.1}, None),  # small steps that add up
+        (
+            [1.0, 0.94, 0.88, 0.82],
+            {"patience": 2, "min_delta": 0.1},
+            None,
+        ),  # small steps that add up
         ([1.0, 0.99, 0.98, 0.97], {"patience": 2, "min_delta": 0.1}, 3),
-        ([None, 5, None, None, 4, None, 3], {"patience": 1}, None),  # epochs without an evaluation do not count
+        (
+            [None, 5, None, None, 4, None, 3],
+            {"patience": 1},
+            None,
+        ),  # epochs without an evaluation do not count
         ([5, float("nan"), float("nan")], {"patience": 2}, 3),
     ],
 )

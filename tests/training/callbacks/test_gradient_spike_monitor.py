@@ -24,7 +24,9 @@ def lines(folder):
 def watch(callback, folder, norms, first=1, period=10, losses=None):
     """Show a callback the steps of a run, `period` of them at each log line."""
     for i in range(0, len(norms), period):
-        told = steps(first + i, norms[i : i + period], None if losses is None else losses[i : i + period])
+        told = steps(
+            first + i, norms[i : i + period], None if losses is None else losses[i : i + period]
+        )
         callback.on_step_end(view(folder=folder, per_step=told))
 
 
@@ -40,9 +42,13 @@ def test_planted_spikes_are_found_and_nothing_else(tmp_path):
     assert [line["step"] for line in found] == [58, 59, 201]  # the first step has the number 1
     assert [line["norm"] for line in found] == [7.0, 9.0, 3.7]
     assert [line["loss"] for line in found] == [0.57, 0.58, 2.0]
-    assert found[0]["ema"] == pytest.approx(norms[:57].mean())  # the plain mean, while there are few steps
+    assert found[0]["ema"] == pytest.approx(
+        norms[:57].mean()
+    )  # the plain mean, while there are few steps
     assert found[0]["ratio"] == pytest.approx(7.0 / norms[:57].mean())
-    assert found[1]["ema"] == pytest.approx((norms[:57].sum() + 3 * norms[:57].mean()) / 58)  # a spike counts as the threshold
+    assert found[1]["ema"] == pytest.approx(
+        (norms[:57].sum() + 3 * norms[:57].mean()) / 58
+    )  # a spike counts as the threshold
     assert found[0].keys() == {"step", "epoch", "norm", "ema", "ratio", "loss"}
 
 
@@ -100,7 +106,10 @@ def test_one_warning_a_log_line_names_the_worst(tmp_path, caplog, worst, said):
     norms[[31, 33, 35]] = 5.0, worst, 6.0
     watch(started(), tmp_path, norms, period=20)
     (record,) = caplog.records
-    assert f"Epoch 2: gradient spikes: 3, the worst in step 34: the norm {said}, where" in record.getMessage()
+    assert (
+        f"Epoch 2: gradient spikes: 3, the worst in step 34: the norm {said}, where"
+        in record.getMessage()
+    )
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 2'])
@@ -118,7 +127,9 @@ def test_a_run_that_goes_on_leaves_the_same_file(tmp_path, kept, torn):
         file.write(torn)
     second.memory = json.loads(memory)
     watch(second, tmp_path / "resumed", norms[kept:], first=kept + 1)
-    assert (tmp_path / "resumed/gradient_spikes.jsonl").read_text() == (tmp_path / "whole/gradient_spikes.jsonl").read_text()
+    assert (tmp_path / "resumed/gradient_spikes.jsonl").read_text() == (
+        tmp_path / "whole/gradient_spikes.jsonl"
+    ).read_text()
     assert second.memory == whole.memory
 
 
@@ -147,7 +158,11 @@ def test_without_a_folder_it_only_warns(caplog):
 
 @pytest.mark.parametrize(
     ("options", "argument"),
-    [({"ema_decay": 1.0}, "ema_decay"), ({"threshold": 1.0}, "threshold"), ({"warmup": -1}, "warmup")],
+    [
+        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"warmup": -1}, "warmup"),
+    ],
 )
 def test_ranges_are_told_with_their_argument(options, argument):
     with pytest.raises(ValueError, match=f"^{argument}: must"):

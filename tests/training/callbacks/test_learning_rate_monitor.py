@@ -12,7 +12,10 @@ from training.callbacks.learning_rate_monitor import learning_rate_monitor
     ("rates", "said"),
     [
         ({"learning_rate": 0.0025}, "Epoch 2: learning rate 0.0025"),
-        ({"learning_rate": 3e-5, "adamw_learning_rate": 0.001}, "Epoch 2: learning rate 3e-05, adamw learning rate 0.001"),
+        (
+            {"learning_rate": 3e-5, "adamw_learning_rate": 0.001},
+            "Epoch 2: learning rate 3e-05, adamw learning rate 0.001",
+        ),
     ],
 )
 def test_it_says_the_rate(caplog, rates, said):

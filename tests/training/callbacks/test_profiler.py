@@ -19,7 +19,9 @@ def train(weights, count):
     return jax.lax.fori_loop(0, count, lambda i, w: jnp.tanh(w @ w), weights)
 
 
-def drive(callback, folder, epochs=1, steps=40, start=0, log_every=7, chunk=4, evaluated="validation"):
+def drive(
+    callback, folder, epochs=1, steps=40, start=0, log_every=7, chunk=4, evaluated="validation"
+):
     """A loop like the real one: chunks that end at log lines and where the callback asks for it."""
     step, weights = start, jnp.eye(8)
     callback.on_training_start(view(folder=folder, step=0))
@@ -33,7 +35,9 @@ def drive(callback, folder, epochs=1, steps=40, start=0, log_every=7, chunk=4, e
             weights = train(weights, taken).block_until_ready()
             position, step = position + taken, step + taken
             if taken == left or position % log_every == 0:
-                callback.on_step_end(view(folder=folder, step=step, epoch=epoch, position=position, steps=steps))
+                callback.on_step_end(
+                    view(folder=folder, step=step, epoch=epoch, position=position, steps=steps)
+                )
         if evaluated:
             getattr(callback, f"on_{evaluated}_start")(view(folder=folder, step=step, epoch=epoch))
     callback.on_training_end(view(folder=folder, step=step))
@@ -124,7 +128,11 @@ def test_it_needs_a_folder():
 
 @pytest.mark.parametrize(
     ("options", "argument"),
-    [({"first_step": 0}, "first_step"), ({"n_steps": 0}, "n_steps"), ({"every_n_minutes": 0.0}, "every_n_minutes")],
+    [
+        ({"first_step": 0}, "first_step"),
+        ({"n_steps": 0}, "n_steps"),
+        ({"every_n_minutes": 0.0}, "every_n_minutes"),
+    ],
 )
 def test_ranges_are_told_with_their_argument(options, argument):
     with pytest.raises(ValueError, match=f"^{argument}: must"):

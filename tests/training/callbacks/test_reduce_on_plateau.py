@@ -32,7 +32,13 @@ def scales(values, resume_every=0, **options):
 
 def by_torch(values, mode, factor, patience, min_delta, cooldown, min_scale):
     """torch.optim.lr_scheduler.ReduceLROnPlateau (threshold_mode="abs"), whose patience is the evaluations that it bears."""
-    best, bad, cooling, scale, found = float("inf") if mode == "min" else -float("inf"), 0, 0, 1.0, []
+    best, bad, cooling, scale, found = (
+        float("inf") if mode == "min" else -float("inf"),
+        0,
+        0,
+        1.0,
+        [],
+    )
     for value in values:
         if value < best - min_delta if mode == "min" else value > best + min_delta:
             best, bad = value, 0
@@ -50,9 +56,17 @@ def by_torch(values, mode, factor, patience, min_delta, cooldown, min_scale):
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_it_reduces_where_pytorch_does(mode, seed):
     rng = np.random.default_rng(seed)
-    values = rng.integers(0, 40, 200) / 40 + (np.linspace(1, 0, 200) if mode == "min" else np.linspace(0, 1, 200))
+    values = rng.integers(0, 40, 200) / 40 + (
+        np.linspace(1, 0, 200) if mode == "min" else np.linspace(0, 1, 200)
+    )
     values[rng.integers(0, 200, 5)] = np.nan
-    options = {"factor": 0.5, "patience": 1 + seed % 4, "min_delta": 0.05 * (seed % 2), "cooldown": seed % 3, "min_scale": 1e-3}
+    options = {
+        "factor": 0.5,
+        "patience": 1 + seed % 4,
+        "min_delta": 0.05 * (seed % 2),
+        "cooldown": seed % 3,
+        "min_scale": 1e-3,
+    }
     found = scales(values.tolist(), mode=mode, **options)
     assert found == by_torch(values.tolist(), mode, **options)
     assert len(set(found)) > 3
@@ -61,7 +75,9 @@ def test_it_reduces_where_pytorch_does(mode, seed):
 
 def test_it_reduces_where_optax_does():
     values = np.random.default_rng(1).integers(0, 1000, 60) / 1000
-    reference = optax.contrib.reduce_on_plateau(0.5, patience=3, rtol=0.0, atol=0.01, cooldown=2, min_scale=0.01)
+    reference = optax.contrib.reduce_on_plateau(
+        0.5, patience=3, rtol=0.0, atol=0.01, cooldown=2, min_scale=0.01
+    )
     advance = jax.jit(lambda value, state: reference.update(jnp.ones(()), state, value=value))
     state, expected = reference.init(jnp.ones(())), []
     for value in values:

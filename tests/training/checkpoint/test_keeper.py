@@ -19,25 +19,51 @@ from training.metric_log import sayable
 from training.options import CheckpointOptions
 from utils import RunError, UserError
 
-TS = TrainState(jnp.int32(0), jnp.uint32(5), {"w": jnp.ones(3)}, {}, {"m": jnp.ones(3)}, None, {"loss": jnp.zeros(())}, 1.0)
+TS = TrainState(
+    jnp.int32(0),
+    jnp.uint32(5),
+    {"w": jnp.ones(3)},
+    {},
+    {"m": jnp.ones(3)},
+    None,
+    {"loss": jnp.zeros(())},
+    1.0,
+)
 WHERE = {"elapsed": 0.0, "lined": 0, "rollbacks": 0, "stopped": False, "callbacks": []}
 
 
 def a_run(epoch, epochs=99, position=0, step=None, **metrics):
     step = epoch * 10 + position if step is None else step
     finished = epoch == epochs and not position
-    told = {"epoch": epoch, "completed": epoch, "epochs": epochs, "position": position, "step": step, "finished": finished}
+    told = {
+        "epoch": epoch,
+        "completed": epoch,
+        "epochs": epochs,
+        "position": position,
+        "step": step,
+        "finished": finished,
+    }
     return SimpleNamespace(**told, metrics=metrics)
 
 
 def cut_of(run, replicas=1):
-    where = WHERE | {"step": run.step, "epoch": run.epoch, "position": run.position, "metrics": sayable(run.metrics)}
-    states = [TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)}) for r in range(replicas)]
+    where = WHERE | {
+        "step": run.step,
+        "epoch": run.epoch,
+        "position": run.position,
+        "metrics": sayable(run.metrics),
+    }
+    states = [
+        TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)})
+        for r in range(replicas)
+    ]
     return lambda: Cut(states, where)
 
 
 def names(folder):
-    return sorted(storage.checkpoints(folder), key=lambda name: (name.split("_")[0], int(name.split("_")[1])))
+    return sorted(
+        storage.checkpoints(folder), key=lambda name: (name.split("_")[0], int(name.split("_")[1]))
+    )
 
 
 def after(folder, losses, **options):
@@ -57,8 +83,16 @@ def after(folder, losses, **options):
         ([3, 2, 1, 2, 2, 2], {"keep": 2, "mode": "max"}, [1, 5, 6]),
         ([6, 5, 4, 3, 2, 1], {"keep": 1}, [6]),
         ([float("nan"), 3, 1, 2, 2, 2], {"keep": 1}, [3, 6]),
-        ([3, None, None, 1, None, None], {"keep": 1}, [4, 6]),  # the best is an evaluated one, though not the latest
-        ([5, 1, 3, 4, 3, 6], {"keep": 2, "every_epochs": 3}, [2, 3, 6]),  # the best is kept though it was not due
+        (
+            [3, None, None, 1, None, None],
+            {"keep": 1},
+            [4, 6],
+        ),  # the best is an evaluated one, though not the latest
+        (
+            [5, 1, 3, 4, 3, 6],
+            {"keep": 2, "every_epochs": 3},
+            [2, 3, 6],
+        ),  # the best is kept though it was not due
         ([None] * 5, {"keep": 3, "every_epochs": 2}, [2, 4, 5]),
         ([None] * 4, {"every_epochs": 0}, [4]),  # at the end alone
         ([None] * 7, {"keep": None}, [1, 2, 3, 4, 5, 6, 7]),
@@ -71,7 +105,9 @@ def test_the_last_and_the_best_are_kept(tmp_path, losses, options, kept):
     assert after(tmp_path, losses, **options) == kept
 
 
-@pytest.mark.parametrize(("monitor", "best"), [("test_accuracy", 3), ("val_loss", 1), ("test_f1", 3), ("train_rmse", 1)])
+@pytest.mark.parametrize(
+    ("monitor", "best"), [("test_accuracy", 3), ("val_loss", 1), ("test_f1", 3), ("train_rmse", 1)]
+)
 def test_whether_low_or_high_is_good_is_seen_from_the_name(tmp_path, monitor, best):
     keeper = Keeper(tmp_path, CheckpointOptions(monitor=monitor, keep=1))
     for epoch, value in enumerate([1, 2, 3, 2.5], 1):
@@ -82,7 +118,10 @@ def test_whether_low_or_high_is_good_is_seen_from_the_name(tmp_path, monitor, be
 
 
 def test_a_name_that_does_not_tell_must_be_told():
-    with pytest.raises(UserError, match=r"checkpoint\.mode: cannot tell whether 'test_speed' is good when low or high"):
+    with pytest.raises(
+        UserError,
+        match=r"checkpoint\.mode: cannot tell whether 'test_speed' is good when low or high",
+    ):
         CheckpointOptions(monitor="test_speed").sign()
     assert CheckpointOptions(monitor="test_speed", mode="max").sign() == -1
 
@@ -118,7 +157,11 @@ def test_the_best_and_the_older_ones_survive_a_resume(tmp_path):
                 keeper = Keeper(folder, options)
                 keeper.resumed(storage.newest(folder)[0])
         keeper.wait()
-    assert names(tmp_path / "cut") == names(tmp_path / "whole") == [f"checkpoint-epoch_{n}" for n in (2, 8, 9, 10)]
+    assert (
+        names(tmp_path / "cut")
+        == names(tmp_path / "whole")
+        == [f"checkpoint-epoch_{n}" for n in (2, 8, 9, 10)]
+    )
 
 
 def test_what_is_best_is_ranked_anew_when_the_config_has_changed(tmp_path):
@@ -191,7 +234,9 @@ def test_weights_alone_are_kept_without_the_optimizer_but_a_stopped_run_is_saved
     assert storage.newest(tmp_path)[0].name == "checkpoint-epoch_1"
     run = a_run(1, position=4)
     keeper.ended(run, cut_of(run))
-    assert {"opt/m", "sums/loss", "step"} <= storage.load(tmp_path / "checkpoint-step_14.params")[0].keys()
+    assert {"opt/m", "sums/loss", "step"} <= storage.load(tmp_path / "checkpoint-step_14.params")[
+        0
+    ].keys()
     assert storage.newest(tmp_path)[0].name == "checkpoint-step_14"
     last = a_run(2, epochs=2)
     keeper.epoch_ended(last, cut_of(last))
@@ -206,7 +251,9 @@ def test_each_replica_has_its_file_and_only_all_of_them_are_a_checkpoint(tmp_pat
     keeper.wait()
     found, _ = storage.newest(tmp_path)
     assert found.name == "checkpoint-epoch_2"
-    assert [a["params/w"][0] for a in found.arrays] == [20 + r for r in range(11)]  # 10 comes after 9, not after 1
+    assert [a["params/w"][0] for a in found.arrays] == [
+        20 + r for r in range(11)
+    ]  # 10 comes after 9, not after 1
     (tmp_path / "checkpoint-epoch_2-replica_7.params").unlink()
     found, wrong = storage.newest(tmp_path)
     assert found.name == "checkpoint-epoch_1"
@@ -271,7 +318,9 @@ def full_disk(monkeypatch, times=10**9):
     monkeypatch.setattr(os, "fsync", fsync)
 
 
-def test_a_full_disk_stops_the_run_at_its_next_step_and_spares_the_earlier_checkpoints(tmp_path, monkeypatch):
+def test_a_full_disk_stops_the_run_at_its_next_step_and_spares_the_earlier_checkpoints(
+    tmp_path, monkeypatch
+):
     keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
     keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
     keeper.wait()
@@ -279,35 +328,57 @@ def test_a_full_disk_stops_the_run_at_its_next_step_and_spares_the_earlier_check
     full_disk(monkeypatch)
     keeper.epoch_ended(a_run(2), cut_of(a_run(2)))
     keeper.background.join()
-    with pytest.raises(RunError, match=r"checkpoint-epoch_2\.params: cannot be written: No space left on device"):
+    with pytest.raises(
+        RunError, match=r"checkpoint-epoch_2\.params: cannot be written: No space left on device"
+    ):
         keeper.check()
     keeper.check()  # it is told once
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-epoch_1.params"]
     assert (tmp_path / "checkpoint-epoch_1.params").read_bytes() == before
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not tell which file a descriptor is of")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(),
+    reason="this system does not tell which file a descriptor is of",
+)
 def test_the_logs_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     done, sync, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{int(file)}")).name) or sync(file))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda file: (
+            done.append(Path(os.readlink(f"/proc/self/fd/{int(file)}")).name) or sync(file)
+        ),
+    )
     monkeypatch.setattr(os, "replace", lambda *paths: done.append("replaced") or replace(*paths))
     keeper = Keeper(tmp_path, CheckpointOptions())
     keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
     keeper.wait()
     assert done[0] == "metrics.jsonl"
-    assert done[1].startswith(".checkpoint-epoch_1.params") and done[2:] == ["replaced", tmp_path.name]
+    assert done[1].startswith(".checkpoint-epoch_1.params") and done[2:] == [
+        "replaced",
+        tmp_path.name,
+    ]
 
 
 def test_or_the_run_goes_on_and_saves_again_when_there_is_room(tmp_path, monkeypatch, caplog):
-    keeper = Keeper(tmp_path, CheckpointOptions(keep=1, monitor="test_loss", on_write_error="go_on"))
+    keeper = Keeper(
+        tmp_path, CheckpointOptions(keep=1, monitor="test_loss", on_write_error="go_on")
+    )
     full_disk(monkeypatch, times=1)
     for epoch, loss in ((1, 2.0), (2, 3.0), (3, 4.0)):
         run = a_run(epoch, test_loss=loss)
         keeper.epoch_ended(run, cut_of(run))
     keeper.wait()
-    assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_3"]  # the best of those that were written
-    assert "checkpoint-epoch_1.params: cannot be written: No space left on device; going on without it" in caplog.text
+    assert names(tmp_path) == [
+        "checkpoint-epoch_2",
+        "checkpoint-epoch_3",
+    ]  # the best of those that were written
+    assert (
+        "checkpoint-epoch_1.params: cannot be written: No space left on device; going on without it"
+        in caplog.text
+    )
 
 
 def test_the_state_may_be_changed_while_it_is_written(tmp_path, monkeypatch):
@@ -327,7 +398,12 @@ def test_the_state_may_be_changed_while_it_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     taken = []
     threading.Timer(0.2, leave.set).start()
-    keeper.epoch_ended(a_run(2), lambda: taken.append((tmp_path / "checkpoint-epoch_1.params").exists()) or cut_of(a_run(2))())
+    keeper.epoch_ended(
+        a_run(2),
+        lambda: (
+            taken.append((tmp_path / "checkpoint-epoch_1.params").exists()) or cut_of(a_run(2))()
+        ),
+    )
     assert taken == [True]
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_1", "checkpoint-epoch_2"]
@@ -350,13 +426,20 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".checkpoint-epoch_3.params.77.tmp").write_bytes(b"half")
     (tmp_path / ".checkpoint-epoch_3.orbax.77.tmp").mkdir()
     (tmp_path / ".checkpoint-epoch_3.orbax.77.tmp" / "x").write_bytes(b"half")
-    (tmp_path / ".checkpoint-epoch_2.orbax.former").mkdir()  # the one beside it was put into its place
+    (
+        tmp_path / ".checkpoint-epoch_2.orbax.former"
+    ).mkdir()  # the one beside it was put into its place
     (tmp_path / "checkpoint-epoch_2.orbax").mkdir()
     (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()  # the only one
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / ".notes.tmp").mkdir()  # not ours
     storage.remove_leftovers(tmp_path)
-    left = [".checkpoint-epoch_1.orbax.former", ".notes.tmp", "checkpoint-epoch_2.orbax", "metrics.jsonl"]
+    left = [
+        ".checkpoint-epoch_1.orbax.former",
+        ".notes.tmp",
+        "checkpoint-epoch_2.orbax",
+        "metrics.jsonl",
+    ]
     assert sorted(p.name for p in tmp_path.iterdir()) == left
 
 
@@ -364,11 +447,21 @@ def test_a_checkpoint_opens_with_the_stock_library(tmp_path):
     from safetensors import safe_open
 
     keeper = Keeper(
-        tmp_path, CheckpointOptions(), {"config": {"title": "x"}}, lambda params, state: {"probe/output": jnp.ones(2)}
+        tmp_path,
+        CheckpointOptions(),
+        {"config": {"title": "x"}},
+        lambda params, state: {"probe/output": jnp.ones(2)},
     )
     keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
     keeper.wait()
     with safe_open(tmp_path / "checkpoint-epoch_1.params", "numpy") as file:
-        assert sorted(file.keys()) == ["lr_scale", "opt/m", "params/w", "probe/output", "seed", "step"]
+        assert sorted(file.keys()) == [
+            "lr_scale",
+            "opt/m",
+            "params/w",
+            "probe/output",
+            "seed",
+            "step",
+        ]
         np.testing.assert_array_equal(file.get_tensor("params/w"), np.full(3, 10.0, np.float32))
         assert {"rawtree", "sha256"} <= file.metadata().keys()

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[3]
 RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}}
 LEAVES = {
     "params/blocks/0/norm/weight": jnp.arange(6.0).reshape(2, 3).T,
-    "params/blocks/0": jnp.arange(7, dtype=jnp.bfloat16) / 3,  # a name that is the beginning of another
+    "params/blocks/0": jnp.arange(7, dtype=jnp.bfloat16)
+    / 3,  # a name that is the beginning of another
     "params.blocks/[0] naïve/ключ": np.array([True, False, True]),
     "zeros": jnp.zeros((3, 5)),  # chunks like these need not be stored
     "step": jnp.int32(7),
@@ -54,11 +55,19 @@ def assert_same(arrays, leaves):
         leaf = leaf.astype(leaf.dtype.newbyteorder("="))
         found = arrays[name]
         assert type(found) is np.ndarray
-        assert (found.dtype, found.shape, found.tobytes()) == (leaf.dtype, leaf.shape, leaf.tobytes()), name
+        assert (found.dtype, found.shape, found.tobytes()) == (
+            leaf.dtype,
+            leaf.shape,
+            leaf.tobytes(),
+        ), name
 
 
 def small(epoch):
-    return {"params/w": np.full((4, 3), epoch, np.float32), "n": np.int32(epoch), "none": np.zeros((0, 2))}
+    return {
+        "params/w": np.full((4, 3), epoch, np.float32),
+        "n": np.int32(epoch),
+        "none": np.zeros((0, 2)),
+    }
 
 
 def files(folder):
@@ -106,7 +115,12 @@ def test_another_takes_the_place_of_a_former_one(ours):
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="this machine has no sha256sum")
 def test_the_digests_are_as_sha256sum_has_them(ours):
-    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=ours, check=True, capture_output=True)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"],
+        cwd=ours,
+        check=True,
+        capture_output=True,
+    )
     assert len((ours / "SHA256SUMS").read_text().splitlines()) == len(files(ours)) - 1
 
 
@@ -132,7 +146,11 @@ def test_what_four_devices_hold_one_device_reads(tmp_path):
     arrays, record = read(tmp_path / "a.orbax")
     whole = np.arange(96, dtype=np.float32).reshape(8, 12)
     assert record == {"devices": 4}
-    assert_same(arrays, dict.fromkeys(("rows", "both", "one axis", "all"), whole) | {"half": whole.astype(ml_dtypes.bfloat16)})
+    assert_same(
+        arrays,
+        dict.fromkeys(("rows", "both", "one axis", "all"), whole)
+        | {"half": whole.astype(ml_dtypes.bfloat16)},
+    )
 
 
 TWO_PROCESSES = """
@@ -182,7 +200,10 @@ for name in ("cut", "whole"):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="JAX has Gloo's collectives, for several processes on CPU, on Linux alone")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="JAX has Gloo's collectives, for several processes on CPU, on Linux alone",
+)
 def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
     finished(start_all(TWO_PROCESSES, tmp_path / "a.orbax", processes=2, devices=2))
     assert sorted(os.listdir(tmp_path)) == ["a.orbax", "large.orbax"]
@@ -198,7 +219,11 @@ def test_no_flipped_bit_is_read(ours):
     for file in files(ours):
         data = file.read_bytes()
         at_all = file.name in ("rawtree.json", "SHA256SUMS")
-        for at in range(len(data)) if at_all else {0, len(data) - 1, *(rng.randrange(len(data)) for _ in range(20))}:
+        for at in (
+            range(len(data))
+            if at_all
+            else {0, len(data) - 1, *(rng.randrange(len(data)) for _ in range(20))}
+        ):
             file.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
             with pytest.raises(Damaged, match=r"a\.orbax: is damaged: changed, missing or added: "):
                 read(ours)
@@ -214,17 +239,31 @@ def test_no_part_of_a_folder_is_read_and_none_with_more_in_it(ours):
             with pytest.raises(Damaged, match=r"a\.orbax: is damaged: "):
                 read(ours)
         file.unlink()
-        told = "it has no SHA256SUMS, which is written last" if name == "SHA256SUMS" else f"missing or added: {name}$"
+        told = (
+            "it has no SHA256SUMS, which is written last"
+            if name == "SHA256SUMS"
+            else f"missing or added: {name}$"
+        )
         with pytest.raises(Damaged, match=told):
             read(ours)
         file.write_bytes(data)
-    for name in ("more", "arrays/d/more", ".hidden", "arrays/checkpoint", "SHA256SUMS~", "\udcff", "a\nb"):
+    for name in (
+        "more",
+        "arrays/d/more",
+        ".hidden",
+        "arrays/checkpoint",
+        "SHA256SUMS~",
+        "\udcff",
+        "a\nb",
+    ):
         (ours / name).touch()
         with pytest.raises(Damaged, match=r"a\.orbax: "):
             read(ours)
         (ours / name).unlink()
     os.mkfifo(ours / "pipe")
-    with pytest.raises(Damaged, match="pipe is no plain file"):  # without waiting for one to write into it
+    with pytest.raises(
+        Damaged, match="pipe is no plain file"
+    ):  # without waiting for one to write into it
         read(ours)
 
 
@@ -266,30 +305,69 @@ def test_files_that_someone_made_up_are_refused_and_nothing_in_them_is_run(ours,
     monkeypatch.chdir(ours.parent)
     for file in files(ours / "arrays"):
         data = file.read_bytes()
-        for hostile in (pickle.dumps(Bomb()), b"", b"[]", b"{}", b"[" * 100_000, b'{"tree_metadata": {"os": {}}}'):
+        for hostile in (
+            pickle.dumps(Bomb()),
+            b"",
+            b"[]",
+            b"{}",
+            b"[" * 100_000,
+            b'{"tree_metadata": {"os": {}}}',
+        ):
             file.write_bytes(hostile)
             resealed(ours)
             try:
-                assert_same(read(ours)[0], small(3))  # some of Orbax's files tell nothing that is needed
+                assert_same(
+                    read(ours)[0], small(3)
+                )  # some of Orbax's files tell nothing that is needed
             except Damaged as error:
                 assert str(error).startswith(f"{ours}: ") and len(str(error)) < 2000
         file.write_bytes(data)
     (ours / "arrays" / "checkpoint").write_bytes(pickle.dumps(Bomb()))
     for name in ("_METADATA", "_CHECKPOINT_METADATA"):  # names of types and of handlers
         file = ours / "arrays" / name
-        file.write_text(file.read_text().replace("np.ndarray", "os.mkdir").replace("orbax.checkpoint", "antigravity"))
+        file.write_text(
+            file.read_text()
+            .replace("np.ndarray", "os.mkdir")
+            .replace("orbax.checkpoint", "antigravity")
+        )
     resealed(ours)
     with suppress(Damaged):
         read(ours)
     assert "antigravity" not in sys.modules and not Path("exploded").exists()
 
 
-NOTES = [b"", b"[]", b"1", b"{", b"[" * 100_000, b"\xff", b'{"record": {}}', b'{"record": 1, "arrays": {}}']
-NOTES += [json.dumps({"record": {}, "arrays": arrays}).encode() for arrays in ([], {"a": 1}, {"a": ["float32"]})]
-FORMS = [["float32", [3, 4]], ["float64", [4, 3]], ["no type", [4, 3]], ["float32", [0, 2**70]], ["O", [4, 3]], ["float32", "ab"]]
-NOTES += [json.dumps({"record": {}, "arrays": {"params/w": form, "n": ["int32", []]}}).encode() for form in FORMS]
-NOTES += [json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode()]  # one too few
-NOTES += [json.dumps({"record": {}, "arrays": {name: ["int32", []] for name in ("n", "more")}}).encode()]
+NOTES = [
+    b"",
+    b"[]",
+    b"1",
+    b"{",
+    b"[" * 100_000,
+    b"\xff",
+    b'{"record": {}}',
+    b'{"record": 1, "arrays": {}}',
+]
+NOTES += [
+    json.dumps({"record": {}, "arrays": arrays}).encode()
+    for arrays in ([], {"a": 1}, {"a": ["float32"]})
+]
+FORMS = [
+    ["float32", [3, 4]],
+    ["float64", [4, 3]],
+    ["no type", [4, 3]],
+    ["float32", [0, 2**70]],
+    ["O", [4, 3]],
+    ["float32", "ab"],
+]
+NOTES += [
+    json.dumps({"record": {}, "arrays": {"params/w": form, "n": ["int32", []]}}).encode()
+    for form in FORMS
+]
+NOTES += [
+    json.dumps({"record": {}, "arrays": {"params/w": ["float32", [4, 3]]}}).encode()
+]  # one too few
+NOTES += [
+    json.dumps({"record": {}, "arrays": {name: ["int32", []] for name in ("n", "more")}}).encode()
+]
 
 
 @pytest.mark.parametrize("note", NOTES, ids=range(len(NOTES)))
@@ -344,12 +422,17 @@ def test_whenever_it_is_killed_the_former_or_the_new_one_is_read(tmp_path, forme
         try:
             arrays, record = read(path)
             assert record == read_record(path)
-            assert_same(arrays, small(3) if record["epoch"] == 3 else {"params/w": np.full((4, 3), 4, np.float32)})
+            assert_same(
+                arrays,
+                small(3) if record["epoch"] == 3 else {"params/w": np.full((4, 3), 4, np.float32)},
+            )
             seen.append(record["epoch"])
         except UserError as error:
             assert str(error) == f"{path}: there is no such checkpoint"
             seen.append(None)
-        assert all(name == "a.orbax" or name.startswith(".a.orbax.") for name in os.listdir(path.parent))
+        assert all(
+            name == "a.orbax" or name.startswith(".a.orbax.") for name in os.listdir(path.parent)
+        )
         if stop % 5 == 0:  # the next to come clears up
             write(path, small(5), {"epoch": 5})
             assert read(path)[1] == {"epoch": 5}
@@ -372,11 +455,15 @@ def test_where_the_disk_is_full_the_former_one_stays(ours, monkeypatch, call):
     assert read(ours)[1] == {"epoch": 3}
 
 
-def test_where_tensorstore_cannot_write_it_is_told_in_one_line_and_nothing_is_logged(ours, caplog, capfd):
+def test_where_tensorstore_cannot_write_it_is_told_in_one_line_and_nothing_is_logged(
+    ours, caplog, capfd
+):
     caplog.set_level(logging.INFO)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     noise = np.random.default_rng(0).integers(0, 256, 2**20, np.uint8)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))  # what the system refuses, from within TensorStore
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (2**16, limits[1])
+    )  # what the system refuses, from within TensorStore
     try:
         with pytest.raises(RunError) as caught:
             write(ours, {"noise": noise}, {"epoch": 4})

@@ -27,7 +27,9 @@ def with_statistics():
     """A model of which everything has a state: a layer, and the mean and the count of what it saw."""
 
     def init(key):
-        return {"layers": [linear_init(key, 2, 3)]}, {"norm": {"mean": jnp.zeros(3), "count": jnp.int32(0)}}
+        return {"layers": [linear_init(key, 2, 3)]}, {
+            "norm": {"mean": jnp.zeros(3), "count": jnp.int32(0)}
+        }
 
     def apply(params, state, x, *, train=False, key=None):
         return linear(params["layers"][0], x) - state["norm"]["mean"], state
@@ -45,7 +47,13 @@ def assert_same(tree, other):
 
 def test_weights_come_from_a_checkpoint_the_averaged_ones_where_there_are_such(tmp_path):
     averaged = jax.tree.map(lambda a: a + 1, STORED)
-    rest = {"params": STORED, "opt": {"m": STORED}, "step": jnp.int32(3), "lr_scale": jnp.float32(1), "state": {}}
+    rest = {
+        "params": STORED,
+        "opt": {"m": STORED},
+        "step": jnp.int32(3),
+        "lr_scale": jnp.float32(1),
+        "state": {},
+    }
     save(tmp_path / "plain.params", rest | {"ema": None}, {})
     save(tmp_path / "averaged.params", rest | {"ema": averaged}, {})
     for name, expected in (("plain", STORED), ("averaged", averaged)):
@@ -56,8 +64,17 @@ def test_weights_come_from_a_checkpoint_the_averaged_ones_where_there_are_such(t
 
 
 def test_a_file_as_pytorch_would_name_it_is_renamed_into_a_model(tmp_path):
-    weight, bias, mean = np.float16([[1, 2, 3], [4, 5, 6]]), np.float64([0.5, 0, 0]), np.float32([1, 1, 2])
-    file = {"layers.0.weight": weight, "layers.0.bias": bias, "bn.running_mean": mean, "bn.num_batches_tracked": np.int64([9])}
+    weight, bias, mean = (
+        np.float16([[1, 2, 3], [4, 5, 6]]),
+        np.float64([0.5, 0, 0]),
+        np.float32([1, 1, 2]),
+    )
+    file = {
+        "layers.0.weight": weight,
+        "layers.0.bias": bias,
+        "bn.running_mean": mean,
+        "bn.num_batches_tracked": np.int64([9]),
+    }
     save_file(file, tmp_path / "torch.safetensors")
     rename = [
         [r"layers\.(\d+)\.(\w+)", r"layers/\1/\2"],
@@ -65,11 +82,15 @@ def test_a_file_as_pytorch_would_name_it_is_renamed_into_a_model(tmp_path):
         [r"bn\.num_batches_tracked", None],
         ["bn.*", "never reached, since the first match counts"],
     ]
-    pretrained = Pretrained(tmp_path / "torch.safetensors", fresh=["state/norm/count"], rename=rename)
+    pretrained = Pretrained(
+        tmp_path / "torch.safetensors", fresh=["state/norm/count"], rename=rename
+    )
     model = with_statistics()
     params, state = pretrained(*model.init(jax.random.key(0)))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
-    np.testing.assert_allclose(model.apply(params, state, jnp.array([[1.0, 10.0]]))[0], [[40.5, 51, 61]])  # by hand
+    np.testing.assert_allclose(
+        model.apply(params, state, jnp.array([[1.0, 10.0]]))[0], [[40.5, 51, 61]]
+    )  # by hand
 
 
 def test_collections_of_others_beside_their_params_are_not_passed_over(tmp_path):
@@ -82,14 +103,22 @@ def test_collections_of_others_beside_their_params_are_not_passed_over(tmp_path)
     fresh, model = ["state/norm/count"], with_statistics().init(jax.random.key(0))
     with pytest.raises(UserError, match=r"unexpected: batch_stats/mean \(3,\)"):
         Pretrained(path, fresh=fresh)(*model)
-    _, state = Pretrained(path, fresh=fresh, rename=[["batch_stats/(.*)", r"state/norm/\1"]])(*model)
+    _, state = Pretrained(path, fresh=fresh, rename=[["batch_stats/(.*)", r"state/norm/\1"]])(
+        *model
+    )
     np.testing.assert_array_equal(state["norm"]["mean"], 1)
 
 
 def test_fine_tuning_keeps_a_fresh_head_whatever_the_file_has_for_it(tmp_path):
-    save(tmp_path / "a.params", {"params": STORED | {"head": STORED["head"] | {"extra": jnp.zeros(2)}}}, {})
+    save(
+        tmp_path / "a.params",
+        {"params": STORED | {"head": STORED["head"] | {"extra": jnp.zeros(2)}}},
+        {},
+    )
     wide = mlp((4,), 10, dims=(5,)).init(jax.random.key(1))
-    with pytest.raises(UserError, match=r"head/weight: the file has \(5, 3\), the model has \(5, 10\)"):
+    with pytest.raises(
+        UserError, match=r"head/weight: the file has \(5, 3\), the model has \(5, 10\)"
+    ):
         Pretrained(tmp_path / "a.params")(*wide)
     params, _ = Pretrained(tmp_path / "a.params", fresh=["head/.*"])(*wide)
     assert_same(params["hidden"], STORED["hidden"])
@@ -104,7 +133,9 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
     }
     save(tmp_path / "a.params", {"params": params}, {})
     with pytest.raises(UserError) as told:
-        Pretrained(tmp_path / "a.params", rename=[["(.*)/kernel", r"\1/weight"]]).check(*jax.eval_shape(lambda: FRESH))
+        Pretrained(tmp_path / "a.params", rename=[["(.*)/kernel", r"\1/weight"]]).check(
+            *jax.eval_shape(lambda: FRESH)
+        )
     assert str(told.value).splitlines()[0].endswith("a.params: does not fit the model")
     assert sorted(str(told.value).splitlines()[1:]) == [
         "  head/bias: the file has int32 (3,), the model has float32 (3,)",
@@ -126,7 +157,9 @@ def test_a_float_is_no_count(tmp_path):
     params, state = with_statistics().init(jax.random.key(0))
     state["norm"]["count"] = jnp.float32(3)
     save(tmp_path / "a.params", {"params": params, "state": state}, {})
-    with pytest.raises(UserError, match=r"state/norm/count: the file has float32 \(\), the model has int32 \(\)"):
+    with pytest.raises(
+        UserError, match=r"state/norm/count: the file has float32 \(\), the model has int32 \(\)"
+    ):
         Pretrained(tmp_path / "a.params").check(*with_statistics().init(jax.random.key(0)))
 
 
@@ -137,10 +170,22 @@ def test_a_float_is_no_count(tmp_path):
             {"fresh": ["hed/.*"]},
             "training.pretrained.fresh: the rule 'hed/.*' matches no name; there are: head/bias, head/weight",
         ),
-        ({"fresh": ["head/(.*"]}, "training.pretrained.fresh: 'head/(.*' is not a regular expression: missing ),"),
-        ({"rename": [["head/(.*", "x"]]}, "training.pretrained.rename: 'head/(.*' is not a regular expression: missing ),"),
-        ({"rename": [["hed/.*", None]]}, "training.pretrained.rename: 'hed/.*' matches no name in "),
-        ({"rename": [["hed/.*", None]]}, "which has head/bias, head/weight, hidden/0/bias, hidden/0/weight"),
+        (
+            {"fresh": ["head/(.*"]},
+            "training.pretrained.fresh: 'head/(.*' is not a regular expression: missing ),",
+        ),
+        (
+            {"rename": [["head/(.*", "x"]]},
+            "training.pretrained.rename: 'head/(.*' is not a regular expression: missing ),",
+        ),
+        (
+            {"rename": [["hed/.*", None]]},
+            "training.pretrained.rename: 'hed/.*' matches no name in ",
+        ),
+        (
+            {"rename": [["hed/.*", None]]},
+            "which has head/bias, head/weight, hidden/0/bias, hidden/0/weight",
+        ),
         (
             {"rename": [["head/(.*)", r"\2"]]},
             r"training.pretrained.rename: ['head/(.*)', '\\2'] cannot be applied: invalid group",
@@ -149,7 +194,10 @@ def test_a_float_is_no_count(tmp_path):
             {"rename": [["head/(.*)", r"\g<a>"]]},
             r"training.pretrained.rename: ['head/(.*)', '\\g<a>'] cannot be applied: unknown",
         ),
-        ({"rename": [["head/.*", "head/bias"]]}, "training.pretrained.rename: head/bias and head/weight in "),
+        (
+            {"rename": [["head/.*", "head/bias"]]},
+            "training.pretrained.rename: head/bias and head/weight in ",
+        ),
         ({"rename": [["head/(.*)", r"hidden/0/\1"]]}, "both become hidden/0/"),
     ],
 )
@@ -167,7 +215,10 @@ def test_the_option_is_a_path_or_an_object(tmp_path):
     save(path, {"params": STORED}, {})
     rules = {"fresh": ["head/bias"], "rename": [["head/bias", None]]}
     assert pretrained_from(TrainingOptions().pretrained) is None
-    for option, expected in ((path, STORED["head"]["bias"]), ({"path": path, **rules}, FRESH[0]["head"]["bias"] + 0)):
+    for option, expected in (
+        (path, STORED["head"]["bias"]),
+        ({"path": path, **rules}, FRESH[0]["head"]["bias"] + 0),
+    ):
         params, _ = pretrained_from(TrainingOptions(pretrained=option).pretrained)(*FRESH)
         np.testing.assert_array_equal(params["head"]["bias"], expected)
 
@@ -177,10 +228,22 @@ def test_the_option_is_a_path_or_an_object(tmp_path):
     [
         (3, ["must be a path, an object with one, or null, got 3"]),
         ("", ["must be a path, an object with one, or null, got ''"]),
-        ({"paht": "a"}, ["no such key 'paht'; did you mean 'path'? (path, fresh", "path must be that of a checkpoint, got None"]),
+        (
+            {"paht": "a"},
+            [
+                "no such key 'paht'; did you mean 'path'? (path, fresh",
+                "path must be that of a checkpoint, got None",
+            ],
+        ),
         ({"path": "a", "fresh": "head/.*"}, ["fresh must be a list of regexes, got 'head/.*'"]),
-        ({"path": "a", "rename": [["a"]]}, ["rename must be a list of [regex, replacement or null], got [['a']]"]),
-        ({"path": "a", "rename": ["ab"], "probe": 1}, ["rename must be", "probe must be true or false, got 1"]),
+        (
+            {"path": "a", "rename": [["a"]]},
+            ["rename must be a list of [regex, replacement or null], got [['a']]"],
+        ),
+        (
+            {"path": "a", "rename": ["ab"], "probe": 1},
+            ["rename must be", "probe must be true or false, got 1"],
+        ),
     ],
 )
 def test_an_option_of_another_form_is_told_at_its_place(option, lines):
@@ -188,7 +251,9 @@ def test_an_option_of_another_form_is_told_at_its_place(option, lines):
         TrainingOptions(pretrained=option)
     found = str(told.value).splitlines()
     assert len(found) == len(lines)
-    assert all(line.startswith(f"pretrained: {start}") for line, start in zip(found, lines, strict=True))
+    assert all(
+        line.startswith(f"pretrained: {start}") for line, start in zip(found, lines, strict=True)
+    )
 
 
 # --- has the code changed its meaning?
@@ -198,17 +263,26 @@ def probed(tmp_path, activation="gelu"):
     """A checkpoint with its probe, and the probe of a model that has another activation."""
     spec = jax.ShapeDtypeStruct((2, 4), jnp.float32)
     path = tmp_path / "a.params"
-    save(path, {"params": STORED} | Probe(mlp((4,), 3, dims=(5,), activation="gelu"), spec)(STORED, {}), {})
+    save(
+        path,
+        {"params": STORED} | Probe(mlp((4,), 3, dims=(5,), activation="gelu"), spec)(STORED, {}),
+        {},
+    )
     return path, Probe(mlp((4,), 3, dims=(5,), activation=activation), spec)
 
 
 def test_weights_of_a_model_that_means_something_else_by_now_are_refused(tmp_path):
     path, probe = probed(tmp_path, "relu")
     shapes = jax.eval_shape(lambda: FRESH)
-    with pytest.raises(UserError, match=r"a\.params: model/.* has changed its meaning .* differs by up to .*; bring it back"):
+    with pytest.raises(
+        UserError,
+        match=r"a\.params: model/.* has changed its meaning .* differs by up to .*; bring it back",
+    ):
         Pretrained(path).check_probe(probe, *shapes)
     (tmp_path / "model").mkdir()
-    with pytest.raises(UserError, match=re.escape(f"the model as it was lies in {tmp_path}/model; bring it back")):
+    with pytest.raises(
+        UserError, match=re.escape(f"the model as it was lies in {tmp_path}/model; bring it back")
+    ):
         Pretrained(path).check_probe(probe, *shapes)
     Pretrained(path, probe=False).check_probe(probe, *shapes)
     Pretrained(path, fresh=["head/.*"]).check_probe(probe, *FRESH)  # its answer says nothing
@@ -217,7 +291,10 @@ def test_weights_of_a_model_that_means_something_else_by_now_are_refused(tmp_pat
 
 def test_a_probe_of_another_input_says_so_and_does_not_judge(tmp_path, caplog):
     path, _ = probed(tmp_path)
-    pretrained, larger = Pretrained(path), Probe(MODEL, jax.ShapeDtypeStruct((2, 2, 2), jnp.float32))
+    pretrained, larger = (
+        Pretrained(path),
+        Probe(MODEL, jax.ShapeDtypeStruct((2, 2, 2), jnp.float32)),
+    )
     with caplog.at_level(logging.INFO, "main"):
         pretrained.check_probe(larger, *FRESH)
         pretrained.check_probe(Probe(MODEL, None), *FRESH)

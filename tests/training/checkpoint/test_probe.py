@@ -33,7 +33,9 @@ def weights(made):
     """Weights as if trained: vectors around 1, everything else around 0."""
     draw = np.random.default_rng(0)
     return jax.tree.map(
-        lambda a: np.float32(draw.uniform(0.5, 1.5, a.shape) if a.ndim == 1 else 0.2 * draw.normal(size=a.shape)),
+        lambda a: np.float32(
+            draw.uniform(0.5, 1.5, a.shape) if a.ndim == 1 else 0.2 * draw.normal(size=a.shape)
+        ),
         jax.eval_shape(made.init, jax.random.key(0)),
     )
 
@@ -60,7 +62,13 @@ def test_full_optimization_and_a_file_in_between_make_no_difference(name, tmp_pa
         ("convnext", "conv2d", lambda params, x, **kw: conv2d(params, jnp.roll(x, 1, 1), **kw)),
         ("resnet", "relu", activations.gelu),
         ("resnet", "batch_norm", partial(norm.batch_norm, eps=1e-3)),
-        ("resnet", "conv2d", lambda params, x, stride=1: conv2d(params, x, stride=stride, padding=same_as_torch(params, x))),
+        (
+            "resnet",
+            "conv2d",
+            lambda params, x, stride=1: conv2d(
+                params, x, stride=stride, padding=same_as_torch(params, x)
+            ),
+        ),
         ("vit", "gelu", activations.relu),
         ("vit", "layer_norm", partial(norm.layer_norm, eps=1e-3)),
     ],
@@ -78,9 +86,14 @@ def same_as_torch(params, x):
 
 
 def test_the_question_is_the_same_for_ever():
-    spec = {"image": jax.ShapeDtypeStruct((40, 50), jnp.float32), "half": jax.ShapeDtypeStruct((3,), jnp.bfloat16)}
+    spec = {
+        "image": jax.ShapeDtypeStruct((40, 50), jnp.float32),
+        "half": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+    }
     asked = ask(spec)
-    np.testing.assert_allclose(asked["image"][0, :3], [1.3932267, -0.0560575, -1.3450654], rtol=1e-6)
+    np.testing.assert_allclose(
+        asked["image"][0, :3], [1.3932267, -0.0560575, -1.3450654], rtol=1e-6
+    )
     assert abs(asked["image"].mean()) < 0.1
     assert abs(asked["image"].std() - 1) < 0.1
     assert asked["half"].dtype == jnp.bfloat16
@@ -94,11 +107,17 @@ def test_tokens_are_in_the_smallest_vocabulary():
         return embedding(params, x).sum(1), state
 
     made = Model(lambda key: (embedding_init(key, 2, 3), {}), apply)
-    spec = probe_input((jax.ShapeDtypeStruct((8, 5), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)))
+    spec = probe_input(
+        (jax.ShapeDtypeStruct((8, 5), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32))
+    )
     params, _ = made.init(jax.random.key(0))
     answer = Probe(made, spec)(params, {})
     ones = answer["probe/input"].sum(1, keepdims=True)
-    np.testing.assert_allclose(answer["probe/output"], (5 - ones) * params["weight"][0] + ones * params["weight"][1], rtol=1e-5)
+    np.testing.assert_allclose(
+        answer["probe/output"],
+        (5 - ones) * params["weight"][0] + ones * params["weight"][1],
+        rtol=1e-5,
+    )
 
 
 def test_the_input_is_a_preprocessed_one():
@@ -111,7 +130,10 @@ def test_the_input_is_a_preprocessed_one():
 
 def test_outputs_may_be_a_tree_and_large_ones_are_thinned_from_end_to_end():
     def apply(params, state, x, *, train=False, key=None):
-        return {"map": jnp.arange(4 * 64 * 64 * 16.0).reshape(4, 64, 64, 16) % 16, "mean": [x.mean()]}, state
+        return {
+            "map": jnp.arange(4 * 64 * 64 * 16.0).reshape(4, 64, 64, 16) % 16,
+            "mean": [x.mean()],
+        }, state
 
     answer = Probe(Model(None, apply), jax.ShapeDtypeStruct((4, 2), jnp.float32))({}, {})
     assert list(answer) == ["probe/input", "probe/output/map", "probe/output/mean/0"]
@@ -163,7 +185,11 @@ def output(*numbers):
         (output(np.nan, 1), output(1, np.nan), "NaNs in other places"),
         (output(1, 2), output(1, np.inf), "up to inf, where its largest number was 2"),
         (output(1, 2), output(1, 2, 3), "its shape, now (3,) instead of (2,)"),
-        (output(1), {"probe/output/a": np.ones(1)}, "its parts, now probe/output/a instead of probe/output"),
+        (
+            output(1),
+            {"probe/output/a": np.ones(1)},
+            "its parts, now probe/output/a instead of probe/output",
+        ),
         (output(1), {}, "its parts, now none instead of probe/output"),
     ],
 )
@@ -174,5 +200,7 @@ def test_differences_in_words(stored, found, told):
 def test_answers_to_different_questions_are_told_apart():
     asked = {"probe/input": np.ones(3, np.float32)}
     assert same_question(asked | output(1), asked | output(2))
-    assert not same_question(asked | output(1), {"probe/input": np.zeros(3, np.float32)} | output(1))
+    assert not same_question(
+        asked | output(1), {"probe/input": np.zeros(3, np.float32)} | output(1)
+    )
     assert not same_question(asked | output(1), {})

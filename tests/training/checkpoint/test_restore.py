@@ -15,15 +15,27 @@ def assert_same(tree, other):
 
 
 def test_a_tree_comes_back_on_the_host_with_its_random_keys(tmp_path):
-    opt = {"m": [jnp.arange(3.0)], "key": jax.random.key(3, impl="rbg"), "keys": jax.random.split(jax.random.key(4), 2)}
-    tree = {"step": jnp.int32(7), "params": {"w": jnp.ones((2, 2), jnp.bfloat16)}, "opt": opt, "ema": None}
+    opt = {
+        "m": [jnp.arange(3.0)],
+        "key": jax.random.key(3, impl="rbg"),
+        "keys": jax.random.split(jax.random.key(4), 2),
+    }
+    tree = {
+        "step": jnp.int32(7),
+        "params": {"w": jnp.ones((2, 2), jnp.bfloat16)},
+        "opt": opt,
+        "ema": None,
+    }
     save(tmp_path / "a.params", tree | {"probe": {"output": jnp.zeros(3)}}, {})
     back = filled("a.params", load(tmp_path / "a.params")[0], jax.eval_shape(lambda: tree))
     for name in ("key", "keys"):
         draw = jax.random.normal if name == "key" else jax.vmap(jax.random.normal)
         np.testing.assert_array_equal(draw(back["opt"].pop(name)), draw(tree["opt"].pop(name)))
     assert_same(back, tree)
-    assert all(type(leaf) is np.ndarray and leaf.dtype == tree_leaf.dtype for leaf, tree_leaf in both(back, tree))
+    assert all(
+        type(leaf) is np.ndarray and leaf.dtype == tree_leaf.dtype
+        for leaf, tree_leaf in both(back, tree)
+    )
     assert back["ema"] is None
 
 
@@ -40,7 +52,9 @@ def test_going_on_is_strict_about_types_too_and_lists_every_difference():
     }
     params = {"a": jnp.zeros(3), "b": jnp.zeros(4), "c": jnp.zeros(5)}
     with pytest.raises(UserError) as told:
-        filled("x.params", arrays, {"params": params, "ema": None, "opt": {"key": jax.random.key(0)}})
+        filled(
+            "x.params", arrays, {"params": params, "ema": None, "opt": {"key": jax.random.key(0)}}
+        )
     assert str(told.value).splitlines() == [
         "x.params: does not fit this run",
         "  missing: params/c (5,)",

@@ -36,11 +36,18 @@ LEAVES = {
     "empty half": np.zeros((2, 0), ml_dtypes.bfloat16),
     "big-endian": np.arange(5, dtype=">f8")[::2],
     "big-endian scalar": np.array(258, ">i4"),
-    "one byte": np.array([1], np.uint8),  # an odd length in the midst: what follows must still be found
+    "one byte": np.array(
+        [1], np.uint8
+    ),  # an odd length in the midst: what follows must still be found
     "key": jax.random.key_data(jax.random.key(3)),
     "naïve/ключ": np.array([True, False, True]),
 }
-RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}, "0" * 64: "0" * 64}
+RECORD = {
+    "epoch": 3,
+    "text": 'a "quoted" \\ ключ',
+    "nested": {"list": [1, 2.5, None, True]},
+    "0" * 64: "0" * 64,
+}
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
@@ -71,7 +78,9 @@ def changed(path, at, value):
 def ours(tmp_path):
     """A file of ours, to be damaged."""
     path = tmp_path / "a.params"
-    write(path, {"w": TURNED, "b": jnp.arange(3, dtype=jnp.bfloat16), "n": np.uint8(3)}, {"epoch": 3})
+    write(
+        path, {"w": TURNED, "b": jnp.arange(3, dtype=jnp.bfloat16), "n": np.uint8(3)}, {"epoch": 3}
+    )
     return path
 
 
@@ -114,14 +123,18 @@ def test_all_comes_back_bit_by_bit_also_through_the_stock_reader(tmp_path):
 @pytest.mark.parametrize("code", TYPES)
 def test_every_type_comes_back(tmp_path, code):
     bits = np.random.default_rng(0).integers(0, 256, 8 * 8, np.uint8)
-    leaf = (bits & 1 if code == "BOOL" else bits).view(TYPES[code])[::-1]  # all kinds of NaN among them
+    leaf = (bits & 1 if code == "BOOL" else bits).view(TYPES[code])[
+        ::-1
+    ]  # all kinds of NaN among them
     write(tmp_path / "a.params", {"x": leaf, "scalar": leaf[3], "none": leaf[:0]}, {})
     arrays, _ = read(tmp_path / "a.params")
     assert_same(arrays["x"], leaf)
     assert_same(arrays["scalar"], leaf[3])
     assert_same(arrays["none"], leaf[:0])
     with safe_open(tmp_path / "a.params", framework="numpy") as file:
-        if code.startswith("F8"):  # the stock reader knows the type but not where it is, hence our own
+        if code.startswith(
+            "F8"
+        ):  # the stock reader knows the type but not where it is, hence our own
             assert file.get_slice("x").get_dtype() == code
         else:
             assert_same(file.get_tensor("x"), leaf)
@@ -132,19 +145,32 @@ def test_nothing_but_a_record_and_metrics_that_are_not_finite(tmp_path):
     assert read(tmp_path / "a.params") == ({}, {"loss": float("inf")})
 
 
-@pytest.mark.parametrize("leaf", [np.zeros(2, np.complex64), np.array(["a"]), np.array([None]), jnp.zeros(2, jnp.int4)])
+@pytest.mark.parametrize(
+    "leaf", [np.zeros(2, np.complex64), np.array(["a"]), np.array([None]), jnp.zeros(2, jnp.int4)]
+)
 def test_a_type_that_the_format_has_not_is_refused_by_the_name_of_its_leaf(tmp_path, leaf):
-    with pytest.raises(UserError, match=rf"a\.params: cannot hold params/w, an array of {leaf.dtype}"):
+    with pytest.raises(
+        UserError, match=rf"a\.params: cannot hold params/w, an array of {leaf.dtype}"
+    ):
         write(tmp_path / "a.params", {"fine": np.zeros(2), "params/w": leaf}, {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_digest_is_of_the_whole_file_and_at_a_fixed_place(tmp_path):
-    for arrays, record in [(LEAVES, RECORD), ({}, {}), ({"0" * 64: np.zeros(9)}, {"sha256": "0" * 64})]:
+    for arrays, record in [
+        (LEAVES, RECORD),
+        ({}, {}),
+        ({"0" * 64: np.zeros(9)}, {"sha256": "0" * 64}),
+    ]:
         write(tmp_path / "a.params", arrays, record)
         data = (tmp_path / "a.params").read_bytes()
-        assert data[8:].startswith(b'{"__metadata__":{"sha256":"') and data[35 + 64 :].startswith(b'","rawtree":"{')
-        assert data[35 : 35 + 64].decode() == hashlib.sha256(data[:35] + b"0" * 64 + data[35 + 64 :]).hexdigest()
+        assert data[8:].startswith(b'{"__metadata__":{"sha256":"') and data[35 + 64 :].startswith(
+            b'","rawtree":"{'
+        )
+        assert (
+            data[35 : 35 + 64].decode()
+            == hashlib.sha256(data[:35] + b"0" * 64 + data[35 + 64 :]).hexdigest()
+        )
         assert int.from_bytes(data[:8], "little") % 8 == 0
 
 
@@ -167,7 +193,9 @@ def test_no_flipped_bit_or_changed_byte_is_read(ours):
     for at, value in flips:
         if value != data[at]:
             changed(ours, at, value)
-            with pytest.raises(Damaged, match=r"a\.params: is (damaged|not a whole safetensors file)"):
+            with pytest.raises(
+                Damaged, match=r"a\.params: is (damaged|not a whole safetensors file)"
+            ):
                 read(ours)
             changed(ours, at, data[at])
     assert_same(read(ours)[0]["w"], TURNED)
@@ -198,8 +226,16 @@ def test_no_part_of_a_file_is_read_and_none_with_more_behind_it(ours):
 
 
 def test_a_file_that_others_wrote_is_read_without_a_digest(tmp_path):
-    path, arrays = tmp_path / "b.safetensors", {"w": np.arange(6.0).reshape(2, 3), "n": np.int16(4), "e": np.zeros((0, 2))}
-    for metadata in (None, {"format": "np"}, {"sha256": "0" * 64}, {"a": "1", "sha256": "of something else"}):
+    path, arrays = (
+        tmp_path / "b.safetensors",
+        {"w": np.arange(6.0).reshape(2, 3), "n": np.int16(4), "e": np.zeros((0, 2))},
+    )
+    for metadata in (
+        None,
+        {"format": "np"},
+        {"sha256": "0" * 64},
+        {"a": "1", "sha256": "of something else"},
+    ):
         save_file({k: np.asarray(v) for k, v in arrays.items()}, path, metadata)
         found, record = read(path)
         assert record == {} == read_record(path)
@@ -251,21 +287,39 @@ HOSTILE = {
     "a length of -2": assembled({"a": {**F32, "shape": [-2, -1]}}, bytes(8)),
     "an offset of -8": assembled({"a": {**F32, "data_offsets": [-8, 0]}}, bytes(8)),
     "offsets the wrong way round": assembled({"a": {**F32, "data_offsets": [8, 0]}}, bytes(8)),
-    "offsets out of the file": assembled({"a": {**F32, "data_offsets": [2**40, 2**40 + 8]}}, bytes(8)),
-    "an array larger than the file": assembled({"a": {**F32, "shape": [2**40], "data_offsets": [0, 2**42]}}, bytes(8)),
-    "lengths whose product wraps to 0": assembled({"a": {**F32, "shape": [2**62, 4], "data_offsets": [0, 0]}}),
+    "offsets out of the file": assembled(
+        {"a": {**F32, "data_offsets": [2**40, 2**40 + 8]}}, bytes(8)
+    ),
+    "an array larger than the file": assembled(
+        {"a": {**F32, "shape": [2**40], "data_offsets": [0, 2**42]}}, bytes(8)
+    ),
+    "lengths whose product wraps to 0": assembled(
+        {"a": {**F32, "shape": [2**62, 4], "data_offsets": [0, 0]}}
+    ),
     "a length past 64 bits": assembled({"a": {**F32, "shape": [2**70, 0], "data_offsets": [0, 0]}}),
-    "a hundred thousand long lengths": assembled({"a": {**F32, "shape": [2**62] * 100_000}}, bytes(8)),
-    "more axes than NumPy has": assembled({"a": {**F32, "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)),
-    "empty, but longer than NumPy counts": assembled({"a": {**F32, "shape": [0, 2**62], "data_offsets": [0, 0]}}),
+    "a hundred thousand long lengths": assembled(
+        {"a": {**F32, "shape": [2**62] * 100_000}}, bytes(8)
+    ),
+    "more axes than NumPy has": assembled(
+        {"a": {**F32, "shape": [1] * 65, "data_offsets": [0, 4]}}, bytes(4)
+    ),
+    "empty, but longer than NumPy counts": assembled(
+        {"a": {**F32, "shape": [0, 2**62], "data_offsets": [0, 0]}}
+    ),
     "overlapping": assembled({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, bytes(12)),
     "the same bytes twice": assembled({"a": F32, "b": F32}, bytes(8)),
     "a gap": assembled({"a": F32, "b": {**F32, "data_offsets": [16, 24]}}, bytes(24)),
     "a gap in front": assembled({"a": {**F32, "data_offsets": [8, 16]}}, bytes(16)),
-    "a name twice": assembled(json.dumps({"a": F32, "b": F32}).replace('"b"', '"\\u0061"').encode(), bytes(8)),
-    "metadata twice": assembled(b'{"__metadata__":{},"__metadata__":{},"a":' + json.dumps(F32).encode() + b"}", bytes(8)),
+    "a name twice": assembled(
+        json.dumps({"a": F32, "b": F32}).replace('"b"', '"\\u0061"').encode(), bytes(8)
+    ),
+    "metadata twice": assembled(
+        b'{"__metadata__":{},"__metadata__":{},"a":' + json.dumps(F32).encode() + b"}", bytes(8)
+    ),
 }
-PICKLES = {f"pickle {protocol}": pickle.dumps({"w": [1.0] * 100}, protocol) for protocol in range(2, 6)}
+PICKLES = {
+    f"pickle {protocol}": pickle.dumps({"w": [1.0] * 100}, protocol) for protocol in range(2, 6)
+}
 PICKLES |= {"a short pickle": pickle.dumps(None)}
 
 
@@ -276,7 +330,17 @@ def test_a_hostile_file_is_refused_soon_and_without_much_memory(trapped, data):
         assert read_record(path) == {}
 
 
-NO_RECORDS = ["[]", "1", "null", '"a"', "{", "", "[" * 100_000, '{"a":' * 100_000, '{"a":' + "9" * 5000 + "}"]
+NO_RECORDS = [
+    "[]",
+    "1",
+    "null",
+    '"a"',
+    "{",
+    "",
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    '{"a":' + "9" * 5000 + "}",
+]
 
 
 @pytest.mark.parametrize("text", NO_RECORDS, ids=range(len(NO_RECORDS)))
@@ -290,11 +354,18 @@ def test_a_record_that_is_no_object_is_refused_even_where_the_digest_is_right(tr
 
 
 def test_the_stock_reader_refuses_no_more_than_this_one(tmp_path):
-    tensors = {"a": np.arange(4, dtype=np.float32), "b": np.zeros((0, 3), np.int8), "c": np.array(3, np.uint16)}
+    tensors = {
+        "a": np.arange(4, dtype=np.float32),
+        "b": np.zeros((0, 3), np.int8),
+        "c": np.array(3, np.uint16),
+    }
     data, rng, path, accepted = save(tensors, {"k": "v"}), random.Random(0), tmp_path / "a", 0
     header = 8 + int.from_bytes(data[:8], "little")
     for _ in range(2000):
-        at, value = rng.randrange(header), rng.choice(b'0123456789 ,:"[]{}abFIU') if rng.random() < 0.7 else rng.randrange(256)
+        at, value = (
+            rng.randrange(header),
+            rng.choice(b'0123456789 ,:"[]{}abFIU') if rng.random() < 0.7 else rng.randrange(256),
+        )
         path.write_bytes(data[:at] + bytes([value]) + data[at + 1 :])
         try:
             arrays, _ = read(path)
@@ -310,13 +381,19 @@ def test_the_stock_reader_refuses_no_more_than_this_one(tmp_path):
 
 def test_a_pickle_and_a_zip_file_are_told_to_be_such(trapped, tmp_path):
     for data in PICKLES.values():
-        trapped(data, "is a pickle; it is not read, since that could run code: save its arrays as safetensors")
+        trapped(
+            data,
+            "is a pickle; it is not read, since that could run code: save its arrays as safetensors",
+        )
     with zipfile.ZipFile(tmp_path / "torch.pt", "w") as file:
         file.writestr("archive/data.pkl", PICKLES["pickle 2"])
     with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
         pass
     for name in ("torch.pt", "empty.zip"):
-        trapped((tmp_path / name).read_bytes(), "is a zip file, .*could run code: save its arrays as safetensors")
+        trapped(
+            (tmp_path / name).read_bytes(),
+            "is a zip file, .*could run code: save its arrays as safetensors",
+        )
     trapped(pickle.dumps([1] * 10, 0))
 
 
@@ -332,7 +409,9 @@ def test_what_is_no_readable_file_is_told(tmp_path, monkeypatch, reader):
     with pytest.raises(Damaged, match="is a folder, not a safetensors file"):
         reader(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(Damaged, match="pipe: is no plain file"):  # without waiting for one to write into it
+    with pytest.raises(
+        Damaged, match="pipe: is no plain file"
+    ):  # without waiting for one to write into it
         reader(tmp_path / "pipe")
     path.write_bytes(b"")
     monkeypatch.setattr("training.checkpoint.safetensor_file.open", refuse, raising=False)
@@ -342,7 +421,12 @@ def test_what_is_no_readable_file_is_told(tmp_path, monkeypatch, reader):
 
 def test_a_file_that_is_all_holes_is_refused_by_its_header(tmp_path):
     path = tmp_path / "a.params"
-    for start in (assembled({"a": F32}), (LONGEST_HEADER + 8).to_bytes(8, "little"), bytes(8), (2**35).to_bytes(8, "little")):
+    for start in (
+        assembled({"a": F32}),
+        (LONGEST_HEADER + 8).to_bytes(8, "little"),
+        bytes(8),
+        (2**35).to_bytes(8, "little"),
+    ):
         path.write_bytes(start)
         os.truncate(path, 2**36)
         begin = time.perf_counter()
@@ -356,7 +440,9 @@ def test_arrays_for_which_there_is_no_memory_are_told(ours, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(np, "empty", refuse)
-    with pytest.raises(UserError, match=r"a\.params: its arrays take \d+ B, for which there is no memory"):
+    with pytest.raises(
+        UserError, match=r"a\.params: its arrays take \d+ B, for which there is no memory"
+    ):
         read(ours)
 
 
@@ -393,7 +479,9 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
             write(path, LEAVES, RECORD)
 
 
-def test_the_whole_file_is_on_disk_before_it_takes_its_name_and_the_name_after(tmp_path, monkeypatch):
+def test_the_whole_file_is_on_disk_before_it_takes_its_name_and_the_name_after(
+    tmp_path, monkeypatch
+):
     path, calls, fsync, replace = tmp_path / "a.params", [], os.fsync, os.replace
 
     def note_fsync(descriptor):
@@ -427,13 +515,17 @@ def test_writing_copies_nothing_and_reading_only_into_the_arrays(tmp_path):
         del found
         tracemalloc.reset_peak()
         write(path, {name: w.reshape(512, -1).T for name, w in arrays.items()}, {})
-        assert tracemalloc.get_traced_memory()[1] < 2.1 * size / 10  # of those that are not plain, a copy at a time
+        assert (
+            tracemalloc.get_traced_memory()[1] < 2.1 * size / 10
+        )  # of those that are not plain, a copy at a time
     finally:
         tracemalloc.stop()
 
 
 def test_a_header_that_would_not_be_read_is_not_written(tmp_path):
-    with pytest.raises(UserError, match=r"a\.params: its names and record take 16\.0 MiB, of 16\.0 MiB at most"):
+    with pytest.raises(
+        UserError, match=r"a\.params: its names and record take 16\.0 MiB, of 16\.0 MiB at most"
+    ):
         write(tmp_path / "a.params", {}, {"text": "a" * LONGEST_HEADER})
     write(tmp_path / "a.params", {}, {"text": "a" * (LONGEST_HEADER - 200)})
     assert len(read(tmp_path / "a.params")[1]["text"]) == LONGEST_HEADER - 200

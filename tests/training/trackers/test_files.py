@@ -30,7 +30,9 @@ def lines(path):
 
 def test_the_console_says_every_value(caplog):
     caplog.set_level(logging.INFO, "main")
-    console().scalars(22, {"train_loss": 0.123456789, "learning_rate": 3e-4, "waiting": float("nan")})
+    console().scalars(
+        22, {"train_loss": 0.123456789, "learning_rate": 3e-4, "waiting": float("nan")}
+    )
     assert [record.getMessage() for record in caplog.records] == [
         "Step 22: train_loss 0.123457, learning_rate 0.0003, waiting nan"
     ]
@@ -77,7 +79,9 @@ def test_jsonl_keeps_what_a_run_that_is_gone_on_with_had_reached(tmp_path):
         tracked.scalars(step, {"loss": step / 10, "epoch": 1.0, "run": 5.0})
     path = tmp_path / "run_a" / "tracked.jsonl"
     with open(path, "a") as file:
-        file.write('broken\n{"run": "run_a", "title": "Title", "step": 1, "loss": 7}')  # by hand, and by a kill
+        file.write(
+            'broken\n{"run": "run_a", "title": "Title", "step": 1, "loss": 7}'
+        )  # by hand, and by a kill
     tracked = begun(jsonl(), tmp_path / "run_a", step=2)
     tracked.scalars(3, {"loss": float("inf")})
     tracked.scalars(4, {"loss": 0.4})
@@ -115,7 +119,9 @@ def test_runs_that_share_a_file_take_nothing_from_each_other(tmp_path):
             continue
         reached = valid.setdefault(line["run"], {})
         if line.get("back_to"):
-            valid[line["run"]] = {step: loss for step, loss in reached.items() if step <= line["step"]}
+            valid[line["run"]] = {
+                step: loss for step, loss in reached.items() if step <= line["step"]
+            }
         else:
             reached[line["step"]] = line["loss"]
     assert valid == {"run_a": {1: 1.0, 2: 1.0, 3: 1.5}, "run_b": dict.fromkeys((2, 3, 4, 5), 2.0)}
@@ -123,7 +129,12 @@ def test_runs_that_share_a_file_take_nothing_from_each_other(tmp_path):
 
 
 def test_files_have_names_in_the_folder():
-    for factory, file in ((csv_tracker, "/tmp/all.csv"), (csv_tracker, "../all.csv"), (csv_tracker, ""), (jsonl, "a/../b")):
+    for factory, file in (
+        (csv_tracker, "/tmp/all.csv"),
+        (csv_tracker, "../all.csv"),
+        (csv_tracker, ""),
+        (jsonl, "a/../b"),
+    ):
         with pytest.raises(ValueError, match=r"^file: must .*folder, got"):
             factory(file)
 

@@ -8,7 +8,11 @@ from PIL import Image
 from training.publish import About
 from training.trackers.tensorboard import tensorboard
 
-CONFIG = {"seed": 3, "model": {"name": "mlp", "args": {"sizes": [4, 2], "bias": True}}, "optimizer": {"args": {"lr": 0.5}}}
+CONFIG = {
+    "seed": 3,
+    "model": {"name": "mlp", "args": {"sizes": [4, 2], "bias": True}},
+    "optimizer": {"args": {"lr": 0.5}},
+}
 
 
 def begun(folder, step=0):
@@ -41,15 +45,34 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     tracker.histogram(2, "neighbours", np.array([1.0, np.nextafter(1.0, 2.0)]))
     tracker.histogram(2, "nothing", np.array([np.nan]))
     found = read(tmp_path)  # at once, though the file is still open
-    assert [(event.step, event.value) for event in found.Scalars("train_loss")] == [(1, 0.5), (2, 0.25)]
+    assert [(event.step, event.value) for event in found.Scalars("train_loss")] == [
+        (1, 0.5),
+        (2, 0.25),
+    ]
     assert np.isnan(found.Scalars("gradient_norm/blocks/0/weight")[0].value)
     (image,) = found.Images("confusion_matrix-test")
-    assert (image.step, image.width, image.height, image.encoded_image_string) == (2, 5, 3, file.getvalue())
+    assert (image.step, image.width, image.height, image.encoded_image_string) == (
+        2,
+        5,
+        3,
+        file.getvalue(),
+    )
     (histogram,) = found.Histograms("weight")
     told = histogram.histogram_value
-    assert (histogram.step, told.min, told.max, told.num, told.sum, told.sum_squares) == (2, 0, 3, 4, 5, 11)
+    assert (histogram.step, told.min, told.max, told.num, told.sum, told.sum_squares) == (
+        2,
+        0,
+        3,
+        4,
+        5,
+        11,
+    )
     limits, counts = np.array(told.bucket_limit), np.array(told.bucket)
-    assert [counts[limits <= bound].sum() for bound in (0.5, 2, 3)] == [1, 3, 4] and len(limits) == 64 and limits[-1] == 3
+    assert (
+        [counts[limits <= bound].sum() for bound in (0.5, 2, 3)] == [1, 3, 4]
+        and len(limits) == 64
+        and limits[-1] == 3
+    )
     assert found.Histograms("constant")[0].histogram_value.num == 7
     assert found.Tags()["histograms"] == ["weight", "constant", "neighbours"]
     tracker.finish({})
@@ -85,7 +108,10 @@ def test_the_table_of_runs_has_their_configs_and_last_metrics(tmp_path):
         tracker.scalars(1, {"test_loss": 0.75})
         tracker.scalars(2, {"test_loss": loss})
         tracker.finish({"test_loss": loss, "best_epoch": 4.0})
-        assert series(tmp_path / name, "test_loss") == [(1, 0.75), (2, loss)]  # said once, though it is the last metric too
+        assert series(tmp_path / name, "test_loss") == [
+            (1, 0.75),
+            (2, loss),
+        ]  # said once, though it is the last metric too
     multiplexer = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     data = MultiplexerDataProvider(multiplexer, str(tmp_path))
     context = backend_context.Context(TBContext(data_provider=data))
@@ -93,13 +119,21 @@ def test_the_table_of_runs_has_their_configs_and_last_metrics(tmp_path):
     experiment = context.experiment_from_metadata(RequestContext(), "", True, metadata, [])
     wanted = [api_pb2.ColParams(metric=metric.name) for metric in experiment.metric_infos]
     request = api_pb2.ListSessionGroupsRequest(
-        col_params=wanted, allowed_statuses=[api_pb2.STATUS_SUCCESS], start_index=0, slice_size=9, include_metrics=True
+        col_params=wanted,
+        allowed_statuses=[api_pb2.STATUS_SUCCESS],
+        start_index=0,
+        slice_size=9,
+        include_metrics=True,
     )
-    groups = list_session_groups.Handler(RequestContext(), context, "", request).run().session_groups
+    groups = (
+        list_session_groups.Handler(RequestContext(), context, "", request).run().session_groups
+    )
     found = {}
     for group in groups:
         (session,) = group.sessions
-        config = {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()}
+        config = {
+            name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()
+        }
         assert config == {
             "seed": 3.0,
             "model/name": "mlp",
@@ -108,4 +142,7 @@ def test_the_table_of_runs_has_their_configs_and_last_metrics(tmp_path):
             "optimizer/args/lr": 0.5,
         }
         found[session.name] = {value.name.tag: value.value for value in session.metric_values}
-    assert found == {"a": {"test_loss": 0.25, "best_epoch": 4.0}, "b": {"test_loss": 0.5, "best_epoch": 4.0}}
+    assert found == {
+        "a": {"test_loss": 0.25, "best_epoch": 4.0},
+        "b": {"test_loss": 0.5, "best_epoch": 4.0},
+    }

@@ -132,13 +132,22 @@ def values(items):
 def place(tmp_path_factory):
     """The folder in which the program above ran, on a terminal, with nobody logged in and no server to be reached."""
     place = tmp_path_factory.mktemp("wandb")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB_")
+    }
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    environment |= {"HOME": str(place), "PYTHONPATH": str(ROOT), "WANDB_BASE_URL": f"http://127.0.0.1:{port}", "TERM": "xterm"}
+    environment |= {
+        "HOME": str(place),
+        "PYTHONPATH": str(ROOT),
+        "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
+        "TERM": "xterm",
+    }
     terminal, end = os.openpty()
     command = [sys.executable, "-c", PROGRAM, port]
-    process = subprocess.Popen(command, cwd=place, env=environment, stdin=end, stdout=end, stderr=end)
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stdin=end, stdout=end, stderr=end
+    )
     assert process.wait(60) == 0, os.read(terminal, 10000).decode()
     os.close(end)
     (place / "output").write_bytes(os.read(terminal, 10000))
@@ -151,7 +160,12 @@ def offline_runs(place):
 
 def test_an_offline_run_holds_values_config_and_pictures(place):
     run, config, history, summary = said(offline_runs(place)[0])
-    assert (run.project, run.display_name, run.run_group, list(run.tags)) == ("toys", "run_a", "sizes", ["small"])
+    assert (run.project, run.display_name, run.run_group, list(run.tags)) == (
+        "toys",
+        "run_a",
+        "sizes",
+        ["small"],
+    )
     assert {name: value for name, value in config.items() if name != "_wandb"} == {
         "seed": 3,
         "model/name": "mlp",
@@ -160,8 +174,16 @@ def test_an_offline_run_holds_values_config_and_pictures(place):
     assert [row["step"] for row in history] == [1, 2, 2, 2]
     assert (history[0]["train_loss"], history[0]["learning_rate"]) == (0.5, 1e-3)
     assert math.isnan(history[1]["train_loss"])
-    assert (history[2]["grid/_type"], history[2]["grid/width"], history[2]["grid/height"]) == ("image-file", 5, 3)
-    assert (offline_runs(place)[0] / "files" / history[2]["grid/path"]).read_bytes().startswith(b"\x89PNG")
+    assert (history[2]["grid/_type"], history[2]["grid/width"], history[2]["grid/height"]) == (
+        "image-file",
+        5,
+        3,
+    )
+    assert (
+        (offline_runs(place)[0] / "files" / history[2]["grid/path"])
+        .read_bytes()
+        .startswith(b"\x89PNG")
+    )
     assert history[3]["weight/_type"] == "histogram" and sum(history[3]["weight/values"]) == 3
     assert summary["test_loss"] == 0.75
 
@@ -171,7 +193,9 @@ def test_a_run_that_is_gone_on_with_is_the_same_run_there(place):
     run, again = said(first)[0], said(second)[0]
     assert run.run_id == again.run_id == (place / "run_a" / "wandb_id").read_text().strip()
     _, _, history, summary = said(second)
-    assert [(row["step"], row["train_loss"]) for row in history] == [(3, 0.25)] and summary["test_loss"] == 0.125
+    assert [(row["step"], row["train_loss"]) for row in history] == [(3, 0.25)] and summary[
+        "test_loss"
+    ] == 0.125
 
 
 def test_a_disabled_run_leaves_nothing_behind(place):
@@ -185,9 +209,14 @@ def test_nothing_is_asked_and_nothing_printed(place):
 def test_without_login_or_network_the_tracker_is_dropped_once(place):
     lines = [line for line in (place / "log").read_text().splitlines() if "dropped" in line]
     assert len(lines) == 3
-    assert lines[0].startswith("tracker wandb: dropped at step 0: there is no login: run `wandb login`, or set mode to offline")
+    assert lines[0].startswith(
+        "tracker wandb: dropped at step 0: there is no login: run `wandb login`, or set mode to offline"
+    )
     assert lines[1].startswith("tracker wandb: dropped at step 0: CommError: ")
-    assert re.search(r"dropped at step 9: not all was sent in 1 s; send it with: wandb sync .*/run_d/wandb/run-\S+;", lines[2])
+    assert re.search(
+        r"dropped at step 9: not all was sent in 1 s; send it with: wandb sync .*/run_d/wandb/run-\S+;",
+        lines[2],
+    )
     command = lines[2].split(": ")[-1].split(";")[0]
     history = said(Path(command.removeprefix("wandb sync ")))[2]
     assert [row["step"] for row in history] == list(range(10))  # nothing is lost
@@ -195,7 +224,11 @@ def test_without_login_or_network_the_tracker_is_dropped_once(place):
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [({"id": "a/b"}, "id: must be"), ({"id": ""}, "id: must be"), ({"resume": "must"}, "resume: .* give its id")],
+    [
+        ({"id": "a/b"}, "id: must be"),
+        ({"id": ""}, "id: must be"),
+        ({"resume": "must"}, "resume: .* give its id"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(arguments, problem):
     with pytest.raises(ValueError, match=f"^{problem}"):
@@ -207,7 +240,12 @@ def test_a_missing_package_is_told_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name in ("wandb", "tensorboardX"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(UserError, match=r"^wandb: needs the package wandb: pip install -r training/requirements.txt$"):
+    with pytest.raises(
+        UserError,
+        match=r"^wandb: needs the package wandb: pip install -r training/requirements.txt$",
+    ):
         wandb_tracker()
-    with pytest.raises(UserError, match=r"^tensorboard: needs the package tensorboardX: pip install"):
+    with pytest.raises(
+        UserError, match=r"^tensorboard: needs the package tensorboardX: pip install"
+    ):
         tensorboard()
