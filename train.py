@@ -16,7 +16,7 @@ from bdb import BdbQuit
 from dataclasses import replace
 from pathlib import Path
 
-from training.stop import end_at_signals
+from training.runs.signals import end_at_signals
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line
 from wiring.build import build
 from wiring.config import override, read
@@ -161,7 +161,7 @@ def run(arguments):
         arguments.processes or 1
     ) > 1 and "JAX_PROCESS_ID" not in os.environ:  # which those that are started have
         from training.checkpoint.storage import check_format
-        from training.launcher import launch
+        from training.devices.launcher import launch
 
         config = read(file, arguments.overrides)
         if config.get("distributed"):
@@ -173,7 +173,7 @@ def run(arguments):
         return launch(arguments.processes)
     config = read(file, arguments.overrides)
     if not (arguments.check or arguments.evaluate or arguments.watch):
-        from training import joining
+        from training.devices import joining
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
@@ -181,18 +181,18 @@ def run(arguments):
     parts = build(config, file.name, trusted)
     if arguments.check:
         return check(parts)
-    from training.program_cache import keep_programs
+    from training.runs.program_cache import keep_programs
 
     keep_programs()
     if arguments.evaluate or arguments.watch:
-        from training.evaluate import evaluate, watch
+        from training.runs.evaluate import evaluate, watch
 
         return (
             evaluate(parts, arguments.evaluate)
             if arguments.evaluate
             else watch(parts, arguments.watch)
         )
-    from training.start import train
+    from training.runs.start import train
 
     return train(parts, ROOT, arguments.resume, arguments.override)
 
@@ -205,7 +205,7 @@ def config_file(arguments):
     named = option and getattr(arguments, option)
     if arguments.config or named in (None, "auto"):
         return Path(arguments.config or "config.json"), True
-    from training.resume import run_folder_of
+    from training.runs.resume import run_folder_of
 
     return run_folder_of(named, f"--{option}") / "config.json", arguments.trust
 
@@ -219,9 +219,9 @@ def chosen_kinds(name):
 
 def check(parts):
     """Print what would run."""
-    from training.sharding import Plan, mesh_on_paper
-    from training.start import shapes
-    from training.summary import table
+    from training.devices.sharding import Plan, mesh_on_paper
+    from training.runs.shape_check import table
+    from training.runs.start import shapes
 
     template = shapes(parts)
     mesh, wrong = mesh_on_paper(parts.mesh)
@@ -234,8 +234,9 @@ def check(parts):
 
 def fast_dev_run(file, config):
     """Two steps of everything, so that what is wrong anywhere shows within seconds; nothing is left of it."""
-    from training import processes, stop
-    from training.start import train
+    from training.devices import processes
+    from training.runs import signals as stop
+    from training.runs.start import train
 
     base = (
         (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
@@ -287,13 +288,13 @@ def post_mortem(error):
 
 def failed(error):
     """Tell what went wrong; only a bug, which is no mistake of the user's, comes with its traceback."""
-    from training.hooks import CallbackFailed
+    from training.watching.hooks import CallbackFailed
 
     if isinstance(error, UserError):
         return fail(error, BAD_INPUT)
     if isinstance(error, RunError | OSError):
         return fail(error, FAILED)
-    processes = sys.modules.get("training.processes")
+    processes = sys.modules.get("training.devices.processes")
     if processes and (gone := processes.lost(error)):
         return fail(gone, FAILED)
     if isinstance(error, MemoryError) or "Out of memory" in str(error):

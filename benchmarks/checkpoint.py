@@ -24,14 +24,14 @@ from training.checkpoint.probe import Probe, probe_input
 from training.fit import compose
 from training.loop import Loop
 from training.loss import cross_entropy
-from training.metric_log import MetricLog
 from training.objective import supervised
 from training.optimizers import adam
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 from training.readings import Reader
 from training.runner import Runner
-from training.summary import count
+from training.runs.shape_check import count
 from training.update import gradient_update
+from training.watching.metric_log import MetricLog
 from wiring.build import build
 from wiring.config import read
 

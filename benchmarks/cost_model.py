@@ -15,7 +15,7 @@ from benchmarks.cost.hardware import DEVICES
 from benchmarks.cost.vit_step import count, sized
 from benchmarks.results import markdown, short
 from benchmarks.steps import SIMULATED
-from training.sharding import in_words
+from training.devices.sharding import in_words
 
 DECADES = range(6, 12)  # powers of ten, in parameters
 HEAD = [
@@ -38,7 +38,7 @@ ASSUMPTIONS = """\
 - Exchanges are rings over the slower link of their group: 2 (n - 1) / n of the bytes to add up, (n - 1) / n to gather or to
   scatter, and {latency:.0f} us to begin one. Those of gradients and weights go on beside arithmetic, and add what is longer;
   those of `tensor` add all.
-- Memory is cut as training.sharding.Plan cuts it, gathered weights are there for two blocks at a time, and {usable:.0%} of a
+- Memory is cut as training.devices.sharding.Plan cuts it, gathered weights are there for two blocks at a time, and {usable:.0%} of a
   device's can be used. The simplest mesh within {worth:.0%} of the fastest is taken."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import markdown, record
-from training.launcher import free_port
+from training.devices.launcher import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = {"float64": 100, "float32": 20}
@@ -113,7 +113,7 @@ def work(case, precision, steps, mesh):
     """Train in this process, which may be one of several, and tell the losses."""
     import logging
 
-    from training import joining
+    from training.devices import joining
     from training.fit import fit
     from training.optimizers import adam
     from training.preprocess import to_unit

@@ -19,13 +19,13 @@ from data_loader.loader import epoch_order
 from training.fit import compose
 from training.loop import Loop
 from training.measures import measures
-from training.metric_log import MetricLog
 from training.options import LoggingOptions
-from training.publish import About, Publisher
 from training.rates import LearningRates
 from training.readings import Reader
 from training.runner import Runner
 from training.update import gradient_update
+from training.watching.metric_log import MetricLog
+from training.watching.publish import About, Publisher
 from wiring.build import build
 from wiring.config import read
 

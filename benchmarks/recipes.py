@@ -35,7 +35,7 @@ SHAPE = (28, 28, 1)
 
 def recipe_of(file):
     """{"workload": the fields of a Workload, "mean", "std"} of a config that says no more than other frameworks are told."""
-    from training.run_folder import flat  # here, as others need not wait for it
+    from training.runs.folder import flat  # here, as others need not wait for it
 
     given, resolved = read(file), resolved_of(read(file), file)
     for place in ("data", "loss", "optimizer", "schedule"):

@@ -100,7 +100,7 @@ def measure(point):
     from training.fit import fit
     from training.optimizers import adamw
     from training.preprocess import to_unit
-    from training.summary import count
+    from training.runs.shape_check import count
 
     logging.getLogger("main").addHandler(logging.NullHandler())  # else `fit` would print its lines
     model = getattr(import_module(f"model.{point.model}"), point.model)(

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from training.launcher import free_port
+from training.devices.launcher import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 

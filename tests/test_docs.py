@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import train
-from training.device_options import DistributedOptions, check_sharding
+from training.devices.options import DistributedOptions, check_sharding
 from wiring.config import TOP_LEVEL, override
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -267,7 +267,7 @@ def test_trackers_that_are_not_named_are_not_imported():
         check=True,
     )
     assert not {
-        "training.trackers.wandb_run",
+        "training.watching.trackers.wandb_run",
         "wandb",
         "tensorboardX",
         "training.report.page",

@@ -54,8 +54,10 @@ class Update(NamedTuple):
     step: Callable  # (TrainState, batch, valid) -> TrainState
 
 
-Callback = NewType("Callback", object)  # an object with any of the hooks of training/hooks.py
+Callback = NewType(
+    "Callback", object
+)  # an object with any of the hooks of training/watching/hooks.py
 
 Tracker = NewType(
     "Tracker", object
-)  # an object with any of the methods that training/publish.py calls
+)  # an object with any of the methods that training/watching/publish.py calls

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from data_loader.base import Arrays
 from training.base import TrainState
-from training.device_options import MeshOptions
+from training.devices.options import MeshOptions
+from training.devices.sharding import Plan, make_mesh, replicated
 from training.evaluator import Evaluator, rows_of
 from training.feed import Resident, form_on_device, make_feed, nbytes
 from training.lanes import Lanes
 from training.programs import Start, loops_are_slow, placed
-from training.sharding import Plan, make_mesh, replicated
 from training.tally import Watch
 from training.update import read_of, shapes_of_values, zero_sums
 from utils import UserError, named_leaves
@@ -27,7 +27,7 @@ class Engine:
     `sets` are {"train": dataset, "test": dataset, ...}, where Arrays may hold shapes, for data that `fill` brings;
     `make_update(unroll=...)` answers the Update; `freeze` holds the state as it was before a step that is not finite; `watch` is
     what is measured; `tried` names the held-out sets whose programs are compiled ahead as well; `mesh` and `sharding` tell where
-    arrays live, as in training/sharding.py.
+    arrays live, as in training/devices/sharding.py.
     Replicas are one vmapped program on accelerators; on the CPU one program called for each is faster (a ResNet step: 181 ms
     against 814).
     """

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from training import tally
+from training.devices.sharding import replicated
 from training.programs import placed
-from training.sharding import replicated
 from training.update import shapes_of_values
 from utils import UserError
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
-from training.placing import put
+from training.devices.placing import put
+from training.devices.sharding import check_divides, replicated, sharded
 from training.programs import over_batch, over_rows, placed
-from training.sharding import check_divides, replicated, sharded
 
 logger = logging.getLogger("main")
 

@@ -11,33 +11,33 @@ import numpy as np
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import first_batches, split
 from data_loader.nest import map_nest
-from training import run_folder
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
-from training.console import show_on_console
-from training.device_options import MeshOptions
+from training.devices.options import MeshOptions
+from training.devices.processes import is_first
 from training.engine import Engine
 from training.evaluations import at_the_end, in_epochs
-from training.hooks import check_hooks
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.measures import measures, part_name
-from training.metric_log import MetricLog
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from training.processes import is_first
-from training.publish import About, Publisher
 from training.rates import LearningRates
 from training.readings import Reader
-from training.recovery import check_unchanged
-from training.resume import holding
 from training.run import Run
 from training.runner import Runner
+from training.runs import folder as run_folder
+from training.runs.recovery import check_unchanged
+from training.runs.resume import holding
 from training.transforms import scheduled
 from training.update import gradient_update
+from training.watching.console import show_on_console
+from training.watching.hooks import check_hooks
+from training.watching.metric_log import MetricLog
+from training.watching.publish import About, Publisher
 from utils import UserError
 
 EVERY_EPOCH = CheckpointOptions()
@@ -74,7 +74,7 @@ def fit(
     `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one may be `tracked(...)` (see
     training/tally.py). `val` is one set or {name: set}. `objective` and `update` are factories as in training/objective.py and
     training/update.py; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ..., as well
-    as `mesh` ({"fsdp": 4}) and `sharding`, as in training/sharding.py. `log` and `checkpoint` are LoggingOptions and
+    as `mesh` ({"fsdp": 4}) and `sharding`, as in training/devices/sharding.py. `log` and `checkpoint` are LoggingOptions and
     CheckpointOptions, or dicts of their fields; `rates` are learning rates to log, {name: number or function of the step}. With a
     `folder` the run leaves metrics.jsonl and checkpoints there, each with the `record`; `resume=True` goes on from the newest
     good one there, if there is one, `resume="override"` also with other options or data. `engine` is one made ahead of the

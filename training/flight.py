@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from training import recovery
-from training.console import progress_bar
-from training.hooks import steps_left
-from training.processes import agreed, several
+from training.devices.processes import agreed, several
+from training.runs import recovery
 from training.update import bad_leaf_name
+from training.watching.console import progress_bar
+from training.watching.hooks import steps_left
 
 logger = logging.getLogger("main")
 

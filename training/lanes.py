@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.placing import put, put_rows, rows_of_process
+from training.devices.placing import put, put_rows, rows_of_process
+from training.devices.sharding import check_divides, replicated, sharded
 from training.programs import Program, Start, options_for
-from training.sharding import check_divides, replicated, sharded
 
 
 class Lanes:

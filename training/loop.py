@@ -4,17 +4,19 @@ import logging
 
 import numpy as np
 
-from training import evaluations, recovery, sanity
+from training import evaluations
 from training.checkpoint.keeper import Cut, NoKeeper
+from training.devices.placing import fetched
+from training.devices.processes import Stopping, is_first, several
 from training.flight import Flight
-from training.hooks import common, memories, notify
-from training.metric_log import for_trackers, sayable
-from training.placing import fetched
-from training.processes import Stopping, is_first, several
 from training.rates import Rates
 from training.run import Run
-from training.stop import stop_signals
-from training.view import View
+from training.runs import dry_run as sanity
+from training.runs import recovery
+from training.runs.signals import stop_signals
+from training.watching.hooks import common, memories, notify
+from training.watching.metric_log import for_trackers, sayable
+from training.watching.view import View
 from utils import RunError, named_leaves
 
 logger = logging.getLogger("main")

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.sharding import replicated, sharded
+from training.devices.sharding import replicated, sharded
 from utils import UserError, named_leaves
 
 WORDS = {"const": "weights", "carry": "state"}  # what arguments of programs are called in messages

@@ -5,8 +5,8 @@ import time
 import jax
 import numpy as np
 
+from training.devices.sharding import replicated
 from training.programs import Start
-from training.sharding import replicated
 
 BLOCK = 4096  # steps whose learning rates are made at once
 TIMES = (

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.checkpoint.storage import without_key_type
+from training.devices.placing import put
+from training.devices.sharding import replicated
 from training.engine import Engine
 from training.evaluator import advance
-from training.placing import put
-from training.sharding import replicated
 
 
 class Runner:

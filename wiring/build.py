@@ -95,7 +95,7 @@ class Builder:
 
     def sharding(self):
         """How the weights are cut over the mesh."""
-        from training.device_options import check_sharding
+        from training.devices.options import check_sharding
 
         try:
             check_sharding(self.config["sharding"])

@@ -41,8 +41,8 @@ SECTIONS = {
     "training": "training.options:TrainingOptions",
     "checkpoint": "training.options:CheckpointOptions",
     "logging": "training.options:LoggingOptions",
-    "mesh": "training.device_options:MeshOptions",
-    "distributed": "training.device_options:DistributedOptions",
+    "mesh": "training.devices.options:MeshOptions",
+    "distributed": "training.devices.options:DistributedOptions",
 }
 
 

@@ -50,8 +50,8 @@ KINDS = {
             "schedule", ("training.schedules",), "training.base:Schedule", attributes=("__call__",)
         ),
         Kind("update", ("training.update",), "training.base:Update", given=2),
-        Kind("callbacks", ("training.callbacks",), "training.base:Callback"),
-        Kind("trackers", ("training.trackers",), "training.base:Tracker"),
+        Kind("callbacks", ("training.watching.callbacks",), "training.base:Callback"),
+        Kind("trackers", ("training.watching.trackers",), "training.base:Tracker"),
         Kind("collate_fn", ("data_loader.loader",), "data_loader.base:Batch", given=1),
         Kind("parse", ("data_loader.records",), "data_loader.base:Parsed", given=1),
     )

@@ -52,7 +52,7 @@ def make_schema():
 
 def sharding():
     """The schema of a preset's name, or of rules."""
-    from training.device_options import SHARDINGS
+    from training.devices.options import SHARDINGS
 
     axes = {"type": "array", "items": {"type": ["string", "null"]}}
     rule = {"type": "array", "items": [{"type": "string"}, axes], "minItems": 2, "maxItems": 2}

@@ -11,7 +11,7 @@ from benchmarks.cost.memory import CPU, memory
 from benchmarks.cost.vit_step import Vit, flops, laid_out
 from benchmarks.results import markdown, record
 from benchmarks.steps import mesh_name, program_of, step_of
-from training.device_options import MeshOptions
+from training.devices.options import MeshOptions
 
 ONE, DATA, FSDP, BOTH, TENSOR = (1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 4, 1), (4, 1, 2)
 NOTE = (

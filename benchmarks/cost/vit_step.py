@@ -9,9 +9,9 @@ from jax.sharding import AbstractMesh
 
 from model.vit import vit
 from training.base import TrainState
+from training.devices.sharding import AXES, Plan, default_preset, shard_bytes
 from training.engine import SEED, first_trees
 from training.optimizers import adamw
-from training.sharding import AXES, Plan, default_preset, shard_bytes
 from utils import named_leaves
 
 BLOCK = "blocks/0/"

@@ -14,8 +14,8 @@ from benchmarks.cost import choice, duration
 from benchmarks.cost.hardware import DEVICES, link
 from benchmarks.cost.vit_step import count, laid_out, sized
 from training.base import TrainState
+from training.devices.sharding import AXES, Plan, shard_bytes
 from training.optimizers import adamw
-from training.sharding import AXES, Plan, shard_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = DEVICES["H100"]

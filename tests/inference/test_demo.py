@@ -16,8 +16,8 @@ from inference.demo.page import write_demo, write_page
 from inference.demo.pixels import BYTES, UNIT, Pixels, pixels_of
 from inference.load import NHWC, Form
 from tests.training.browser import PROGRAM, browser
-from training.pictures import png
 from training.preprocess import normalize, to_unit
+from training.watching.pictures import png
 from utils import UserError
 
 in_browser = pytest.mark.skipif(

@@ -13,6 +13,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
+from training.devices.sharding import make_mesh
 from training.engine import make_feeds
 from training.feed import Resident
 from training.fit import fit
@@ -24,10 +25,9 @@ from training.optimizers import adam, sgd
 from training.options import LoaderOptions
 from training.rates import TIMES
 from training.readings import Reader
-from training.recovery import Diverged
 from training.runner import Runner
+from training.runs.recovery import Diverged
 from training.schedules import linear
-from training.sharding import make_mesh
 from training.update import gradient_update
 from utils import UserError
 

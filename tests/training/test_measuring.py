@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from model.mlp import mlp
-from training.callbacks.early_stopping import early_stopping
 from training.checkpoint import storage
 from training.fit import fit
 from training.loss import cross_entropy
@@ -19,6 +18,7 @@ from training.optimizers import adam, sgd
 from training.rates import TIMES
 from training.schedules import linear
 from training.tally import tracked
+from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
 
 RNG = np.random.default_rng(3)

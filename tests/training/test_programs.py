@@ -7,11 +7,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from model.base import Model
+from training.devices.sharding import make_mesh, replicated
 from training.fit import fit
 from training.loss import mse
 from training.optimizers import sgd
 from training.programs import Program, Start, loops_are_slow, over_batch, over_rows, placed
-from training.sharding import make_mesh, replicated
 from utils import UserError
 
 MESH = make_mesh()

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.training.browser import PROGRAM, browser
-from training.pictures import png
 from training.report.numbers import duration, log_marks, marks, plain, short, thinned
 from training.report.page import write_report
-from training.resume import close, locked
+from training.runs.resume import close, locked
+from training.watching.pictures import png
 from utils import UserError
 
 CONFIG = {

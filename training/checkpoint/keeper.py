@@ -13,7 +13,7 @@ from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far
-from training.processes import agreed, is_first, several, together
+from training.devices.processes import agreed, is_first, several, together
 from utils import Damaged, RunError
 
 logger = logging.getLogger("main")

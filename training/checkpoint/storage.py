@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 
 from training.checkpoint.record import check_record
-from training.processes import from_first, is_first
+from training.devices.processes import from_first, is_first
 from utils import Damaged, UserError, named_leaves
 
 logger = logging.getLogger("main")

@@ -159,7 +159,7 @@ def state_of(folder):
     except (
         BlockingIOError
     ):  # whoever trains it holds it; a run that writes its report at its own end no longer trains
-        from training.resume import HELD
+        from training.runs.resume import HELD
 
         return "stopped" if any(os.path.sameopenfile(handle, held) for held in HELD) else "running"
     except OSError:  # a file system without locks

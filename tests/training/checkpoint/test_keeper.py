@@ -15,8 +15,8 @@ from training.base import TrainState
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.keeper import Cut, Keeper
-from training.metric_log import sayable
 from training.options import CheckpointOptions
+from training.watching.metric_log import sayable
 from utils import RunError, UserError
 
 TS = TrainState(

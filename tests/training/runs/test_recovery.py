@@ -1,0 +1,712 @@
+"""Runs that go on, diverge or crash, through `fit`: the same bits as undisturbed, and what is told and saved."""
+
+import errno
+import json
+import logging
+import os
+import re
+import signal
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.mlp import mlp
+from model.resnet import resnet
+from training.base import Update
+from training.checkpoint import storage
+from training.checkpoint.keeper import Keeper
+from training.fit import fit
+from training.optimizers import adam, sgd
+from training.options import CheckpointOptions
+from training.rates import TIMES
+from training.runs.recovery import Diverged
+from training.schedules import linear
+from training.update import gradient_update
+from training.watching import metric_log
+from training.watching.callbacks.early_stopping import early_stopping
+from training.watching.hooks import CallbackFailed
+from utils import RunError, UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 6)).astype(np.float32)
+Y = (X[:, 0] + X[:, 1] > 0).astype(np.int32) + (X[:, 2] > 1)
+IMAGES = RNG.normal(size=(60, 8, 8, 1)).astype(np.float32)
+MODEL = mlp((6,), 3, dims=(16,))
+EPOCHS, STEPS = 3, 7  # of 32 examples, the last batch a short one
+
+
+class Streamed:
+    """The same examples, one at a time, counting what was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        return X[i], Y[i]
+
+
+class Batches:
+    """A loader of the user's own, with a short last batch."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __iter__(self):
+        return self.start_from(0)
+
+    def start_from(self, batch):
+        for i in range(batch * 32, len(X), 32):
+            self.read += 1
+            yield X[i : i + 32], Y[i : i + 32]
+
+
+class WithPosition(Batches):
+    def start_at(self, epoch, batch):
+        return self.start_from(batch)
+
+
+def train(folder, data=(X, Y), model=MODEL, **settings):
+    settings = {
+        "optimizer": adam(lr=0.01),
+        "epochs": EPOCHS,
+        "batch_size": 32,
+        "log": {"every_steps": 3},
+        "seed": 5,
+    } | settings
+    return fit(model, data, data if isinstance(data, tuple) else (X, Y), folder=folder, **settings)
+
+
+@cache
+def reference():
+    """A run that nobody disturbed, and its lines."""
+    folder = Path(mkdtemp())
+    undisturbed = train(folder / "run")
+    lines = rows(folder / "run")
+    rmtree(folder)
+    return undisturbed, lines
+
+
+class Stop:
+    """Ends the run by a signal, after so many steps, at the next log line."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_step_end(self, run):
+        if run.step >= self.after and not run.signal:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def rows(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def assert_same(run, other):
+    """Everything but the sums of an epoch that is over."""
+    for ts, wanted in zip(run.states(), other.states(), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ts._replace(sums={}), wanted._replace(sums={}))
+
+
+class Slower:
+    """Lowers the rate by what it remembers, at log lines within the epochs."""
+
+    memory = None
+
+    def on_training_start(self, run):
+        self.memory = {"scale": 1.0}
+
+    def on_step_end(self, run):
+        self.memory["scale"] *= 0.9
+        return {"lr_scale": self.memory["scale"]}
+
+
+FORMS = {
+    "resident": {},
+    "averaged, accumulated, scheduled": {
+        "ema": 0.9,
+        "accumulate": 2,
+        "schedule": linear(total_steps=21),
+    },
+    "dropout": {"model": mlp((6,), 3, dims=(16,), dropout=0.2)},
+    "replicas": {"replicas": 2},
+    "streamed": {"data": Streamed()},
+    "batches with a position": {"data": WithPosition()},
+    "batches without one": {"data": Batches()},
+    "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
+    "a rate that a callback lowers": {"callbacks": [Slower()]},
+    "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
+    "step by step": {
+        "model": resnet((8, 8, 1), 3, widths=(4,), depth=1),
+        "data": (IMAGES, Y[:60]),
+        "batch_size": 10,
+    },
+}
+
+
+USUAL = ("resident", "streamed", "averaged, accumulated, scheduled", "orbax")
+LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if form not in USUAL]
+LONGER += [pytest.param("streamed", 14, marks=pytest.mark.torture)]
+
+
+@pytest.mark.parametrize(
+    ("form", "stop"), [*((form, 10) for form in USUAL), ("resident", 14), *LONGER]
+)
+def test_a_run_goes_on_to_the_same_bits_and_lines(tmp_path, form, stop):
+    """Stopped within the second epoch, and after all of its batches, before its evaluation."""
+    settings = FORMS[form] | {"log": {"every_steps": 1 if stop == 14 else 3}}
+    callbacks = settings.pop("callbacks", [])
+    undisturbed = train(tmp_path / "whole", callbacks=callbacks, **settings)
+    stopped = train(tmp_path / "cut", callbacks=[*callbacks, Stop(stop)], **settings)
+    assert stop <= stopped.step <= stop + 2 and not stopped.finished
+    gone_on = train(tmp_path / "cut", resume=True, callbacks=[*callbacks, Stop(10**9)], **settings)
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert [r["epoch"] for r in gone_on.history] == [r["epoch"] for r in undisturbed.history]
+
+
+def test_going_on_within_an_epoch_costs_no_replay_of_data(tmp_path):
+    data = Streamed()
+    train(tmp_path, data, callbacks=[Stop(10)])
+    data.asked.clear()
+    train(tmp_path, data, callbacks=[Stop(10**9)], resume=True)
+    rest = (EPOCHS * STEPS - 10) * 32
+    shapes_and_ahead = (
+        3 * 32 + 2
+    )  # the first batch, for its shapes, what is prefetched with it, and the fingerprint
+    assert rest <= len(data.asked) <= rest + shapes_and_ahead
+
+
+def test_a_loader_without_a_position_is_replayed_and_that_is_said(tmp_path, caplog):
+    for loader, told in ((Batches(), True), (WithPosition(), False)):
+        folder = tmp_path / type(loader).__name__
+        train(folder, loader, callbacks=[Stop(10)])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "main"):
+            train(folder, loader, callbacks=[Stop(10**9)], resume=True)
+        assert (
+            "has no start_at(epoch, batch): reading 3 batches again to pass them" in caplog.text
+        ) == told
+
+
+def test_killed_between_the_files_of_its_first_checkpoint_a_run_starts_over(tmp_path):
+    """Each replica has a file of its own."""
+    undisturbed = train(tmp_path / "whole", replicas=2)
+    train(
+        tmp_path / "cut",
+        replicas=2,
+        callbacks=[Stop(3)],
+        checkpoint=CheckpointOptions(every_epochs=0),
+    )
+    _, other = sorted((tmp_path / "cut").glob("*.params"))
+    other.unlink()
+    gone_on = train(tmp_path / "cut", replicas=2, callbacks=[Stop(10**9)], resume=True)
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = train(tmp_path)
+    again = train(tmp_path, resume=True)
+    assert again.finished and again.step == first.step and len(again.history) == EPOCHS
+    assert_same(again, first)
+    more = train(tmp_path, resume=True, epochs=EPOCHS + 1)
+    assert more.step == first.step + STEPS
+
+
+def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
+    train(tmp_path)
+    with pytest.raises(
+        UserError, match=r"holds a run; go on with it \(resume=True\), or name another"
+    ):
+        train(tmp_path)
+
+
+def test_other_options_or_data_are_refused_unless_one_insists(tmp_path):
+    train(tmp_path, callbacks=[Stop(10)])
+    with pytest.raises(UserError, match=r"loader\.batch_size: 32 -> 16"):
+        train(tmp_path, resume=True, batch_size=16)
+    with pytest.raises(UserError, match=r"fingerprint of the data\.train"):
+        train(tmp_path, (X + 1, Y), resume=True)
+    assert train(tmp_path, (X + 1, Y), resume="override").finished
+
+
+def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
+    class Counter:
+        memory = None
+        seen = ()
+
+        def on_training_start(self, run):
+            self.memory = {"epochs": 0}
+
+        def on_epoch_end(self, run):
+            self.memory["epochs"] += 1
+
+    train(tmp_path, callbacks=[Counter()])
+    counter = Counter()
+    train(tmp_path, callbacks=[counter], resume=True, epochs=EPOCHS + 2)
+    assert counter.memory == {"epochs": EPOCHS + 2}
+    records = {p.stem: storage.load(p)[1]["callbacks"] for p in tmp_path.glob("*.params")}
+    assert {name: memory[0][1]["epochs"] for name, memory in records.items()} == {
+        f"checkpoint-epoch_{n}": n for n in range(1, 6)
+    }
+
+
+def test_the_format_may_change_when_a_run_goes_on(tmp_path):
+    undisturbed, _ = reference()
+    stop = Stop(10)
+    for form in ("orbax", "safetensors", "orbax"):
+        gone_on = train(
+            tmp_path / "cut",
+            callbacks=[stop],
+            resume=True,
+            checkpoint=CheckpointOptions(format=form, keep=2),
+        )
+        stop.after += 6
+    assert_same(gone_on, undisturbed)
+    assert sorted(storage.checkpoints(tmp_path / "cut")) == [
+        "checkpoint-epoch_3",
+        "checkpoint-step_17",
+    ]
+
+
+class Signal:
+    """A signal that comes in a certain hook, once."""
+
+    def __init__(self, hook, epoch=0):
+        self.epoch, self.sent = epoch, False
+        setattr(self, hook, self.send)
+
+    def send(self, run):
+        if run.epoch == self.epoch and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)]
+)
+def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
+    undisturbed, lines = reference()
+    train(tmp_path / "cut", callbacks=[Signal("on_epoch_end", epoch=1)])
+    stopped = train(
+        tmp_path / "cut",
+        resume=True,
+        callbacks=[Signal(hook, epoch=0 if hook == "on_training_start" else 2)],
+    )
+    assert all(record["metrics"] for record in storage.records(tmp_path / "cut").values())
+    assert stopped.signal == "SIGTERM" and stopped.step == steps and not stopped.position
+    assert_same(train(tmp_path / "cut", resume=True), undisturbed)
+    assert rows(tmp_path / "cut") == lines
+
+
+def test_interrupted_within_the_initial_evaluation_it_is_made_again(tmp_path):
+    settings = {"eval_initial": True, "callbacks": [Signal("on_test_start", 10**9)]}
+    train(tmp_path / "whole", **settings)
+    cut = train(tmp_path / "cut", **settings | {"callbacks": [Signal("on_test_start", epoch=0)]})
+    assert cut.signal and cut.step == 0
+    train(tmp_path / "cut", resume=True, **settings)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert [row for row in rows(tmp_path / "cut") if row.get("initial")]
+
+
+@pytest.mark.parametrize(("epoch", "said"), [(EPOCHS - 1, True), (EPOCHS, False)])
+def test_a_signal_cuts_a_run_short_unless_all_of_it_is_done(tmp_path, caplog, epoch, said):
+    with caplog.at_level(logging.INFO, "main"):
+        run = train(tmp_path, callbacks=[Signal("on_epoch_end", epoch)])
+    assert run.signal and run.cut_short == said
+    assert (
+        (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text)
+        == ("Stopped by" in caplog.text)
+        == said
+    )
+
+
+def test_a_callback_that_stopped_the_run_is_not_forgotten_for_a_signal_at_the_same_moment(tmp_path):
+    stopping = early_stopping(patience=1, min_delta=10.0)
+    stopped = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=2)], epochs=9)
+    assert stopped.signal and stopped.completed == 2
+    again = train(
+        tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=-1)], epochs=9, resume=True
+    )
+    assert again.completed == 2
+
+
+def test_early_stopping_is_not_undone_by_going_on(tmp_path):
+    callbacks = [early_stopping(patience=2, min_delta=10.0)]
+    first = train(tmp_path, callbacks=callbacks, epochs=9)
+    assert first.completed == 3
+    again = train(tmp_path, callbacks=callbacks, epochs=9, resume=True)
+    assert again.completed == 3 and again.stopped and again.step == first.step
+
+
+def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
+    train(tmp_path)
+    with pytest.raises(UserError, match="replicas: it holds 1, this run has 2"):
+        train(tmp_path, resume="override", replicas=2, epochs=9)
+    with pytest.raises(UserError, match=r"does not fit this run(.|\n)*unexpected: opt/m/head/bias"):
+        train(tmp_path, resume=True, optimizer=sgd(lr=0.1), epochs=9)
+
+
+def test_a_changed_model_is_noticed(tmp_path):
+    train(tmp_path)
+
+    def apply(params, state, x, *, train=False, key=None):
+        out, state = MODEL.apply(params, state, x, train=train, key=key)
+        return 1.01 * out, state
+
+    with pytest.raises(UserError, match="has changed its meaning since this was written"):
+        train(tmp_path, model=MODEL._replace(apply=apply), resume=True)
+
+
+# --- divergence
+
+
+class Poison:
+    """The second log line's steps see a label that is no class, once or whenever the data is read."""
+
+    def __init__(self, bad_reads=10**9):
+        self.reads, self.bad_reads = 0, bad_reads
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        if i == 77:
+            self.reads += 1
+        bad = i == 77 and self.reads <= self.bad_reads
+        return X[i], np.int32(99) if bad else Y[i]
+
+
+def bad_step(seed=5, epoch=1):
+    """The step in an epoch that meets the poisoned example."""
+    from data_loader.loader import epoch_order
+
+    order, _ = epoch_order(len(X), 32, seed=seed, epoch=epoch, shuffle=True)
+    return int(np.argwhere(order == 77)[0][0])
+
+
+def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path):
+    with pytest.raises(Diverged) as told:
+        train(tmp_path / "bad", Poison(), log={"every_steps": 100})
+    step = bad_step()
+    assert f"step {step + 1} (epoch 1) was not finite: the loss was hit first" in str(told.value)
+    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in str(
+        told.value
+    )
+    undisturbed = train(
+        tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1}
+    )
+    found, _ = storage.newest(tmp_path / "bad")
+    wanted, _ = storage.newest(tmp_path / "good")
+    assert found.record["step"] == step == undisturbed.step
+    for name, array in wanted.arrays[0].items():
+        if not name.startswith("sums/window/"):  # it logs more often
+            np.testing.assert_array_equal(found.arrays[0][name], array, err_msg=name)
+
+
+def test_from_there_the_run_goes_on_exactly_once_the_cause_is_gone(tmp_path):
+    with pytest.raises(Diverged):
+        train(tmp_path / "bad", Poison())
+    gone_on = train(tmp_path / "bad", Streamed(), resume=True)
+    undisturbed, lines = reference()
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "bad") == lines
+
+
+def test_a_run_that_skips_everything_ends(tmp_path):
+    with pytest.raises(RunError, match="no step of epoch 1 was finite, so all were skipped"):
+        train(tmp_path, (X, Y * 0 + 99), on_nonfinite="skip")
+
+
+def test_skipping_goes_on(tmp_path, caplog):
+    run = train(tmp_path, Poison(), on_nonfinite="skip")
+    assert run.finished and run.step == EPOCHS * STEPS
+    assert "skipped 1 steps" in caplog.text
+
+
+def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, caplog):
+    """The poison is gone after it was met once: one rollback, to the start of the run, and then the run ends well."""
+    run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1})
+    assert run.finished and run.step == EPOCHS * STEPS
+    assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
+    assert int(run.states()[0].seed) != 5
+    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(
+        range(1, EPOCHS * STEPS + 1)
+    )
+    assert storage.newest(tmp_path)[0].record["rollbacks"] == 1
+
+
+def test_lines_that_a_full_disk_kept_back_are_dropped_by_a_roll_back(tmp_path, monkeypatch):
+    left, real = [bad_step()], metric_log.append
+    assert left[0] > 0
+
+    def append(path, text):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, text)
+
+    monkeypatch.setattr(metric_log, "append", append)
+    checkpoint = CheckpointOptions(on_write_error="go_on")
+    train(
+        tmp_path,
+        Poison(bad_reads=1),
+        on_nonfinite="rollback",
+        log={"every_steps": 1},
+        checkpoint=checkpoint,
+    )
+    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(
+        range(1, EPOCHS * STEPS + 1)
+    )
+
+
+def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
+    with pytest.raises(Diverged, match="The run went back 2 times already"):
+        train(tmp_path, Poison(), on_nonfinite="rollback", rollbacks=2)
+    seeds = re.findall(r"with seed (\d+)", caplog.text)
+    assert len(set(seeds)) == 2
+
+
+def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
+    settings = {
+        "on_nonfinite": "rollback",
+        "checkpoint": CheckpointOptions(every_steps=2),
+        "log": {"every_steps": 1},
+    }
+    undisturbed = train(tmp_path / "whole", Poison(bad_reads=1), **settings)
+    train(tmp_path / "cut", Poison(bad_reads=1), callbacks=[Stop(12)], **settings)
+    gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_rolling_back_needs_a_folder():
+    with pytest.raises(UserError, match="to roll back, there must be checkpoints"):
+        train(None, on_nonfinite="rollback")
+
+
+def test_the_leaf_that_was_hit_first_is_named(tmp_path):
+    """Finite losses, but the optimizer's state overflows at the third step."""
+
+    def overflowing(objective, optimizer) -> Update:
+        usual = gradient_update(objective, optimizer)
+
+        def init(params):
+            return {"scale": jnp.float32(1e30), "usual": usual.init(params)[0]}, None
+
+        def step(ts, batch, valid):
+            from training.update import accepted, genuine
+
+            new = ts._replace(opt=ts.opt | {"scale": ts.opt["scale"] * 1e3})
+            losses, _, metrics = objective(ts.params, ts.state, batch, jax.random.key(0), True)
+            return accepted(ts, new, [], losses, metrics, genuine(batch, valid))
+
+        return Update(init, step)
+
+    with pytest.raises(
+        Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was hit first"
+    ):
+        train(tmp_path, update=overflowing)
+
+
+# --- crashes
+
+
+class Broken:
+    """A callback with a mistake that shows at a certain step."""
+
+    def __init__(self, hook, at):
+        self.at = at
+        setattr(self, hook, self.fail)
+
+    def fail(self, run):
+        if run.step >= self.at:
+            raise KeyError("a mistake in a callback")
+
+
+class BrokenData(Streamed):
+    """An image that cannot be read is met in the second epoch."""
+
+    def __getitem__(self, i):
+        if len(self.asked) > 300:
+            raise OSError("cannot read image 7")
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"callbacks": [Broken("on_step_end", 12)]}, CallbackFailed),
+        pytest.param(
+            {"callbacks": [Broken("on_epoch_start", 7)]}, CallbackFailed, marks=pytest.mark.torture
+        ),
+        pytest.param(
+            {"callbacks": [Broken("on_epoch_end", 14)]}, CallbackFailed, marks=pytest.mark.torture
+        ),
+        ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
+        ({"data": BrokenData()}, OSError),
+    ],
+)
+def test_before_a_crash_the_state_is_saved_and_the_run_goes_on_from_there(
+    tmp_path, settings, error
+):
+    undisturbed, lines = reference()
+    with pytest.raises(error):
+        train(tmp_path / "cut", checkpoint=CheckpointOptions(every_epochs=0), **settings)
+    found, wrong = storage.newest(tmp_path / "cut")
+    assert not wrong and found.record["step"] >= 7
+    data = Streamed() if "data" in settings else (X, Y)
+    gone_on = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_step_end", 10**9)])
+    assert gone_on.finished
+    assert_same(gone_on, undisturbed)
+    assert rows(tmp_path / "cut") == lines
+
+
+def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RunError("no space")
+
+    monkeypatch.setattr(Keeper, "write", fail)
+    with pytest.raises(RunError, match="no space"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data": Streamed()},
+        *(
+            pytest.param(s, marks=pytest.mark.torture)
+            for s in ({"replicas": 2}, {"accumulate": 2}, {"ema": 0.9})
+        ),
+    ],
+)
+def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
+    plain = mlp((6,), 3, dims=(8,))
+
+    def apply(params, state, x, *, train=False, key=None):
+        out, state = plain.apply(params, state, x, train=train, key=key)
+        return jnp.log(out + 0.5), state  # of what is negative sooner or later
+
+    model = plain._replace(apply=apply)
+    with pytest.raises(Diverged) as found:
+        train(tmp_path, **{"model": model, "detect_nans": True} | settings)
+    told = str(found.value)
+    assert (
+        "log made the first nan, in the forward pass" in told
+        and "in apply" in told
+        and "after head/bias" in told
+    )
+
+
+def test_logging_may_change_within_an_epoch(tmp_path, caplog):
+    """A ring of another size, and norms that were not measured before: no step is lost, and none is told of that nobody knows."""
+    undisturbed, _ = reference()
+    stop = Stop(10)
+    stop.steps_left = lambda step: 10 - step if step < 10 else 2**30
+    train(tmp_path, log={"every_steps": 50}, callbacks=[stop])
+    log = {"every_steps": 3, "log_all": True, "gradient_norm": True}
+    gone_on = train(tmp_path, resume=True, log=log, callbacks=[Stop(10**9)])
+    assert_same(gone_on, undisturbed)
+    each = [row for row in rows(tmp_path) if row.get("each_step")]
+    assert [row["step"] for row in each] == list(range(11, EPOCHS * STEPS + 1))
+    assert None not in [value for row in each for value in row.values()]
+    ends = [row for row in rows(tmp_path) if row.get("end_of_epoch")]
+    assert [row["train_loss"] for row in ends] == [row["train_loss"] for row in undisturbed.history]
+    assert "are of its rest alone" not in caplog.text  # the metrics are those of before
+
+
+class Steps:
+    """Remembers the single steps that it was told of."""
+
+    needs = ("per_step",)
+
+    def on_training_start(self, run):
+        self.memory = {"steps": []}
+
+    def on_step_end(self, run):
+        self.memory["steps"] += [int(step) for step in run.per_step.get("step", ())]
+
+    on_epoch_end = on_step_end
+
+
+@pytest.mark.parametrize(
+    "trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)]
+)
+def test_interrupted_within_an_evaluation_the_steps_before_it_are_told_once(tmp_path, trouble):
+    """The 14th, after the last log line of its epoch: it has a row of its own, and callbacks are told of it."""
+    log, whole, cut = {"every_steps": 3, "log_all": True}, Steps(), Steps()
+    train(tmp_path / "whole", log=log, callbacks=[whole])
+    with suppress(CallbackFailed):
+        train(tmp_path / "cut", log=log, callbacks=[cut, trouble])
+    assert storage.newest(tmp_path / "cut")[0].record["position"] == STEPS
+    settings = {"log": log, "callbacks": [cut, type(trouble)("on_test_start", 10**9)]}
+    assert train(tmp_path / "cut", resume=True, **settings).finished
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert cut.memory == whole.memory == {"steps": list(range(1, EPOCHS * STEPS + 1))}
+
+
+def test_after_a_step_that_was_not_finite_lines_go_on_where_they_were(tmp_path):
+    settings = {"log": {"every_steps": 5, "log_all": True, "gradient_norm": True}, "shuffle": False}
+    x = X.copy()
+    x[7 * 16] = np.nan  # in the 8th batch of 13
+    data, settings = (x, Y), settings | {"batch_size": 16}
+    with pytest.raises(Diverged):
+        train(tmp_path, data, **settings)
+    run = train(tmp_path, data, **settings, on_nonfinite="skip", resume="override", epochs=1)
+    steps = [row["step"] for row in rows(tmp_path) if row.get("each_step")]
+    assert steps == list(range(1, run.step + 1))
+    lines = [row for row in rows(tmp_path) if not {"each_step", "end_of_epoch"} & row.keys()]
+    for name in ("train_loss", "gradient_norm"):
+        each = {row["step"]: row[name] for row in rows(tmp_path) if row.get("each_step")}
+        assert [step for step, value in each.items() if value is None] == [8]
+        for line in lines:
+            own = [
+                each[step]
+                for step in range(line["step"] - 4, line["step"] + 1)
+                if each[step] is not None
+            ]
+            assert line[name] == pytest.approx(np.mean(own), rel=1e-5), line["step"]
+
+
+def test_a_signal_in_the_final_test_leaves_a_run_that_is_still_to_be_tested(tmp_path):
+    class StopInTest:
+        def on_test_start(self, run):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = {
+        "test_at": "end",
+        "val": (X[:50], Y[:50]),
+        "checkpoint": CheckpointOptions(monitor="val_loss"),
+    }
+    cut = train(tmp_path, callbacks=[StopInTest()], **settings)
+    assert cut.finished and cut.untested
+    gone_on = train(tmp_path, resume=True, callbacks=[Stop(10**9)], **settings)
+    assert not gone_on.untested and rows(tmp_path)[-1]["test_loss"] == gone_on.metrics["test_loss"]
+
+
+def test_a_best_checkpoint_that_is_gone_is_passed_over_in_the_final_test(tmp_path, caplog):
+    class Remove:
+        def on_epoch_end(self, run):
+            if run.epoch == 3:
+                for path in tmp_path.glob("checkpoint-epoch_2*"):
+                    path.unlink()
+
+    checkpoint = CheckpointOptions(monitor="val_loss", mode="min", save_top_k=2, keep=1)
+    train(
+        tmp_path, test_at="end", val=(X[:50], Y[:50]), checkpoint=checkpoint, callbacks=[Remove()]
+    )
+    assert [row["final"] for row in rows(tmp_path) if "final" in row] == ["checkpoint-epoch_3"]

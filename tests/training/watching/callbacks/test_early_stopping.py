@@ -1,0 +1,59 @@
+"""Early stopping, by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from training.watching.callbacks.early_stopping import early_stopping
+
+
+def stops_after(values, **options):
+    """The epoch after which the run stops, or None."""
+    callback = early_stopping(**options)
+    callback.on_training_start(None)
+    for epoch, value in enumerate(values, 1):
+        answer = callback.on_epoch_end(
+            SimpleNamespace(metrics={} if value is None else {"test_loss": value})
+        )
+        if (answer or {}).get("stop"):
+            return epoch
+    return None
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "stop"),
+    [
+        ([5, 4, 3, 2, 1], {"patience": 1}, None),
+        ([5, 4, 4, 4, 4], {"patience": 2}, 4),
+        ([5, 4, 4, 3, 4, 4], {"patience": 2}, 6),
+        ([1, 2, 3, 4], {"patience": 2, "mode": "max"}, None),
+        ([4, 3, 2, 1], {"patience": 2, "mode": "max"}, 3),
+        (
+            [1.0, 0.94, 0.88, 0.82],
+            {"patience": 2, "min_delta": 0.1},
+            None,
+        ),  # small steps that add up
+        ([1.0, 0.99, 0.98, 0.97], {"patience": 2, "min_delta": 0.1}, 3),
+        (
+            [None, 5, None, None, 4, None, 3],
+            {"patience": 1},
+            None,
+        ),  # epochs without an evaluation do not count
+        ([5, float("nan"), float("nan")], {"patience": 2}, 3),
+    ],
+)
+def test_early_stopping(values, options, stop):
+    assert stops_after(values, **options) == stop
+
+
+def test_a_second_run_starts_anew():
+    callback = early_stopping(patience=1)
+    for _ in range(2):
+        callback.on_training_start(None)
+        assert callback.on_epoch_end(SimpleNamespace(metrics={"test_loss": 3.0})) == {"stop": False}
+
+
+@pytest.mark.parametrize("argument", ["patience", "every_n_epochs"])
+def test_ranges_are_told_with_their_argument(argument):
+    with pytest.raises(ValueError, match=f"^{argument}: must be at least 1, got 0"):
+        early_stopping(**{argument: 0})

@@ -1,0 +1,169 @@
+"""gradient_spike_monitor: what is a spike, what the file holds, and that a run that goes on leaves the same file."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from tests.training.watching.callbacks.fake import steps, view
+from training.watching.callbacks.gradient_spike_monitor import gradient_spike_monitor
+
+
+def started(**options):
+    callback = gradient_spike_monitor(**options)
+    callback.on_training_start(view())
+    return callback
+
+
+def lines(folder):
+    path = folder / "gradient_spikes.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def watch(callback, folder, norms, first=1, period=10, losses=None):
+    """Show a callback the steps of a run, `period` of them at each log line."""
+    for i in range(0, len(norms), period):
+        told = steps(
+            first + i, norms[i : i + period], None if losses is None else losses[i : i + period]
+        )
+        callback.on_step_end(view(folder=folder, per_step=told))
+
+
+def ordinary(count, seed=0):
+    return np.random.default_rng(seed).uniform(0.8, 1.2, count)
+
+
+def test_planted_spikes_are_found_and_nothing_else(tmp_path):
+    norms, losses = ordinary(300), np.arange(300) / 100
+    norms[[57, 58, 200]] = 7.0, 9.0, 3.7
+    watch(started(), tmp_path, norms, losses=losses)
+    found = lines(tmp_path)
+    assert [line["step"] for line in found] == [58, 59, 201]  # the first step has the number 1
+    assert [line["norm"] for line in found] == [7.0, 9.0, 3.7]
+    assert [line["loss"] for line in found] == [0.57, 0.58, 2.0]
+    assert found[0]["ema"] == pytest.approx(
+        norms[:57].mean()
+    )  # the plain mean, while there are few steps
+    assert found[0]["ratio"] == pytest.approx(7.0 / norms[:57].mean())
+    assert found[1]["ema"] == pytest.approx(
+        (norms[:57].sum() + 3 * norms[:57].mean()) / 58
+    )  # a spike counts as the threshold
+    assert found[0].keys() == {"step", "epoch", "norm", "ema", "ratio", "loss"}
+
+
+def test_the_average_is_an_exponential_one(tmp_path):
+    norms = np.append(ordinary(400), 100.0)
+    watch(started(ema_decay=0.9), tmp_path, norms)
+    average = norms[:10].mean()
+    for norm in norms[10:400]:
+        average = 0.9 * average + 0.1 * norm
+    assert lines(tmp_path)[-1]["ema"] == pytest.approx(average)
+
+
+def test_what_is_not_finite_is_a_spike_that_changes_no_average(tmp_path):
+    norms = ordinary(100)
+    norms[[3, 50, 51]] = np.nan, np.inf, 8.0
+    watch(started(), tmp_path, norms, losses=np.where(np.isfinite(norms), 1.0, np.nan))
+    found = lines(tmp_path)
+    assert [line["step"] for line in found] == [4, 51, 52]  # even in the warm-up
+    assert (found[0]["norm"], found[0]["loss"]) == (None, None)
+    assert found[2]["ema"] == pytest.approx(np.delete(norms, [3, 50])[:49].mean())
+
+
+def test_the_warm_up_reports_nothing(tmp_path):
+    norms = np.ones(60)
+    norms[[5, 9, 10]] = 50.0
+    watch(started(warmup=10), tmp_path, norms)
+    assert [line["step"] for line in lines(tmp_path)] == [11]
+
+
+def test_gradients_that_stay_long_are_soon_the_usual_ones(tmp_path):
+    watch(started(), tmp_path, np.append(np.ones(100), np.full(400, 10.0)))
+    steps = [line["step"] for line in lines(tmp_path)]
+    assert steps == list(range(101, 101 + len(steps)))
+    assert 20 < len(steps) < 100
+
+
+def test_a_run_whose_first_gradients_are_zero_still_finds_its_spikes(tmp_path):
+    watch(started(warmup=5), tmp_path, [0.0] * 10 + [1.0] * 200 + [30.0])
+    assert 211 in [line["step"] for line in lines(tmp_path)]
+
+
+def test_log_lines_end_the_same_epoch_once(tmp_path, caplog):
+    callback, told = started(warmup=0), steps(1, [1.0, 1.0, 9.0])
+    for hook in (callback.on_step_end, callback.on_epoch_end, callback.on_training_end):
+        hook(view(folder=tmp_path, per_step=told))
+        hook(view(folder=tmp_path))  # no step since then
+    assert len(lines(tmp_path)) == 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("worst", "said"), [(8.0, "8"), (np.nan, "nan")])
+def test_one_warning_a_log_line_names_the_worst(tmp_path, caplog, worst, said):
+    caplog.set_level(logging.WARNING, "main")
+    norms = np.ones(40)
+    norms[[31, 33, 35]] = 5.0, worst, 6.0
+    watch(started(), tmp_path, norms, period=20)
+    (record,) = caplog.records
+    assert (
+        f"Epoch 2: gradient spikes: 3, the worst in step 34: the norm {said}, where"
+        in record.getMessage()
+    )
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 2'])
+@pytest.mark.parametrize("kept", [30, 61, 100])
+def test_a_run_that_goes_on_leaves_the_same_file(tmp_path, kept, torn):
+    norms = ordinary(150)
+    norms[[25, 60, 61, 110, 120]] = 8.0
+    (tmp_path / "whole").mkdir(), (tmp_path / "resumed").mkdir()
+    whole, first, second = started(), started(), started()
+    watch(whole, tmp_path / "whole", norms)
+    watch(first, tmp_path / "resumed", norms[:kept])
+    memory = json.dumps(first.memory)  # in the checkpoint; the run is killed later
+    watch(first, tmp_path / "resumed", norms[kept:120], first=kept + 1)
+    with open(tmp_path / "resumed/gradient_spikes.jsonl", "a") as file:
+        file.write(torn)
+    second.memory = json.loads(memory)
+    watch(second, tmp_path / "resumed", norms[kept:], first=kept + 1)
+    assert (tmp_path / "resumed/gradient_spikes.jsonl").read_text() == (
+        tmp_path / "whole/gradient_spikes.jsonl"
+    ).read_text()
+    assert second.memory == whole.memory
+
+
+def test_a_run_that_goes_back_writes_its_steps_anew(tmp_path):
+    norms = ordinary(100)
+    norms[[40, 80]] = 8.0
+    callback = started()
+    watch(callback, tmp_path, norms[:50])
+    memory = json.dumps(callback.memory)
+    watch(callback, tmp_path, norms[50:], first=51)
+    callback.memory = json.loads(memory)  # as a rollback does
+    watch(callback, tmp_path, ordinary(50, seed=1), first=51)
+    assert [line["step"] for line in lines(tmp_path)] == [41]
+
+
+def test_without_a_memory_the_lines_of_earlier_steps_stay(tmp_path):
+    (tmp_path / "gradient_spikes.jsonl").write_text('{"step": 90}\n{"step": 110}\n')
+    watch(started(), tmp_path, ordinary(20), first=101)
+    assert lines(tmp_path) == [{"step": 90}]
+
+
+def test_without_a_folder_it_only_warns(caplog):
+    watch(started(warmup=0), None, [1.0, 1.0, 5.0])
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"threshold": 1.0}, "threshold"),
+        ({"warmup": -1}, "warmup"),
+    ],
+)
+def test_ranges_are_told_with_their_argument(options, argument):
+    with pytest.raises(ValueError, match=f"^{argument}: must"):
+        gradient_spike_monitor(**options)

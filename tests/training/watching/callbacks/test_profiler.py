@@ -1,0 +1,139 @@
+"""profiler: which steps a trace holds, counted in the file itself."""
+
+import gzip
+import json
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.training.watching.callbacks.fake import view
+from training.watching.callbacks import profiler as module
+from training.watching.callbacks.profiler import profiler
+from utils import UserError
+
+
+@jax.jit
+def train(weights, count):
+    return jax.lax.fori_loop(0, count, lambda i, w: jnp.tanh(w @ w), weights)
+
+
+def drive(
+    callback, folder, epochs=1, steps=40, start=0, log_every=7, chunk=4, evaluated="validation"
+):
+    """A loop like the real one: chunks that end at log lines and where the callback asks for it."""
+    step, weights = start, jnp.eye(8)
+    callback.on_training_start(view(folder=folder, step=0))
+    for epoch in range(1, epochs + 1):
+        callback.on_epoch_start(view(folder=folder, step=step, epoch=epoch))
+        position = 0
+        while position < steps:
+            left = callback.steps_left(step)
+            assert left >= 1
+            taken = min(chunk, steps - position, left, log_every - position % log_every)
+            weights = train(weights, taken).block_until_ready()
+            position, step = position + taken, step + taken
+            if taken == left or position % log_every == 0:
+                callback.on_step_end(
+                    view(folder=folder, step=step, epoch=epoch, position=position, steps=steps)
+                )
+        if evaluated:
+            getattr(callback, f"on_{evaluated}_start")(view(folder=folder, step=step, epoch=epoch))
+    callback.on_training_end(view(folder=folder, step=step))
+
+
+def traces(folder):
+    """{subfolder: steps of training that its trace holds}: each computes one tanh."""
+    found = {}
+    for path in sorted(folder.glob("profile/*/plugins/profile/*/perfetto_trace.json.gz")):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        names = Counter(event.get("name") for event in events)
+        assert list(path.parent.glob("*.xplane.pb"))
+        found[path.parents[3].name] = max(
+            [n for name, n in names.items() if name and "tanh" in name and "end:" not in name] + [0]
+        )
+    return found
+
+
+def test_a_trace_holds_exactly_its_steps(tmp_path):
+    drive(profiler(first_step=10, n_steps=5), tmp_path)
+    assert traces(tmp_path) == {"step_10": 5}
+
+
+def test_steps_are_counted_from_where_the_run_goes_on(tmp_path):
+    drive(profiler(first_step=3, n_steps=9), tmp_path, start=100)
+    assert traces(tmp_path) == {"step_103": 9}
+
+
+@pytest.mark.parametrize("evaluated", ["validation", "test"])
+def test_it_ends_before_an_evaluation(tmp_path, evaluated):
+    drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12, evaluated=evaluated)
+    assert traces(tmp_path) == {"step_10": 2}
+
+
+def test_where_none_comes_it_goes_on_into_the_next_epoch(tmp_path):
+    drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12, evaluated=None)
+    assert traces(tmp_path) == {"step_10": 5}
+
+
+def test_one_that_would_begin_with_an_evaluation_begins_after_it(tmp_path):
+    drive(profiler(first_step=12, n_steps=5), tmp_path, epochs=3, steps=12)
+    assert traces(tmp_path) == {"step_12": 5}
+
+
+def test_the_end_of_the_run_ends_it(tmp_path):
+    drive(profiler(first_step=10, n_steps=5), tmp_path, steps=12, evaluated=None)
+    assert traces(tmp_path) == {"step_10": 2}
+
+
+def test_a_run_that_is_too_short_says_so(tmp_path, caplog):
+    drive(profiler(first_step=100), tmp_path)
+    assert "lower first_step, which is 100" in caplog.text
+    assert traces(tmp_path) == {}
+
+
+def test_it_traces_again_after_some_minutes(tmp_path, monkeypatch):
+    now = iter(range(0, 10**6, 30))  # half a minute passes whenever somebody looks at the clock
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    drive(profiler(first_step=2, n_steps=3, every_n_minutes=2), tmp_path, chunk=1)
+    found = traces(tmp_path)
+    assert list(found.values()) == [3] * len(found)
+    assert {"step_2", "step_9"} <= found.keys()  # the trace ended at 5, four looks at the clock ago
+
+
+def test_the_trace_of_somebody_else_is_left_alone(tmp_path, caplog):
+    with jax.profiler.trace(tmp_path / "other"):
+        drive(profiler(first_step=2, n_steps=3), tmp_path)
+    (record,) = caplog.records
+    assert "step 2 is not traced: Profile has already been started" in record.getMessage()
+    assert not (tmp_path / "profile").exists()
+    assert list((tmp_path / "other").rglob("*.xplane.pb"))
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
+    (tmp_path / "profile").write_text("in the way")
+    try:
+        drive(profiler(first_step=2, n_steps=3, every_n_minutes=1e-9), tmp_path)
+    finally:
+        jax._src.profiler._profile_state.reset()  # JAX leaves a session open that it could not write
+    (record,) = caplog.records
+    assert "the trace could not be written" in record.getMessage()
+
+
+def test_it_needs_a_folder():
+    with pytest.raises(UserError, match="profiler: there is no run folder"):
+        profiler().on_training_start(view())
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"first_step": 0}, "first_step"),
+        ({"n_steps": 0}, "n_steps"),
+        ({"every_n_minutes": 0.0}, "every_n_minutes"),
+    ],
+)
+def test_ranges_are_told_with_their_argument(options, argument):
+    with pytest.raises(ValueError, match=f"^{argument}: must"):
+        profiler(**options)

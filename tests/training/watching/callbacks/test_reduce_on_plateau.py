@@ -1,0 +1,130 @@
+"""reduce_on_plateau against PyTorch's rule written out and against Optax's."""
+
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.training.watching.callbacks.fake import view
+from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
+from utils import UserError
+
+
+def scales(values, resume_every=0, **options):
+    """The multiplier after each evaluation; every so often another callback goes on with what the memory holds as JSON."""
+    callback, scale, found = reduce_on_plateau(monitor="val_score", **options), 1.0, []
+    callback.on_training_start(view())
+    for i, value in enumerate(values):
+        if resume_every and i % resume_every == 0:
+            memory = json.dumps(callback.memory)
+            callback = reduce_on_plateau(monitor="val_score", **options)
+            callback.on_training_start(view())
+            callback.memory = json.loads(memory)
+        answer = callback.on_epoch_end(view(metrics={"val_score": value})) or {}
+        scale = answer.get("lr_scale", scale)
+        found.append(scale)
+    return found
+
+
+def by_torch(values, mode, factor, patience, min_delta, cooldown, min_scale):
+    """torch.optim.lr_scheduler.ReduceLROnPlateau (threshold_mode="abs"), whose patience is the evaluations that it bears."""
+    best, bad, cooling, scale, found = (
+        float("inf") if mode == "min" else -float("inf"),
+        0,
+        0,
+        1.0,
+        [],
+    )
+    for value in values:
+        if value < best - min_delta if mode == "min" else value > best + min_delta:
+            best, bad = value, 0
+        else:
+            bad += 1
+        if cooling > 0:
+            cooling, bad = cooling - 1, 0
+        if bad > patience - 1:
+            scale, cooling, bad = max(scale * factor, min_scale), cooldown, 0
+        found.append(scale)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_it_reduces_where_pytorch_does(mode, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 40, 200) / 40 + (
+        np.linspace(1, 0, 200) if mode == "min" else np.linspace(0, 1, 200)
+    )
+    values[rng.integers(0, 200, 5)] = np.nan
+    options = {
+        "factor": 0.5,
+        "patience": 1 + seed % 4,
+        "min_delta": 0.05 * (seed % 2),
+        "cooldown": seed % 3,
+        "min_scale": 1e-3,
+    }
+    found = scales(values.tolist(), mode=mode, **options)
+    assert found == by_torch(values.tolist(), mode, **options)
+    assert len(set(found)) > 3
+    assert scales(values.tolist(), resume_every=7, mode=mode, **options) == found
+
+
+def test_it_reduces_where_optax_does():
+    values = np.random.default_rng(1).integers(0, 1000, 60) / 1000
+    reference = optax.contrib.reduce_on_plateau(
+        0.5, patience=3, rtol=0.0, atol=0.01, cooldown=2, min_scale=0.01
+    )
+    advance = jax.jit(lambda value, state: reference.update(jnp.ones(()), state, value=value))
+    state, expected = reference.init(jnp.ones(())), []
+    for value in values:
+        update, state = advance(value, state)
+        expected.append(float(update))
+    options = {"factor": 0.5, "patience": 3, "min_delta": 0.01, "cooldown": 2, "min_scale": 0.01}
+    assert scales(values.tolist(), mode="min", **options) == pytest.approx(expected)
+    assert expected[-1] == pytest.approx(0.01)
+
+
+def test_epochs_that_were_not_evaluated_do_not_count():
+    callback = reduce_on_plateau(patience=1)
+    callback.on_training_start(view())
+    callback.on_epoch_end(view(metrics={"test_loss": 1.0}))
+    assert callback.on_epoch_end(view(metrics={"train_loss": 1.0})) is None
+    assert callback.on_epoch_end(view(metrics={"test_loss": 1.0})) == {"lr_scale": 0.1}
+
+
+def test_each_reduction_is_said_and_one_that_changes_nothing_is_not(caplog):
+    caplog.set_level(logging.INFO, "main")
+    callback = reduce_on_plateau(patience=2, factor=0.5, min_scale=0.5)
+    callback.on_training_start(view())
+    for _ in range(9):
+        callback.on_epoch_end(view(epoch=6, metrics={"test_loss": 1.0}))
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert line == (
+        "Epoch 6: test_loss has not improved in 2 evaluations: every update is from here on multiplied by 0.5, no longer by 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"factor": 1.0}, "factor"),
+        ({"factor": 0.0}, "factor"),
+        ({"patience": 0}, "patience"),
+        ({"cooldown": -1}, "cooldown"),
+        ({"min_delta": -0.1}, "min_delta"),
+        ({"min_scale": 1.5}, "min_scale"),
+        ({"every_n_epochs": 0}, "every_n_epochs"),
+    ],
+)
+def test_ranges_are_told_with_their_argument(options, argument):
+    with pytest.raises(ValueError, match=f"^{argument}: must"):
+        reduce_on_plateau(**options)
+
+
+def test_a_metric_that_may_be_good_when_low_or_high_is_refused():
+    with pytest.raises(UserError, match="reduce_on_plateau: mode: cannot tell"):
+        reduce_on_plateau(monitor="val_score").sign()

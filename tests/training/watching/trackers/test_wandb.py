@@ -1,0 +1,251 @@
+"""Runs at Weights & Biases: offline ones read back from their files, and what happens without a login or a network."""
+
+import json
+import math
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.watching.trackers.tensorboard import tensorboard
+from training.watching.trackers.wandb_run import wandb as wandb_tracker
+from utils import UserError
+
+ROOT = Path(__file__).resolve().parents[4]
+
+# One process, since starting wandb takes longest: a run offline, gone on with; then online without a login, without a network,
+# and with a server that goes away.
+PROGRAM = """
+import json, logging, os, sys, threading, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+import numpy as np
+from training.watching.publish import About, Publisher
+from training.watching.trackers import wandb_run
+
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=open("log", "w"))
+config = {"seed": 3, "model": {"name": "mlp", "args": {"sizes": [4, 2]}}}
+
+def publisher(folder, step, **arguments):
+    Path(folder).mkdir(exist_ok=True)
+    return Publisher([wandb_run.wandb(project="toys", **arguments)], About(Path(folder).absolute(), "Title", config, step))
+
+run = publisher("run_a", 0, mode="offline", tags=("small",), group="sizes")
+run.scalars(1, {"train_loss": 0.5, "learning_rate": 1e-3})
+run.scalars(2, {"train_loss": float("nan")})
+run.image(2, "grid", np.zeros((3, 5), np.uint8))
+run.histogram(2, "weight", np.array([0.0, 1.0, 1.0]))
+assert run.close({"test_loss": 0.75})
+run = publisher("run_a", 2, mode="offline")
+run.scalars(3, {"train_loss": 0.25})
+assert run.close({"test_loss": 0.125})
+publisher("run_b", 0, mode="disabled", id="mine").close({"test_loss": 1.0})
+
+def online(folder):
+    began = time.monotonic()
+    run = publisher(folder, 0, mode="online")
+    for step in range(10):
+        run.scalars(step, {"train_loss": 0.5})
+    assert time.monotonic() - began < 1, "the caller was held up"
+    return run
+
+class Server(BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        project = {"name": "toys", "entity": {"name": "me"}}
+        bucket = {"id": "1", "name": asked.get("variables", {}).get("name"), "project": project}
+        new = "RunResumeStatus" in asked.get("query", "")
+        told = {"model": None} if new else {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        answer = json.dumps({"data": told}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+wandb_run.START_SECONDS = wandb_run.FINISH_SECONDS = 1
+for key in ("", "k" * 40):
+    os.environ["WANDB_API_KEY"] = key
+    run = online("run_c")
+    run.channels[0].thread.join(30)
+    assert run.close({})
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Server)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+run = online("run_d")
+while not Path("run_d/wandb_id").exists() and run.channels[0].open:
+    time.sleep(0.01)
+server.shutdown()
+server.server_close()
+began = time.monotonic()
+assert run.close({})
+assert time.monotonic() - began < 5
+print("end", flush=True)
+"""
+
+
+def records(folder):
+    """All records of an offline run's file, as wandb's own messages: a log of 32 KiB blocks, as LevelDB has it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("*.wandb")
+    data = file.read_bytes()
+    assert data[:4] == b":W&B"
+    place, begun = 7, b""
+    while place < len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])  # after a checksum
+        part = data[place + 7 : place + 7 + length]
+        assert len(part) == length
+        begun += part
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(begun)
+            begun = b""
+
+
+def said(folder):
+    """(the run's record, its config, the rows of its history, its summary)"""
+    found = list(records(folder))
+    run = next(record.run for record in found if record.HasField("run"))
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    history = [values(record.history.item) for record in found if record.HasField("history")]
+    summary = {}
+    for record in found:
+        summary |= values(record.summary.update)
+    return run, config, history, summary
+
+
+def values(items):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The folder in which the program above ran, on a terminal, with nobody logged in and no server to be reached."""
+    place = tmp_path_factory.mktemp("wandb")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB_")
+    }
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment |= {
+        "HOME": str(place),
+        "PYTHONPATH": str(ROOT),
+        "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
+        "TERM": "xterm",
+    }
+    terminal, end = os.openpty()
+    command = [sys.executable, "-c", PROGRAM, port]
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stdin=end, stdout=end, stderr=end
+    )
+    assert process.wait(60) == 0, os.read(terminal, 10000).decode()
+    os.close(end)
+    (place / "output").write_bytes(os.read(terminal, 10000))
+    return place
+
+
+def offline_runs(place):
+    return sorted((place / "run_a" / "wandb").glob("offline-run-*"), key=os.path.getmtime)
+
+
+def test_an_offline_run_holds_values_config_and_pictures(place):
+    run, config, history, summary = said(offline_runs(place)[0])
+    assert (run.project, run.display_name, run.run_group, list(run.tags)) == (
+        "toys",
+        "run_a",
+        "sizes",
+        ["small"],
+    )
+    assert {name: value for name, value in config.items() if name != "_wandb"} == {
+        "seed": 3,
+        "model/name": "mlp",
+        "model/args/sizes": "[4, 2]",
+    }
+    assert [row["step"] for row in history] == [1, 2, 2, 2]
+    assert (history[0]["train_loss"], history[0]["learning_rate"]) == (0.5, 1e-3)
+    assert math.isnan(history[1]["train_loss"])
+    assert (history[2]["grid/_type"], history[2]["grid/width"], history[2]["grid/height"]) == (
+        "image-file",
+        5,
+        3,
+    )
+    assert (
+        (offline_runs(place)[0] / "files" / history[2]["grid/path"])
+        .read_bytes()
+        .startswith(b"\x89PNG")
+    )
+    assert history[3]["weight/_type"] == "histogram" and sum(history[3]["weight/values"]) == 3
+    assert summary["test_loss"] == 0.75
+
+
+def test_a_run_that_is_gone_on_with_is_the_same_run_there(place):
+    first, second = offline_runs(place)
+    run, again = said(first)[0], said(second)[0]
+    assert run.run_id == again.run_id == (place / "run_a" / "wandb_id").read_text().strip()
+    _, _, history, summary = said(second)
+    assert [(row["step"], row["train_loss"]) for row in history] == [(3, 0.25)] and summary[
+        "test_loss"
+    ] == 0.125
+
+
+def test_a_disabled_run_leaves_nothing_behind(place):
+    assert list((place / "run_b").iterdir()) == []
+
+
+def test_nothing_is_asked_and_nothing_printed(place):
+    assert (place / "output").read_text().split() == ["end"]
+
+
+def test_without_login_or_network_the_tracker_is_dropped_once(place):
+    lines = [line for line in (place / "log").read_text().splitlines() if "dropped" in line]
+    assert len(lines) == 3
+    assert lines[0].startswith(
+        "tracker wandb: dropped at step 0: there is no login: run `wandb login`, or set mode to offline"
+    )
+    assert lines[1].startswith("tracker wandb: dropped at step 0: CommError: ")
+    assert re.search(
+        r"dropped at step 9: not all was sent in 1 s; send it with: wandb sync .*/run_d/wandb/run-\S+;",
+        lines[2],
+    )
+    command = lines[2].split(": ")[-1].split(";")[0]
+    history = said(Path(command.removeprefix("wandb sync ")))[2]
+    assert [row["step"] for row in history] == list(range(10))  # nothing is lost
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"id": "a/b"}, "id: must be"),
+        ({"id": ""}, "id: must be"),
+        ({"resume": "must"}, "resume: .* give its id"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        wandb_tracker(**arguments)
+
+
+def test_a_missing_package_is_told_at_once(monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()  # as any offline run leaves behind
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("wandb", "tensorboardX"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(
+        UserError,
+        match=r"^wandb: needs the package wandb: pip install -r training/requirements.txt$",
+    ):
+        wandb_tracker()
+    with pytest.raises(
+        UserError, match=r"^tensorboard: needs the package tensorboardX: pip install"
+    ):
+        tensorboard()

@@ -1,0 +1,87 @@
+"""Smaller steps when nothing gets better."""
+
+import logging
+from typing import Literal
+
+from training.base import Callback
+from training.options import sign_of
+from training.ranges import nonnegative, share
+from training.watching.callbacks.common import at_least
+
+logger = logging.getLogger("main")
+
+
+def reduce_on_plateau(
+    monitor: str = "test_loss",
+    mode: Literal["auto", "min", "max"] = "auto",
+    factor: float = 0.1,
+    patience: int = 3,
+    min_delta: float = 0.0,
+    cooldown: int = 0,
+    min_scale: float = 0.0,
+    every_n_epochs: int = 1,
+) -> Callback:
+    """Multiply all updates by `factor` when a metric has not improved by more than `min_delta` in `patience` evaluations.
+
+    After that, `cooldown` evaluations do not count; the product of all factors does not go below `min_scale`. It reduces where
+    Optax's reduce_on_plateau does; PyTorch's ReduceLROnPlateau calls the same patience one less.
+    """
+    at_least(1, patience=patience, every_n_epochs=every_n_epochs)
+    at_least(0, cooldown=cooldown)
+    nonnegative(min_delta=min_delta)
+    share(min_scale=min_scale)
+    if not 0 < factor < 1:
+        raise ValueError(f"factor: must lie between 0 and 1, got {factor}")
+    return ReduceOnPlateau(
+        monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
+    )
+
+
+class ReduceOnPlateau:
+    def __init__(
+        self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
+    ):
+        self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
+        self.min_delta, self.cooldown, self.min_scale, self.every_n_epochs = (
+            min_delta,
+            cooldown,
+            min_scale,
+            every_n_epochs,
+        )
+
+    def sign(self):
+        """1 where the metric is to be low, -1 where it is to be high."""
+        return sign_of(self.monitor, self.mode, "reduce_on_plateau: mode")
+
+    def on_training_start(self, view):
+        self.memory = {"best": None, "waited": 0, "cooling": 0, "scale": 1.0}
+
+    def on_epoch_end(self, view):
+        if self.monitor not in view.metrics:  # this epoch was not evaluated
+            return None
+        now = dict(self.memory)
+        value = self.sign() * view.metrics[self.monitor]
+        if value < (float("inf") if now["best"] is None else now["best"]) - self.min_delta:
+            now |= {"best": value, "waited": 0}
+        else:
+            now["waited"] += 1
+        if now["cooling"]:
+            now |= {"cooling": now["cooling"] - 1, "waited": 0}
+        self.memory = now
+        return self.reduce(view) if now["waited"] >= self.patience else None
+
+    def reduce(self, view):
+        """The answer that makes every later update smaller, unless they are as small as they may get."""
+        before, after = (
+            self.memory["scale"],
+            max(self.memory["scale"] * self.factor, self.min_scale),
+        )
+        self.memory = self.memory | {"waited": 0, "cooling": self.cooldown, "scale": after}
+        if after == before:
+            return None
+        evaluations = f"{self.patience} evaluations" if self.patience > 1 else "an evaluation"
+        logger.info(
+            "Epoch %d: %s has not improved in %s: every update is from here on multiplied by %g, no longer by %g",
+            view.epoch, self.monitor, evaluations, after, before,
+        )  # fmt: skip
+        return {"lr_scale": after}

@@ -1,0 +1,123 @@
+"""Weights & Biases: the run there, too. Nothing ever waits for it, and nothing asks for a login."""
+
+import logging
+import os
+import re
+from io import BytesIO
+from typing import Literal
+
+from training.base import Tracker
+from training.watching.trackers.common import counts_and_edges, flattened, needs
+from utils import RunError, UserError, atomic_write
+
+logger = logging.getLogger("main")
+
+START_SECONDS = 30  # to reach the server
+FINISH_SECONDS = 20  # to send what is left; the rest stays on the disk
+ID_FILE = "wandb_id"
+
+
+def wandb(
+    project: str | None = None,
+    name: str | None = None,
+    group: str | None = None,
+    entity: str | None = None,
+    tags: tuple[str, ...] = (),
+    id: str | None = None,
+    resume: Literal["allow", "must", "never"] = "allow",
+    mode: Literal["online", "offline", "disabled"] | None = None,
+) -> Tracker:
+    """Keep the run at Weights & Biases too; with mode "offline" in its folder, for `wandb sync`. Nothing waits for the network.
+
+    Without a mode, WANDB_MODE counts; without a project, WANDB_PROJECT or the title. A run that is gone on with goes on there,
+    unless resume is "never"."""
+    needs("wandb", wandb="wandb", PIL="pillow")
+    if id is not None and not re.fullmatch(r"[\w.-]{1,64}", id):
+        raise ValueError(f"id: must be up to 64 letters, digits, '_', '-' and '.', got {id!r}")
+    if resume == "must" and id is None:
+        raise ValueError('resume: "must" says to go on with a run, but not with which; give its id')
+    return Wandb(project, name, group, entity, tags, id, resume, mode)
+
+
+class Wandb:
+    """A run there is found again by the id in a small file in the run's folder."""
+
+    def __init__(self, project, name, group, entity, tags, id, resume, mode):
+        self.project, self.id, self.resume, self.mode = project, id, resume, mode
+        self.given = {"name": name, "group": group, "entity": entity, "tags": tags or None}
+
+    def start(self, about):
+        import wandb
+
+        refuse_without_login(self.mode)
+        self.run = wandb.init(
+            **self.given | {"name": self.given["name"] or about.folder.name},
+            project=self.project or os.environ.get("WANDB_PROJECT") or about.title,
+            config=flattened(about.config),
+            id=self.id or self.remembered(about.folder / ID_FILE),
+            resume=self.resume,
+            mode=self.mode,
+            dir=about.folder,
+            reinit="create_new",  # whatever else uses wandb in this process is let alone
+            settings=wandb.Settings(
+                silent=True,
+                console="off",  # its copy of the output would hang on the main thread
+                allow_val_change=True,
+                init_timeout=START_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                finish_timeout_raises=True,
+            ),
+        )
+        if self.run.disabled:
+            return
+        atomic_write(about.folder / ID_FILE, f"{self.run.id}\n".encode())
+        self.run.define_metric("*", step_metric="step")  # wandb's own steps cannot go back
+        logger.info("wandb: %s", self.run.url or f"offline; send it with: {self.later()}")
+
+    def remembered(self, file):
+        """The id of the run there that this one was so far."""
+        return file.read_text().strip() if self.resume != "never" and file.exists() else None
+
+    def scalars(self, step, values):
+        self.run.log(values | {"step": step})
+
+    def image(self, step, name, png):
+        import wandb
+        from PIL import Image
+
+        with Image.open(BytesIO(png)) as picture:
+            self.run.log({name: wandb.Image(picture), "step": step})
+
+    def histogram(self, step, name, values):
+        import wandb
+
+        if (histogram := counts_and_edges(values)) is not None:
+            self.run.log({name: wandb.Histogram(np_histogram=histogram), "step": step})
+
+    def back_to(self, step):
+        self.run.log({"back_to": step, "step": step})
+
+    def finish(self, metrics):
+        self.run.summary.update(metrics)
+        try:
+            self.run.finish()
+        except TimeoutError as error:
+            raise RunError(
+                f"not all was sent in {FINISH_SECONDS} s; send it with: {self.later()}"
+            ) from error
+
+    def later(self):
+        """The command that sends what lies in the run's folder."""
+        return f"wandb sync {os.path.dirname(self.run.dir)}"
+
+
+def refuse_without_login(mode):
+    """Where wandb would ask for a login, even from within a thread, say what to do."""
+    import wandb
+
+    usual = wandb.setup(wandb.Settings(silent=True)).settings.mode
+    online = not {mode or usual, usual} & {"offline", "dryrun", "disabled"}
+    if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
+        raise UserError(
+            "there is no login: run `wandb login`, or set mode to offline and send the run later with `wandb sync`"
+        )
