@@ -1,6 +1,6 @@
-"""python train.py -c config.json [path.to.key=value ...]: config -> parts -> fit -> exit code."""
+"""python train.py -c config.json [path.to.key=value ...]: the command line; one function per command."""
 
-if __name__ == "__main__":  # first of all: it may start Python once more
+if __name__ == "__main__":  # first of all: it may start Python again
     from huge_pages import start_again_with_them
 
     start_again_with_them()
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
 from bdb import BdbQuit
 from dataclasses import replace
@@ -28,14 +29,17 @@ logger = logging.getLogger("main")
 
 
 def main(argv=None):
-    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and an exit code."""
+    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and
+    an exit code."""
     arguments = parse(argv)
-    gc.disable()  # while modules load and shapes are traced there is no garbage, and looking for it takes a fifth of the time
-    sys.path.append(os.getcwd())  # a dotted name may stand where one runs it
+    # Modules that load and shapes that are traced leave no garbage, and looking for it at every 700th
+    # object would take a fifth of the start.
+    gc.set_threshold(100_000, 20, 20)
+    sys.path.append(os.getcwd())  # a dotted name may be a file in the working folder
     end_at_signals()
     try:
         return run(arguments)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # whatever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -46,132 +50,69 @@ def main(argv=None):
 
 def parse(argv):
     parser = argparse.ArgumentParser(description="Train the model that a config file describes.")
-    say = parser.add_argument
-    say(
-        "-c",
-        "--config",
-        help="the config file (default: config.json, or that of the run that is named)",
-    )
-    say(
-        "overrides",
-        nargs="*",
-        metavar="path.to.key=value",
-        help="a value to use instead, as optimizer.args.lr=0.01",
-    )
-    say(
-        "--check",
-        action="store_true",
-        help="validate, print the resolved config and the model, train nothing",
-    )
-    say(
-        "--list",
-        nargs="?",
-        const="all",
-        metavar="KIND",
-        help="print every name that a config can use",
-    )
-    say(
+    add = parser.add_argument
+    add("-c", "--config", help="the config file (default: config.json, or that of the named run)")
+    add("overrides", nargs="*", metavar="path.to.key=value", help="as optimizer.args.lr=0.01")
+    add("--check", action="store_true", help="validate, print the resolved config and the model")
+    add("--list", nargs="?", const="all", metavar="KIND", help="print every name a config can use")
+    add(
         "--resume",
         metavar="RUN",
-        help="go on with a run: its folder, one of its checkpoints, or auto: the latest unfinished one",
+        help="a run's folder, one of its checkpoints, or auto: the latest",
     )
-    say(
-        "--override",
-        action="store_true",
-        help="go on with a run though its config or its data has changed",
+    add(
+        "--override", action="store_true", help="resume although the config or the data has changed"
     )
-    say(
-        "--trust",
-        action="store_true",
-        help="let the config of a run import what its dotted names say",
-    )
-    say(
+    add("--trust", action="store_true", help="let the config of a run import its dotted names")
+    add(
         "--evaluate",
         metavar="CHECKPOINT",
-        help="measure a checkpoint on the held-out sets, and print the metrics as JSON",
+        help="evaluate a checkpoint and print its metrics as JSON",
     )
-    say(
-        "--watch",
-        metavar="RUN",
-        help="measure every checkpoint of a run as it appears, until the run has ended",
+    add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
+    add("--report", nargs="+", metavar="RUN", help="write report.html of a run, or compare several")
+    add("--processes", type=int, metavar="N", help="start N processes here that train together")
+    add(
+        "--fast-dev-run", action="store_true", help="two steps of everything, in a temporary folder"
     )
-    say(
-        "--report",
-        nargs="+",
-        metavar="RUN",
-        help="write report.html into the folder of a run, or compare several in the first",
-    )
-    say(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="start so many processes here that train together, to try it out",
-    )
-    say(
-        "--fast-dev-run",
-        action="store_true",
-        help="two steps of everything, in a folder that is gone afterwards",
-    )
-    say(
-        "--debug",
-        action="store_true",
-        help="compile nothing, so that print and breakpoint() see values; slow",
-    )
-    say(
+    add("--debug", action="store_true", help="compile nothing: print and breakpoint() see values")
+    add(
         "--post-mortem", action="store_true", help="open the debugger where an exception was raised"
     )
     arguments = parser.parse_intermixed_args(argv)
-    does = ("check", "list", "resume", "evaluate", "watch", "report")
-    if len(said := [f"--{name}" for name in does if getattr(arguments, name)]) > 1 and said != [
-        "--check",
-        "--resume",
-    ]:
-        parser.error(f"{' and '.join(said)} do not go together")
-    if arguments.fast_dev_run and said:
-        parser.error(f"--fast-dev-run and {said[0]} do not go together")
-    if arguments.debug and (arguments.processes or 1) > 1:
+    commands = ("check", "list", "resume", "evaluate", "watch", "report")
+    given = [f"--{name}" for name in commands if getattr(arguments, name)]
+    if len(given) > 1 and given != ["--check", "--resume"]:
+        parser.error(f"{' and '.join(given)} do not go together")
+    if arguments.fast_dev_run and given:
+        parser.error(f"--fast-dev-run and {given[0]} do not go together")
+    processes = arguments.processes
+    if arguments.debug and (processes or 1) > 1:
         parser.error(
-            "--debug and --processes do not go together: without compilation, processes cannot share an array"
+            "--debug and --processes do not go together: "
+            "without compilation, processes cannot share an array"
         )
-    if arguments.processes is not None and (
-        arguments.processes < 1 or (said and said != ["--resume"])
-    ):
+    if processes is not None and (processes < 1 or (given and given != ["--resume"])):
         parser.error("--processes takes a number from 1, and goes with training alone")
     return arguments
 
 
 def run(arguments):
-    """Do what is asked for."""
+    """Do what the command line says."""
     if arguments.list:
-        print(*(listing(kind) for kind in chosen_kinds(arguments.list)), sep="\n\n")
-        return DONE
+        return list_parts(arguments.list)
     if arguments.report:
-        from training.report.page import write_report
-
-        print(write_report([Path(folder) for folder in arguments.report]))
-        return DONE
+        return report(arguments.report)
     if arguments.debug:
         import jax
 
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
     if trusted:
-        sys.path.append(str(file.resolve().parent))  # a dotted name may stand beside the config
-    if (
-        arguments.processes or 1
-    ) > 1 and "JAX_PROCESS_ID" not in os.environ:  # which those that are started have
-        from training.checkpoint.storage import check_format
-        from training.devices.launcher import launch
-
-        config = read(file, arguments.overrides)
-        if config.get("distributed"):
-            raise UserError(
-                "--processes: leave `distributed` out of the config; the processes that it starts know of each other"
-            )
-        parts = build(config, file.name, trusted)  # a mistake is told before anything is started
-        check_format(parts.checkpoint.format, arguments.processes)
-        return launch(arguments.processes)
+        sys.path.append(str(file.resolve().parent))  # a dotted name may be a file beside the config
     config = read(file, arguments.overrides)
+    if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
+        return launch(arguments.processes, config, file.name, trusted)
     if not (arguments.check or arguments.evaluate or arguments.watch):
         from training.devices import joining
 
@@ -187,21 +128,19 @@ def run(arguments):
     if arguments.evaluate or arguments.watch:
         from training.runs.evaluate import evaluate, watch
 
-        return (
-            evaluate(parts, arguments.evaluate)
-            if arguments.evaluate
-            else watch(parts, arguments.watch)
-        )
+        if arguments.evaluate:
+            return evaluate(parts, arguments.evaluate)
+        return watch(parts, arguments.watch)
     from training.runs.start import train
 
     return train(parts, ROOT, arguments.resume, arguments.override)
 
 
 def config_file(arguments):
-    """(the config file, whether what it names may be imported): what a run left behind is data, not the user's own code."""
-    option = next(
-        (name for name in ("resume", "evaluate", "watch") if getattr(arguments, name)), None
-    )
+    """(the config file, whether its dotted names may be imported): what a run left behind is data, not
+    the user's own code."""
+    options = ("resume", "evaluate", "watch")
+    option = next((name for name in options if getattr(arguments, name)), None)
     named = option and getattr(arguments, option)
     if arguments.config or named in (None, "auto"):
         return Path(arguments.config or "config.json"), True
@@ -210,74 +149,90 @@ def config_file(arguments):
     return run_folder_of(named, f"--{option}") / "config.json", arguments.trust
 
 
-def chosen_kinds(name):
-    """The kinds to list."""
-    if name != "all" and name not in KINDS:
-        raise UserError(f"--list: there is no kind {name!r}; there are {', '.join(KINDS)}")
-    return KINDS if name == "all" else [name]
-
-
-def check(parts):
-    """Print what would run."""
-    from training.devices.sharding import Plan, mesh_on_paper
-    from training.runs.shape_check import table
-    from training.runs.start import shapes
-
-    template = shapes(parts)
-    mesh, wrong = mesh_on_paper(parts.mesh)
-    print(json.dumps(parts.config, indent=2))
-    print(table(template.params, Plan(mesh, parts.sharding)))
-    if wrong:
-        raise UserError(f"{parts.source}: {wrong}")
+def list_parts(kind):
+    """--list: print every name of a kind, or of all."""
+    if kind != "all" and kind not in KINDS:
+        raise UserError(f"--list: there is no kind {kind!r}; there are {', '.join(KINDS)}")
+    kinds = KINDS if kind == "all" else [kind]
+    print(*(listing(kind) for kind in kinds), sep="\n\n")
     return DONE
 
 
+def report(folders):
+    """--report: write report.html."""
+    from training.report.page import write_report
+
+    print(write_report([Path(folder) for folder in folders]))
+    return DONE
+
+
+def check(parts):
+    """--check: print what would run."""
+    from training.runs.shape_check import table
+    from training.runs.start import recipe_of
+
+    recipe, template = recipe_of(parts)
+    print(json.dumps(parts.config, indent=2))
+    print(table(template.params, recipe.plan))
+    try:
+        recipe.plan.on_devices()
+    except UserError as error:
+        raise UserError(f"{parts.source}: {error}") from error
+    return DONE
+
+
+def launch(processes, config, source, trusted):
+    """--processes: start processes that train together; mistakes are reported before they start."""
+    from training.checkpoint.storage import check_format
+    from training.devices.launcher import launch
+
+    if config.get("distributed"):
+        raise UserError(
+            "--processes: leave `distributed` out of the config; "
+            "the processes that it starts know of each other"
+        )
+    parts = build(config, source, trusted)
+    check_format(parts.checkpoint.format, processes)
+    return launch(processes)
+
+
 def fast_dev_run(file, config):
-    """Two steps of everything, so that what is wrong anywhere shows within seconds; nothing is left of it."""
+    """--fast-dev-run: two steps of everything, so that any mistake shows within seconds; nothing is
+    left of them."""
     from training.devices import processes
-    from training.runs import signals as stop
     from training.runs.start import train
 
-    base = (
-        (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
-    )  # which all hosts see
+    # With several processes, all hosts must see the folder.
+    base = (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
-        stop.TEMPORARY.append(folder)
         config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
-        quick = {"wandb": ("mode", "offline"), "jsonl": ("file", "tracked.jsonl")}
-        for name, (key, value) in quick.items():
-            for i in places((config.get("logging") or {}).get("trackers"), name):
-                config = override(config, f"logging.trackers.{i}.args.{key}={value}")
-        for i in places(config.get("callbacks"), "profiler"):
+        trackers = (config.get("logging") or {}).get("trackers")
+        for name, setting in (("wandb", "mode=offline"), ("jsonl", "file=tracked.jsonl")):
+            for i in positions(trackers, name):
+                config = override(config, f"logging.trackers.{i}.args.{setting}")
+        for i in positions(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
-        parts = build(config, file.name)  # by the real number of steps, which schedules need
-        parts.training = replace(
-            parts.training, epochs=1, limit_batches=2, eval_every=1, eval_initial=True
-        )
+        parts = build(config, file.name)  # with the real number of steps, which schedules need
+        two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
+        parts.training = replace(parts.training, **two_steps)
         parts.logging = replace(parts.logging, every_steps=1)
-        code = train(parts, ROOT)
+        code = train(parts, ROOT, temporary=folder)
         logging.shutdown()
     if processes.is_first():
-        print(
-            "Two steps of everything went well; their folder is gone"
-            if code == DONE
-            else "Stopped; the folder is gone"
-        )
+        finished = "Two steps of everything went well; their folder is deleted"
+        print(finished if code == DONE else "Stopped; the folder is deleted")
     return code
 
 
-def places(nodes, name):
+def positions(nodes, name):
     """Where a list of a config names a part."""
-    nodes = enumerate(nodes if isinstance(nodes, list) else ())
-    return [
-        i
-        for i, node in nodes
-        if node == name or (isinstance(node, dict) and node.get("name") == name)
-    ]
+    nodes = nodes if isinstance(nodes, list) else []
+    names = [node.get("name") if isinstance(node, dict) else node for node in nodes]
+    return [i for i, other in enumerate(names) if other == name]
 
 
 def post_mortem(error):
-    """Open the debugger in the frame where it began."""
+    """Open the debugger in the frame where the error was raised."""
     import pdb
 
     while error.__cause__:
@@ -287,7 +242,7 @@ def post_mortem(error):
 
 
 def failed(error):
-    """Tell what went wrong; only a bug, which is no mistake of the user's, comes with its traceback."""
+    """Report an error; only a bug, which is no mistake of the user's, comes with its traceback."""
     from training.watching.hooks import CallbackFailed
 
     if isinstance(error, UserError):
@@ -295,29 +250,26 @@ def failed(error):
     if isinstance(error, RunError | OSError):
         return fail(error, FAILED)
     processes = sys.modules.get("training.devices.processes")
-    if processes and (gone := processes.lost(error)):
-        return fail(gone, FAILED)
+    if processes and (message := processes.lost(error)):
+        return fail(message, FAILED)
     if isinstance(error, MemoryError) or "Out of memory" in str(error):
-        hint = "take a smaller loader.batch_size, cut batches with training.accumulate, or stream with loader.device_budget_mb=0"
-        return fail(f"Out of memory: {first_line(error)}\n{hint}", FAILED)
+        fix = "use a smaller loader.batch_size, split batches with training.accumulate, "
+        fix += "or stream with loader.device_budget_mb=0"
+        return fail(f"Out of memory: {first_line(error)}\n{fix}", FAILED)
     to_log("".join(traceback.format_exception(error)))
     if isinstance(error, CallbackFailed):
-        return fail(
-            f"{error}\nThe traceback is in train.log; --post-mortem opens the debugger there",
-            FAILED,
-        )
+        hint = "The traceback is in train.log; --post-mortem opens the debugger there"
+        return fail(f"{error}\n{hint}", FAILED)
     if isinstance(error, BdbQuit):
         return fail("Left the debugger", FAILED)
-    if (
-        processes and processes.several()
-    ):  # which would wait for each other when the interpreter ends
+    if processes and processes.several():  # they would wait for each other at the interpreter's end
         traceback.print_exception(error)
         return FAILED
     raise error
 
 
 def fail(error, code):
-    """Say one message, also to the run's log; no traceback, since the mistake is not in this program."""
+    """Print one error message, also to the run's log."""
     print(error, file=sys.stderr)
     to_log(str(error))
     return code
@@ -332,12 +284,10 @@ def to_log(message):
 
 
 def leave(code):
-    """End with an exit code, also where threads still compile what a failed run no longer needs."""
-    programs, processes = (
-        sys.modules.get(f"training.{name}") for name in ("programs", "processes")
-    )
-    compiling = programs and programs.still_compiling()
-    # One that failed must not wait for the others, which may never come to their end.
+    """End with an exit code. A process that failed waits neither for threads that compile what is no
+    longer needed, nor for other processes, which may never come to their end."""
+    processes = sys.modules.get("training.devices.processes")
+    compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()
     if alone or (code != DONE and compiling):
         logging.shutdown()

@@ -1,11 +1,13 @@
 """How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
 
-Both feeds have `shapes` (of one batch), `steps` (in an epoch; None where nobody knows), `nbytes` (on the device) and `waited`
-(seconds for batches); `program(name, step, report, looped, places)` makes the program for a step, and `forms()` are those of what
-a call brings to it; `fill(dataset)` brings data that was not there at first, `begin(epoch, start)` goes to a batch of an epoch,
-`calls(count)` answers the arguments of the calls that take up to `count` batches, `peek()` those of the next one,
-`batch(epoch, position)` a batch as it was, and `close()` ends it.
-Of several processes each reads the rows of a batch that its own devices hold, and of what is resident all.
+Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
+device) and `waited` (seconds spent waiting for batches). `program(name, step, report, looped,
+shardings)` makes the program for a step and `forms()` returns the forms of what a call brings to it;
+`fill(dataset)` brings data that was only shapes at first, `begin(epoch, start)` goes to a batch of an
+epoch, `calls(count)` yields the arguments of the calls that take up to `count` batches, `peek()`
+returns those of the next one, `batch(epoch, position)` returns an earlier batch, and `close()` ends
+the feed. With several processes, each reads the rows of a batch that its own devices hold, and all of
+a resident dataset.
 """
 
 import logging
@@ -19,147 +21,123 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import batches, collate, epoch_order, padded, prefetch
-from training.devices.placing import put
-from training.devices.sharding import check_divides, replicated, sharded
 from training.programs import over_batch, over_rows, placed
+from utils import UserError
 
 logger = logging.getLogger("main")
 
 
 class Resident:
-    """A dataset on the device: the host ships an epoch's order as int32 indices, and the program gathers. `arrays` may be shapes
-    of what `fill` brings."""
+    """A dataset on the device: the host ships an epoch's order as int32 indices, and the program
+    gathers. `arrays` may be shapes of what `fill` brings."""
 
     waited = 0.0
 
-    def __init__(self, arrays, options, lanes, shuffle, limit=None):
-        self.options, self.lanes, self.shuffle = options, lanes, shuffle
-        check_divides(options.batch_size, lanes.mesh)
+    def __init__(self, arrays, options, replicas, shuffle, limit=None):
+        self.options, self.replicas, self.shuffle = options, replicas, shuffle
+        replicas.plan.check_batch(options.batch_size)
         coming = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
-        self.data = None if coming else put(arrays, replicated(lanes.mesh))
+        self.data = None if coming else replicas.plan.put(arrays)
         self.form = jax.tree.map(form_on_device, arrays)
-        leaves = jax.tree.leaves(self.form)
+        leaves, rows = jax.tree.leaves(self.form), options.batch_size
         self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
-        self.steps = limited(-(-self.size // options.batch_size), limit)
+        self.batches = -(-self.size // rows)
+        self.steps = limited(self.batches, limit)
         self.shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((options.batch_size, *a.shape[1:]), a.dtype), self.form
+            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.form
         )
 
     def fill(self, dataset):
         """Put the data onto the device, if it is not there yet."""
         if self.data is None:
-            self.data = put(dataset.arrays, replicated(self.lanes.mesh))
+            self.data = self.replicas.plan.put(dataset.arrays)
 
     def forms(self):
-        """Those of the data, an epoch's order, how many examples of each row are genuine, a row, and a count of rows."""
-        mesh, rows = (
-            self.lanes.mesh,
-            (-(-self.size // self.options.batch_size), self.options.batch_size),
-        )
-        order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=sharded(mesh, 1))
+        """Those of the data, an epoch's order, the genuine examples of each row, a row and a count."""
+        plan, rows = self.replicas.plan, (self.batches, self.options.batch_size)
+        order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=plan.batch(1))
         valid, number = (
             jax.ShapeDtypeStruct(rows[:1], jnp.int32),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        return (
-            placed(self.form, replicated(mesh)),
-            order,
-            placed(valid, replicated(mesh)),
-            number,
-            number,
-        )
+        return placed(self.form, plan.whole), order, placed(valid, plan.whole), number, number
 
-    def program(self, name, step, report, looped, places=None):
+    def program(self, name, step, report, looped, shardings=None):
         """Many steps in one call, or one."""
-        self.looped = looped
-        axes = (0, 0, None, 0, None, None, None)
-        return self.lanes.program(
-            name, over_rows(step, report, self.lanes.mesh, looped), axes, looped, places
-        )
+        self.looped, axes = looped, (0, 0, None, 0, None, None, None)
+        function = over_rows(step, report, self.replicas.plan.batch(), looped)
+        return self.replicas.program(name, function, axes, looped, shardings)
 
     def begin(self, epoch, start=0):
         """Draw the order of an epoch; its first `start` batches were taken before."""
-        drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
-        self.orders = self.lanes.put_orders([order for order, _ in drawn])
-        self.valid = put(drawn[0][1], replicated(self.lanes.mesh))
+        drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
+        self.orders = self.replicas.put_orders([order for order, _ in drawn])
+        self.valid = self.replicas.plan.put(drawn[0][1])
         self.row = start
 
     def calls(self, count):
-        """(the arguments of each lane, batches taken) of each call."""
+        """(the arguments for each lane, batches taken) of each call."""
         end = min(self.row + count, self.steps)
         while self.row < end:
             taken = end - self.row if self.looped else 1
-            yield (
-                [
-                    (self.data, order, self.valid, np.int32(self.row), np.int32(taken))
-                    for order in self.orders
-                ],
-                taken,
-            )
+            rows = np.int32(self.row), np.int32(taken)
+            yield [(self.data, order, self.valid, *rows) for order in self.orders], taken
             self.row += taken
 
     def peek(self):
-        """The arguments of the next call's first lane; None where there is none."""
+        """The arguments of the next call's first lane, or None."""
         lanes, _ = next(self.calls(1), (None, None))
         return lanes and lanes[0]
 
     def batch(self, epoch, position):
         """(batch, genuine examples) of each replica at a position of an epoch, on the host."""
-        drawn = epoch_orders(self.size, self.options, self.lanes, self.shuffle, epoch)
-        return [
-            (
-                jax.tree.map(lambda a, o=order: np.asarray(a[o[position]]), self.data),
-                valid[position],
-            )
-            for order, valid in drawn
-        ]
+        drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
+
+        def rows(order):
+            return jax.tree.map(lambda a: np.asarray(a[order[position]]), self.data)
+
+        return [(rows(order), valid[position]) for order, valid in drawn]
 
     def close(self):
         """Nothing is open."""
 
 
 class Streamed:
-    """Batches from the host, one call each; `source(epoch, start)` yields ([a batch for each replica], examples in it, genuine
-    ones), of each batch the rows that this process reads."""
+    """Batches from the host, one call each. `source(epoch, start)` yields ([a batch for each replica],
+    its size, its genuine examples); of each batch only the rows that this process reads."""
 
-    def __init__(self, source, options, lanes, steps, limit=None):
-        self.source, self.options, self.lanes, self.limit, self.waited = (
-            source,
-            options,
-            lanes,
-            limit,
-            0.0,
-        )
-        self.steps = limited(steps, limit)
+    def __init__(self, source, options, replicas, steps, limit=None):
+        self.source, self.options, self.replicas, self.limit = source, options, replicas, limit
+        self.steps, self.waited = limited(steps, limit), 0.0
         self.exact = getattr(source, "exact", True)  # whether it can go to a batch of an epoch
         self.stream = self.read(1, 0)
         first = next(self.stream)
         self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
         (batch, *_), _ = first
-        self.shapes = lanes.shapes_of_one(batch)
+        self.shapes = replicas.shapes_of_one(batch)
         self.form = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), batch
         )
         self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
 
     def fill(self, _dataset):
-        """It is there."""
+        """The data was there from the beginning."""
 
     def forms(self):
-        """Those of a batch, and of how many of its examples are genuine."""
+        """Those of a batch, and of the number of its genuine examples."""
         return self.form, jax.ShapeDtypeStruct((), jnp.int32)
 
     def read(self, epoch, start):
         """The thread that reads ahead and puts batches onto the devices."""
+        put_batch = self.replicas.put_batch
         source = self.source(epoch, start)
-        ready = (
-            (self.lanes.put_batch(batch, size), np.int32(valid)) for batch, size, valid in source
-        )
+        ready = ((put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
         return prefetch(ready, self.options.prefetch)
 
-    def program(self, name, step, report, looped, places=None):
-        """One step a call."""
-        return self.lanes.program(name, over_batch(step, report), (0, 0, 0, None), looped, places)
+    def program(self, name, step, report, looped, shardings=None):
+        """One step per call."""
+        axes = (0, 0, 0, None)
+        return self.replicas.program(name, over_batch(step, report), axes, looped, shardings)
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
@@ -169,7 +147,7 @@ class Streamed:
         self.items, self.waiting = self.waiting, None
         if start and not self.exact:
             logger.warning(
-                "The training data has no start_at(epoch, batch): reading %d batches again to pass them",
+                "The training data has no start_at(epoch, batch): reading %d batches again to skip them",
                 start,
             )
             self.items = islice(self.items, start, None)
@@ -177,24 +155,25 @@ class Streamed:
             self.items = islice(self.items, self.limit - start)
 
     def calls(self, count):
-        """(the arguments of each lane, batches taken) of each call."""
+        """(the arguments for each lane, batches taken) of each call."""
         for _ in range(count):
-            asked = time.perf_counter()
+            before = time.perf_counter()
             lanes, valid = next(self.items, (None, None))
-            self.waited += time.perf_counter() - asked
+            self.waited += time.perf_counter() - before
             if lanes is None:
                 return
             yield [(batch, valid) for batch in lanes], 1
 
     def peek(self):
-        """The arguments of the next call's first lane; None where there is none."""
+        """The arguments of the next call's first lane, or None."""
         item = next(self.items, None)
         self.items = self.items if item is None else chain([item], self.items)
         return item and (item[0][0], item[1])
 
     def batch(self, epoch, position):
-        """(batch, genuine examples) of each replica at a position of an epoch, read again; None where they cannot be had."""
-        if not self.exact or jax.process_count() > 1:  # this process knows but some of its rows
+        """(batch, genuine examples) of each replica at a position of an epoch, read again; None where
+        they cannot be read again."""
+        if not self.exact or jax.process_count() > 1:  # this process has only some of its rows
             return None
         pieces, _, valid = next(iter(self.source(epoch, position)), (None, 0, 0))
         return pieces and [(piece, valid) for piece in pieces]
@@ -204,18 +183,54 @@ class Streamed:
         self.stream.close()
 
 
-def make_feed(dataset, options, lanes, *, shuffle, budget, limit=None):
-    """The feed that fits the data: resident where it is held in arrays within the budget of bytes, else streamed."""
+def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
+    """The feed that fits the data: resident if arrays within the budget of bytes, else streamed."""
     if type(dataset) is Arrays and nbytes(dataset) <= budget and options.collate_fn is None:
-        return Resident(dataset.arrays, options, lanes, shuffle, limit)
+        return Resident(dataset.arrays, options, replicas, shuffle, limit)
     if not has_items(dataset):
-        return Streamed(Brought(dataset, lanes), options, lanes, length(dataset), limit)
+        source = UserBatches(dataset, replicas)
+        return Streamed(source, options, replicas, length(dataset), limit)
     steps = -(-len(dataset) // options.batch_size)
-    return Streamed(partial(drawn, dataset, options, lanes, shuffle), options, lanes, steps, limit)
+    source = partial(drawn_batches, dataset, options, replicas, shuffle)
+    return Streamed(source, options, replicas, steps, limit)
+
+
+def make_feeds(sets, options, replicas, limit=None):
+    """{set: its feed}; as many sets as fit the budget are resident, the first ones first."""
+    feeds, budget = {}, options.device_budget_mb * 2**20
+    try:
+        for name, dataset in sets.items():
+            shuffle = name == "train" and options.shuffle
+            feed = make_feed(
+                dataset, options, replicas, shuffle=shuffle, budget=budget, limit=limit
+            )
+            feeds[name] = feed
+            budget -= nbytes(dataset) if isinstance(feed, Resident) else 0
+            first = next(iter(feeds))
+            check_form(name, feed.shapes, first, feeds[first].shapes)
+    except BaseException:
+        for feed in feeds.values():
+            feed.close()
+        raise
+    return feeds
+
+
+def check_form(name, batch, first, expected):
+    """The examples of every set must have the shape and type of the first set's."""
+
+    def form(tree):
+        return jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", tree)
+
+    if form(batch) != form(expected):
+        whose = "training" if first == "train" else first
+        raise UserError(
+            f"data: an example of the {name} set is {form(batch)}, "
+            f"one of the {whose} set is {form(expected)}"
+        )
 
 
 def limited(steps, limit):
-    """How many batches are taken of `steps`, of which nobody may know how many they are."""
+    """How many batches are taken of `steps`, which may be unknown."""
     return steps if None in (steps, limit) else min(steps, limit)
 
 
@@ -225,7 +240,7 @@ def nbytes(dataset):
 
 
 def form_on_device(a):
-    """What an array of the host's will be there."""
+    """The form that an array of the host has on the device."""
     return jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
 
 
@@ -234,42 +249,35 @@ def bytes_of(a):
     return a.size * a.dtype.itemsize
 
 
-def epoch_orders(size, options, lanes, shuffle, epoch):
+def epoch_orders(size, options, replicas, shuffle, epoch):
     """The order of an epoch for each replica, by its seed."""
-    return [
-        epoch_order(size, options.batch_size, seed=seed, epoch=epoch, shuffle=shuffle)
-        for seed in lanes.seeds
-    ]
+    order = partial(epoch_order, size, options.batch_size, epoch=epoch, shuffle=shuffle)
+    return [order(seed=seed) for seed in replicas.seeds]
 
 
-class Brought:
-    """The batches of the user's own loader, the same for every replica; `start_at(epoch, batch)`, if it has one, goes there."""
+class UserBatches:
+    """The batches of the user's own loader, the same for every replica; its `start_at(epoch, batch)`,
+    if it has one, goes to a batch."""
 
-    def __init__(self, iterable, lanes):
-        self.iterable, self.lanes, self.rows = iterable, lanes, None
+    def __init__(self, iterable, replicas):
+        self.iterable, self.replicas, self.rows = iterable, replicas, None
         self.exact = hasattr(iterable, "start_at")
 
     def __call__(self, epoch, start):
         whole = self.iterable.start_at(epoch, start) if self.exact else self.iterable
         for batch, valid in padded(whole, self.rows, start):
-            self.rows = len(
-                jax.tree.leaves(batch)[0]
-            )  # even where an epoch is gone on with at its last, short batch
-            if jax.process_count() > 1:  # each brings whole batches, the same ones
-                mine = self.lanes.rows(self.rows)
-                batch = jax.tree.map(lambda a, mine=mine: a[mine], batch)
-            yield [batch] * len(self.lanes.seeds), self.rows, valid
+            # Remembered, since a resumed epoch may begin at its last, short batch.
+            self.rows = len(jax.tree.leaves(batch)[0])
+            if jax.process_count() > 1:  # each process brings the same whole batches
+                own = self.replicas.rows(self.rows)
+                batch = jax.tree.map(lambda a, own=own: a[own], batch)
+            yield [batch] * len(self.replicas.seeds), self.rows, valid
 
 
-def drawn(dataset, options, lanes, shuffle, epoch, start):
+def drawn_batches(dataset, options, replicas, shuffle, epoch, start):
     """Batches of a dataset, in the order of each replica's seed."""
-    orders, mine = (
-        epoch_orders(len(dataset), options, lanes, shuffle, epoch),
-        lanes.rows(options.batch_size),
-    )
-    streams = [
-        batches(dataset, order[:, mine], options.collate_fn or collate, start)
-        for order, _ in orders
-    ]
+    orders = epoch_orders(len(dataset), options, replicas, shuffle, epoch)
+    own, collate_fn = replicas.rows(options.batch_size), options.collate_fn or collate
+    streams = [batches(dataset, order[:, own], collate_fn, start) for order, _ in orders]
     for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
         yield list(pieces), options.batch_size, valid

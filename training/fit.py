@@ -1,10 +1,11 @@
-"""`fit` composes the parts of a run and trains them; it is all that a notebook needs."""
+"""`fit` trains a model from Python, as in a notebook; `train_recipe` assembles a run from its recipe, for `fit`
+and for the command line alike."""
 
-import inspect
 import re
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -16,28 +17,28 @@ from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
-from training.devices.processes import is_first
-from training.engine import Engine
-from training.evaluations import at_the_end, in_epochs
+from training.devices.processes import agreed, is_first
+from training.devices.sharding import Plan
 from training.loop import Loop
 from training.loss import cross_entropy
-from training.measures import measures, part_name
 from training.metrics import accuracy
-from training.objective import supervised, with_precision
+from training.objective import supervised
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from training.rates import LearningRates
-from training.readings import Reader
-from training.run import Run
-from training.runner import Runner
+from training.recipe import compose
+from training.run import Clock, LearningRates, Run
 from training.runs import folder as run_folder
-from training.runs.recovery import check_unchanged
+from training.runs.dry_run import DryRun
+from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
 from training.runs.resume import holding
+from training.runs.signals import Signals
+from training.trainer import Trainer
 from training.transforms import scheduled
 from training.update import gradient_update
-from training.watching.console import show_on_console
-from training.watching.hooks import check_hooks
+from training.watching.console import ProgressBar, show_on_console
+from training.watching.hooks import Callbacks, check_hooks
 from training.watching.metric_log import MetricLog
 from training.watching.publish import About, Publisher
+from training.watching.view import View
 from utils import UserError
 
 EVERY_EPOCH = CheckpointOptions()
@@ -59,6 +60,7 @@ def fit(
     objective=supervised,
     update=gradient_update,
     callbacks=(),
+    watchers=(),
     seed=0,
     log=EVERY_50_STEPS,
     folder=None,
@@ -66,104 +68,117 @@ def fit(
     record=None,
     resume=False,
     rates=None,
-    engine=None,
     **options,
 ) -> Run:
-    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the finished Run.
+    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the
+    finished Run.
 
-    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one may be `tracked(...)` (see
-    training/tally.py). `val` is one set or {name: set}. `objective` and `update` are factories as in training/objective.py and
-    training/update.py; `options` are the fields of LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ..., as well
-    as `mesh` ({"fsdp": 4}) and `sharding`, as in training/devices/sharding.py. `log` and `checkpoint` are LoggingOptions and
-    CheckpointOptions, or dicts of their fields; `rates` are learning rates to log, {name: number or function of the step}. With a
-    `folder` the run leaves metrics.jsonl and checkpoints there, each with the `record`; `resume=True` goes on from the newest
-    good one there, if there is one, `resume="override"` also with other options or data. `engine` is one made ahead of the
-    data, by `engine_of`.
+    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one
+    may be `tracked(...)` (training/tally.py). `val` is one set or {name: set}. `objective` and `update`
+    are factories as in training/objective.py and training/update.py. `options` are the fields of
+    LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh`
+    ({"fsdp": 4}) and `sharding`. `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or
+    dicts of their fields; `rates` are learning rates to log, {name: number or function of the step};
+    `watchers` are watchers besides those of the toolkit (training/watchers.py). With a `folder`, the
+    run leaves metrics.jsonl and checkpoints there, each with the `record`; `resume=True` continues from
+    the newest good checkpoint, if there is one, `resume="override"` also with other options or data.
     """
-    loader, training, devices = split_options(options)
-    log, checkpoint = (
-        made_of(LoggingOptions, "log", log),
-        made_of(CheckpointOptions, "checkpoint", checkpoint),
+    loader, training, mesh, sharding = split_options(options)
+    log = made_of(LoggingOptions, "log", log)
+    checkpoint = made_of(CheckpointOptions, "checkpoint", checkpoint)
+    check_hooks(callbacks)
+    parts = SimpleNamespace(
+        model=model,
+        loss=loss,
+        metrics=default_metrics(loss) if metrics is None else metrics,
+        preprocess=preprocess,
+        augment=augment,
+        objective=objective,
+        update=update,
+        optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
+        callbacks=callbacks,
+        rates=rates or {},
+        seed=seed,
+        loader=loader,
+        training=training,
+        checkpoint=checkpoint,
+        logging=log,
     )
-    metrics = default_metrics(loss) if metrics is None else metrics
-    functions, watch = measures(metrics, callbacks, log)
-    objective = compose(objective, model, loss, functions, preprocess, augment, training.precision)
-    optimizer = optimizer if schedule is None else scheduled(optimizer, schedule)
-    make_update = configured(update, objective, optimizer, training)
+    recipe = compose(parts, Plan.on_paper(mesh, sharding))
     sets = datasets(train, val, test, loader, training.overfit_batches)
     show_on_console()
-    check_run(seed, training, callbacks, folder, resume, log.trackers, checkpoint.format)
-    record = record or own_record(seed, loader, training, sets)
+    check_folder(recipe, folder, resume)
+    record = record or own_record(recipe, sets)
     with holding(folder, resume, record) as found:
-        pretrained = None if found else pretrained_from(training.pretrained)
-        if engine is None or not engine.suits(sets):
-            engine = engine_of(
-                model, objective, make_update, sets, loader, training, seed, watch, devices
-            )
-        with closing(
-            Runner(model, objective, make_update, sets, loader, restore=pretrained, engine=engine)
-        ) as runner:
-            probe = Probe(model, probe_input(runner.feed.shapes, preprocess))
-            check_unchanged(runner, probe, pretrained, found)
-            lines, keeper = observers(folder, checkpoint, log, record, probe, found)
-            seen = {
-                "sets": sets,
-                "folder": lines.folder(),
-                "config": record["config"],
-                "publish": lines.publish,
-            }
-            rates = LearningRates(rates if "learning_rate" in watch.needs else None, runner)
-            reader = Reader(
-                getattr(objective, "finish", Reader().finish), watch.hidden, runner.leaves
-            )
-            told = {"keeper": keeper, "found": found, "seen": seen, "rates": rates}
-            return Loop(runner, reader, callbacks, training, lines, log, **told).run_all()
+        return train_recipe(recipe, sets, folder, record, found, watchers=watchers)
 
 
-def made_of(options, name, given):
-    """Options from a dict of their fields."""
-    known = [field.name for field in fields(options)]
-    if isinstance(given, dict) and (unknown := given.keys() - set(known)):
-        raise UserError(f"{name}: no such key {', '.join(sorted(unknown))} ({', '.join(known)})")
-    return options(**given) if isinstance(given, dict) else given
+def train_recipe(
+    recipe, sets, folder=None, record=None, checkpoint=None, *, trainer=None, watchers=()
+):
+    """Train a recipe on {"train": dataset, "test": dataset, ...}, from a checkpoint on if there is one,
+    and return the finished Run. `trainer` is one that was made ahead of the data."""
+    training, record = recipe.training, record or {"config": {}}
+    pretrained = None if checkpoint else pretrained_from(training.pretrained)
+    if trainer is None or not trainer.suits(sets):
+        trainer = Trainer(recipe, sets)
+    with closing(trainer):
+        trainer.start(sets, pretrained)
+        probe = Probe(recipe.model, probe_input(trainer.feed.shapes, recipe.preprocess))
+        check_unchanged(trainer, probe, pretrained, checkpoint)
+        run = Run(trainer, training.epochs, trainer.feed.steps)
+        reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
+        own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
+        log = metric_log(recipe, own_folder, record, checkpoint)
+        keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
+        seen = {"sets": sets, "folder": own_folder, "config": record["config"]}
+        view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
+        histograms = log.publish.channels_for("histogram")
+        monitor = recipe.checkpoint.monitor if keeper else None
+        team = [  # in the order in which they see the run
+            Signals(),
+            *([keeper] if keeper else []),
+            Divergence(trainer, training, keeper, log),
+            DryRun(recipe, trainer, reader, rates, monitor, histograms),
+            log,
+            ProgressBar(),
+            Callbacks(recipe.callbacks, view),
+            *watchers,
+        ]
+        best = (lambda: best_weights(keeper, trainer)) if keeper else None
+        loop = Loop(run, recipe, team, reader, Clock(trainer), rates, best=best, agree=agreed)
+        return loop.train(point_of(checkpoint, trainer, log) if checkpoint else None)
 
 
-def engine_of(model, objective, make_update, sets, loader, training, seed, watch, devices):
-    """The Engine of a run by its options; Arrays of the sets may hold shapes, `devices` are its mesh and sharding."""
-    options = {
-        "replicas": training.replicas,
-        "freeze": training.on_nonfinite != "skip",
-        "limit": training.limit_batches,
-    }
-    tried = [*in_epochs(sets, training), *at_the_end(sets, training)]
-    return Engine(
-        model,
-        objective,
-        make_update,
-        sets,
-        loader,
-        seed=seed,
-        watch=watch,
-        tried=tried,
-        **options,
-        **devices,
-    )
+def metric_log(recipe, folder, record, checkpoint):
+    """The MetricLog of a run, with its trackers."""
+    options, publish = recipe.logging, None
+    if folder:
+        config, step = record["config"], checkpoint.record["step"] if checkpoint else 0
+        about = About(folder, config.get("title", folder.name), config, step)
+        publish = Publisher(options.trackers, about)
+    keep_going = recipe.checkpoint.on_write_error == "go_on"
+    return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.watch.ring)
 
 
-def check_run(seed, training, callbacks, folder, resume, trackers, form):
-    """Refuse what cannot be run."""
-    check_format(form)
-    if not 0 <= seed <= 2**32 - training.replicas:
-        raise UserError(
-            f"seed: must be at least 0 and leave room for {training.replicas} replicas below 2**32, got {seed}"
-        )
-    check_hooks(callbacks)
-    if folder is None and (resume or training.on_nonfinite == "rollback"):
+def check_folder(recipe, folder, resume):
+    """Refuse what cannot be done without the folder of a run."""
+    check_format(recipe.checkpoint.format)
+    if folder is None and (resume or recipe.training.on_nonfinite == "rollback"):
         raise UserError(
             "fit: to resume, or to roll back, there must be checkpoints; give it a `folder`"
         )
-    if folder is None and trackers:
+    if folder is None and recipe.logging.trackers:
         raise UserError("fit: trackers write into the folder of a run; give it a `folder`")
+
+
+def own_record(recipe, sets):
+    """The record of a run whose caller gives none: functions are not compared, so a collate_fn is left
+    out."""
+    loader = vars(recipe.loader) | {"collate_fn": None}
+    config = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
+    with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
+    return run_folder.record(config, {}, with_items)
 
 
 def default_metrics(loss):
@@ -171,87 +186,41 @@ def default_metrics(loss):
     return [accuracy] if getattr(loss, "func", loss) is cross_entropy else []
 
 
-def observers(folder, checkpoint, log, record, probe, found):
-    """(the metric log with its trackers, the keeper) of a run; without a folder there is nothing to keep."""
-    if folder is None:
-        return MetricLog(), None
-    if not is_first():
-        return MetricLog(), Keeper(folder, checkpoint, record, probe)
-    about = About(
-        Path(folder),
-        record["config"].get("title", Path(folder).name),
-        record["config"],
-        found.record["step"] if found else 0,
-    )
-    publish = Publisher(log.trackers, about)
-    lines = MetricLog(Path(folder) / "metrics.jsonl", checkpoint.on_write_error == "go_on", publish)
-    return lines, Keeper(folder, checkpoint, record, probe)
-
-
-def own_record(seed, loader, training, sets):
-    """What `fit` can tell of a run whose caller tells nothing: functions are not compared, so a collate_fn is left out."""
-    config = {
-        "seed": seed,
-        "loader": vars(loader) | {"collate_fn": None},
-        "training": vars(training),
-    }
-    return run_folder.record(
-        config, {}, {name: dataset for name, dataset in sets.items() if has_items(dataset)}
-    )
-
-
-def compose(objective, model, loss, metrics, preprocess=(), augment=(), precision="float32"):
-    """The objective over the model in its precision; `metrics` are {label: function}."""
-    try:
-        return objective(with_precision(model, precision), loss, metrics, preprocess, augment)
-    except ValueError as error:
-        raise UserError(f"objective.args.{error}") from error
+def made_of(options, name, given):
+    """Options from a dict of their fields."""
+    if not isinstance(given, dict):
+        return given
+    known = [field.name for field in fields(options)]
+    if unknown := given.keys() - set(known):
+        names = ", ".join(sorted(unknown))
+        raise UserError(f"{name}: no such key {names} ({', '.join(known)})")
+    return options(**given)
 
 
 def split_options(options):
-    """(LoaderOptions, TrainingOptions, {"mesh": MeshOptions, "sharding": rules}) from one dict of their fields."""
-    devices = {
-        "mesh": made_of(MeshOptions, "mesh", options.pop("mesh", {})),
-        "sharding": options.pop("sharding", None),
-    }
+    """(LoaderOptions, TrainingOptions, MeshOptions, sharding) from one dict of their fields."""
+    mesh, sharding = (
+        made_of(MeshOptions, "mesh", options.pop("mesh", {})),
+        options.pop("sharding", None),
+    )
     classes = (LoaderOptions, TrainingOptions)
     names = [{f.name for f in fields(cls)} for cls in classes]
     if unknown := options.keys() - names[0] - names[1]:
-        known = sorted(names[0] | names[1] | devices.keys())
-        raise TypeError(
-            f"fit() has no option {', '.join(sorted(unknown))}; there are {', '.join(known)}"
-        )
-    return *(
-        cls(**{k: v for k, v in options.items() if k in own})
+        known = ", ".join(sorted(names[0] | names[1] | {"mesh", "sharding"}))
+        raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {known}")
+    loader, training = (
+        cls(**{name: value for name, value in options.items() if name in own})
         for cls, own in zip(classes, names, strict=True)
-    ), devices
-
-
-def configured(update, objective, optimizer, training):
-    """make_update(unroll), with those training options that the update takes; one that is set but not taken is an error."""
-    taken = inspect.signature(update).parameters
-    for name, neutral in (("accumulate", 1), ("ema", None)):
-        if name not in taken and getattr(training, name) != neutral:
-            raise UserError(
-                f"training.{name}: the update {part_name(update)!r} takes no {name!r}; leave it at its default"
-            )
-
-    def make_update(unroll):
-        given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
-        return update(
-            objective, optimizer, **{name: value for name, value in given.items() if name in taken}
-        )
-
-    return make_update
+    )
+    return loader, training, mesh, sharding
 
 
 def datasets(train, val, test, loader, overfit=0):
-    """The sets of a run by name, with a validation set cut off the training set where `val_size` says so."""
+    """The sets of a run by name, with a validation set split off where `val_size` says so."""
     held_out = val if isinstance(val, dict) else {"val": val}
     check_names(held_out)
-    sets = {"train": as_dataset(train)} | {
-        name: as_dataset(data) for name, data in {**held_out, "test": test}.items()
-    }
+    sets = {"train": as_dataset(train)}
+    sets |= {name: as_dataset(data) for name, data in {**held_out, "test": test}.items()}
     if loader.val_size:
         if "val" in held_out and held_out["val"] is not None:
             raise UserError(
@@ -264,10 +233,17 @@ def datasets(train, val, test, loader, overfit=0):
         sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
     if overfit:
         sets["train"] = first_batches(sets["train"], overfit, loader.batch_size)
+    sets = {name: dataset for name, dataset in sets.items() if dataset is not None}
     for name, dataset in sets.items():
-        if dataset is not None and length(dataset) == 0:
+        if length(dataset) == 0:
             raise UserError(f"data: the {name} set is empty")
-    return {name: dataset for name, dataset in sets.items() if dataset is not None}
+    return sets
+
+
+def split_sets(sets, loader, overfit=0):
+    """The sets of a run from those that a Data loads."""
+    validation = {name: sets[name] for name in sets if name not in ("train", "test")}
+    return datasets(sets["train"], validation, sets.get("test"), loader, overfit)
 
 
 def check_names(sets):
@@ -280,7 +256,7 @@ def check_names(sets):
 
 
 def as_dataset(data):
-    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else as it is."""
+    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
     if isinstance(data, tuple | list) and len(data) == 2:
         return Arrays(*map_nest(np.asanyarray, data))
     return data

@@ -1,156 +1,198 @@
-"""The loop over epochs: training, evaluation, checkpoints, and what is told to callbacks, and when."""
+"""The training loop: for every epoch, for every chunk of steps, for every watcher. It is the only place
+where a run moves on, and only this file changes a Run; watchers ask for changes by their Reply."""
 
 import logging
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from training import evaluations
-from training.checkpoint.keeper import Cut, NoKeeper
-from training.devices.placing import fetched
-from training.devices.processes import Stopping, is_first, several
-from training.flight import Flight
-from training.rates import Rates
-from training.run import Run
-from training.runs import dry_run as sanity
-from training.runs import recovery
-from training.runs.signals import stop_signals
-from training.watching.hooks import common, memories, notify
-from training.watching.metric_log import for_trackers, sayable
-from training.watching.view import View
-from utils import RunError, named_leaves
+from training.update import first_bad_step
+from training.watchers import Ahead, Report, Snapshot
+from utils import RunError, first_line
 
 logger = logging.getLogger("main")
 
-TRACKERS_SECONDS = {False: 30.0, True: 1.0}  # that the trackers get to end; a signal leaves no time
+CHUNK_SECONDS = 0.5  # of work in one call: bounds how late a log line or a signal is seen
+ADVICE = (
+    "A label outside the classes does that, as training.detect_nans=true will show; else lower the "
+    "learning rate (to resume with --resume and a changed config, add --override), clip the gradients, "
+    "or set training.on_nonfinite to 'skip' or 'rollback'"
+)
+
+
+class Chunk(NamedTuple):
+    """Steps that were given to the device and are not read yet."""
+
+    steps: int
+    position: int  # in the epoch, after them
+    sums: Any  # on the device
+    due: tuple  # the watchers that must see the run after them
+    since: int | None  # where a log line ends with them: the position of the line before
+    done: float | None  # when they were done, if that was at once, as for small programs on the CPU
 
 
 class Loop:
-    """Drives a Runner through its epochs. `reader` names what was measured, `reporting` are the LoggingOptions, `found` is the
-    checkpoint to go on from, `seen` what callbacks see besides the Run, `rates` the learning rates at a step."""
+    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the best
+    checkpoint's (name, weights of each replica) or None; `agree` makes a list of numbers the same in
+    all processes."""
 
-    def __init__(
-        self,
-        runner,
-        reader,
-        callbacks,
-        options,
-        log,
-        reporting,
-        *,
-        keeper=None,
-        found=None,
-        seen=None,
-        rates=None,
-    ):
-        self.runner, self.reader, self.options = runner, reader, options
-        self.all_callbacks = callbacks
-        self.callbacks = (
-            callbacks if is_first() else [c for c in callbacks if not getattr(c, "observer", False)]
-        )
-        self.stopping = Stopping() if several() else None
-        self.log, self.reporting, self.keeper, self.found = (
-            log,
-            reporting,
-            keeper or NoKeeper(),
-            found,
-        )
-        self.run = Run(runner, options.epochs, runner.feed.steps)
-        self.learning_rate = rates or (lambda step: {})
-        self.view = View(self.run, lambda: self.learning_rate(self.run.step), **(seen or {}))
-        self.rates = Rates(runner.compiled, lambda: runner.feed.waited)
-        self.flight = Flight(self)
-        self.elapsed = 0.0  # seconds of this epoch before the run was gone on with
-        self.rollbacks = 0  # how often the run went back to a checkpoint
-        self.underway = False  # whether the states are those of the run
-        self.stop_answered, self.stopped_by = (
-            False,
-            "a callback",
-        )  # whether a callback stopped the run, and which
+    def __init__(self, run, recipe, watchers, reader, clock, rates, *, best=None, agree=list):
+        self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
+        self.reader, self.clock, self.rates, self.best = reader, clock, rates, best
+        self.agree = agree
+        self.planners = [watcher for watcher in watchers if hasattr(watcher, "steps_left")]
+        self.flying = deque()  # chunks that compute, or are not read yet
+        self.chunk = self.pace = 8  # steps of a chunk, now and as they should be; until it is known
+        self.settled_at = None  # when the last chunk was done
+        self.elapsed = 0.0  # seconds of this epoch before the run was resumed
+        self.resumed_at = 0  # the position in the epoch where this process began
+        self.stopped_for_good = False  # by a callback, and not to be resumed
+        self.underway = False  # whether the states on the device are those of the run
 
-    def run_all(self):
-        """Train to the end, or until a signal or a callback stops the run."""
+    def train(self, start=None):
+        """The whole run, from its first step or from the Point `start`, until its end or until a
+        watcher stops it."""
         run = self.run
         try:
-            with stop_signals(run):
-                self.begin()
-                while not run.finished and not run.stopped:
-                    try:
-                        self.one_epoch()
-                    except recovery.Diverged as error:
-                        recovery.after_divergence(self, error)
-                self.keeper.ended(run, self.cut)
-                evaluations.after_the_last(self)
-                self.notify("on_training_end")
-                if run.cut_short:
-                    logger.info(
-                        "Stopped by %s after step %d", run.signal or self.stopped_by, run.step
-                    )
+            self.notify("on_training_start")
+            if start:
+                self.go_to(start)
+            if start is None or start.before_first_row:
+                self.evaluate_initial_params()
+            self.underway = True
+            self.notify("on_ready")
+            while not run.finished and not run.stopped:
+                self.epoch()
+            self.notify("on_stop")
+            self.notify("on_stopped")
+            self.test_at_end()
+            self.notify("on_training_end")
+            if run.cut_short:
+                logger.info("Stopped by %s after step %d", run.signal or run.stopped_by, run.step)
         except Exception as error:
-            recovery.rescue(self, error)
+            self.rescue(error)
             raise
         finally:
-            run.published = self.log.publish.close(
-                for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)]
-            )
+            closing = [watcher for watcher in self.watchers if hasattr(watcher, "close")]
+            run.published = all([watcher.close(run) is not False for watcher in closing])
         return run
 
-    def begin(self):
-        """Start, or go on from a checkpoint."""
-        sanity.check(self)
-        self.notify("on_training_start")
-        if self.found:
-            recovery.restore(self, self.found)
-        if not self.found or recovery.nothing_was_logged(
-            self.found
-        ):  # a signal may have come within it
-            evaluations.before_the_first(self)
-        if not self.found and self.options.on_nonfinite == "rollback":
-            self.keeper.save(self.run, self.cut)  # something to go back to from the first epoch
-        self.underway = True
-
-    def one_epoch(self):
-        """Training, evaluation and the lines that close an epoch; what stops the run within the epoch leaves it unfinished."""
+    def epoch(self):
+        """One epoch: its steps, its evaluation, and what closes it. Whatever stops the run within the
+        epoch leaves it unfinished."""
         run = self.run
-        self.rates.start_epoch(self.elapsed)
+        self.clock.start_epoch(self.elapsed)
         run.epoch, run.evaluated = run.completed + 1, []
-        if run.position:
-            logger.info(
-                "---- GOING ON WITH EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position
-            )
-        else:
-            logger.info("---- STARTING EPOCH %d ----", run.epoch)
-            self.notify("on_epoch_start")
+        self.notify("on_epoch_start")
         if run.stopped and not run.position:
             return
-        measured = self.train_and_evaluate()
-        if measured is None:
-            run.metrics = {}  # of an unfinished epoch there are none
+        self.trainer.begin(run.epoch, run.position)
+        if self.trainer.prepare():
+            self.notify("on_compiled")
+        before = examples_of(self.trainer.sums()) if run.position else 0
+        self.resumed_at, self.settled_at = run.position, None
+        self.clock.start_training()
+        report = None
+        for report in self.chunks():
+            went_back = self.notify("on_chunk", report)
+            if went_back:
+                return  # and begin this epoch again from there
+        values = None if run.stopped else self.end_of_training(report, before)
+        evaluated = None if values is None else self.evaluate_in_epoch()
+        if evaluated is None:
+            run.metrics = {}  # an unfinished epoch has none
             return
-        run.metrics = measured
-        run.history.append(self.log.epoch(run.epoch, run.step, measured, self.rates.epoch()))
-        run.completed, run.position, self.elapsed = run.epoch, 0, 0.0
-        self.show_histograms()
+        run.metrics = values | evaluated
+        row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
+        run.history.append(row)
+        run.completed, run.position, run.lined, self.elapsed = run.epoch, 0, 0, 0.0
         self.notify("on_epoch_end")
-        self.keeper.epoch_ended(run, self.cut)
 
-    def train_and_evaluate(self):
-        """{metric: value} of an epoch, None where it was not trained or measured to its end."""
-        run, runner, flight = self.run, self.runner, self.flight
-        runner.begin(run.epoch, run.position)
-        if runner.prepare():
-            sanity.tell_of_memory(runner)
-        before = sum(int(s["epoch"]["examples"]) for s in runner.sums()) if run.position else 0
-        first_step = run.step
-        self.rates.start_training()
-        sums = flight.train()
-        if run.stopped:
-            return None
-        steps = flight.single_steps(sums, flight.lined)
-        examples = sum(int(s["epoch"]["examples"]) for s in sums)
-        skipped = sum(int(s["bad_steps"]) for s in sums)
-        if not examples and skipped:
+    # Steps.
+
+    def chunks(self):
+        """Train the rest of the epoch, and yield the Report of each chunk. While one chunk computes, the
+        one before is read; a chunk's length is a run-time number, so that any step can be a log line
+        or a checkpoint without changing a bit."""
+        run = self.run
+        ahead = Ahead(run.step, run.position, run.lined, time.monotonic())
+        steps = 1
+        while steps and not run.stopped:
+            count, due, at_once = self.next_chunk(ahead)
+            steps, sums = self.trainer.train(count)
+            if steps:
+                position = ahead.position + steps
+                due = due if steps == count else at_once
+                line = any(getattr(watcher, "ends_line", False) for watcher in due)
+                since = ahead.lined if line else None
+                self.flying.append(Chunk(steps, position, sums, due, since, ready_time(sums)))
+                ahead = ahead._replace(step=ahead.step + steps, position=position)
+                if line:
+                    self.trainer.new_window()
+                    ahead = ahead._replace(lined=position, lined_at=time.monotonic())
+                exact = any(watcher.needs_state(watcher in due, line) for watcher in self.planners)
+            leave = 1 if steps and not exact else 0
+            while len(self.flying) > leave:
+                yield self.settled(self.flying.popleft())
+        while self.flying:
+            yield self.settled(self.flying.popleft())
+
+    def next_chunk(self, ahead):
+        """(steps of the next chunk, the watchers that are due after them, those that are due however
+        many of them the epoch still has). Process 0 decides, since watchers may go by its clock."""
+        left = [watcher.steps_left(ahead) for watcher in self.planners]
+        overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
+        count = min([self.pace, *left])
+        due = sum(1 << i for i, n in enumerate(left) if n <= count or overdue[i])
+        at_once = sum(1 << i for i, late in enumerate(overdue) if late)
+        count, self.chunk, due, at_once = self.agree([count, self.pace, due, at_once])
+        self.pace = self.chunk
+
+        def chosen(bits):
+            return tuple(watcher for i, watcher in enumerate(self.planners) if bits >> i & 1)
+
+        return count, chosen(due), chosen(at_once)
+
+    def settled(self, chunk):
+        """Wait for a chunk; its Report."""
+        run, sums = self.run, self.trainer.read(chunk.sums)
+        done = chunk.done or time.perf_counter()
+        if self.settled_at:  # the first chunk is left out, as it may hold a compilation
+            seconds = max(done - self.settled_at, 1e-6)
+            self.pace = max(1, round(CHUNK_SECONDS * chunk.steps / seconds))
+        self.settled_at = done
+        run.step, run.position = run.step + chunk.steps, chunk.position
+        bad, line = first_bad_step(sums), None
+        if chunk.since is not None and not bad:
+            windows = [s["window"] for s in sums]
+            run.each_step = self.single_steps(sums, chunk.since)
+            run.metrics = self.reader.values("train", windows) | self.rates(run.step)
+            run.lined = run.position
+            steps = run.position - max(chunk.since, self.resumed_at)
+            line = self.clock.new_line(steps, examples_of(sums, "window"), done)
+        return Report(chunk.steps, sums, bad, chunk.due, line)
+
+    def single_steps(self, sums, since):
+        """{name: array}: the values of each step since a position, where they are kept."""
+        count = self.run.position - since
+        if not self.recipe.watch.ring or not count:
+            return {}
+        steps = np.arange(self.run.step - count, self.run.step)
+        return {"step": steps + 1} | self.reader.each_step([s["ring"] for s in sums], steps)
+
+    def end_of_training(self, report, before):
+        """{metric: value} of the epoch's training; `before` counts its examples before a resume."""
+        run = self.run
+        sums = report.sums if report else self.trainer.sums()
+        run.each_step = self.single_steps(sums, run.lined)
+        examples, skipped = examples_of(sums), sum(int(s["bad_steps"]) for s in sums)
+        if skipped and not examples:
             raise RunError(
-                f"no step of epoch {run.epoch} was finite, so all were skipped. {recovery.ADVICE}"
+                f"no step of epoch {run.epoch} was finite, so all were skipped. {ADVICE}"
             )
         if skipped:
             logger.warning(
@@ -158,54 +200,165 @@ class Loop:
                 run.epoch,
                 skipped,
             )
-        self.rates.end_training(run.step - first_step, examples - before)
-        tallies = [s["epoch"] for s in (runner.sums() if runner.gathers else sums)]
+        self.clock.end_training(run.position - self.resumed_at, examples - before)
+        tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.gathers else sums)]
         run.arrays |= self.reader.arrays("train", tallies)
-        run.metrics = self.reader.values("train", tallies) | self.learning_rate(run.step)
-        self.log.measured(run.epoch, "train", run.metrics)
-        evaluated = evaluations.of_epoch(self)
-        if evaluated is None:  # then the run that goes on tells of the steps since the last line
-            return None
-        flight.log_steps(steps)
-        return run.metrics | evaluated
+        run.metrics = self.reader.values("train", tallies) | self.rates(run.step)
+        self.notify("on_values", "train", run.metrics)
+        return run.metrics
 
-    def show_histograms(self):
-        """The weights of the first replica, leaf by leaf, for the trackers that show them."""
-        if self.reporting.histograms and (several() or self.log.publish.channels_for("histogram")):
-            for name, leaf in named_leaves(self.run.states()[0].params).items():
-                self.log.publish.histogram(
-                    self.run.step, name, np.asarray(fetched(leaf), np.float32).ravel()
-                )
+    # Evaluations.
 
-    def notify(self, hook, callbacks=None, always=False):
-        """Call a hook of every callback, or of some, and do what they answer."""
-        answers = notify(
-            self.callbacks if callbacks is None else callbacks, hook, self.view, always
-        )
-        if several():
-            answers = common(answers, hook, self.all_callbacks if callbacks is None else callbacks)
-        if answers.get("stop"):
-            self.run.stopped, self.stop_answered, self.stopped_by = True, True, answers["by"]
-        if "lr_scale" in answers:
-            self.runner.scale_rate(answers["lr_scale"])
+    def evaluate(self, names, weights=None):
+        """{metric: value} of these sets, validation before test; None if the run was interrupted."""
+        run, values = self.run, {}
+        for kind in ("validation", "test"):
+            members = [name for name in names if (name == "test") == (kind == "test")]
+            if members:
+                self.notify(f"on_{kind}_start")
+            for name in members:
+                tallies = self.trainer.evaluate(name, self.chunk, self.interrupted, weights)
+                if tallies is None:
+                    return None
+                named = self.reader.values(name, tallies)
+                values |= named
+                run.metrics = run.metrics | named
+                run.arrays |= self.reader.arrays(name, tallies)
+                run.evaluated.append(name)
+                self.notify("on_values", name, named)
+            if members:
+                self.notify(f"on_{kind}_end")
+        return values
 
-    def look_for_signals(self):
-        """Whether the run is to stop by a signal: of several processes, by one to any of them, and all at the same moment."""
-        if self.stopping and not self.run.signal and self.stopping.due():
-            self.run.stopped, self.run.signal = True, "SIGTERM"
-            logger.info("SIGTERM, or Ctrl-C, to one of the processes: all of them stop here")
-        return self.run.signal
+    def interrupted(self):
+        """Whether a signal, or another watcher, wants the run to stop here and be resumed later."""
+        self.notify("on_pause")
+        return bool(self.run.signal)
 
-    def cut(self):
-        """The run at this moment, between two chunks, all books in order."""
+    def evaluate_in_epoch(self):
+        """The metrics of the sets that are evaluated in epochs, where that is due."""
+        every = self.recipe.training.eval_every
+        due = every and self.run.epoch % every == 0
+        return self.evaluate(self.recipe.sets_in_epochs(self.trainer.feeds)) if due else {}
+
+    def evaluate_initial_params(self):
+        """Evaluate before the first step, so that curves begin where the run does."""
+        if self.recipe.training.eval_initial:
+            values = self.evaluate(self.recipe.sets_in_epochs(self.trainer.feeds))
+            if values:
+                self.notify("on_extra_row", {"epoch": 0, "step": 0, "initial": True}, values)
+            self.run.metrics, self.run.evaluated = {}, []
+
+    def test_at_end(self):
+        """The test set, once, with the best checkpoint, or the last weights if no best one is known."""
+        run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
+        if not names or not run.completed:
+            return
+        run.untested = True
+        if run.signal:
+            return
+        label, trees = (self.best and self.best()) or ("the last weights", None)
+        logger.info("Testing %s", label)
+        run.tested = trees and trees[0]
+        values = self.evaluate(names, trees and self.trainer.replicas.stack(trees))
+        run.tested, run.untested = None, values is None
+        if values:
+            row = {"epoch": run.epoch, "step": run.step, "final": label}
+            self.notify("on_extra_row", row, values)
+
+    # Watchers.
+
+    def notify(self, event, *details):
+        """Call a method of every watcher that has it, and do what they reply. True if the run went
+        back to another Point, of which the remaining watchers hear by on_resume."""
+        save = None
+        for watcher in self.watchers:
+            method = getattr(watcher, event, None)
+            reply = method and method(self.run, *details)
+            if reply:
+                save = reply.save or save
+                if self.apply(reply):
+                    return True
+        if save:
+            self.notify("on_save", self.snapshot, save)
+        if event != "on_pause":
+            self.notify("on_pause")
+        return False
+
+    def apply(self, reply):
+        """Do what one watcher replied; whether the run went back."""
         run = self.run
-        where = {
+        if reply.lr_scale is not None:
+            self.trainer.scale_rate(reply.lr_scale)
+        if reply.back_to:
+            self.go_to(reply.back_to)
+        if reply.stop:
+            run.stopped, run.stopped_by = True, reply.stop
+            self.stopped_for_good = self.stopped_for_good or not reply.back_to
+        if reply.interrupt:
+            run.stopped, run.signal = True, run.signal or reply.interrupt
+        return bool(reply.back_to)
+
+    def go_to(self, point):
+        """Continue from a Point."""
+        run, record = self.run, point.record
+        self.flying.clear()
+        self.trainer.restore(point.states)
+        run.step, run.position, run.lined = (record[key] for key in ("step", "position", "lined"))
+        run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
+        run.metrics, run.history, self.elapsed = record["metrics"], point.history, record["elapsed"]
+        self.stopped_for_good = self.stopped_for_good or record["stopped"]
+        run.stopped = bool(run.signal) or self.stopped_for_good
+        self.notify("on_resume", point)
+
+    def snapshot(self):
+        """The run at this moment, between two chunks, with nothing in flight."""
+        return Snapshot(self.trainer.snapshot(), self.record())
+
+    def record(self):
+        """What a checkpoint must remember besides the states."""
+        run = self.run
+        record = {
             "step": run.step,
             "epoch": run.epoch if run.position else run.completed,
             "position": run.position,
+            "lined": run.lined,
+            "elapsed": self.clock.elapsed() if run.position else 0.0,
+            "stopped": self.stopped_for_good,
+            "metrics": run.metrics,
         }
-        where |= {"lined": self.flight.lined if run.position else 0}
-        elapsed = self.rates.elapsed() if run.position else 0.0
-        where |= {"elapsed": elapsed, "rollbacks": self.rollbacks, "stopped": self.stop_answered}
-        where |= {"metrics": sayable(run.metrics), "callbacks": memories(self.all_callbacks)}
-        return Cut(self.runner.snapshot(), where)
+        for watcher in self.watchers:
+            record |= watcher.memory() if hasattr(watcher, "memory") else {}
+        return record
+
+    def rescue(self, error):
+        """Save the state before a crash ends the run, if there is something to save. A RunError is a
+        disk that failed, or a divergence, which saved what it could; of several processes the others
+        do not know of it, and nothing can be saved without them."""
+        run = self.run
+        if not self.underway or isinstance(error, RunError) or jax.process_count() > 1:
+            return
+        try:
+            while self.flying:
+                self.notify("on_chunk", self.settled(self.flying.popleft()))
+            steps = {int(step) for ts in self.trainer.states for step in np.ravel(ts.step)}
+            if run.step == 0 or len(steps) > 1:
+                return
+            [step] = steps
+            run.position, run.step = run.position + step - run.step, step
+            self.notify("on_stop")
+            self.notify("on_stopped")
+        except Exception as second:
+            with suppress(Exception):
+                logger.warning("The state could not be saved: %s", first_line(second))
+
+
+def examples_of(sums, part="epoch"):
+    """How many examples all replicas have seen, in this epoch or since the last log line."""
+    return sum(int(s[part]["examples"]) for s in sums)
+
+
+def ready_time(sums):
+    """The time, if the device is done with them already."""
+    ready = all(leaf.is_ready() for leaf in jax.tree.leaves(sums))
+    return time.perf_counter() if ready else None

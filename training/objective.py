@@ -1,10 +1,9 @@
-"""Objectives: what a model is trained for. Any function of this form, named in the config, will do:
+"""Objectives: what a model is trained for. A config names a factory, which receives the model, the
+loss, the metrics, preprocess and augment, and returns an Objective, or just the function
 
-objective(params, state, batch, key, train) -> (loss of each example, state, {metric: value of each example})
+objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per example})
 
-A factory here receives the config's model, loss, metrics, preprocess and augment. `objective.finish`, where present, maps
-the means of the metrics to what is reported. A loss may answer a dict of terms: their sum is minimized, and each is reported
-as `loss_<term>`.
+A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`.
 """
 
 import jax
@@ -15,7 +14,7 @@ from utils import UserError
 
 
 def supervised(model, loss, metrics, preprocess, augment) -> Objective:
-    """The model's output against the target of a batch (x, target)."""
+    """Compare the model's output with the target of a batch (x, target)."""
 
     def objective(params, state, batch, key, train):
         x, target = batch
@@ -25,12 +24,11 @@ def supervised(model, loss, metrics, preprocess, augment) -> Objective:
         losses, terms = summed(jax.vmap(loss)(output, target))
         return losses, state, measure(metrics, output, target, terms)
 
-    objective.finish = finish_means(metrics)
-    return objective
+    return Objective(objective, finish_means(metrics))
 
 
 def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
-    """Supervised, trained on mixtures of two examples and the same mixture of their losses; evaluated as it is."""
+    """Train on mixtures of two examples, with the same mixture of their losses; evaluate as usual."""
     if alpha <= 0:
         raise ValueError(f"alpha: must be above 0, got {alpha}")
     plain = supervised(model, loss, metrics, preprocess, augment)
@@ -42,21 +40,19 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
         augment_key, model_key, mix_key = jax.random.split(key, 3)
         x = inputs(preprocess, augment, augment_key, x)
         share = jax.random.beta(mix_key, alpha, alpha)
-        x = jax.tree.map(
-            lambda a: share * a + (1 - share) * a[::-1], x
-        )  # each with its mirror in the batch
+        # Each example is mixed with its mirror image in the order of the batch.
+        x = jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x)
         output, state = model.apply(params, state, x, train=True, key=model_key)
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
         losses, terms = summed(jax.tree.map(lambda a, b: share * a + (1 - share) * b, *both))
         return losses, state, measure(metrics, output, target, terms)
 
-    objective.finish = plain.finish
-    return objective
+    return Objective(objective, plain.finish)
 
 
 def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> Objective:
-    """An autoencoder: the clean input is the target of the noisy one, labels are ignored."""
+    """Train an autoencoder: the clean input is the target of the noisy one; labels are ignored."""
     if noise < 0:
         raise ValueError(f"noise: must be at least 0, got {noise}")
 
@@ -69,8 +65,7 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         losses, terms = summed(jax.vmap(loss)(output, clean))
         return losses, state, measure(metrics, output, clean, terms)
 
-    objective.finish = finish_means(metrics)
-    return objective
+    return Objective(objective, finish_means(metrics))
 
 
 def inputs(preprocess, augment, key, x):
@@ -84,19 +79,17 @@ def inputs(preprocess, augment, key, x):
 
 
 def summed(losses):
-    """(the loss of each example, {name: its terms}) where a loss may be a dict of terms."""
+    """(the loss per example, {name: term per example}); only a dict of terms has any."""
     terms = losses if isinstance(losses, dict) else {}
-    return sum(terms.values()) if terms else losses, {
-        f"loss_{name}": term for name, term in terms.items()
-    }
+    total = sum(terms.values()) if terms else losses
+    return total, {f"loss_{name}": term for name, term in terms.items()}
 
 
 def measure(metrics, output, target, terms):
-    """Every metric of every example, beside the terms of the loss; metrics are {name: function of one example}."""
+    """Every metric of every example, and the terms of the loss; metrics are {name: function}."""
     if taken := terms.keys() & metrics.keys():
-        raise UserError(
-            f"metrics: {', '.join(sorted(taken))}: is the name of a term of the loss; give another label"
-        )
+        names = ", ".join(sorted(taken))
+        raise UserError(f"metrics: {names}: is the name of a term of the loss; use another label")
     return terms | {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
 
 
@@ -111,15 +104,16 @@ def finish_means(metrics):
 
 
 def with_precision(model, precision):
-    """The model computing in `precision`: parameters and inputs are cast once, the output comes back in float32."""
+    """The model computing in `precision`: params and inputs are cast, the output is float32 again."""
     if precision == "float32":
         return model
     dtype = jnp.dtype(precision)
 
     def cast(tree, dtype):
-        return jax.tree.map(
-            lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
-        )
+        def cast_leaf(a):
+            return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+        return jax.tree.map(cast_leaf, tree)
 
     def apply(params, state, x, *, train=False, key=None):
         out, state = model.apply(cast(params, dtype), state, cast(x, dtype), train=train, key=key)

@@ -1,54 +1,71 @@
-"""The state of a run, which `fit` returns, and of which callbacks get a View."""
+"""A run in progress: how far it is, its clock, and the values that it reports by name."""
 
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from training.base import unchanged
+from training.programs import Start
+from training.tally import results
+from utils import named_leaves
+
+BLOCK = 4096  # steps whose learning rates are computed at once
+# The reported values that differ from run to run.
+TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
 
 
 @dataclass
 class Run:
-    """A run in progress, or done."""
+    """A run in progress, or finished. Only the loop assigns its fields."""
 
-    runner: Any
+    trainer: Any
     epochs: int
-    steps: int | None  # in an epoch; None where nobody knows
+    steps: int | None  # in an epoch; None if unknown
     epoch: int = 0  # the one in progress, or the last one
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
+    lined: int = 0  # the position of the last log line in this epoch
     step: int = 0  # batches taken in all
     metrics: dict = field(
         default_factory=dict
-    )  # of the latest line: within an epoch, or at its end
+    )  # of the latest log line: within an epoch or at its end
     arrays: dict = field(default_factory=dict)  # what is measured for callbacks alone
-    per_step: dict = field(
+    each_step: dict = field(
         default_factory=dict
-    )  # the values of the steps since the last line, where a callback needs them
-    evaluated: list = field(default_factory=list)  # the sets that were measured in this epoch
-    history: list = field(default_factory=list)  # a row an epoch
+    )  # {name: array}: each step since the last log line
+    evaluated: list = field(default_factory=list)  # the held-out sets evaluated in this epoch
+    history: list = field(default_factory=list)  # one row per epoch
     stopped: bool = False
-    signal: str | None = None  # the signal that stopped it
-    untested: bool = False  # whether it was to be tested at its end, and was not
-    tested: Any = None  # (params, state) of the first replica while other weights than the latest are measured
-    published: bool = True  # whether the trackers ended as well; where one is stuck, so would be the interpreter's exit
+    stopped_by: str | None = None  # what stopped it
+    signal: str | None = None  # the signal, or other interruption, after which it is to be resumed
+    untested: bool = False  # whether it is still to be tested at its end
+    tested: Any = (
+        None  # (params, state) of the first replica while others than the latest are tested
+    )
+    published: bool = (
+        True  # whether all trackers ended; a stuck one would also block the interpreter
+    )
 
     def states(self):
-        """The TrainState of each replica. Its arrays are gone with the next step: copy what must outlive a hook."""
-        return self.runner.replica_states()
+        """The TrainState of each replica. The next step takes its arrays away: copy what you keep."""
+        return self.trainer.replica_states()
+
+    def evaluated_weights(self):
+        return self.tested or self.states()[0].evaluated()
 
     @property
     def params(self):
-        """A copy of the weights that are evaluated (of the first replica): the averaged ones where there are such."""
-        ts = self.states()[0]
-        return jax.tree.map(
-            jnp.copy, self.tested[0] if self.tested else ts.params if ts.ema is None else ts.ema
-        )
+        """A copy of the params that are evaluated, of the first replica: averaged ones if there are any."""
+        return jax.tree.map(jnp.copy, self.evaluated_weights()[0])
 
     @property
     def state(self):
-        """A copy of the running statistics that go with `params`."""
-        return jax.tree.map(jnp.copy, self.tested[1] if self.tested else self.states()[0].state)
+        """A copy of the running statistics that belong to `params`."""
+        return jax.tree.map(jnp.copy, self.evaluated_weights()[1])
 
     @property
     def cut_short(self):
@@ -59,3 +76,150 @@ class Run:
     def finished(self):
         """Whether every epoch was trained to its end."""
         return self.completed >= self.epochs
+
+
+class Clock:
+    """How fast a run trains; time spent on compiling is reported separately."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.start_epoch(0.0)
+        self.start_training()
+
+    def now(self):
+        compiled, waited = self.trainer.compile_seconds(), self.trainer.feed.waited
+        return {"time": time.perf_counter(), "compiled": compiled, "waited": waited}
+
+    def start_epoch(self, elapsed):
+        """An epoch begins, or is resumed after `elapsed` seconds of it."""
+        self.began = time.perf_counter() - elapsed
+        self.first_compiled = self.trainer.compile_seconds()
+
+    def start_training(self):
+        """The epoch's steps begin."""
+        self.training = self.line = self.now()
+        self.trained = {}
+
+    def end_training(self, steps, examples):
+        """The epoch's steps are done."""
+        self.trained = self.since(self.training, steps, examples)
+
+    def new_line(self, steps, examples, done):
+        """The rates of the steps since the last log line, which were done at the time `done`."""
+        rates = self.since(self.line, steps, examples, done)
+        self.line = self.now() | {"time": done}
+        return rates
+
+    def since(self, mark, steps, examples, done=None):
+        """The rates since a mark."""
+        now = self.now() | ({"time": done} if done else {})
+        compiled = now["compiled"] - mark["compiled"]
+        seconds = max(now["time"] - mark["time"] - compiled, 1e-6)
+        return {
+            "steps_per_second": steps / seconds,
+            "examples_per_second": examples / seconds,
+            "waiting": min((now["waited"] - mark["waited"]) / seconds, 1.0),
+        }
+
+    def elapsed(self):
+        """The seconds of this epoch so far."""
+        return time.perf_counter() - self.began
+
+    def epoch(self):
+        """The rates of the whole epoch."""
+        compiled = self.trainer.compile_seconds() - self.first_compiled
+        return {"seconds": self.elapsed(), "compile_seconds": compiled, **self.trained}
+
+
+class LearningRates:
+    """{name: learning rate} at a step. `rates` are numbers, or functions of the step. They are computed
+    for many steps at once: a program per step would wait for the steps in progress on the device."""
+
+    def __init__(self, rates, trainer):
+        self.rates, self.trainer, self.blocks = rates, trainer, {}
+
+    def __call__(self, step):
+        if not self.rates:
+            return {}
+        block, i = divmod(max(step - 1, 0), BLOCK)  # the rates of the latest step
+        if block not in self.blocks:
+            self.blocks = {block: self.computed(block * BLOCK)}
+        values = {name: float(array[i]) for name, array in self.blocks[block].items()}
+        scale = self.trainer.rate_scale
+        return {k: float(f"{v * scale:.7g}") for k, v in values.items()}  # not 0.003000000026
+
+    def computed(self, first):
+        """The rates of a block of steps that begins at `first`."""
+        functions = {name: rate for name, rate in self.rates.items() if callable(rate)}
+        numbers = {k: np.full(BLOCK, rate) for k, rate in self.rates.items() if k not in functions}
+        if not functions:
+            return numbers
+        steps = np.arange(first, first + BLOCK, dtype=np.int32)
+        each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()})
+        return numbers | jax.device_get(Start(each, self.trainer.plan.whole, steps)(steps))
+
+
+class Reader(NamedTuple):
+    """Turns tallies into named values: `<set>_<metric>`, and norms under their own names."""
+
+    finish: Any = unchanged  # the objective's: {metric: mean} -> {metric: reported value}
+    hidden: frozenset = frozenset()  # labels that callbacks measure for themselves
+    leaves: tuple = ()  # names of the params' leaves
+
+    def values(self, prefix, tallies):
+        """{"train_loss": ...} from the tally of each replica. With several replicas, the mean, and the
+        value of each as `train_loss/0`."""
+        read = [self.read(tally) for tally in tallies]
+        named = [{f"{prefix}_{k}": float(v) for k, v in logged.items()} for logged, _, _ in read]
+        return over_replicas(named) | mean_of([norms for _, _, norms in read])
+
+    def arrays(self, prefix, tallies):
+        """{"test_confusion": ...}: what is measured for callbacks alone, of the first replica."""
+        return {f"{prefix}_{label}": value for label, value in self.read(tallies[0])[1].items()}
+
+    def each_step(self, rings, steps):
+        """{"train_loss": an array with one value per step} from the rings of each replica."""
+        rows = np.asarray(steps) % len(rings[0]["examples"])
+        rings = [jax.tree.map(lambda a: a[rows], ring) for ring in rings]
+        read = [self.read(ring, jax.vmap) for ring in rings]
+        named = [{f"train_{k}": np.asarray(v) for k, v in logged.items()} for logged, _, _ in read]
+        return over_replicas(named) | mean_of([norms for _, _, norms in read])
+
+    def read(self, tally, over=lambda fn: fn):
+        """({name: number} to log, {label: array} for callbacks alone, {norm: its mean over the steps})"""
+        values, norms = results(tally)
+        entries = tally["values"].items()
+        aside = {label for label, entry in entries if label in self.hidden or "CONCAT" in entry}
+        means = {k: value for k, value in values.items() if k not in aside and k != "loss"}
+        finished = over(self.finish)(means) if means else {}
+        named = {}
+        for label, value in {"loss": values["loss"], **finished}.items():  # the loss stays first
+            leaves = named_leaves({label: value}).items()
+            named |= {leaf.replace("/", "_"): array for leaf, array in leaves}
+        return named, {label: values[label] for label in aside}, self.norms(norms)
+
+    def norms(self, norms):
+        """{"gradient_norm": ..., "gradient_norm/head/bias": ...}"""
+        named = {name: value for name, value in norms.items() if not name.endswith("_leaves")}
+        for name in [name for name in norms if name not in named]:
+            prefix = name.removesuffix("_leaves")
+            named |= {f"{prefix}/{leaf}": norms[name][..., i] for i, leaf in enumerate(self.leaves)}
+        return named
+
+
+def over_replicas(replicas):
+    """Each value as the mean over the replicas and, with several, also that of each replica."""
+    named = mean_of(replicas)
+    if len(replicas) > 1:
+        for name in replicas[0]:
+            named |= {f"{name}/{r}": values[name] for r, values in enumerate(replicas)}
+    return named
+
+
+def mean_of(replicas):
+    """Each value as the mean over the replicas: a float of numbers, an array of arrays."""
+    means = {
+        name: value if len(replicas) == 1 else np.mean([r[name] for r in replicas], axis=0)
+        for name, value in replicas[0].items()
+    }
+    return {name: value if np.ndim(value) else float(value) for name, value in means.items()}

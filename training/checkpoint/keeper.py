@@ -1,184 +1,190 @@
-"""When a run is saved, in the background, and which of its checkpoints are kept."""
+"""The watcher that writes checkpoints, in the background, and decides which of them are kept."""
 
 import logging
 import os
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import jax
 
+from training.base import key_data
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far
 from training.devices.processes import agreed, is_first, several, together
+from training.watchers import Reply
+from training.watching.metric_log import sayable
 from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
 
-LOGS = (
-    "metrics.jsonl",
-    "train.log",
-)  # a checkpoint notes how long they are, and a run that goes on cuts them back to it
-
-
-@dataclass
-class Cut:
-    """A run at one moment, as a checkpoint holds it."""
-
-    states: list  # a copied TrainState for each replica
-    where: dict  # step, epoch, position and what else the loop remembers
-    probes: list = ()  # what the model answers for each replica, where that must be asked at once
+# A checkpoint notes how long these files are, and a resumed run cuts them back to that.
+LOGS = ("metrics.jsonl", "train.log")
 
 
 class Keeper:
-    """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k` by `monitor`.
+    """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k` by
+    `monitor`.
 
-    `record` goes into every one: config, facts, data; `probe(params, state)` answers arrays that tell what the model means.
+    `record` goes into every one: config, facts, data. `probe(params, state)` returns arrays that tell
+    what the model means.
     """
 
     def __init__(self, folder, options, record=None, probe=None):
         self.folder, self.options, self.probe = Path(folder), options, probe
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
-        self.kept = self.undo = Kept()  # as it is, and as it was before the write in progress
-        self.undeleted = []  # files that would not go
-        self.saved, self.time = (
-            None,
-            time.monotonic(),
-        )  # (step, position, whole) of the latest, and when it was taken
+        self.kept = self.before = Kept()  # now, and before the write in progress
+        self.undeleted = []  # files that could not be deleted
+        self.saved = None  # (step, position, whole) of the latest checkpoint
+        self.time = time.monotonic()  # and when it was taken
         self.background = Background()
         self.monitor = options.monitor
         self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
-        options.sign()  # cannot be told later
+        options.sign()  # to fail now rather than at the first checkpoint
 
-    def due(self, step):
-        """Whether a run is to be saved at this step, within an epoch or not."""
-        return bool(self.options.every_steps and step % self.options.every_steps == 0)
+    # As a watcher.
 
-    def time_is_up(self):
-        """Whether the last save was so long ago that another is due."""
-        return bool(
-            self.options.every_seconds
-            and time.monotonic() - self.time >= self.options.every_seconds
-        )
+    def steps_left(self, ahead):
+        every = self.options.every_steps
+        return every - ahead.step % every if every else 2**30
 
-    def steps_left(self, step):
-        """Steps until the next save by steps."""
-        return (
-            self.options.every_steps - step % self.options.every_steps
-            if self.options.every_steps
-            else 2**30
-        )
+    def overdue(self, ahead):
+        return self.time_is_up()
 
-    def epoch_ended(self, run, cut):
-        """Save a run at the end of an epoch, where that is due or the best so far; `cut()` takes the Cut."""
-        by_epoch = self.options.every_epochs and run.epoch % self.options.every_epochs == 0
-        due = bool(by_epoch or run.epoch == run.epochs or self.due(run.step) or self.time_is_up())
+    def needs_state(self, due, line):
+        return due
+
+    def on_chunk(self, run, report):
+        """Save within an epoch, where that is due; at its end, on_epoch_end does."""
+        self.check()
+        due = self in report.due and run.position != run.steps
+        return Reply(save="last") if due else None
+
+    def on_epoch_end(self, run):
+        """Save at the end of an epoch, where that is due, or where it is the best so far."""
+        every = self.options.every_epochs
+        by_epoch = every and run.epoch % every == 0
+        last = run.epoch == run.epochs
+        due = bool(by_epoch or last or self.is_due(run.step) or self.time_is_up())
         best = self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options)
-        due, best = agreed([due, best])  # a clock and a write that failed are those of one process
-        if due or best:
-            self.save(run, cut, regular=bool(due))
+        # A clock, and a write that failed, are those of one process.
+        due, best = agreed([due, best])
+        return Reply(save="last" if due else "best") if due or best else None
 
-    def ended(self, run, cut):
-        """Save where a run stopped, whole if it is to be gone on with, and wait until all is written."""
+    def on_stop(self, run):
+        """Save where a run stopped, whole if it is to be resumed."""
         self.wait()
-        if (
-            self.saved is None
-            or self.saved[:2] != (run.step, run.position)
-            or not (self.saved[2] or run.finished)
-        ):
-            self.save(run, cut, whole=not run.finished)
-            self.background.join()
-            with together():
-                self.background.check()  # now there is nothing to go on with
+        saved = self.saved is not None and self.saved[:2] == (run.step, run.position)
+        if saved and (self.saved[2] or run.finished):
+            return None
+        return Reply(save="last" if run.finished else "whole")
+
+    def on_stopped(self, run):
+        """Wait until everything is written."""
+        self.background.join()
+        with together():
+            self.background.check()  # there is no later checkpoint to make up for it
         if self.kept.best:
-            names = ", ".join(f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best)
-            logger.info("Best by %s: %s", self.options.monitor, names)
+            names = [f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best]
+            logger.info("Best by %s: %s", self.options.monitor, ", ".join(names))
         elif self.options.monitor:
             logger.warning(
                 "checkpoint.monitor: %s was never measured, or never finite", self.options.monitor
             )
 
-    def save(self, run, cut, *, regular=True, whole=False):
-        """Write a cut in the background, then delete what is no longer to be kept."""
-        self.wait()  # never two copies of a state
-        between = (
-            run.position == 0 and run.step > 0
-        )  # epochs, so that what was measured belongs to it
-        name = f"checkpoint-epoch_{run.completed}" if between else f"checkpoint-step_{run.step}"
-        value = run.metrics.get(self.options.monitor) if between else None
-        self.undo, self.kept = self.kept, self.kept.add(name, value, self.options, regular)
-        taken, whole = cut(), whole or self.options.save_optimizer_state
-        if (
-            several() and self.probe is not None
-        ):  # it takes all of them, so it must not come between the steps of training
-            taken.probes = [self.probe(*evaluated(ts)) for ts in taken.states]
-        self.saved, self.time = (
-            (taken.where["step"], taken.where["position"], whole),
-            time.monotonic(),
-        )
-        known = self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
-        self.background.start(
-            partial(self.write, taken, name, known, self.undo.names() - self.kept.names())
-        )
+    def on_save(self, run, take, kind):
+        """Write a Snapshot in the background, then delete what is no longer kept. A "best" one is kept
+        only as long as it is among the best; a "whole" one holds the optimizer's state, whatever
+        checkpoint.save_optimizer_state says."""
+        self.wait()  # there must never be two copies of a state
+        between_epochs = run.position == 0 and run.step > 0
+        name = f"checkpoint-step_{run.step}"
+        value = None
+        if between_epochs:  # only then do the metrics belong to these params
+            name = f"checkpoint-epoch_{run.completed}"
+            value = run.metrics.get(self.options.monitor)
+        self.before = self.kept
+        self.kept = self.kept.add(name, value, self.options, kind != "best")
+        snapshot, whole = take(), kind == "whole" or self.options.save_optimizer_state
+        probes = None
+        if several() and self.probe is not None:
+            # All processes compute it together, so it must not come between the steps of training.
+            probes = [self.probe(*ts.evaluated()) for ts in snapshot.states]
+        record = {"rollbacks": 0, "callbacks": []} | snapshot.record
+        record["metrics"] = sayable(record["metrics"])
+        self.saved, self.time = (record["step"], record["position"], whole), time.monotonic()
+        record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
+        retired = self.before.names() - self.kept.names()
+        self.background.start(partial(self.write, snapshot.states, record, name, retired, probes))
 
-    def write(self, cut, name, known, retired):
+    def on_resume(self, run, point):
+        """Continue after a checkpoint, with it and the older ones that are there."""
+        if not point.checkpoint:
+            return
+        records, record = storage.records(self.folder), point.checkpoint.record
+        names = list(records)
+        older = names[: names.index(point.checkpoint.name) + 1]
+        self.kept = kept_so_far({n: records[n] for n in older}, record["regular"], self.options)
+        self.saved = (record["step"], record["position"], record["whole"])
+        self.time = time.monotonic()
+
+    # Writing.
+
+    def is_due(self, step):
+        """Whether checkpoint.every_steps wants this step."""
+        return bool(self.options.every_steps and step % self.options.every_steps == 0)
+
+    def time_is_up(self):
+        """Whether checkpoint.every_seconds wants another checkpoint."""
+        seconds = self.options.every_seconds
+        return bool(seconds and time.monotonic() - self.time >= seconds)
+
+    def write(self, states, record, name, retired, probes=None):
         """The files of a checkpoint, one for each replica; runs in the background."""
-        for log in (
-            known["lengths"] if is_first() else ()
-        ):  # the record must not promise more than what is on the disk
+        for log in record["lengths"] if is_first() else ():
+            # The record must not promise more than what is on the disk.
             flush_to_disk(self.folder / log)
-        paths = storage.places(self.folder, name, len(cut.states), self.suffix)
-        for replica, (path, ts) in enumerate(zip(paths, cut.states, strict=True)):
-            if (
-                self.suffix != storage.SUFFIXES["orbax"]
-            ):  # which can write what is spread over several hosts
-                ts = jax.device_get(jax.tree.map(storage.without_key_type, ts))
-            tree = as_saved(ts, cut, known["whole"])
+        paths = storage.places(self.folder, name, len(states), self.suffix)
+        for replica, (path, ts) in enumerate(zip(paths, states, strict=True)):
+            # Orbax writes arrays that are spread over several hosts; a safetensors file needs them here.
+            if self.suffix != storage.SUFFIXES["orbax"]:
+                ts = jax.device_get(jax.tree.map(key_data, ts))
+            tree = as_saved(ts, record["whole"], record["position"])
             if self.probe is not None:
-                tree |= cut.probes[replica] if cut.probes else self.probe(*evaluated(ts))
-            mine = {
-                "seed": int(ts.seed),
-                "replica": replica,
-                "replicas": len(paths),
-                "format": FORMAT,
-            }
-            storage.save(path, tree, {**self.record, **cut.where, **known, **mine})
+                tree |= probes[replica] if probes else self.probe(*ts.evaluated())
+            own = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths)}
+            storage.save(path, tree, {**self.record, **record, **own, "format": FORMAT})
         logger.info("Saved %s", ", ".join(map(str, paths)))
         if not is_first():
             return
-        old = [path for gone in retired for path in storage.files(self.folder, gone)]
-        twins = set(storage.files(self.folder, name)) - set(
-            paths
-        )  # of the same name in another format
-        self.undeleted = [
-            path
-            for path in {*old, *twins, *self.undeleted}
-            if path not in paths and not storage.delete(path)
-        ]
+        old = {path for gone in retired for path in storage.files(self.folder, gone)}
+        # A checkpoint of the same name in another format is replaced.
+        old |= {*storage.files(self.folder, name), *self.undeleted}
+        self.undeleted = [path for path in old - set(paths) if not storage.delete(path)]
 
     def check(self):
-        """Tell of an error of the background: the run stops by it, or goes on without that checkpoint. Several processes do so
-        when they all wait."""
+        """Raise or log an error of the background. Several processes do so when they all wait."""
         if not several():
-            self.tell()
+            self.check_together()
 
-    def tell(self):
+    def check_together(self):
         try:
             with together():
                 self.background.check()
         except (RunError, OSError) as error:
-            self.kept, self.saved = self.undo, None
+            self.kept, self.saved = self.before, None
             if self.options.on_write_error == "stop":
                 raise
-            logger.error("%s; going on without it", error)
+            logger.error("%s; continuing without it", error)
 
     def wait(self):
-        """Until everything is written."""
+        """Wait until no write is in progress."""
         self.background.join()
-        self.tell()
+        self.check_together()
+
+    # Reading.
 
     def newest(self):
         """The newest good checkpoint, or None."""
@@ -186,13 +192,13 @@ class Keeper:
         return storage.for_all(self.find_newest)
 
     def find_newest(self):
-        found, wrong = storage.newest(self.folder)
-        for error in wrong:
-            logger.warning("%s; passed over", error)
-        return found
+        checkpoint, errors = storage.newest(self.folder)
+        for error in errors:
+            logger.warning("%s; skipped", error)
+        return checkpoint
 
     def best(self):
-        """The best good checkpoint by what is monitored, or None."""
+        """The best good checkpoint by the monitored metric, or None."""
         self.wait()
         return storage.for_all(self.find_best)
 
@@ -201,7 +207,7 @@ class Keeper:
             try:
                 return storage.read_all(name, storage.files(self.folder, name))
             except Damaged as error:
-                logger.warning("%s; passed over", error)
+                logger.warning("%s; skipped", error)
         return None
 
     def last(self):
@@ -214,70 +220,17 @@ class Keeper:
 
     def lengths(self):
         """The bytes of the logs so far."""
-        return {
-            log: (self.folder / log).stat().st_size for log in LOGS if (self.folder / log).exists()
-        }
-
-    def resumed(self, found):
-        """Go on after a checkpoint, with it and the older ones that are there."""
-        records, record = storage.records(self.folder), found.record
-        older = list(records)[: list(records).index(found.name) + 1]
-        self.kept = kept_so_far(
-            {name: records[name] for name in older}, record["regular"], self.options
-        )
-        self.saved, self.time = (
-            (record["step"], record["position"], record["whole"]),
-            time.monotonic(),
-        )
+        logs = [self.folder / log for log in LOGS]
+        return {path.name: path.stat().st_size for path in logs if path.exists()}
 
 
-class NoKeeper:
-    """Keeps nothing, for a run without a folder."""
-
-    monitor = None
-
-    def due(self, step):
-        return False
-
-    def time_is_up(self):
-        return False
-
-    def steps_left(self, step):
-        return 2**30
-
-    def epoch_ended(self, run, cut):
-        pass
-
-    def ended(self, run, cut):
-        pass
-
-    def check(self):
-        pass
-
-    def wait(self):
-        pass
-
-    def newest(self):
-        return None
-
-    def best(self):
-        return None
-
-    def last(self):
-        return None
-
-
-def evaluated(ts):
-    """The weights of a TrainState that are evaluated."""
-    return ts.params if ts.ema is None else ts.ema, ts.state
-
-
-def as_saved(ts, cut, whole):
-    """The tree that a checkpoint holds: within an epoch with its sums, and without the optimizer's state if not whole."""
+def as_saved(ts, whole, position):
+    """The tree that a checkpoint holds: its sums only within an epoch, and without the optimizer's
+    state if it is not whole."""
     if not whole:
         return {"params": ts.params, "state": ts.state, "ema": ts.ema}
     tree = ts._asdict()
-    if not cut.where["position"]:
+    if not position:
         del tree["sums"]
     return tree
 

@@ -1,36 +1,38 @@
-"""Numbers of the host, put onto the devices of a mesh; of several processes each puts what its own devices hold."""
+"""Arrays of the host put onto the devices of a mesh. With several processes, each puts the part that
+its own devices hold."""
 
 import jax
 import numpy as np
 
-from training.devices.sharding import sharded
+from training.devices.mesh import sharded
 
 
-def put(tree, places):
-    """The arrays of a tree where `places`, one sharding or a tree of them, says; every process has all of their numbers."""
+def put(tree, shardings):
+    """The arrays of a tree on the devices; `shardings` is one sharding or a tree of them. Every
+    process has all the values."""
     if jax.process_count() == 1:
-        return jax.device_put(tree, places)
-    if isinstance(places, jax.sharding.Sharding):
-        return jax.tree.map(lambda leaf: put_leaf(leaf, places), tree)
-    return jax.tree.map(put_leaf, tree, places)
+        return jax.device_put(tree, shardings)
+    if isinstance(shardings, jax.sharding.Sharding):
+        return jax.tree.map(lambda leaf: put_leaf(leaf, shardings), tree)
+    return jax.tree.map(put_leaf, tree, shardings)
 
 
-def put_leaf(leaf, place):
-    """One array; what lies on the devices already is only moved there, what lies on the disk is read there."""
+def put_leaf(leaf, sharding):
+    """One array. An array on the devices is only moved there; one on disk is read by its `placed`."""
     if hasattr(leaf, "placed"):
-        return leaf.placed(place)
+        return leaf.placed(sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return jax.device_put(leaf, place)
+        return jax.device_put(leaf, sharding)
     if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = put_leaf(jax.random.key_data(leaf), place)
+        data = put_leaf(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    # device_put would compare the numbers of all hosts: 0.6 s for 47 MB.
+    # device_put would compare the values of all hosts: 0.6 s for 47 MB.
     array = np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
-    return jax.make_array_from_callback(array.shape, place, lambda cut: array[cut])
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def fetched(array):
-    """An array's numbers on the host; where several hosts hold parts of it, all of them must ask."""
+    """An array on the host. If several hosts hold parts of it, all of them must call this."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     from jax.experimental.multihost_utils import process_allgather
@@ -40,26 +42,25 @@ def fetched(array):
 
 def rows_of_process(mesh, size):
     """Which of the `size` rows of a batch this process's devices hold."""
-    cuts = sharded(mesh).addressable_devices_indices_map((size,)).values()
-    return np.unique(np.concatenate([np.arange(size)[cut] for (cut,) in cuts]))
+    shards = sharded(mesh).addressable_devices_indices_map((size,)).values()
+    return np.unique(np.concatenate([np.arange(size)[index] for (index,) in shards]))
 
 
 def put_rows(tree, mesh, size, axis=0):
-    """A batch of `size` rows, cut over the mesh; `tree` holds the rows of this process alone."""
-    place = sharded(mesh, axis)
+    """A batch of `size` rows on the devices; `tree` holds only the rows of this process."""
+    sharding = sharded(mesh, axis)
     if jax.process_count() == 1:
-        return jax.device_put(tree, place)
+        return jax.device_put(tree, sharding)
     rows = rows_of_process(mesh, size)
 
-    def of(leaf):
-        def cut_out(cut):
-            start, stop, _ = cut[axis].indices(size)
+    def put_part(leaf):
+        def part(index):
+            start, stop, _ = index[axis].indices(size)
             first = np.searchsorted(rows, start)
             return leaf[(slice(None),) * axis + (slice(first, first + stop - start),)]
 
         leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-        return jax.make_array_from_callback(
-            (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :]), place, cut_out
-        )
+        shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
+        return jax.make_array_from_callback(shape, sharding, part)
 
-    return jax.tree.map(of, tree)
+    return jax.tree.map(put_part, tree)

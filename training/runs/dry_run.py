@@ -1,81 +1,76 @@
-"""Before the first step: what will run and what it needs, and a dry run of what would else fail after an hour."""
+"""Before the first step: evaluate one batch of every held-out set, check what is monitored, and log what
+will run and what it needs, so that what would fail after an hour fails now."""
 
 import logging
 
 import jax
 
 from training.devices.sharding import shard_bytes
-from training.evaluations import at_the_end, in_epochs
-from training.measures import check_monitors
+from training.runs.shape_check import check_monitors
 from training.watching.hooks import called
 from utils import format_bytes
 
 logger = logging.getLogger("main")
 
 
-def check(loop):
-    """Measure one batch of every held-out set, look whether what is monitored is measured, and tell what will run."""
-    runner, options = loop.runner, loop.options
-    measured = [*loop.reader.values("train", [runner.zero_sums()["epoch"]]), *loop.learning_rate(0)]
-    for name in in_epochs(runner.feeds, options):
-        named = loop.reader.values(name, runner.try_out(name))
-        measured += named if options.eval_every else []
-    for name in at_the_end(runner.feeds, options):
-        loop.reader.values(name, runner.try_out(name))
-    monitors = {
-        f"{called(callback)}.monitor": getattr(callback, "monitor", None)
-        for callback in loop.callbacks
-    }
-    check_monitors(
-        monitors | {"checkpoint.monitor": loop.keeper.monitor},
-        [name for name in measured if "/" not in name],
-    )
-    if loop.reporting.histograms and not loop.log.publish.channels_for("histogram"):
-        logger.warning("logging.histograms: no tracker here shows them; name tensorboard or wandb")
-    tell(loop.run, runner)
+class DryRun:
+    """The watcher for the beginning of a run. `monitor` is checkpoint.monitor; `shows_histograms` says
+    whether any tracker does."""
 
+    def __init__(self, recipe, trainer, reader, rates, monitor, shows_histograms):
+        self.recipe, self.trainer, self.reader, self.rates = recipe, trainer, reader, rates
+        self.monitor, self.shows_histograms = monitor, shows_histograms
 
-def tell(run, runner):
-    """What will run, in a few lines."""
-    batch = jax.tree.leaves(runner.feed.shapes)[0].shape[0]
-    steps = (
-        "An epoch of unknown length"
-        if run.steps is None
-        else f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
-    )
-    several = f", {len(runner.lanes.seeds)} replicas" if len(runner.lanes.seeds) > 1 else ""
-    logger.info(
-        "%s of %d examples each, on %s%s", steps, batch, on_devices(runner.lanes.mesh), several
-    )
+    def on_training_start(self, run):
+        recipe, trainer, reader = self.recipe, self.trainer, self.reader
+        measured = [*reader.values("train", [trainer.zero_sums()["epoch"]]), *self.rates(0)]
+        for name in recipe.sets_in_epochs(trainer.feeds):
+            values = reader.values(name, trainer.try_out(name))
+            measured += values if recipe.training.eval_every else []
+        for name in recipe.sets_at_end(trainer.feeds):
+            reader.values(name, trainer.try_out(name))
+        monitors = {f"{called(c)}.monitor": getattr(c, "monitor", None) for c in recipe.callbacks}
+        monitors |= {"checkpoint.monitor": self.monitor}
+        check_monitors(monitors, [name for name in measured if "/" not in name])
+        if recipe.logging.histograms and not self.shows_histograms:
+            logger.warning(
+                "logging.histograms: no tracker here shows them; use tensorboard or wandb"
+            )
+        batch = jax.tree.leaves(trainer.feed.shapes)[0].shape[0]
+        steps = "An epoch of unknown length"
+        if run.steps is not None:
+            steps = f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
+        count = len(trainer.replicas.seeds)
+        replicas = f", {count} replicas" if count > 1 else ""
+        devices = on_devices(trainer.plan.mesh)
+        logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)
+
+    def on_compiled(self, run):
+        """Log what compiling the step took, and what it and the data need of a device's memory."""
+        trainer = self.trainer
+        seconds = trainer.compile_seconds()
+        if not seconds:
+            logger.info("Nothing is compiled (--debug), so this is slow")
+            return
+        needs = {
+            "state": sum(map(device_bytes, trainer.states)),
+            "data": sum(feed.nbytes for feed in trainer.feeds.values()),
+        }
+        if trainer.program.memory:
+            needs["step"] = trainer.program.memory["temp_size_in_bytes"]
+        parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
+        total = format_bytes(sum(needs.values()))
+        logger.info("Compiled in %.1f s; memory about %s: %s", seconds, total, parts)
 
 
 def on_devices(mesh):
     """The devices of a mesh in words: 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
     axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
-    arranged = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
+    shape = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
     processes = f", in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{arranged}{processes}"
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{shape}{processes}"
 
 
-def tell_of_memory(runner):
-    """What compiling the step took, and what it and the data need of a device's memory."""
-    needs = {
-        "state": size(runner.states[0]) * len(runner.states),
-        "data": sum(feed.nbytes for feed in runner.feeds.values()),
-    }
-    needs |= {"step": runner.program.memory["temp_size_in_bytes"]} if runner.program.memory else {}
-    shown = ", ".join(f"{name} {format_bytes(n)}" for name, n in needs.items())
-    if not runner.compiled():
-        logger.info("Nothing is compiled (--debug), so this is slow")
-        return
-    logger.info(
-        "Compiled in %.1f s; memory about %s: %s",
-        runner.compiled(),
-        format_bytes(sum(needs.values())),
-        shown,
-    )
-
-
-def size(tree):
-    """The bytes of a tree of arrays on one device."""
+def device_bytes(tree):
+    """The bytes of a tree of arrays that one device holds."""
     return sum(shard_bytes(leaf, leaf.sharding) for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""A run on disk: its folder, with the config as resolved, a copy of model/, and the environment that it ran in."""
+"""A run on disk: its folder, with the resolved config, a copy of model/, and the environment it ran in."""
 
 import datetime
 import importlib.metadata
@@ -18,7 +18,7 @@ from utils import RunError, UserError, atomic_write
 
 logger = logging.getLogger("main")
 
-FINISHED = "finished.json"  # left by a run that came to its end
+FINISHED = "finished.json"  # left by a run that was trained to its end
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
 
 
@@ -42,18 +42,18 @@ def new_folder(base, title):
 
 
 def record(config, facts, datasets):
-    """What every checkpoint of a run tells of it, as plain JSON."""
-    found = {name: fingerprint(dataset) for name, dataset in datasets.items()}
-    return json.loads(json.dumps({"config": config, "facts": facts, "data": found}, default=str))
+    """What every checkpoint says of its run, as plain JSON."""
+    fingerprints = {name: fingerprint(dataset) for name, dataset in datasets.items()}
+    content = {"config": config, "facts": facts, "data": fingerprints}
+    return json.loads(json.dumps(content, default=str))
 
 
 def describe(folder, record, datasets, root):
-    """Write what tells this run from others: config.json, model/ and environment.json."""
+    """Write what distinguishes this run from others: config.json, model/ and environment.json."""
+    ignored = shutil.ignore_patterns("__pycache__")
     try:
-        shutil.copytree(
-            Path(root) / "model", folder / "model", ignore=shutil.ignore_patterns("__pycache__")
-        )
-    except shutil.Error as error:  # it lists every file; the first tells enough
+        shutil.copytree(Path(root) / "model", folder / "model", ignore=ignored)
+    except shutil.Error as error:  # it lists every file; the first says enough
         why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
         raise RunError(f"{folder / 'model'}: cannot be written: {why}") from error
     except OSError as error:
@@ -62,74 +62,70 @@ def describe(folder, record, datasets, root):
         name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]}
         for name, d in datasets.items()
     }
-    told = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
-    write_json(folder / "environment.json", told)
+    facts = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
+    write_json(folder / "environment.json", facts)
     update(folder, record, root)
 
 
 def update(folder, record, root):
-    """Write the config that the run goes by; it has no end any more, if it had one."""
+    """Write the config that the run uses from now on; if it was finished, it is not any more."""
     schema = os.path.relpath(Path(root) / "config.schema.json", folder)
     (folder / FINISHED).unlink(missing_ok=True)
     write_json(folder / "config.json", record["config"] | {"$schema": schema})
 
 
 def finish(folder, run, peak):
-    """Mark a run as one that came to its end, so that nobody goes on with it unasked; `peak` is the memory that it needed."""
-    told = {
-        "epochs": run.completed,
-        "steps": run.step,
-        "metrics": sayable(run.metrics),
-        "peak_memory": peak,
-    }
-    write_json(folder / FINISHED, told)
+    """Mark a run as finished, so that `--resume auto` skips it; `peak` is the memory that it needed."""
+    metrics = sayable(run.metrics)
+    content = {"epochs": run.completed, "steps": run.step, "metrics": metrics, "peak_memory": peak}
+    write_json(folder / FINISHED, content)
 
 
 def changes_of_environment(folder, root):
-    """What is not as it was when the run began, a line each: the same bits are promised for the same machine and versions."""
+    """What has changed since the run began, one line each: the same bits are promised for the same
+    machine and versions."""
+    path = folder / "environment.json"
     try:
-        before = flat(json.loads((folder / "environment.json").read_text()))
+        before = flat(json.loads(path.read_text()))
     except (OSError, ValueError, RecursionError):
-        return [
-            f"{folder / 'environment.json'}: cannot be read, so what changed since is not known"
-        ]
+        return [f"{path}: cannot be read, so what has changed since is unknown"]
     now = flat(json.loads(json.dumps(environment(root))))
-    changed = [key for key, value in now.items() if before.get(key) != value]
     return [
-        f"The {key} was {before.get(key, 'another')!r}, is now {now[key]!r}: the bits may differ"
-        for key in changed
+        f"The {key} was {before.get(key, 'another')!r}, is now {value!r}: the bits may differ"
+        for key, value in now.items()
+        if before.get(key) != value
     ]
 
 
 def flat(value, path=""):
     """{path.to.key: value} of nested objects and lists."""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    items = {}
+    if isinstance(value, dict):
+        items = value
+    elif isinstance(value, list):
+        items = dict(enumerate(value))
     if not items:
         return {path: value}
     return {
-        k: v for key, inner in items for k, v in flat(inner, f"{path}.{key}".lstrip(".")).items()
+        key_path: leaf
+        for key, inner in items.items()
+        for key_path, leaf in flat(inner, f"{path}.{key}".lstrip(".")).items()
     }
 
 
 def cut_back(folder, lengths, names):
-    """Cut logs back to the bytes that they had when a checkpoint was taken; one that it does not know was not there yet."""
+    """Cut logs back to the bytes that they had when a checkpoint was taken; a log that the checkpoint
+    does not know did not exist yet."""
     for path in [Path(folder) / name for name in names]:
         if path.is_symlink():
             raise UserError(
                 f"{path}: is a link to another file, which is not cut back with the run; remove it"
             )
-        there, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
-        if there < length:
-            logger.warning(
-                "%s: is shorter than when the checkpoint was taken: lines are missing", path
-            )
-        elif there > length:
+        size, length = path.stat().st_size if path.exists() else 0, lengths.get(path.name, 0)
+        if size < length:
+            message = "%s: is shorter than when the checkpoint was taken: lines are missing"
+            logger.warning(message, path)
+        elif size > length:
             try:
                 os.truncate(path, length)
             except OSError as error:
@@ -144,7 +140,7 @@ def write_json(path, value):
 
 
 def environment(root):
-    """Versions, devices and git commit: what the bits of a run depend on besides its config and data."""
+    """Versions, devices and git commit: what the bits of a run depend on besides config and data."""
     import jax
 
     return {
@@ -159,25 +155,16 @@ def environment(root):
 
 
 def source(dataset):
-    """Where a dataset came from, if it says so."""
+    """Where a dataset came from, if it has a `source`."""
     return getattr(dataset, "source", type(dataset).__name__)
 
 
 def git_commit(root):
-    """The commit of the checkout, marked where it is not clean; None outside one."""
+    """The commit of the checkout, marked if it is not clean; None outside a checkout."""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    command += ["--abbrev=40", "--exclude=*"]
+    settings = {"capture_output": True, "text": True, "timeout": 10, "check": True}
     try:
-        run = [
-            "git",
-            "-C",
-            str(root),
-            "describe",
-            "--always",
-            "--dirty",
-            "--abbrev=40",
-            "--exclude=*",
-        ]
-        return subprocess.run(
-            run, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

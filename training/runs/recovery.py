@@ -1,207 +1,213 @@
-"""A loop put back to a checkpoint; what happens when a run diverges or crashes."""
+"""A run put back to a checkpoint, and what happens when it diverges."""
 
 import logging
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from training.base import evaluated_part
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
 from training.devices.placing import fetched
 from training.devices.processes import is_first, several
+from training.loop import ADVICE
 from training.runs.folder import cut_back
-from training.update import cleared
-from training.watching.console import Silent
-from training.watching.hooks import remember
+from training.update import bad_leaf_name, cleared
+from training.watchers import Point, Reply
+from training.watching import metric_log
 from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
-
-ADVICE = (
-    "A label outside the classes does that, as training.detect_nans=true will tell; else lower the learning rate (to go on with "
-    "--resume and a changed config, say --override), clip the gradients, or set training.on_nonfinite to 'skip' or 'rollback'"
-)
 
 
 class Diverged(RunError):
     """A step whose loss, gradients or new state are not finite."""
 
-    def __init__(self, step, leaf, message="", windows=()):
+    def __init__(self, step, leaf, message):
         super().__init__(message)
-        self.step, self.leaf = step, leaf  # batches taken before it; what was hit first
-        self.windows = windows  # of each replica, what the log line after it would have told
+        self.step, self.leaf = step, leaf  # steps taken before it; what was bad first
 
 
-def nothing_was_logged(found):
-    """Whether a checkpoint is from before the first row, so that the run had not even measured its initial weights."""
-    return not found.record["step"] and not found.record["lengths"].get("metrics.jsonl")
+def point_of(checkpoint, trainer, log):
+    """The Point of a checkpoint, for the trainer of this run."""
+    record = checkpoint.record
+    now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
+    trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
+    zeros, line_continues = trainer.zero_sums(), True
+    for tree, arrays in zip(trees, checkpoint.arrays, strict=True):
+        tree["sums"] = {}
+        if record["position"]:
+            tree["sums"], line_continues = sums_so_far(arrays, zeros)
+    if not line_continues:
+        record = record | {"lined": record["position"]}
+    completed = record["epoch"] - bool(record["position"])
+    history = [row for row in log.epochs() if row["epoch"] <= completed]
+    fresh = not record["step"] and not record["lengths"].get(metric_log.FILE)
+    return Point([now._replace(**tree) for tree in trees], record, history, checkpoint, fresh)
 
 
-def restore(loop, found):
-    """Put a loop where a checkpoint was taken."""
-    run, runner, record = loop.run, loop.runner, found.record
-    zeros, now = runner.zero_sums(), jax.eval_shape(lambda ts: ts, runner.replica_states()[0])
-    trees = check_fits(found, now, len(runner.lanes.seeds))
-    run.step, run.position, loop.elapsed, loop.rollbacks = (
-        record[k] for k in ("step", "position", "elapsed", "rollbacks")
-    )
-    run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
-    run.metrics, loop.stop_answered = record["metrics"], loop.stop_answered or record["stopped"]
-    run.stopped = bool(run.signal) or loop.stop_answered
-    run.history = [row for row in loop.log.epochs() if row["epoch"] <= run.completed]
-    line_goes_on = True
-    for tree, arrays in zip(trees, found.arrays, strict=True):
-        tree["sums"], line_goes_on = sums_so_far(arrays, zeros) if run.position else ({}, True)
-    loop.flight.go_on_from(record["lined"] if line_goes_on else run.position)
-    runner.restore([now._replace(**tree) for tree in trees])
-    remember(loop.all_callbacks, record["callbacks"])
-    loop.keeper.resumed(found)
-
-
-def check_fits(found, template, replicas):
-    """The trees of each replica in a checkpoint but for its sums, if it fits a TrainState, of which shapes suffice."""
-    if found is None:
+def check_fits(checkpoint, template, replicas):
+    """The trees of each replica in a checkpoint, without its sums, if it fits a TrainState of arrays or
+    shapes."""
+    if checkpoint is None:
         return []
-    if len(found.arrays) != replicas:
-        raise UserError(
-            f"{found.name}: replicas: it holds {len(found.arrays)}, this run has {replicas}"
-        )
+    count = len(checkpoint.arrays)
+    if count != replicas:
+        raise UserError(f"{checkpoint.name}: replicas: it holds {count}, this run has {replicas}")
     like = {name: tree for name, tree in template._asdict().items() if name != "sums"}
-    return [
-        filled(path, arrays, like) for path, arrays in zip(found.paths, found.arrays, strict=True)
-    ]
+    files = zip(checkpoint.paths, checkpoint.arrays, strict=True)
+    return [filled(path, arrays, like) for path, arrays in files]
 
 
-def check_unchanged(runner, probe, pretrained, found):
-    """Refuse to start or go on from weights to which model/ has since given another meaning."""
-    ts = runner.replica_states()[0]
+def weights_of(checkpoint, params, state):
+    """[(params, state)] of each replica as they are evaluated, in the form of these trees."""
+    trees = []
+    for path, arrays in zip(checkpoint.paths, checkpoint.arrays, strict=True):
+        part = evaluated_part(arrays)
+        tree = filled(path, arrays, {part: params, "state": state})
+        trees.append((tree[part], tree["state"]))
+    return trees
 
-    def ask(*weights):  # what several processes hold may fit none of their hosts
-        return probe(*(runner.on_devices(weights) if several() else weights))
+
+def best_weights(keeper, trainer):
+    """(name, [(params, state) of each replica on the devices]) of the best checkpoint, or None."""
+    checkpoint = keeper.best()
+    if checkpoint is None:
+        return None
+    params, state = trainer.replica_states()[0].evaluated()
+    trees = weights_of(checkpoint, params, state)
+    return checkpoint.name, [trainer.put_weights(tree) for tree in trees]
+
+
+def check_unchanged(trainer, probe, pretrained, checkpoint):
+    """Refuse to start or resume from weights to which model/ has since given another meaning."""
+    ts = trainer.replica_states()[0]
+
+    def outputs(*weights):  # what several processes hold may fit into none of their hosts
+        return probe(*(trainer.put_weights(weights) if several() else weights))
 
     if pretrained:
         logger.info("Starting from %s", pretrained)
-        pretrained.check_probe(ask, ts.params, ts.state)
-    if found and probe_of(found.arrays[0]):
-        path, arrays, weights = (
-            found.paths[0],
-            found.arrays[0],
-            "params" if ts.ema is None else "ema",
-        )
-        tree = filled(path, arrays, {weights: ts.params, "state": ts.state})
-        answer = ask(tree[weights], tree["state"])
-        check_meaning(
-            path, probe_of(arrays), answer, "say --override to go on with the model as it is now"
-        )
+        pretrained.check_probe(outputs, ts.params, ts.state)
+    if checkpoint and probe_of(checkpoint.arrays[0]):
+        path, arrays = checkpoint.paths[0], checkpoint.arrays[0]
+        now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])
+        fix = "add --override to continue with the model as it is now"
+        check_meaning(path, probe_of(arrays), now, fix)
 
 
-def after_divergence(loop, bad):
-    """Go back to the last checkpoint, if that is wanted and was not done too often; else save what was finite, and end."""
-    run, keeper, options = loop.run, loop.keeper, loop.options
-    what = f"step {bad.step + 1} (epoch {run.epoch}) was not finite: {bad.leaf} was hit first"
-    found = (
-        keeper.newest()
-        if options.on_nonfinite == "rollback" and loop.rollbacks < options.rollbacks
-        else None
-    )
-    if found:
-        count = loop.rollbacks + 1
-        restore(loop, found)
-        reseed(loop, count)
+class Divergence:
+    """The watcher for steps that are not finite, which freeze the state before them: the run goes back
+    to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times, or it
+    saves the last finite state and ends."""
+
+    def __init__(self, trainer, options, keeper, log):
+        self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
+        self.rollbacks, self.bad, self.batch = 0, None, None
+        self.rolls_back = options.on_nonfinite == "rollback"
+
+    def on_ready(self, run):
+        """There must be a checkpoint to go back to from the first epoch."""
+        return Reply(save="last") if self.rolls_back and run.step == 0 else None
+
+    def memory(self):
+        return {"rollbacks": self.rollbacks}
+
+    def on_resume(self, run, point):
+        if point.checkpoint:
+            self.rollbacks = point.record["rollbacks"]
+
+    def on_chunk(self, run, report):
+        if report.bad is None:
+            return None
+        step, leaf = report.bad
+        leaf = bad_leaf_name(self.trainer.replica_states()[0], leaf)
+        self.what = f"step {step + 1} (epoch {run.epoch}) was not finite: {leaf} was bad first"
+        if self.rolls_back and self.rollbacks < self.options.rollbacks:
+            if checkpoint := self.keeper.newest():
+                return Reply(back_to=self.rolled_back(checkpoint))
+        self.bad = step, leaf
+        self.batch = run.epoch, run.position + step - run.step
+        if len(self.trainer.replicas.seeds) > 1 or step == 0:
+            # There is no step that all replicas have in common, or nothing was trained.
+            if self.keeper:
+                self.keeper.wait()
+            self.fail()
+        return Reply(stop=self.what, back_to=self.frozen(run, report))
+
+    def rolled_back(self, checkpoint):
+        """The Point of a checkpoint, with other randomness and another order of the data from there."""
+        count = self.rollbacks + 1
+        point = point_of(checkpoint, self.trainer, self.log)
+        # The number is odd, so that no count gives the same seed twice.
+        seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in point.states]
+        states = [
+            ts._replace(seed=np.uint32(seed)) for ts, seed in zip(point.states, seeds, strict=True)
+        ]
         if is_first():
-            cut_back(keeper.folder, found.record["lengths"], ["metrics.jsonl"])
-        loop.log.forget(run.step)
-        seeds = ", ".join(map(str, loop.runner.lanes.seeds))
+            lengths = checkpoint.record["lengths"]
+            cut_back(self.keeper.folder, lengths, [metric_log.FILE])
+        self.log.back_to(point.record["step"])
+        shown = ", ".join(map(str, seeds))
         logger.warning(
             "%s. Back to %s with seed %s (%d of %d)",
-            what,
-            found.name,
-            seeds,
-            count,
-            options.rollbacks,
+            self.what, checkpoint.name, shown, count, self.options.rollbacks,
+        )  # fmt: skip
+        return point._replace(states=states, record=point.record | {"rollbacks": count})
+
+    def frozen(self, run, report):
+        """The Point before the bad step, which left the state unchanged."""
+        epoch, position = self.batch
+        # The sums of the log line may have begun again behind the bad step.
+        window = {"window": report.sums[0]["window"]}
+        [ts] = self.trainer.replica_states()
+        states = [ts._replace(sums=cleared(ts.sums) | window)]
+        record = {
+            "step": self.bad[0],
+            "position": position,
+            "lined": run.lined,
+            "epoch": epoch if position else run.completed,
+            "elapsed": 0.0,
+            "metrics": run.metrics,
+            "stopped": False,
+        }
+        return Point(states, record, run.history)
+
+    def on_stopped(self, run):
+        """The last finite state is saved; now the run fails."""
+        if self.bad:
+            self.fail()
+
+    def fail(self):
+        step, leaf = self.bad
+        spent = f"The run went back {self.rollbacks} times already. " if self.rollbacks else ""
+        what, advice = self.what, ADVICE
+        if self.options.detect_nans:
+            what, advice = f"{what}.\n{self.culprit()}", ""
+        last = self.keeper and self.keeper.last()
+        where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
+        raise Diverged(step, leaf, f"{what}.\n{spent}{where}{advice}".rstrip())
+
+    def culprit(self):
+        """The layer and the operation that made the first value that is not finite, found by taking the
+        step again, one operation at a time."""
+        from training.debugging.nan_search import first_bad_op
+
+        step, _ = self.bad
+        states = self.trainer.replica_states()
+        replicas = [r for r, ts in enumerate(states) if int(ts.sums["first_bad"]) == step]
+        replica = next(
+            iter(replicas), 0
+        )  # a single replica's counter was cleared when it was saved
+        batches = self.trainer.feed.batch(*self.batch)
+        if batches is None:
+            return "The step cannot be taken again, since its data cannot be read again"
+        local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
+        ts = jax.tree.map(local, states[replica])
+        try:
+            ts = ts._replace(sums=cleared(ts.sums))
+            sentence = first_bad_op(self.trainer.update.step, ts, *batches[replica])
+        except Exception as error:  # whatever becomes of the search, the run ends by its own error
+            return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
+        return sentence or (
+            "Taken again one operation at a time, the step is finite: the compiled one computes differently"
         )
-        return
-    spent = f"The run went back {loop.rollbacks} times already. " if loop.rollbacks else ""
-    save_frozen(loop, bad)
-    last = keeper.last()
-    advice = ADVICE
-    if options.detect_nans:
-        what, advice = f"{what}.\n{culprit(loop, bad)}", ""
-    where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-    raise Diverged(bad.step, bad.leaf, f"{what}.\n{spent}{where}{advice}".rstrip())
-
-
-def culprit(loop, bad):
-    """The layer and the operation that made the first value that is not finite, found by taking the step once more, by hand."""
-    from training.debugging.nan_search import first_bad_op
-
-    run, runner = loop.run, loop.runner
-    states = runner.replica_states()
-    bad_ones = [r for r, ts in enumerate(states) if int(ts.sums["first_bad"]) == bad.step]
-    replica = next(iter(bad_ones), 0)  # a single one was cleared when it was saved
-    batches = runner.feed.batch(run.epoch, run.position + bad.step - run.step)
-    if batches is None:
-        return "The step cannot be taken once more, so the operation is not known: its data cannot be read again"
-    ts = jax.tree.map(
-        lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf), states[replica]
-    )
-    try:
-        told = first_bad_op(
-            runner.update.step, ts._replace(sums=cleared(ts.sums)), *batches[replica]
-        )
-    except (
-        Exception
-    ) as error:  # whatever becomes of the search, the run ends by what it was asked about
-        return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
-    return (
-        told
-        or "Taken once more, by hand, the step is finite: its operations are not those of the compiled one"
-    )
-
-
-def reseed(loop, count):
-    """Other randomness, and another order of the data, for the rest of the run."""
-    loop.rollbacks = count
-    states = loop.runner.replica_states()
-    seeds = [
-        (int(ts.seed) + 2654435769 * count) % 2**32 for ts in states
-    ]  # odd, so no count gives the same twice
-    loop.runner.restore(
-        [ts._replace(seed=np.uint32(seed)) for ts, seed in zip(states, seeds, strict=True)]
-    )
-
-
-def save_frozen(loop, bad):
-    """Save the state, which stayed as it was before the bad step. Replicas that went on have no common step to save."""
-    runner, run = loop.runner, loop.run
-    if len(runner.lanes.seeds) == 1 and bad.step > 0:
-        window = {"window": bad.windows[0]}  # which may have begun anew behind the bad step
-        runner.restore(
-            [ts._replace(sums=cleared(ts.sums) | window) for ts in runner.replica_states()]
-        )
-        loop.flight.go_on_from(loop.flight.told)
-        run.position, run.step = run.position + bad.step - run.step, bad.step
-        loop.keeper.ended(run, loop.cut)
-    else:
-        loop.keeper.wait()
-
-
-def rescue(loop, error):
-    """Save the state before a crash ends the run, if there is something to save and it can be."""
-    if not loop.underway or isinstance(
-        error, RunError
-    ):  # a disk that failed, or a divergence, which saved what it could
-        return
-    if several():  # the others do not know of it, and nothing can be saved without them
-        return
-    run, runner = loop.run, loop.runner
-    try:
-        loop.flight.settle(Silent())
-        steps = {int(jnp.ravel(ts.step)[0]) for ts in runner.states}
-        if run.step == 0 or len(steps) > 1:
-            return
-        step = steps.pop()
-        run.position, run.step = run.position + step - run.step, step
-        loop.keeper.ended(run, loop.cut)
-    except Exception as second:
-        logger.warning("The state could not be saved: %s", first_line(second))

@@ -1,5 +1,7 @@
-"""What a run will be, from shapes alone: whether the model fits the data, and a table of its parameters."""
+"""What a run will be, from shapes alone: whether the parts fit the data and each other, and a table of
+the model's parameters."""
 
+import difflib
 import os
 import traceback
 from functools import partial
@@ -8,81 +10,107 @@ import jax
 import jax.numpy as jnp
 
 from training.base import TrainState
+from training.checkpoint.pretrained import pretrained_from
+from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
+from training.tally import covers, phase_of
 from training.update import zero_sums
 from utils import UserError, first_line, format_bytes, named_leaves
 
 
-def trace_shapes(model, objective, optimizer, example, batch_size, watch):
-    """(params, state, {label: what it is called}): shapes alone, once everything that a step calls was traced with them."""
+def check_shapes(recipe, example, sizes, resumed=False):
+    """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of the
+    data's, `sizes` are {set: how many examples}."""
+    check_phases(recipe.watch, sizes)
+    check_sets(recipe.callbacks, sizes)
+    size = recipe.loader.batch_size
+    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((size, *a.shape), a.dtype), example)
+    params, state, reported = trace_shapes(recipe, batch)
+    in_epochs = recipe.sets_in_epochs(sizes) if recipe.training.eval_every else []
+    monitors = {"checkpoint.monitor": recipe.checkpoint.monitor}
+    for i, callback in enumerate(recipe.callbacks):
+        monitors[f"callbacks.{i}.args.monitor"] = getattr(callback, "monitor", None)
+    check_monitors(monitors, measured_names(["train", *in_epochs], reported, recipe))
+    for part in (recipe.checkpoint, *recipe.callbacks):
+        if hasattr(part, "sign"):
+            part.sign()
+    check_format(recipe.checkpoint.format)
+    if recipe.training.pretrained and not resumed:
+        pretrained_from(recipe.training.pretrained).check(params, state)
+    recipe.plan.check_batch(size)
+    recipe.plan.cuts(params)
+    update = recipe.make_update(unroll=False)
+    opt, ema = attempt("update: its state cannot be made", update.init, params)
+    zeros = partial(zero_sums, recipe.objective, params, state, batch, watch=recipe.watch)
+    step, seed, scale = (jax.ShapeDtypeStruct((), t) for t in (jnp.int32, jnp.uint32, jnp.float32))
+    return TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
+
+
+def trace_shapes(recipe, batch):
+    """(params, state, {label: reported names}), once everything that a step calls was traced."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
-    trees = attempt("model: the parameters cannot be made", model.init, key)
+    trees = attempt("model: the parameters cannot be made", recipe.model.init, key)
     if not isinstance(trees, tuple) or len(trees) != 2:
-        raise UserError("model: init(key) must answer (params, state), with {} for no state")
+        raise UserError("model: init(key) must return (params, state), with {} for no state")
     params, state = trees
     for name, leaf in named_leaves(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise UserError(
-                f"model: the parameter {name} is {leaf.dtype}; only floats can be trained, the rest belongs into state"
+                f"model: the parameter {name} is {leaf.dtype}; "
+                "only floats can be trained, the rest belongs into state"
             )
-    metrics = trace_objective(objective, params, state, batch, key, train=True)
-    evaluated = trace_objective(objective, params, state, batch, key, train=False)
-    if jax.tree.structure(metrics) != jax.tree.structure(evaluated) or forms(metrics) != forms(
-        evaluated
-    ):
-        raise UserError(
-            f"objective: the metrics of training ({forms(metrics)}) and evaluation ({forms(evaluated)}) differ"
-        )
-    trace_optimizer(optimizer, params)
-    return params, state, {"loss": ["loss"], **reported_names(objective, metrics, watch)}
-
-
-def blueprint(objective, update, params, state, example, batch_size, watch):
-    """The TrainState that a run will have, as shapes."""
-    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype), example)
-    opt, ema = attempt("update: its state cannot be made", update.init, params)
-    sums = jax.eval_shape(lambda: zero_sums(objective, params, state, batch, watch=watch))
-    number = partial(jax.ShapeDtypeStruct, ())
-    return TrainState(
-        number(jnp.int32), number(jnp.uint32), params, state, opt, ema, sums, number(jnp.float32)
+    trained, evaluated = (
+        trace_objective(recipe.objective, params, state, batch, key, train)
+        for train in (True, False)
     )
+    same_tree = jax.tree.structure(trained) == jax.tree.structure(evaluated)
+    if not same_tree or forms(trained) != forms(evaluated):
+        raise UserError(
+            f"objective: the metrics of training ({forms(trained)}) and "
+            f"evaluation ({forms(evaluated)}) differ"
+        )
+    trace_optimizer(recipe.optimizer, params)
+    return params, state, {"loss": ["loss"], **reported_names(recipe, trained)}
 
 
-def trace_objective(objective, params, state, batch, key, *, train):
-    """The shapes of the metrics of one batch; the loss must be a number for each example, the state must keep its form."""
-    step = lambda params, state, batch, key: objective(params, state, batch, key, train)  # noqa: E731
+def trace_objective(objective, params, state, batch, key, train):
+    """The shapes of the metrics of one batch. The loss must be one number per example, and the state
+    must keep its form."""
+
+    def call(params, state, batch, key):
+        return objective(params, state, batch, key, train)
+
     what = f"model, loss or metrics do not fit the data, whose batches are ({forms(batch)})"
-    answer = attempt(what, step, params, state, batch, key)
-    if not isinstance(answer, tuple) or len(answer) != 3:
-        raise UserError("objective: must answer (losses, state, metrics)")
-    losses, new_state, metrics = answer
+    results = attempt(what, call, params, state, batch, key)
+    if not isinstance(results, tuple) or len(results) != 3:
+        raise UserError("objective: must return (losses, state, metrics)")
+    losses, new_state, metrics = results
     size = jax.tree.leaves(batch)[0].shape[0]
     if getattr(losses, "shape", None) != (size,):
         raise UserError(
-            f"loss: must be a number for each of the {size} examples of a batch, found {losses}"
+            f"loss: must be one number for each of the {size} examples of a batch, got {losses}"
         )
-    if jax.tree.structure(new_state) != jax.tree.structure(state) or forms(new_state) != forms(
-        state
-    ):
+    same_tree = jax.tree.structure(new_state) == jax.tree.structure(state)
+    if not same_tree or forms(new_state) != forms(state):
         raise UserError(
-            f"model: apply changes the form of its state, from ({forms(state)}) to ({forms(new_state)})"
+            "model: apply changes the form of its state, "
+            f"from ({forms(state)}) to ({forms(new_state)})"
         )
     return metrics
 
 
 def trace_optimizer(optimizer, params):
-    """Its updates must have the form of the parameters, its state must keep its own."""
+    """Its updates must have the form of the params, and its state must keep its own."""
     state = attempt("optimizer: its state cannot be made", optimizer.init, params)
-    answer = attempt(
-        "optimizer or schedule: the update fails", optimizer.update, params, state, params
-    )
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise UserError("optimizer: update must answer (updates, state)")
-    for what, new, old in (("updates", answer[0], params), ("state", answer[1], state)):
+    what = "optimizer or schedule: the update fails"
+    results = attempt(what, optimizer.update, params, state, params)
+    if not isinstance(results, tuple) or len(results) != 2:
+        raise UserError("optimizer: update must return (updates, state)")
+    for name, new, old in (("updates", results[0], params), ("state", results[1], state)):
         if jax.tree.structure(new) != jax.tree.structure(old) or forms(new) != forms(old):
             raise UserError(
-                f"optimizer or schedule: the form of the {what} is ({forms(new)}), expected ({forms(old)})"
+                f"optimizer or schedule: the form of the {name} is ({forms(new)}), "
+                f"expected ({forms(old)})"
             )
 
 
@@ -92,45 +120,88 @@ def forms(tree):
 
 
 def attempt(what, fn, *arguments):
-    """The shapes of fn(*arguments); a failure tells what failed, where in the project's or the user's code, and why."""
+    """The shapes of fn(*arguments); an error says what failed, where in the project's or the user's
+    code, and why."""
     try:
         return jax.eval_shape(fn, *arguments)
     except UserError as error:
         raise UserError(f"{what}: {error}") from error
     except Exception as error:
-        frames = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if "site-packages" not in f.filename
-        ]
-        where = f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name}"
-        raise UserError(f"{what}: {where}: {type(error).__name__}: {first_line(error)}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = [f for f in frames if "site-packages" not in f.filename][-1]
+        where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}, in {frame.name}"
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{what}: {where}: {why}") from error
 
 
-def reported_names(objective, metrics, watch):
-    """{label: what it is called in the end}; each must be one number, or a dict of them, unless it is for callbacks alone."""
-    finish = getattr(objective, "finish", lambda means: means)
-    metrics = {label: tree for label, tree in metrics.items() if not watch.aside(label)}
+def reported_names(recipe, metrics):
+    """{label: the names under which it is reported}. Each must be one number, or a dict of them, unless
+    it is for callbacks alone."""
+    metrics = {label: tree for label, tree in metrics.items() if not recipe.watch.aside(label)}
     means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
-    found = {label: {} for label in metrics}
-    for name, leaf in named_leaves(
-        attempt("metrics: the means cannot be finished", finish, means)
-    ).items():
-        found.setdefault(name.split("/")[0], {})[name] = leaf
-    for label, leaves in found.items():
+    reported = {label: {} for label in metrics}
+    finished = attempt("metrics: the means cannot be finished", recipe.objective.finish, means)
+    for name, leaf in named_leaves(finished).items():
+        reported.setdefault(name.split("/")[0], {})[name] = leaf
+    for label, leaves in reported.items():
         if not leaves:
-            raise UserError(f"metrics: {label} answers nothing; return a number")
+            raise UserError(f"metrics: {label} returns nothing; return a number")
         for name, leaf in leaves.items():
             if leaf.shape != ():
-                mend = "return a number, give the function a `finish`, or say mode CONCAT"
-                raise UserError(f"metrics: {name} ends with shape {leaf.shape}; {mend}")
-    names = {label: [name.replace("/", "_") for name in leaves] for label, leaves in found.items()}
-    flat = ["loss", *(name for called in names.values() for name in called)]
+                raise UserError(
+                    f"metrics: {name} ends with shape {leaf.shape}; "
+                    "return a number, give the function a `finish`, or use mode CONCAT"
+                )
+    names = {k: [name.replace("/", "_") for name in leaves] for k, leaves in reported.items()}
+    flat = ["loss", *(name for group in names.values() for name in group)]
     if twice := {name for name in flat if flat.count(name) > 1}:
         raise UserError(
-            f"metrics: {', '.join(sorted(twice))}: two of them have this name; give labels: {{label: metric, ...}}"
+            f"metrics: {', '.join(sorted(twice))}: two of them have this name; "
+            "give labels: {label: metric, ...}"
         )
     return names
+
+
+def check_phases(watch, sets):
+    """Refuse a metric for a phase that no set of this run has."""
+    phases = {phase_of(name) for name in sets}
+    for label, rule in watch.rules.items():
+        if label not in watch.hidden and not any(covers(rule.phase, phase) for phase in phases):
+            raise UserError(
+                f"metrics: {label} is for the phase {rule.phase}, and no set is; "
+                f"there are {', '.join(sets)}"
+            )
+
+
+def check_sets(callbacks, sets):
+    """Refuse a callback's `sets` that do not exist."""
+    held_out = [name for name in sets if name != "train"]
+    for i, callback in enumerate(callbacks):
+        for name in getattr(callback, "sets", None) or ():
+            if name not in held_out:
+                names = ", ".join(held_out) or "none"
+                raise UserError(
+                    f"callbacks.{i}.args.sets: no held-out set {name!r}; there are: {names}"
+                )
+
+
+def measured_names(sets, reported, recipe):
+    """All names under which something is measured at the end of an epoch."""
+    watch, names = recipe.watch, []
+    for set_name in sets:
+        labels = watch.modes(reported, phase_of(set_name), "EPOCH")
+        names += [f"{set_name}_{name}" for label in labels for name in reported[label]]
+    norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in watch.needs]
+    return [*names, *norms, *recipe.rates]
+
+
+def check_monitors(monitors, measured):
+    """Refuse {place in the config: metric} whose metric is never measured."""
+    for where, monitor in monitors.items():
+        if monitor is not None and monitor not in measured:
+            near = difflib.get_close_matches(monitor, measured, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{where}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
 
 
 def count(params):
@@ -139,27 +210,27 @@ def count(params):
 
 
 def table(params, plan):
-    """One line for each parameter leaf: path, shape, count and share of all, how it is cut, and what a device holds of it."""
+    """One line for each leaf of the params: path, shape, count and share of all, its sharding, and the
+    bytes that each device holds."""
     leaves, cuts = named_leaves(params), plan.cuts(params)
-    held = {name: shard_bytes(leaf, plan.place(cuts[name])) for name, leaf in leaves.items()}
+    held = {name: shard_bytes(leaf, plan.sharding(cuts[name])) for name, leaf in leaves.items()}
     total, width = count(params), max(map(len, leaves), default=4)
     shown = {
         name: f"[{', '.join(axis or '-' for axis in cut)}]" if any(cut) else "whole"
         for name, cut in cuts.items()
     }
     wide = max([8, *map(len, shown.values())])
-    lines = [
+    head = (
         f"{'path':<{width}}  {'shape':<18} {'count':>10}  share  {'sharding':<{wide}}  per device"
-    ]
+    )
+    lines = [head]
     for name, leaf in leaves.items():
         share, size = f"{leaf.size / total:>5.1%}", format_bytes(held[name])
         lines.append(
-            f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {share}  {shown[name]:<{wide}}  {size:>10}"
+            f"{name:<{width}}  {list(leaf.shape)!s:<18} {leaf.size:>10,}  {share}  "
+            f"{shown[name]:<{wide}}  {size:>10}"
         )
-    size, each = (
-        format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())),
-        format_bytes(sum(held.values())),
-    )
-    return "\n".join(
-        [*lines, f"{'all':<{width}}  {'':<18} {total:>10,}  {size:<{7 + wide}}  {each:>10}"]
-    )
+    size = format_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values()))
+    each = format_bytes(sum(held.values()))
+    lines.append(f"{'all':<{width}}  {'':<18} {total:>10,}  {size:<{7 + wide}}  {each:>10}")
+    return "\n".join(lines)

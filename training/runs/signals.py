@@ -1,82 +1,92 @@
-"""Signals that end a run in order."""
+"""Signals that end a run in order: SIGTERM, and SIGINT from Ctrl-C."""
 
 import logging
 import os
 import shutil
 import signal
 import threading
-from contextlib import contextmanager
 
+from training.watchers import Reply
 from utils import FAILED, STOPPED
 
 logger = logging.getLogger("main")
 
-TEMPORARY = []  # folders that go with the process, however it ends
-LEFT_TO_JAX = []  # not empty where one of several processes trains, and SIGTERM is JAX's own, which tells the others
+
+class Signals:
+    """The watcher that stops a run at a signal, after the chunk in progress. A second signal does what it
+    did before, as a KeyboardInterrupt. With several processes, JAX notes a signal to any of them, and
+    all of them stop at the same moment."""
+
+    def __init__(self):
+        from training.devices.processes import Stopping, several  # JAX, which is not needed before
+
+        self.received, self.before = None, {}
+        self.sync_point = Stopping() if several() else None
+
+    def on_training_start(self, run):
+        if self.sync_point or threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may handle signals
+
+        def note(number, _frame):
+            if self.received:
+                earlier = self.before[number]
+                handle = earlier if callable(earlier) else signal.default_int_handler
+                return handle(number, _frame)
+            self.received = signal.Signals(number).name
+            logger.info(
+                "%s: stopping after the steps in progress; a second one stops at once",
+                self.received,
+            )
+            return None
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self.before = {number: signal.signal(number, note) for number in numbers}
+
+    def on_pause(self, run):
+        if run.signal:
+            return None
+        if self.sync_point and self.sync_point.due():
+            self.received = "SIGTERM"
+            logger.info("SIGTERM, or Ctrl-C, to one of the processes: all of them stop here")
+        return Reply(interrupt=self.received) if self.received else None
+
+    def close(self, run):
+        for number, handler in self.before.items():
+            # None: the handler was not set by Python
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def leave_to_jax():
-    """From now on a signal to this process is one to all of them; SIGINT becomes a SIGTERM, a second one ends it at once."""
-    LEFT_TO_JAX.append(True)
+    """From now on a signal to this process is one to all of them: JAX handles SIGTERM and notifies the
+    others; SIGINT becomes a SIGTERM, and a second one ends the process at once."""
+    count = 0
 
     def forward(_number, _frame):
-        LEFT_TO_JAX.append(True)
-        if len(LEFT_TO_JAX) > 2:
+        nonlocal count
+        count += 1
+        if count > 1:
             os._exit(FAILED)
         os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGINT, forward)
 
 
-@contextmanager
-def stop_signals(run):
-    """SIGTERM and SIGINT end the run after the chunk in flight; a second one does what it did before, as a KeyboardInterrupt."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only the main thread may handle signals
-        yield
-        return
-    if LEFT_TO_JAX:  # which the loop asks
-        yield
-        return
-
-    def note(number, _frame):
-        if run.signal:
-            earlier = before[number] if callable(before[number]) else signal.default_int_handler
-            return earlier(number, _frame)
-        run.stopped, run.signal = True, signal.Signals(number).name
-        logger.info("%s: stopping after the steps in flight; once more stops at once", run.signal)
-        return None
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(
-                number, signal.SIG_DFL if handler is None else handler
-            )  # None: not set by Python
-
-
-def end_at_signals(folder=None):
-    """Until the loop takes over, and when a signal comes twice, the process ends at once; an exception would get lost in a
-    callback of JAX's, or tear down what it is still compiling. What was killed can be gone on with anyway."""
+def end_at_signals(folder=None, temporary=None):
+    """Until the loop handles signals, and when a signal comes twice, the process ends at once: an
+    exception would get lost in a callback of JAX's, or destroy what it is still compiling. A killed
+    run can be resumed anyway. `temporary` is a folder that is deleted with the process."""
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
         if folder is not None and not (folder / "config.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # nothing has run
-        for temporary in TEMPORARY:
+            shutil.rmtree(folder, ignore_errors=True)  # no step was taken
+        if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-        more = (
-            "; the run can be gone on with from its last checkpoint"
-            if saved
-            else "; nothing was saved"
+        consequence = (
+            "the run can be resumed from its last checkpoint" if saved else "nothing was saved"
         )
-        os.write(2, f"Interrupted{more}\n".encode())
+        os.write(2, f"Interrupted; {consequence}\n".encode())
         os._exit(STOPPED if saved else FAILED)
 
-    if LEFT_TO_JAX:
-        return
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)

@@ -1,6 +1,6 @@
-"""A run from its parts to its exit code: checked by shapes, begun in a folder of its own or gone on with, trained, closed."""
+"""From the parts of a config to an exit code: check by shapes, open the run's folder, new or resumed,
+train, close."""
 
-import gc
 import logging
 import os
 import shutil
@@ -12,145 +12,93 @@ import numpy as np
 
 from data_loader.base import Arrays, loaded
 from data_loader.loader import held_out
-from training.checkpoint.pretrained import pretrained_from
-from training.checkpoint.storage import check_format
-from training.devices.processes import check_alike, from_first, is_first, together
-from training.devices.sharding import Plan, check_divides, mesh_on_paper
-from training.evaluations import in_epochs
+from training.devices.processes import check_alike, from_first, is_first, several, together
+from training.devices.sharding import Plan
 from training.feed import nbytes
-from training.fit import compose, configured, engine_of, fit
-from training.measures import check_monitors, check_phases, check_sets, measured_names, measures
+from training.fit import split_sets, train_recipe
+from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
-from training.runs.memory import peak_memory, told
-from training.runs.shape_check import blueprint, count, trace_shapes
-from training.runs.signals import TEMPORARY, end_at_signals
+from training.runs.shape_check import check_shapes, count
+from training.runs.signals import end_at_signals
+from training.trainer import Trainer
 from training.watching.console import be_silent, set_up_logging
 from training.watching.hooks import check_hooks
-from utils import DONE, STOPPED, UserError
+from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process
 
-SHOWS_WITHIN = (
-    30  # seconds that a network's file system may take until another host sees a new folder
+VISIBLE_WITHIN = (
+    30  # seconds that a network file system may take to show a new folder to other hosts
 )
 
 logger = logging.getLogger("main")
 
 
-def shapes(parts, resumed=False):
-    """A TrainState of shapes, once the parts are known to fit the data and each other, and what is monitored to be measured."""
+def recipe_of(parts, resumed=False):
+    """(the Recipe of a config's parts, its TrainState as shapes), once everything is known to fit."""
     try:
         check_hooks(parts.callbacks)
-        functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
-        check_phases(watch, sets_of(parts))
-        check_sets(parts.callbacks, sets_of(parts))
-        pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
-        objective = compose(parts.objective, *pieces, parts.training.precision)
-        example, batch_size = parts.data.example, parts.loader.batch_size
-        params, state, reported = trace_shapes(
-            parts.model, objective, parts.optimizer, example, batch_size, watch
-        )
-        check_monitors(
-            monitors(parts), measured_names(evaluated_sets(parts), reported, watch, parts.rates)
-        )
-        for part in [
-            part for part in (parts.checkpoint, *parts.callbacks) if hasattr(part, "sign")
-        ]:
-            part.sign()
-        check_format(parts.checkpoint.format)
-        if parts.training.pretrained and not resumed:
-            pretrained_from(parts.training.pretrained).check(params, state)
-        plan = Plan(mesh_on_paper(parts.mesh)[0], parts.sharding)
-        check_divides(batch_size, plan.mesh)
-        plan.cuts(params)
-        update = configured(parts.update, objective, parts.optimizer, parts.training)(unroll=False)
-        return blueprint(objective, update, params, state, example, batch_size, watch)
+        recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
+        return recipe, check_shapes(recipe, parts.data.example, sizes_of(parts), resumed)
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error
 
 
-def monitors(parts):
-    """{place in the config: the metric that is monitored there}"""
-    callbacks = {
-        f"callbacks.{i}.args.monitor": getattr(c, "monitor", None)
-        for i, c in enumerate(parts.callbacks)
-    }
-    return {"checkpoint.monitor": parts.checkpoint.monitor} | callbacks
-
-
-def evaluated_sets(parts):
-    """The sets that metrics are measured on while a run trains."""
-    return [
-        "train",
-        *(in_epochs(sets_of(parts), parts.training) if parts.training.eval_every else []),
-    ]
-
-
-def sets_of(parts):
+def sizes_of(parts):
     """{set: how many examples} of a run, with what is held out of the training set."""
-    sizes, held = dict(parts.data.sizes), held_out(parts.data.sizes["train"], parts.loader.val_size)
-    return sizes | ({"train": sizes["train"] - held, "val": held} if held else {})
+    sizes = dict(parts.data.sizes)
+    count = held_out(sizes["train"], parts.loader.val_size)
+    return sizes | ({"train": sizes["train"] - count, "val": count} if count else {})
 
 
-def train(parts, root, named=None, override=False):
-    """Begin a run, or go on with the one that is named: a folder, a checkpoint, or auto."""
-    named, why = named or parts.resume, None
+def train(parts, root, named=None, override=False, temporary=None):
+    """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is a
+    folder that is deleted with the process."""
+    named, why_new = named or parts.resume, None
 
-    def chosen():
-        nonlocal why
+    def open_named():
+        nonlocal why_new
         if named == "auto":
-            run, why = resume.unfinished(parts.checkpoint.dir, parts.title)
+            run, why_new = resume.unfinished(parts.checkpoint.dir, parts.title)
             return run
         return resume.opened(resume.run_folder_of(named), named) if named else None
 
-    run = resume.in_all(chosen)
+    run = resume.opened_by_first(open_named)
     check_alike(run_folder.flat(parts.config))
-    template = shapes(parts, resumed=run is not None)
-    if run is not None and (
-        end := from_first(lambda: resume.at_its_end(run, parts.training.epochs, override))
-    ):
+    recipe, template = recipe_of(parts, resumed=run is not None)
+    epochs = parts.training.epochs
+    if run is not None and (end := from_first(lambda: resume.at_its_end(run, epochs, override))):
         if is_first():
             print(end)
         return DONE
-    engine = engine_ahead(parts)
+    trainer = trainer_ahead(recipe, parts)
     if run is None:
-        return fit_in(*begun(parts, root, why), parts, template, engine)
-    return fit_in(run, *taken_up(run, parts, root, template, override), parts, template, engine)
+        run, sets, record = new_run(parts, root, why_new, temporary)
+    else:
+        sets, record = resumed_run(run, parts, root, template, override, temporary)
+    announce(parts, sets, run, template.params)
+    done = train_in_folder(run, recipe, sets, record, trainer)
+    code = STOPPED if done.signal and done.cut_short else DONE
+    if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
+        logging.shutdown()
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+        os._exit(code)
+    return code
 
 
-def engine_ahead(parts):
-    """The engine of a run, which compiles while the data is loaded; None where the data is known not to lie on the device as a
-    whole. Should it turn out so, `fit` makes another one."""
-    sizes, example = sets_of(parts), parts.data.example
+def trainer_ahead(recipe, parts):
+    """The Trainer, whose programs compile while the data is loaded; None if the data is known not to
+    fit on the device as a whole. If it turns out so, another Trainer is made."""
+    sizes, example = sizes_of(parts), parts.data.example
     if not isinstance(example, tuple | list) or len(example) != 2:
         return None
-    order = [
-        "train",
-        *(name for name in sizes if name not in ("train", "test")),
-        *({"test"} & sizes.keys()),
-    ]
+    validation = [name for name in sizes if name not in ("train", "test")]
+    order = ["train", *validation, *({"test"} & sizes.keys())]
     sets = {name: Arrays(*jax.tree.map(partial(many, sizes[name]), example)) for name in order}
-    if (
-        parts.loader.collate_fn
-        or parts.training.overfit_batches
-        or sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
-    ):
+    too_large = sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
+    if parts.loader.collate_fn or parts.training.overfit_batches or too_large:
         return None
-    functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
-    pieces = (parts.model, parts.loss, functions, parts.preprocess, parts.augment)
-    objective = compose(parts.objective, *pieces, parts.training.precision)
-    make_update = configured(parts.update, objective, parts.optimizer, parts.training)
-    devices = {"mesh": parts.mesh, "sharding": parts.sharding}
-    return engine_of(
-        parts.model,
-        objective,
-        make_update,
-        sets,
-        parts.loader,
-        parts.training,
-        parts.seed,
-        watch,
-        devices,
-    )
+    return Trainer(recipe, sets)
 
 
 def many(count, example):
@@ -158,15 +106,15 @@ def many(count, example):
     return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
-def begun(parts, root, why):
-    """A new run: its folder, its data, and the record for its checkpoints. `why` tells that there was none to go on with."""
-    run = resume.in_all(
-        lambda: resume.opened(run_folder.new_folder(parts.checkpoint.dir, parts.title))
-    )
-    end_at_signals(run.folder)
-    begin_to_tell(root, run)
-    if why:
-        logger.info("%s: beginning a new one", why)
+def new_run(parts, root, why_new, temporary):
+    """(a new run's folder, its data, the record for its checkpoints); `why_new` says why there was none
+    to resume."""
+    new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title)
+    run = resume.opened_by_first(lambda: resume.opened(new_folder()))
+    handle_signals(run, temporary)
+    begin_to_log(root, run)
+    if why_new:
+        logger.info("%s: beginning a new one", why_new)
     try:
         with together():
             sets = loaded(parts.data)
@@ -176,150 +124,123 @@ def begun(parts, root, why):
                 run_folder.describe(run.folder, record, sets, root)
     except BaseException:
         if is_first():
-            shutil.rmtree(run.folder)  # nothing has run
+            shutil.rmtree(run.folder)  # no step was taken
         raise
     return run, sets, record
 
 
-def record_of(run, parts, sets):
-    """What a run's checkpoints tell of it, once its data is known to be the same in all processes, and its folder to be seen."""
+def resumed_run(run, parts, root, template, override, temporary):
+    """(the data, the record) of a resumed run, once they are known to be the same as before, or
+    insisted on."""
+    handle_signals(run, temporary)
     with together():
-        record = run_folder.record(parts.config, parts.facts, sets)
-    check_alike(
-        {
-            f"data: the fingerprint of the {name} set": found
-            for name, found in record["data"].items()
-        }
-    )
+        sets = loaded(parts.data)
+    record = record_of(run, parts, sets)
     with together():
-        if not seen(run.folder):
-            raise UserError(
-                f"checkpoint.dir: {run.folder}: process {jax.process_index()} does not see this folder of process 0; name one "
-                "that all hosts share"
-            )
-    return record
+        changes = resume.changes(run, record, override)
+        # Nothing in the folder was changed until here.
+        recovery.check_fits(run.checkpoint, template, parts.training.replicas)
+        if is_first():
+            resume.tidied(run)
+    begin_to_log(root, run)
+    if is_first():
+        for message in [*run.skipped, *run_folder.changes_of_environment(run.folder, root)]:
+            logger.warning(message)
+        for change in changes:
+            logger.info(change)
+        run_folder.update(run.folder, record, root)
+    return sets, record
 
 
-def seen(folder):
-    """Whether a folder is there, for which a file system over the network takes its time."""
-    until = time.monotonic() + SHOWS_WITHIN
-    while not folder.is_dir() and time.monotonic() < until:
-        time.sleep(0.2)
-    return folder.is_dir()
+def handle_signals(run, temporary):
+    """End at signals until the loop handles them; with several processes JAX does."""
+    if not several():
+        end_at_signals(run.folder, temporary)
 
 
-def begin_to_tell(root, run):
-    """Log lines on the console and in the run's folder, of one process alone."""
+def begin_to_log(root, run):
+    """Log on the console and into the run's folder, in one process only."""
     if is_first():
         set_up_logging(root, run.folder / "train.log")
     else:
         be_silent()
 
 
-def taken_up(run, parts, root, template, override):
-    """The data and the record of a run that is gone on with, once they are known to be the same as then, or insisted on."""
-    end_at_signals(run.folder)
+def record_of(run, parts, sets):
+    """The record for a run's checkpoints, once the data is known to be the same in all processes, and
+    its folder to be visible to them."""
     with together():
-        sets = loaded(parts.data)
-    record = record_of(run, parts, sets)
+        record = run_folder.record(parts.config, parts.facts, sets)
+    prints = record["data"].items()
+    check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():
-        changes = resume.changes(run, record, override)
-        recovery.check_fits(
-            run.found, template, parts.training.replicas
-        )  # nothing in the folder was touched so far
-        if is_first():
-            resume.tidied(run)
-    begin_to_tell(root, run)
-    if not is_first():
-        return sets, record
-    for message in [*run.passed_over, *run_folder.changes_of_environment(run.folder, root)]:
-        logger.warning(message)
-    for change in changes:
-        logger.info(change)
-    run_folder.update(run.folder, record, root)
-    return sets, record
+        if not becomes_visible(run.folder):
+            raise UserError(
+                f"checkpoint.dir: {run.folder}: process {jax.process_index()} does not see this folder "
+                "of process 0; name one that all hosts share"
+            )
+    return record
 
 
-def fit_in(run, sets, record, parts, template, engine):
-    """Train in a run's folder."""
-    announce(parts, sets, run, template.params)
-    gc.enable()
-    stopped = False
-    try:
-        done = fitted(parts, sets, run, record, engine)
-        stopped = bool(done.signal) and done.cut_short
-        logger.info("Peak memory: %s", told(peak := peak_memory()))
-        if not stopped and is_first():
-            run_folder.finish(run.folder, done, peak)
-    finally:
-        resume.close(run.lock)  # else the run would look as if it went on
-        wanted = parts.logging.report and not stopped and is_first()  # a signal leaves no time
-        if wanted and (run.folder / "metrics.jsonl").exists():
-            report(run.folder)
-    return close(done, STOPPED if stopped else DONE)
-
-
-def fitted(parts, sets, run, record, engine):
-    """The finished Run of the parts."""
-    return fit(
-        parts.model,
-        sets["train"],
-        sets.get("test"),
-        {name: dataset for name, dataset in sets.items() if name not in ("train", "test")},
-        loss=parts.loss,
-        metrics=parts.metrics,
-        optimizer=parts.optimizer,
-        preprocess=parts.preprocess,
-        augment=parts.augment,
-        objective=parts.objective,
-        update=parts.update,
-        callbacks=parts.callbacks,
-        seed=parts.seed,
-        log=parts.logging,
-        folder=run.folder,
-        checkpoint=parts.checkpoint,
-        record=record,
-        resume=run,
-        rates=parts.rates,
-        engine=engine,
-        mesh=parts.mesh,
-        sharding=parts.sharding,
-        **vars(parts.loader),
-        **vars(parts.training),
-    )
-
-
-def report(folder):
-    """The page of a run; what goes wrong with it is no reason to fail."""
-    from training.report.page import write_report
-
-    try:
-        logger.info("Report: %s", write_report([folder]))
-    except Exception as error:  # the run itself went well
-        logger.warning("%s: no report could be written: %s", folder, error)
-
-
-def close(done, code):
-    """The exit code; where a tracker is stuck, the process ends at once, since the interpreter would wait for it."""
-    if not done.published:
-        logging.shutdown()
-        for temporary in TEMPORARY:
-            shutil.rmtree(temporary, ignore_errors=True)
-        os._exit(code)
-    return code
+def becomes_visible(folder):
+    """Whether a folder exists; a network file system may take a while to show it."""
+    until = time.monotonic() + VISIBLE_WITHIN
+    while not folder.is_dir() and time.monotonic() < until:
+        time.sleep(0.2)
+    return folder.is_dir()
 
 
 def announce(parts, sets, run, params):
     """The first lines of a run."""
     logger.info("Start Training! [%s]", parts.title)
     logger.info("The model has %d parameters", count(params))
-    for name, size in sets_of(parts).items():
+    for name, size in sizes_of(parts).items():
         source = run_folder.source(sets.get(name, sets["train"]))
         logger.info("%s data: %d examples from %s", name.capitalize(), size, source)
     logger.info("Run folder: %s", run.folder)
-    if run.found:
-        logger.info("Going on from %s, after step %d", run.found.name, run.found.record["step"])
+    if run.checkpoint:
+        step = run.checkpoint.record["step"]
+        logger.info("Resuming from %s, after step %d", run.checkpoint.name, step)
     if not parts.checkpoint.save_optimizer_state:
         logger.warning(
-            "checkpoint.save_optimizer_state is false: a run that is killed cannot be gone on with"
+            "checkpoint.save_optimizer_state is false: a run that is killed cannot be resumed"
         )
+
+
+def train_in_folder(run, recipe, sets, record, trainer):
+    """Train, and leave in the run's folder what a finished run leaves."""
+    interrupted = False
+    sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
+    try:
+        done = train_recipe(recipe, sets, run.folder, record, run.checkpoint, trainer=trainer)
+        interrupted = bool(done.signal) and done.cut_short
+        peak = peak_memory()
+        shown = ", ".join(f"{where} {format_bytes(size)}" for where, size in peak.items())
+        logger.info("Peak memory: %s", shown)
+        if not interrupted and is_first():
+            run_folder.finish(run.folder, done, peak)
+    finally:
+        if run.lock:
+            run.lock.close()  # before the report, which would else show the run as unfinished
+        wanted = recipe.logging.report and not interrupted and is_first()  # a signal leaves no time
+        if wanted and (run.folder / "metrics.jsonl").exists():
+            write_report(run.folder)
+    return done
+
+
+def write_report(folder):
+    """The page of a run; an error in it does not fail the run."""
+    from training.report import page
+
+    try:
+        logger.info("Report: %s", page.write_report([folder]))
+    except Exception as error:  # the run itself went well
+        logger.warning("%s: no report could be written: %s", folder, error)
+
+
+def peak_memory():
+    """{"host": the most bytes that this process needed}, and "device": those of the fullest device, if
+    the backend reports them."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [stat["peak_bytes_in_use"] for stat in stats if stat and "peak_bytes_in_use" in stat]
+    return {"host": peak_of_process()} | ({"device": max(peaks)} if peaks else {})

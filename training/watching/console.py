@@ -4,33 +4,10 @@ import json
 import logging
 import logging.config
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 logger = logging.getLogger("main")
-
-
-@contextmanager
-def progress_bar(epoch, steps, position=0):
-    """A tqdm bar over the steps of an epoch where the output is a terminal; log lines then print above it."""
-    if not sys.stderr.isatty():
-        yield Silent()
-        return
-    from tqdm import tqdm
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
-    with (
-        logging_redirect_tqdm([logger]),
-        tqdm(total=steps, initial=position, desc=f"Epoch {epoch}", unit="step", leave=False) as bar,
-    ):
-        yield bar
-
-
-class Silent:
-    """A bar that nobody sees."""
-
-    def update(self, _taken):
-        pass
 
 
 def show_on_console():
@@ -52,3 +29,32 @@ def set_up_logging(root, file):
     config = json.loads((Path(root) / "logger_config.json").read_text())
     config["handlers"]["file"]["filename"] = str(file)
     logging.config.dictConfig(config)
+
+
+class ProgressBar:
+    """The watcher that draws a tqdm bar over the steps of an epoch where the output is a terminal; log
+    lines then print above it."""
+
+    def __init__(self):
+        self.resources, self.bar = ExitStack(), None
+
+    def on_epoch_start(self, run):
+        if not sys.stderr.isatty():
+            return
+        from tqdm import tqdm
+        from tqdm.contrib.logging import logging_redirect_tqdm
+
+        self.resources.enter_context(logging_redirect_tqdm([logger]))
+        settings = {"total": run.steps, "initial": run.position, "unit": "step", "leave": False}
+        self.bar = self.resources.enter_context(tqdm(desc=f"Epoch {run.epoch}", **settings))
+
+    def on_chunk(self, run, report):
+        if self.bar:
+            self.bar.update(report.steps)
+
+    def on_values(self, run, name, values):
+        self.close(run)  # the epoch's steps are done
+
+    def close(self, run):
+        self.resources.close()
+        self.bar = None

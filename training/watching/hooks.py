@@ -1,24 +1,28 @@
-"""What watches a run. A callback is any object with some of these hooks, each called with a View of the run (training/watching/view.py):
+"""Callbacks. A callback is any object with some of these hooks, each called with a View of the run
+(training/watching/view.py):
 
-on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end, on_test_start, on_test_end, on_epoch_end,
-on_training_end
+on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end, on_test_start,
+on_test_end, on_epoch_end, on_training_end
 
-on_step_end comes at every log line within an epoch; what the steps between did, one by one, is in the View's `per_step`.
+on_step_end is called at every log line within an epoch; the View's `per_step` has the values of each
+step since the line before.
 
-It changes the run by what it answers alone: {"stop": True}, or {"lr_scale": 0.5}, by which every later update is multiplied.
-What it must remember is JSON in an attribute `memory`: every checkpoint holds it, and a run that goes on puts it back after
-on_training_start. Other attributes that count, where there are any:
+A callback changes the run only by what it returns: {"stop": True}, or {"lr_scale": 0.5}, by which every
+later update is multiplied. What it must remember is JSON in an attribute `memory`: every checkpoint
+holds it, and a resumed run sets it again after on_training_start. Other attributes, all optional:
 
 monitor         the name of a metric, which is checked before the run
-every_n_epochs  call the hooks of epochs, validation and test in every n-th epoch only
+every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
 needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", "per_step", ...
-metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device, and found in the View's `arrays`
-observer        True: its on_step_end answers nothing, and reads no states(), so that the steps need not wait for it
-                Of several processes only the first calls it; all others are called in each, and the first one's answers count
+metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device; the
+                results are in the View's `arrays`
+observer        True: its on_step_end returns nothing and does not read states(), so that the steps need
+                not wait for it. With several processes only process 0 calls it; all other callbacks are
+                called in each process, and what they return in process 0 counts
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
-To add a callback, write a function that returns such an object, annotated `-> Callback`, in training/watching/callbacks/, and name it in
-the config.
+To add a callback, write a function that returns such an object, annotated `-> Callback`, in
+training/watching/callbacks/, and name it in the config.
 """
 
 import json
@@ -27,8 +31,9 @@ import math
 import os
 import traceback
 
-from training.devices.processes import agreed
+from training.devices.processes import agreed, is_first, several
 from training.tally import NEEDS, Tracked
+from training.watchers import Reply
 from utils import RunError, UserError
 
 logger = logging.getLogger("main")
@@ -45,11 +50,91 @@ HOOKS = ("on_training_start", "on_step_end", *OF_EPOCHS, "on_training_end")
 
 
 class CallbackFailed(Exception):
-    """A callback raised what it should not have."""
+    """A callback raised something that is neither a UserError nor a RunError."""
+
+
+class Callbacks:
+    """The watcher that calls the user's callbacks."""
+
+    def __init__(self, callbacks, view):
+        self.all, self.view = callbacks, view
+        self.own = [c for c in callbacks if is_first() or not is_observer(c)]
+        self.answering = any(hasattr(c, "on_step_end") and not is_observer(c) for c in callbacks)
+        self.waiting = 0  # a bit for each callback whose steps_left is the least
+
+    def steps_left(self, ahead):
+        own = {id(c) for c in self.own}
+        planners = [
+            (i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left") and id(c) in own
+        ]
+        left = {i: steps_left(callback, ahead.step) for i, callback in planners}
+        least = min(left.values(), default=2**30)
+        self.waiting = sum(1 << i for i, n in left.items() if n == least)
+        return least
+
+    def needs_state(self, due, line):
+        return due or (line and self.answering)
+
+    def on_chunk(self, run, report):
+        if report.line:
+            return self.call("on_step_end")
+        if (
+            self in report.due
+        ):  # process 0 decides which of them are, since they may go by its clock
+            [bits] = agreed([self.waiting])
+            own = {id(c) for c in self.own}
+            due = [c for i, c in enumerate(self.all) if bits >> i & 1 and id(c) in own]
+            return self.call("on_step_end", due)
+        return None
+
+    def call(self, hook, callbacks=None, always=False):
+        """Call a hook of every callback, or of some; their answers as a Reply."""
+        answers = notify(self.own if callbacks is None else callbacks, hook, self.view, always)
+        if several():
+            answers = common(answers, hook, self.all if callbacks is None else callbacks)
+        stop = answers.get("by", "a callback") if answers.get("stop") else None
+        return Reply(stop=stop, lr_scale=answers.get("lr_scale")) if answers else None
+
+    def on_training_start(self, run):
+        return self.call("on_training_start")
+
+    def on_epoch_start(self, run):
+        return None if run.position else self.call("on_epoch_start")
+
+    def on_epoch_end(self, run):
+        return self.call("on_epoch_end")
+
+    def on_training_end(self, run):
+        return self.call("on_training_end")
+
+    # The test at the end of a run is for all callbacks, whatever their every_n_epochs.
+
+    def on_validation_start(self, run):
+        return self.call("on_validation_start", always=run.untested)
+
+    def on_validation_end(self, run):
+        return self.call("on_validation_end", always=run.untested)
+
+    def on_test_start(self, run):
+        return self.call("on_test_start", always=run.untested)
+
+    def on_test_end(self, run):
+        return self.call("on_test_end", always=run.untested)
+
+    def memory(self):
+        return {"callbacks": memories(self.all)}
+
+    def on_resume(self, run, point):
+        if point.checkpoint:
+            remember(self.all, point.record["callbacks"])
+
+
+def is_observer(callback):
+    return getattr(callback, "observer", False)
 
 
 def check_hooks(callbacks):
-    """Refuse a hook that nobody would call, and a need that nobody knows."""
+    """Refuse a hook that would never be called, and a need that is never measured."""
     if not isinstance(callbacks, list | tuple):
         raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
@@ -62,23 +147,24 @@ def check_hooks(callbacks):
         for need in needs:
             if need not in NEEDS:
                 raise UserError(
-                    f"callbacks: {name} needs {need!r}, which nobody measures ({', '.join(NEEDS)})"
+                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
                 )
         for label, rule in getattr(callback, "metrics", {}).items():
             if not isinstance(rule, Tracked):
                 raise UserError(
-                    f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) of training.tally"
+                    f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) "
+                    "of training.tally"
                 )
         every = getattr(callback, "every_n_epochs", 1)
         if not isinstance(every, int) or every < 1:
             raise UserError(
-                f"callbacks: {name}.every_n_epochs must be a whole number from 1, is {every!r}"
+                f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
             )
-        if isinstance(callback, str | type) or not any(
-            hasattr(callback, name) for name in (*HOOKS, "needs", "metrics")
-        ):
+        has_any = any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics"))
+        if isinstance(callback, str | type) or not has_any:
             raise UserError(
-                f"callbacks: {callback!r} has no hook; a callback is an object, as early_stopping(patience=3) makes one"
+                f"callbacks: {callback!r} has no hook; "
+                "a callback is an object, as early_stopping(patience=3) returns one"
             )
 
 
@@ -88,12 +174,13 @@ def called(callback):
 
 
 def notify(callbacks, hook, view, always=False):
-    """Call one hook of all callbacks, whatever the epoch if `always`, and merge their answers: one stop is enough, and the last
-    lr_scale counts."""
+    """Call one hook of all callbacks, whatever the epoch if `always`, and merge what they return: one
+    stop is enough, and the last lr_scale counts."""
     answers = {}
     for callback in callbacks:
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):
-            answer = checked(callback, hook, ask(callback, hook, view))
+            when = f"in epoch {view.epoch} after step {view.step}"
+            answer = checked(callback, hook, called_safely(callback, hook, when, view))
             answers |= answer | {"stop": bool(answers.get("stop") or answer.get("stop"))}
             if answer.get("stop"):
                 answers["by"] = called(callback)
@@ -101,21 +188,16 @@ def notify(callbacks, hook, view, always=False):
 
 
 def common(answers, hook, callbacks):
-    """The answers of process 0's callbacks, in every process: they may go by a clock, and what only observes runs there alone."""
+    """Process 0's answers, in every process: callbacks may go by a clock, and observers run only
+    there."""
     if not any(
-        hasattr(c, hook) and (hook != "on_step_end" or not getattr(c, "observer", False))
-        for c in callbacks
+        hasattr(c, hook) and (hook != "on_step_end" or not is_observer(c)) for c in callbacks
     ):
         return answers
-    stop, scaled, scale = agreed(
-        [
-            float(bool(answers.get("stop"))),
-            float("lr_scale" in answers),
-            answers.get("lr_scale", 1.0),
-        ]
-    )
-    found = {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
-    return found | ({"lr_scale": scale} if scaled else {})
+    numbers = [bool(answers.get("stop")), "lr_scale" in answers, answers.get("lr_scale", 1.0)]
+    stop, scaled, scale = agreed([float(number) for number in numbers])
+    merged = {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
+    return merged | ({"lr_scale": scale} if scaled else {})
 
 
 def is_its_turn(callback, hook, view):
@@ -123,79 +205,78 @@ def is_its_turn(callback, hook, view):
     return hook not in OF_EPOCHS or view.epoch % getattr(callback, "every_n_epochs", 1) == 0
 
 
-def ask(callback, hook, view):
-    """What a callback answers."""
-    return called_safely(callback, hook, f"in epoch {view.epoch} after step {view.step}", view)
-
-
 def steps_left(callback, step):
-    """The steps until a callback wants to be told of one."""
+    """The steps until a callback must see the run."""
     left = called_safely(callback, "steps_left", f"after step {step}", step)
     if not isinstance(left, int) or left < 1:
         raise UserError(
-            f"callbacks: {called(callback)}.steps_left answered {left!r}; it must be a whole number from 1"
+            f"callbacks: {called(callback)}.steps_left returned {left!r}; "
+            "it must be a whole number from 1"
         )
     return left
 
 
 def called_safely(callback, method, when, argument):
-    """What a method answers; if it fails, the run is told which one, where and when."""
+    """What a method returns; if it fails, the error says which one, where and when."""
     function = getattr(callback, method)
     try:
         return function(argument)
     except (UserError, RunError):
         raise
     except Exception as error:
-        frames, own = traceback.extract_tb(error.__traceback__), getattr(function, "__code__", None)
-        frame = [frame for frame in frames if own is None or frame.filename == own.co_filename][-1]
-        where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}: {type(error).__name__}: {error}"
+        frames = traceback.extract_tb(error.__traceback__)
+        code = getattr(function, "__code__", None)
+        frame = [f for f in frames if code is None or f.filename == code.co_filename][-1]
+        where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}"
         raise CallbackFailed(
-            f"callbacks: {called(callback)}.{method} failed {when}: {where}"
+            f"callbacks: {called(callback)}.{method} failed {when}: "
+            f"{where}: {type(error).__name__}: {error}"
         ) from error
 
 
 def checked(callback, hook, answer):
-    """The answer of a callback, if it is one."""
+    """What a callback returned, if it makes sense."""
     where = f"callbacks: {called(callback)}.{hook}"
     if answer is not None and not isinstance(answer, dict):
         raise UserError(
-            f"{where} answered {answer!r}; a callback answers nothing, or a dict of 'stop' and 'lr_scale'"
+            f"{where} returned {answer!r}; "
+            "a callback returns nothing, or a dict of 'stop' and 'lr_scale'"
         )
     answer = answer or {}
     if unknown := answer.keys() - {"stop", "lr_scale"}:
         raise UserError(
-            f"{where} answered {sorted(unknown)}; a callback may answer 'stop' and 'lr_scale'"
+            f"{where} returned {sorted(unknown)}; a callback may return 'stop' and 'lr_scale'"
         )
     scale = answer.get("lr_scale", 1.0)
     try:
-        sound = math.isfinite(scale) and scale >= 0
+        valid = math.isfinite(scale) and scale >= 0
     except TypeError:
-        sound = False
-    if not sound:
-        raise UserError(f"{where} answered lr_scale={scale!r}; it must be a number from 0")
+        valid = False
+    if not valid:
+        raise UserError(f"{where} returned lr_scale={scale!r}; it must be a number from 0")
     return answer
 
 
 def memories(callbacks):
     """What the callbacks remember, as plain JSON."""
-    found = []
+    pairs = []
     for callback in callbacks:
         try:
-            found.append(
-                [called(callback), json.loads(json.dumps(getattr(callback, "memory", None)))]
-            )
+            memory = json.loads(json.dumps(getattr(callback, "memory", None)))
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"callbacks: the memory of {called(callback)} is not JSON ({error}); keep plain numbers, lists and dicts"
+                f"callbacks: the memory of {called(callback)} is not JSON ({error}); "
+                "keep plain numbers, lists and dicts"
             ) from error
-    return found
+        pairs.append([called(callback), memory])
+    return pairs
 
 
-def remember(callbacks, found):
-    """Give each callback its memory back; with another list of callbacks than then, none has a claim to it."""
-    if [called(callback) for callback in callbacks] != [name for name, _ in found]:
-        logger.warning("The callbacks are not those of the checkpoint, so all of them start anew")
+def remember(callbacks, pairs):
+    """Give each callback its memory back, unless the callbacks are not those of the checkpoint."""
+    if [called(callback) for callback in callbacks] != [name for name, _ in pairs]:
+        logger.warning("The callbacks are not those of the checkpoint, so all of them start afresh")
         return
-    for callback, (_, memory) in zip(callbacks, found, strict=True):
+    for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
             callback.memory = memory

@@ -1,137 +1,186 @@
-"""The lines of a run: said on the console, written to metrics.jsonl, a JSON object a line, and handed to the trackers."""
+"""Log lines: on the console, in metrics.jsonl, one JSON object per line, and to the trackers."""
 
 import contextlib
 import json
 import logging
 import math
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 
+from training.devices.placing import fetched
+from training.devices.processes import several
+from training.options import LoggingOptions
 from training.watching.publish import Publisher
-from utils import RunError
+from utils import RunError, named_leaves
 
 logger = logging.getLogger("main")
 
+FILE = "metrics.jsonl"
+TRACKERS_SECONDS = {
+    False: 30.0,
+    True: 1.0,
+}  # that trackers may take to end; a signal leaves no time
+
 
 class MetricLog:
-    """Where the values of a run go; without a file, to the console and the trackers alone. What a full disk does not take is
-    written later, if the run is to go on without."""
+    """The watcher that logs. Without a folder it logs to the console and the trackers alone. With
+    `keep_going`, what a full disk does not take is written later. `ring` is how many steps are kept
+    one by one, and `histograms` says whether the params are published at the end of every epoch."""
 
-    def __init__(self, path=None, go_on=False, publish=None):
-        self.path, self.go_on, self.unwritten, self.told = path, go_on, "", False
+    ends_line = True
+
+    def __init__(
+        self,
+        folder=None,
+        options=LoggingOptions(),
+        publish=None,
+        *,
+        keep_going=False,
+        ring=0,  # noqa: B008
+    ):
+        self.path = Path(folder) / FILE if folder else None
+        self.options, self.keep_going, self.ring = options, keep_going, ring
         self.publish = publish or Publisher()
+        self.unwritten, self.error_logged = "", False
 
-    def folder(self):
-        """That of the run, where this process is the one that writes into it."""
-        return self.path and self.path.parent
+    # When a line is due.
 
-    def progress(self, where, steps, named, rates):
-        """A line within an epoch; `where` tells epoch, position and step."""
-        position = where["position"]
+    def steps_left(self, ahead):
+        """Steps until the next log line: by number, or when the ring of single steps is full."""
+        every = self.options.every_steps
+        by_number = every - ahead.position % every if every else 2**30
+        until_full = self.ring - (ahead.position - ahead.lined) if self.ring else 2**30
+        return min(by_number, until_full)
+
+    def overdue(self, ahead):
+        seconds = self.options.every_seconds
+        return bool(seconds and time.monotonic() - ahead.lined_at >= seconds)
+
+    def needs_state(self, due, line):
+        return False
+
+    # Lines.
+
+    def on_epoch_start(self, run):
+        if run.position:
+            logger.info("---- RESUMING EPOCH %d AFTER %d BATCHES ----", run.epoch, run.position)
+        else:
+            logger.info("---- STARTING EPOCH %d ----", run.epoch)
+
+    def on_chunk(self, run, report):
+        """A line within an epoch."""
+        if report.line is None:
+            return
+        self.log_each_step(run)
+        position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position // steps}%)" if steps else f"{position}"
-        logger.info("Epoch %d [%s] -- Loss: %.4f", where["epoch"], share, named["train_loss"])
-        self.write({"epoch": where["epoch"], "step": where["step"], **named, **rates})
-        self.publish.scalars(where["step"], {"epoch": where["epoch"], **named, **rates})
+        logger.info("Epoch %d [%s] -- Loss: %.4f", run.epoch, share, run.metrics["train_loss"])
+        values = {**run.metrics, **report.line}
+        self.write({"epoch": run.epoch, "step": run.step, **values})
+        self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
-    def each_step(self, epoch, values, last):
-        """A row for each of some steps, the last of which is the `last` one of the run; values are arrays."""
-        columns = {name: found.tolist() for name, found in values.items()}
-        for i, step in enumerate(range(last + 1 - len(columns["train_loss"]), last + 1)):
-            self.write(
-                {
-                    "epoch": epoch,
-                    "step": step,
-                    **{k: v[i] for k, v in columns.items()},
-                    "each_step": True,
-                },
-                flush=False,
-            )
-        self.flush()
-
-    def measured(self, epoch, prefix, named):
-        """A line for each value of a set."""
-        for name, value in named.items():
-            metric = name.removeprefix(f"{prefix}_")
-            if "/" in name or metric == name:
+    def on_values(self, run, name, values):
+        """A line for each value of a set at the end of an epoch."""
+        for full_name, value in values.items():
+            metric = full_name.removeprefix(f"{name}_")
+            if "/" in full_name or metric == full_name:
                 continue
             if not np.isfinite(value):
                 logger.warning(
-                    "Epoch %d: %s is not finite; does a label lie outside the classes?", epoch, name
+                    "Epoch %d: %s is not finite; does a label lie outside the classes?",
+                    run.epoch,
+                    full_name,
                 )
             label = "avg Loss:" if metric == "loss" else f"{metric} @"
-            each = [f"{v:.4f}" for k, v in named.items() if k.startswith(f"{name}/")]
-            logger.info(
-                "Epoch %d [%s] %s %.4f%s",
-                epoch,
-                prefix,
-                label,
-                value,
-                f" ({' '.join(each)})" if each else "",
-            )
+            each = [f"{v:.4f}" for k, v in values.items() if k.startswith(f"{full_name}/")]
+            replicas = f" ({' '.join(each)})" if each else ""
+            logger.info("Epoch %d [%s] %s %.4f%s", run.epoch, name, label, value, replicas)
 
-    def epoch(self, epoch, step, named, rates):
-        """The lines that close an epoch; answers its row."""
-        logger.info("---- Epoch %d took %.2f seconds to complete! ----", epoch, rates["seconds"])
-        row = {"epoch": epoch, "step": step, **named, **rates}
+    def on_epoch_end(self, run):
+        self.log_each_step(run)
+        row = run.history[-1]
+        logger.info("---- Epoch %d took %.2f seconds to complete! ----", run.epoch, row["seconds"])
         self.write(row | {"end_of_epoch": True})
-        self.publish.scalars(step, {"epoch": epoch, **for_trackers(named | rates)})
-        return row
+        named = {name: value for name, value in row.items() if name not in ("epoch", "step")}
+        self.publish.scalars(run.step, {"epoch": run.epoch, **for_trackers(named)})
+        if self.options.histograms and (several() or self.publish.channels_for("histogram")):
+            for name, leaf in named_leaves(run.states()[0].params).items():
+                values = np.asarray(fetched(leaf), np.float32).ravel()
+                self.publish.histogram(run.step, name, values)
 
-    def row(self, row, named):
-        """A row of its own: what was measured before the first epoch, or after the last."""
-        self.write(row | named)
-        self.publish.scalars(row["step"], named)
+    def on_extra_row(self, run, row, values):
+        """A row outside of epochs: of the initial params, or of the final test."""
+        self.write(row | values)
+        self.publish.scalars(row["step"], values)
 
-    def write(self, row, flush=True):
+    def log_each_step(self, run):
+        """A row for each step since the last line, if all steps are logged."""
+        if not self.options.log_all or not run.each_step:
+            return
+        columns = {name: array.tolist() for name, array in run.each_step.items()}
+        for i in range(len(columns["step"])):
+            values = {name: column[i] for name, column in columns.items()}
+            self.unwritten += line_of({"epoch": run.epoch, **values, "each_step": True})
+        self.flush()
+
+    # The file.
+
+    def write(self, row):
         """Append one row to metrics.jsonl."""
-        if self.path is not None:
-            self.unwritten += json.dumps(sayable(row)) + "\n"
-            if flush:
-                self.flush()
+        self.unwritten += line_of(row)
+        self.flush()
 
     def flush(self):
-        """Write what is not written yet."""
+        """Append what is not written yet."""
         if self.path is None:
+            self.unwritten = ""
             return
         try:
             append(self.path, self.unwritten)
-            self.unwritten, self.told = "", False
+            self.unwritten, self.error_logged = "", False
         except OSError as error:
             message = f"{self.path}: cannot be written: {error.strerror}"
-            if not self.go_on:
+            if not self.keep_going:
                 raise RunError(message) from error
-            if not self.told:
+            if not self.error_logged:
                 logger.error("%s; its lines are kept until it can be", message)
-            self.told = True
+            self.error_logged = True
 
-    def forget(self, step):
-        """Drop what could not be written, and what the trackers have after a step: the run goes back to before it."""
+    def back_to(self, step):
+        """Drop what is not written, and what the trackers have after a step."""
         self.unwritten = ""
         self.publish.back_to(step)
 
     def epochs(self):
-        """The rows of the epochs so far, as `epoch` answered them; a line that someone broke is passed over."""
+        """The rows of the epochs so far, as in `run.history`; a broken line is skipped."""
         rows = []
         if self.path is not None and os.path.exists(self.path):
-            for line in Path(self.path).read_text(errors="replace").splitlines():
+            for line in self.path.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
                     rows.append(json.loads(line))
         rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
         return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
 
+    def close(self, run):
+        """End the trackers; whether all of them ended."""
+        return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
+
 
 def for_trackers(named):
-    """The values of an epoch as trackers get them, which draw its mean and the lines within it as two curves."""
-    return {
-        f"{name}_epoch" if name.startswith("train_") else name: value
-        for name, value in named.items()
-    }
+    """The values of an epoch under the names that trackers get: the mean of an epoch of training and
+    its lines are two curves."""
+    return {f"{k}_epoch" if k.startswith("train_") else k: value for k, value in named.items()}
+
+
+def line_of(row):
+    return json.dumps(sayable(row)) + "\n"
 
 
 def sayable(row):
-    """What is not finite, which JSON cannot say, as null."""
+    """The row with null for what is not finite, which JSON cannot express."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 

@@ -1,0 +1,87 @@
+"""The mesh: all devices as `data` x `fsdp` x `tensor`. One device is a mesh of one."""
+
+import math
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from training.devices.options import MeshOptions
+from utils import UserError
+
+AXES = ("data", "fsdp", "tensor")
+BATCH = ("data", "fsdp")  # the axes that a batch is sharded over
+
+
+def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
+    """The mesh over all devices, or the given ones. Devices of one host are neighbours along the
+    last axes, which exchange the most data."""
+    devices = jax.devices() if devices is None else devices
+    shape = mesh_shape(options, len(devices))
+    if wrong := misfit(shape, devices):
+        raise UserError(wrong)
+    devices = devices[: math.prod(shape)]
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def mesh_on_paper(options):
+    """(the mesh, why it does not fit this machine or None); one that does not fit has no devices."""
+    shape = mesh_shape(options, jax.device_count())
+    wrong = misfit(shape, jax.devices())
+    return (AbstractMesh(shape, AXES), wrong) if wrong else (make_mesh(options), None)
+
+
+def misfit(shape, devices):
+    """Why a mesh of this shape does not fit these devices, or None."""
+    size, processes = math.prod(shape), jax.process_count()
+    if size == len(devices) or (size < len(devices) and processes == 1):
+        return None
+    platform = devices[0].platform
+    present = f"there {'are' if len(devices) > 1 else 'is'} {len(devices)} of {platform}"
+    if processes > 1:
+        present += f", in {processes} processes, each of which must have a share"
+    fix = "-1 stands for all remaining devices, and mesh.data=-1 mesh.fsdp=1 mesh.tensor=1 always fits"
+    if platform == "cpu":
+        flag = f"--xla_force_host_platform_device_count={max(size // processes, 1)}"
+        fix += f"; XLA_FLAGS={flag} simulates them"
+    return f"mesh: {in_words(shape)} is {size} devices, and {present}; {fix}"
+
+
+def mesh_shape(options, count):
+    """The three sizes; the last axis of -1 takes the devices that the other axes leave, of `count`."""
+    sizes = [getattr(options, axis) for axis in AXES]
+    open_axes = [i for i, size in enumerate(sizes) if size == -1]
+    sizes = [1 if size == -1 else size for size in sizes]
+    if open_axes:
+        fixed = math.prod(sizes)
+        if fixed < count and count % fixed:
+            raise UserError(
+                f"mesh: {count} devices do not divide by {in_words(sizes)}, "
+                "so there is no number for the -1"
+            )
+        sizes[open_axes[-1]] = max(count // fixed, 1)
+    return tuple(sizes)
+
+
+def in_words(shape):
+    """data 4 x fsdp 2 x tensor 1."""
+    return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
+
+
+def check_divides(size, mesh):
+    """Refuse a batch that does not divide evenly over the devices."""
+    parts = math.prod(mesh.shape[axis] for axis in BATCH)
+    if size % parts:
+        raise UserError(
+            f"loader.batch_size: {size} examples do not divide over {parts} devices; "
+            f"use a multiple, such as {-(-size // parts) * parts}, or another mesh"
+        )
+
+
+def replicated(mesh):
+    """The sharding of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def sharded(mesh, axis=0):
+    """The sharding of a batch, whose examples lie along one axis."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, BATCH))

@@ -1,0 +1,153 @@
+"""The recipe of a run: everything that is computed, composed once and passed to whatever needs it: the
+shape check, training, `--evaluate`, `--watch` and the export."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from training.base import Objective, Optimizer
+from training.objective import with_precision
+from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from training.run import Reader
+from training.tally import NEEDS, Tracked, Watch
+from utils import UserError
+
+RING = 1024  # steps whose values are kept one by one where log lines come by the clock
+
+
+class Recipe(NamedTuple):
+    """What a run computes. `compose` makes it from the parts of a config or the arguments of `fit`."""
+
+    model: Any
+    objective: Objective
+    optimizer: Optimizer
+    make_update: Callable  # (unroll) -> Update
+    watch: Watch  # what is measured
+    rates: dict  # {name: learning rate, a number or a function of the step}
+    preprocess: tuple
+    callbacks: tuple
+    seed: int
+    plan: Any  # the devices, and what each of them holds (training/devices/sharding.py)
+    loader: LoaderOptions
+    training: TrainingOptions
+    checkpoint: CheckpointOptions
+    logging: LoggingOptions
+
+    def reader(self, trainer=None):
+        """What turns tallies into named values; norms of single leaves need the trainer's names."""
+        return Reader(self.objective.finish, self.watch.hidden, trainer.leaves if trainer else ())
+
+    def sets_in_epochs(self, sets):
+        """The held-out sets that are evaluated while a run trains."""
+        if not (self.training.eval_every or self.training.eval_initial):
+            return []
+        at_end = self.sets_at_end(sets)
+        return [name for name in sets if name != "train" and name not in at_end]
+
+    def sets_at_end(self, sets):
+        """The held-out sets that are evaluated once, after training."""
+        return [name for name in sets if name == "test" and self.training.test_at == "end"]
+
+
+def compose(parts, plan):
+    """The Recipe of `parts`, an object with an attribute for each key of a config."""
+    seed, replicas = parts.seed, parts.training.replicas
+    if not 0 <= seed <= 2**32 - replicas:
+        raise UserError(
+            f"seed: must be at least 0 and leave room for {replicas} replicas below 2**32, got {seed}"
+        )
+    functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
+    model = with_precision(parts.model, parts.training.precision)
+    try:
+        objective = parts.objective(model, parts.loss, functions, parts.preprocess, parts.augment)
+    except ValueError as error:
+        raise UserError(f"objective.args.{error}") from error
+    objective = objective if isinstance(objective, Objective) else Objective(objective)
+    return Recipe(
+        parts.model,
+        objective,
+        parts.optimizer,
+        configured(parts.update, objective, parts.optimizer, parts.training),
+        watch,
+        parts.rates if "learning_rate" in watch.needs else {},
+        tuple(parts.preprocess),
+        tuple(parts.callbacks),
+        parts.seed,
+        plan,
+        parts.loader,
+        parts.training,
+        parts.checkpoint,
+        parts.logging,
+    )
+
+
+def configured(update, objective, optimizer, training):
+    """make_update(unroll), with the training options that the update takes; one that is set although
+    the update does not take it is an error."""
+    accepted = inspect.signature(update).parameters
+    for name, default in (("accumulate", 1), ("ema", None)):
+        if name not in accepted and getattr(training, name) != default:
+            raise UserError(
+                f"training.{name}: the update {part_name(update)!r} takes no {name!r}; "
+                "leave it at its default"
+            )
+
+    def make_update(unroll):
+        given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
+        given = {name: value for name, value in given.items() if name in accepted}
+        return update(objective, optimizer, **given)
+
+    return make_update
+
+
+def measures(metrics, callbacks, logging):
+    """({label: function of one example}, the Watch) of everything that is measured. `metrics` is a
+    list or a dict of functions, or of Tracked ones."""
+    rules, hidden = labelled(metrics), set()
+    for callback in callbacks:
+        for label, rule in getattr(callback, "metrics", {}).items():
+            who = f"callbacks: {type(callback).__name__} measures {label!r}"
+            if label in rules or label == "loss" or "/" in label:
+                raise UserError(
+                    f"{who}, a name that another metric has, or with a '/'; "
+                    "is the callback in the list twice?"
+                )
+            if rule.freq == "STEP":
+                raise UserError(
+                    f"{who} within epochs, which only logged metrics can be; use freq EPOCH"
+                )
+            rules[label] = rule
+            hidden.add(label)
+    needs = {need for callback in callbacks for need in getattr(callback, "needs", ())}
+    needs |= {need for need in NEEDS if getattr(logging, need, False)}
+    needs |= {"per_step"} if logging.log_all else set()
+    ring = min(logging.every_steps or RING, RING) if "per_step" in needs else 0
+    functions = {label: rule.function for label, rule in rules.items()}
+    return functions, Watch(rules, frozenset(hidden), frozenset(needs), ring)
+
+
+def labelled(metrics):
+    """{label: Tracked} of a dict of metrics, or of a list, whose labels are the functions' names."""
+    pairs = metrics.items() if isinstance(metrics, dict) else [(None, m) for m in metrics]
+    for _, metric in pairs:
+        if not callable(metric.function if isinstance(metric, Tracked) else metric):
+            raise UserError(
+                f"metrics: {metric!r} is no function; "
+                "give the function itself, as training.metrics.accuracy"
+            )
+    rules = {}
+    for label, metric in pairs:
+        label = part_name(metric) if label is None else label
+        if label == "loss" or label in rules or "/" in label:
+            raise UserError(
+                f"metrics: the name {label!r} is taken, or has a '/'; "
+                "give {name: function} with other names"
+            )
+        rules[label] = metric if isinstance(metric, Tracked) else Tracked(metric)
+    return rules
+
+
+def part_name(part):
+    """The name of a function, also under functools.partial or in a Tracked."""
+    function = part.function if isinstance(part, Tracked) else part
+    return getattr(function, "func", function).__name__

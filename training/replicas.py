@@ -1,0 +1,77 @@
+"""Several seeds trained side by side: replicas, as calls of compiled programs."""
+
+from operator import itemgetter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from training.programs import Program, Start, options_for
+
+
+class Replicas:
+    """The replicas of a run as calls of compiled programs: each by itself, or all stacked on a leading
+    axis and vmapped. A lane is what one call takes. On accelerators they are stacked; on the CPU one
+    call per replica is faster (a ResNet step: 181 ms against 814 ms)."""
+
+    def __init__(self, seeds, plan, pool=None, stacked=None):
+        stacked = jax.default_backend() != "cpu" if stacked is None else stacked
+        self.seeds, self.plan, self.pool = seeds, plan, pool
+        self.stacked = stacked and len(seeds) > 1
+        self.lanes_plan = plan._replace(stacked=self.stacked)
+
+    def __len__(self):
+        """The number of lanes."""
+        return 1 if self.stacked else len(self.seeds)
+
+    def stack(self, trees, shardings=None):
+        """From one tree per replica to one per lane."""
+        if not self.stacked:
+            return list(trees)
+        stack = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)  # noqa: E731
+        return [jax.jit(stack, out_shardings=shardings)(*trees)]
+
+    def unstack(self, trees):
+        """From one tree per lane back to one per replica."""
+        if not self.stacked:
+            return list(trees)
+        return [jax.tree.map(itemgetter(r), trees[0]) for r in range(len(self.seeds))]
+
+    def joined(self, pieces):
+        """One piece per lane, on the host."""
+        return [jax.tree.map(lambda *a: np.stack(a), *pieces)] if self.stacked else pieces
+
+    def rows(self, size):
+        """Which rows of a batch this process reads."""
+        self.plan.check_batch(size)
+        return self.plan.rows(size)
+
+    def put_batch(self, pieces, size):
+        """This process's rows of a batch of `size` for each replica, put onto the devices."""
+        self.plan.check_batch(size)
+        return [self.lanes_plan.put_batch(piece, size) for piece in self.joined(pieces)]
+
+    def put_orders(self, orders):
+        """The order of an epoch for each replica, sharded like its batches."""
+        sharding = self.plan.batch(1 + self.stacked)
+        return [self.plan.put(order, sharding) for order in self.joined(orders)]
+
+    def shapes_of_one(self, lane):
+        """The shapes of one replica's share of a lane."""
+        shape = lambda a: a.shape[1:] if self.stacked else a.shape  # noqa: E731
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(shape(a), a.dtype), lane)
+
+    def start(self, make):
+        """The compiled function that makes a lane of what `make` makes for one replica."""
+        rows = (len(self.seeds),) if self.stacked else ()
+
+        def lane():
+            return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
+
+        return Start(lane, self.plan.whole, pool=self.pool)
+
+    def program(self, name, function, axes, looped, shardings=None):
+        """The Program of a lane; `axes` says which arguments have an axis of replicas."""
+        function = jax.vmap(function, in_axes=axes) if self.stacked else function
+        options = {"options": options_for(looped), "shardings": shardings, "pool": self.pool}
+        return Program(function, self.plan.whole, name, **options)

@@ -1,0 +1,307 @@
+"""The trainer: the compiled programs of a run, and its state on the devices.
+
+The programs are made from shapes alone, so that threads compile them while the data is still loading:
+`Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a set, copies
+its state and takes another one. It knows nothing of epochs, log lines or checkpoints.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from data_loader.base import Arrays
+from training import tally
+from training.base import TrainState, key_data
+from training.feed import form_on_device, make_feeds
+from training.programs import Start, loops_are_slow, placed
+from training.replicas import Replicas
+from training.update import read_of, shapes_of_values, zero_sums
+from utils import UserError, named_leaves
+
+SEED = jax.ShapeDtypeStruct((), jnp.uint32)
+
+
+class Trainer:
+    """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset, ...},
+    where Arrays may hold shapes of what `start` brings. Without a "train" set it only evaluates."""
+
+    def __init__(self, recipe, sets, stacked=None):
+        options, self.plan = recipe.training, recipe.plan.on_devices()
+        self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
+        seeds = range(recipe.seed, recipe.seed + options.replicas)
+        self.replicas = Replicas(seeds, self.plan, self.pool, stacked)
+        self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
+        self.feed, self.forms = self.feeds.get("train"), forms_of(sets)
+        draw, whole = partial(first_trees, recipe.model), self.plan.whole
+        params, state = jax.eval_shape(draw, SEED)
+        shardings = self.plan.of_params(params), whole
+        self.trees = placed(params, shardings[0]), placed(state, whole)
+        self.leaves = tuple(named_leaves(params))
+        shapes = next(iter(self.feeds.values())).shapes
+        self.looped = not loops_are_slow(recipe.objective, *self.trees, shapes)
+        self.program, self.tallies = None, {}
+        if self.feed:
+            self.begin_training_programs()
+            self.draw = Start(draw, shardings, SEED, pool=self.pool)
+            self.first = Start(
+                self.first_state, self.plan.of_state(self.carry), *self.trees, SEED, pool=self.pool
+            )
+        self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
+        self.rate_scale, self.states = 1.0, []
+        self.copies = []  # the latest snapshot, whose memory the next one takes: new memory costs 4x
+        self.copy = jax.jit(
+            lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
+        )
+
+    # Programs.
+
+    def begin_training_programs(self):
+        """Begin to compile the training step, which takes longest, and what makes its sums."""
+        recipe, watch, shapes = self.recipe, self.recipe.watch, self.feed.shapes
+        self.update = recipe.make_update(unroll=self.looped)
+        self.first_state = partial(first_state, self.update)
+        values = shapes_of_values(recipe.objective, *self.trees, shapes)
+        modes = watch.modes(values, "TRAIN", "EPOCH")
+        self.gathers = rows_of("train", self.feed, modes)  # rows that CONCAT gathers in an epoch
+        freeze = recipe.training.on_nonfinite != "skip"
+        settings = {"freeze": freeze, "watch": watch, "rows": self.gathers}
+        zeros = partial(zero_sums, recipe.objective, *self.trees, shapes, **settings)
+        self.carry = jax.eval_shape(self.first_state, *self.trees, SEED)
+        carry = self.carry._replace(sums=jax.eval_shape(zeros))
+        shardings = self.replicas.lanes_plan.of_state(carry)
+        self.program = self.feed.program("train", *training(self.update), self.looped, shardings)
+        if not self.replicas.stacked:
+            self.program.begin((), placed(carry, shardings), *self.feed.forms())
+        self.zeros = self.replicas.start(zeros)
+        # With rows or steps that are kept one by one, the whole is much more than a log line's part.
+        separate = self.gathers or watch.ring
+        self.zero_window = lambda: self.zeros()["window"]
+        if separate:
+            self.zero_window = self.replicas.start(lambda: zeros()["window"])
+
+    def begin_evaluation_programs(self, sure):
+        """Make the program of each held-out set; begin to compile those that are `sure` to be used."""
+        held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
+        step, report = evaluation(self.recipe.objective)
+        self.evaluations = {
+            name: feed.program(name, step, report, self.looped) for name, feed in held_out.items()
+        }
+        made = {}
+        for name, feed in held_out.items():
+            shapes = shapes_of_values(self.recipe.objective, *self.trees, feed.shapes)
+            modes = self.recipe.watch.modes(shapes, tally.phase_of(name), "EPOCH")
+            if feed.steps is None:  # a callback cannot gather a set of unknown length
+                hidden = self.recipe.watch.hidden
+                gathered = {k for k, mode in modes.items() if mode == "CONCAT" and k in hidden}
+                modes = {label: mode for label, mode in modes.items() if label not in gathered}
+            key = (tuple(modes.items()), rows_of(name, feed, modes))
+            if key not in made:  # sets that are measured alike share what makes their empty tally
+                empty = partial(tally.empty, modes, shapes, key[1])
+                form = placed(jax.eval_shape(empty), self.plan.whole)
+                made[key] = self.replicas.start(empty), form
+            self.tallies[name], carry = made[key]
+            if name in sure and not self.replicas.stacked:
+                self.evaluations[name].begin(self.trees, carry, *feed.forms())
+
+    def suits(self, sets):
+        """Whether it was made for sets of these shapes."""
+        in_arrays = all(type(dataset) is Arrays for dataset in sets.values())
+        return in_arrays and self.forms == forms_of(sets)
+
+    def prepare(self):
+        """Compile the training step now; whether that was still to be done."""
+        if self.program.compiled is not None:
+            return False
+        lane = self.feed.peek()
+        if lane is not None:
+            self.program.prepare((), self.states[0], *lane)
+        return lane is not None
+
+    def compile_seconds(self):
+        """The seconds that compiling the training step and the evaluations took so far."""
+        programs = [*([self.program] if self.program else []), *self.evaluations.values()]
+        return sum(program.seconds for program in programs)
+
+    # State.
+
+    def start(self, sets, pretrained=None):
+        """Bring the data, and draw the first state of each replica; `pretrained` may replace its
+        (params, state)."""
+        for name, feed in self.feeds.items():
+            feed.fill(sets[name])
+        seeds = [np.uint32(seed) for seed in self.replicas.seeds]
+        trees = [self.draw(seed) for seed in seeds]
+        trees = [self.put_weights(pretrained(*tree)) for tree in trees] if pretrained else trees
+        states = [self.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)]
+        self.states = self.stack_states(states)
+
+    def stack_states(self, states):
+        """From a TrainState per replica to one per lane."""
+        return self.replicas.stack(states, self.replicas.lanes_plan.of_state(states[0]))
+
+    def put_weights(self, weights):
+        """(params, state) on the devices."""
+        params, state = weights
+        return self.plan.put(params, self.plan.of_params(params)), self.plan.put(state)
+
+    def replica_states(self):
+        """The TrainState of each replica."""
+        return self.replicas.unstack(self.states)
+
+    def snapshot(self):
+        """A copy of each replica's TrainState. The next snapshot takes it away, but not the next step.
+        An accelerator may have no room for a second one, so there it is made in the host's memory;
+        the state of several processes stays on the devices until it is written."""
+        if jax.default_backend() != "cpu" and jax.process_count() == 1:
+            return jax.device_get([jax.tree.map(key_data, ts) for ts in self.replica_states()])
+        reusable = jax.tree.structure(self.copies) == jax.tree.structure(self.states)
+        memory = self.copies if reusable else [None] * len(self.states)
+        copies = [self.copy(*pair) for pair in zip(self.states, memory, strict=True)]
+        self.copies = copies if jax.default_backend() == "cpu" else []
+        return self.replicas.unstack(copies)
+
+    def restore(self, states):
+        """Continue from one TrainState per replica; their seeds decide the order of the data."""
+        self.replicas.seeds = [int(ts.seed) for ts in states]
+        self.rate_scale = float(states[0].lr_scale)
+        self.states, self.copies = [], []  # there may be no room for both
+        self.states = self.stack_states(
+            [self.plan.put(ts, self.plan.of_state(ts)) for ts in states]
+        )
+        if (
+            jax.default_backend() == "cpu"
+        ):  # JAX may borrow the host's memory, which must not be donated
+            self.states = [self.copy(ts, None) for ts in self.states]
+
+    def scale_rate(self, factor):
+        """Multiply every later update by this factor."""
+        self.rate_scale = float(factor)
+        rows = np.full(self.states[0].lr_scale.shape, factor, np.float32)
+        self.states = [ts._replace(lr_scale=self.plan.put(rows)) for ts in self.states]
+
+    # Work.
+
+    def begin(self, epoch, start=0):
+        """Begin an epoch of training, or resume it after its first `start` batches."""
+        self.feed.begin(epoch, start)
+        if start == 0:
+            self.states = [ts._replace(sums=self.zeros()) for ts in self.states]
+
+    def train(self, count):
+        """Take up to `count` steps: (how many were taken, the epoch's sums so far, on the device)."""
+        return advance(self.feed, self.program, [()] * len(self.states), self.states, count)
+
+    def new_window(self):
+        """Begin the sums of the next log line; those of the last one are in its report."""
+        window = self.zero_window
+        self.states = [ts._replace(sums=ts.sums | {"window": window()}) for ts in self.states]
+
+    def read(self, reports):
+        """Sums as NumPy arrays, one tree per replica; waits for them."""
+        return self.replicas.unstack(jax.device_get(reports))
+
+    def sums(self):
+        """All sums of the epoch so far, of each replica."""
+        return self.read([ts.sums for ts in self.states])
+
+    def zero_sums(self):
+        """The sums of one replica before its first step, on the host."""
+        return self.read([self.zeros()])[0]
+
+    def weights(self):
+        """(params, state) of each lane as they are evaluated."""
+        return [ts.evaluated() for ts in self.states]
+
+    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None):
+        """The tally of a whole set by each replica, with `weights` (of each lane) or the current ones;
+        None if `stopped` returns True between two calls of `count` batches."""
+        weights, before, taken = weights or self.weights(), None, 1
+        self.feeds[name].begin(epoch=1)
+        tallies = [self.tallies[name]() for _ in range(len(self.replicas))]
+        while taken:
+            taken, reports = self.evaluate_batches(name, weights, tallies, count)
+            jax.block_until_ready(before)  # while the next ones compute
+            before = reports
+            if stopped():
+                return None
+        return self.read(tallies)
+
+    def try_out(self, name):
+        """Evaluate one batch of a set, so that what does not work is found before hours of training."""
+        self.feeds[name].begin(epoch=1)
+        tallies = [self.tallies[name]() for _ in range(len(self.replicas))]
+        self.evaluate_batches(name, self.weights(), tallies, 1)
+        return self.read(tallies)
+
+    def evaluate_batches(self, name, weights, tallies, count):
+        return advance(self.feeds[name], self.evaluations[name], weights, tallies, count)
+
+    def close(self):
+        """End the threads that read ahead, and those that compile."""
+        for feed in self.feeds.values():
+            feed.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def advance(feed, program, consts, carries, count):
+    """Drive the carries, in place, over up to `count` batches of a set: (batches taken, reports)."""
+    taken, reports = 0, [None] * len(carries)
+    for lanes, steps in feed.calls(count):
+        for lane, arguments in enumerate(lanes):
+            carries[lane], reports[lane] = program(consts[lane], carries[lane], *arguments)
+        taken += steps
+    return taken, reports
+
+
+def training(update):
+    """(step, report) of training: the carry is the TrainState, the report is read from its sums."""
+    step = lambda _, ts, batch, valid: update.step(ts, batch, valid)  # noqa: E731
+    return step, lambda ts: read_of(ts.sums)
+
+
+def evaluation(objective):
+    """(step, report) of an evaluation: the constants are (params, state), the carry is the tally; the
+    random key, if an objective uses it, is always the same."""
+
+    def step(weights, seen, batch, valid):
+        losses, _, metrics = objective(*weights, batch, jax.random.key(0), False)
+        mask = jnp.arange(len(losses)) < valid
+        return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
+
+    return step, tally.without_rows
+
+
+def first_trees(model, seed):
+    """(params, state) of a replica, drawn from its seed."""
+    return model.init(
+        jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
+    )  # no step has this number
+
+
+def first_state(update, params, state, seed):
+    """The TrainState before the first step, without its sums."""
+    opt, ema = update.init(params)
+    ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, {}, jnp.float32(1))
+    return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer
+
+
+def forms_of(sets):
+    """The shapes of the sets that are held in arrays."""
+    in_arrays = {name: dataset for name, dataset in sets.items() if type(dataset) is Arrays}
+    return {name: jax.tree.map(form_on_device, data.arrays) for name, data in in_arrays.items()}
+
+
+def rows_of(name, feed, modes):
+    """How many rows CONCAT must hold for a set: one batch to spare, since a batch is written whole."""
+    if "CONCAT" not in modes.values():
+        return 0
+    if feed.steps is None:
+        labels = ", ".join(label for label, mode in modes.items() if mode == "CONCAT")
+        raise UserError(
+            f"metrics: {labels}: CONCAT needs to know how many batches the {name} set has; "
+            "give it a __len__"
+        )
+    return (feed.steps + 1) * jax.tree.leaves(feed.shapes)[0].shape[0]
