@@ -169,9 +169,9 @@ def report(folders):
 def check(parts):
     """--check: print what would run."""
     from training.runs.shape_check import table
-    from training.runs.start import recipe_of
+    from training.runs.start import checked_recipe
 
-    recipe, template = recipe_of(parts)
+    recipe, template = checked_recipe(parts)
     print(json.dumps(parts.config, indent=2))
     print(table(template.params, recipe.plan))
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from training.runner import Runner
 
 from benchmarks.overhead import log_to
 from benchmarks.results import record, spread
@@ -27,8 +28,7 @@ from training.loss import cross_entropy
 from training.objective import supervised
 from training.optimizers import adam
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from training.readings import Reader
-from training.runner import Runner
+from training.run import Reader
 from training.runs.shape_check import count
 from training.update import gradient_update
 from training.watching.metric_log import MetricLog

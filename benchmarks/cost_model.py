@@ -15,7 +15,7 @@ from benchmarks.cost.hardware import DEVICES
 from benchmarks.cost.vit_step import count, sized
 from benchmarks.results import markdown, short
 from benchmarks.steps import SIMULATED
-from training.devices.sharding import in_words
+from training.devices.mesh import in_words
 
 DECADES = range(6, 12)  # powers of ten, in parameters
 HEAD = [

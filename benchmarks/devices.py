@@ -23,9 +23,10 @@ from benchmarks.results import markdown, record, short
 from benchmarks.steps import SIMULATED, mesh_name, program_of, step_of
 from benchmarks.workloads import WORKLOADS, data_for
 from model.vit import vit
+from training.devices.mesh import make_mesh, replicated, sharded
 from training.devices.options import MeshOptions
 from training.devices.placing import put
-from training.devices.sharding import Plan, make_mesh, replicated, shard_bytes, sharded
+from training.devices.sharding import Plan, shard_bytes
 from training.programs import Program, memory_of, options_for, over_rows
 from utils import format_bytes
 

@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 
 import jax
+from training.measures import measures
+from training.rates import LearningRates
+from training.runner import Runner
 
 from benchmarks.results import record, spread
 from data_loader.loader import epoch_order
 from training.fit import compose
 from training.loop import Loop
-from training.measures import measures
 from training.options import LoggingOptions
-from training.rates import LearningRates
-from training.readings import Reader
-from training.runner import Runner
+from training.run import Reader
 from training.update import gradient_update
 from training.watching.metric_log import MetricLog
 from training.watching.publish import About, Publisher

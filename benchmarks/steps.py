@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from training.devices.sharding import AXES, Plan, make_mesh, replicated, sharded
-from training.engine import SEED, first_state, first_trees, training
+from training.devices.mesh import AXES, make_mesh, replicated, sharded
+from training.devices.sharding import Plan
 from training.fit import compose
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised
 from training.optimizers import adamw
 from training.programs import Program, loops_are_slow, options_for, over_batch, placed
+from training.trainer import SEED, first_state, first_trees, training
 from training.update import gradient_update, zero_sums
 
 SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}  # for a process of its own

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.processes import ROOT, run, start
-from training.rates import TIMES
+from training.run import TIMES
 
 SMALL = {
     "title": "Small",

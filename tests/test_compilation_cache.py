@@ -11,7 +11,7 @@ from model.mlp import mlp
 from model.resnet import resnet
 from training.fit import fit
 from training.optimizers import adamw
-from training.rates import TIMES
+from training.run import TIMES
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 8, 8, 1)).astype(np.float32), RNG.integers(0, 3, 60).astype(np.int32)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from training.checkpoint.storage import Incomplete, load, newest
-from training.rates import TIMES
+from training.run import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("KILLS", "6"))

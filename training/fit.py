@@ -24,7 +24,7 @@ from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from training.recipe import compose
+from training.recipe import Recipe, compose
 from training.run import Clock, LearningRates, Run
 from training.runs import folder as run_folder
 from training.runs.dry_run import DryRun
@@ -46,10 +46,27 @@ EVERY_50_STEPS = LoggingOptions()
 
 
 def fit(
+    model, train, test=None, val=None, *, folder=None, record=None, resume=False, watchers=(), **settings
+) -> Run:
+    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the
+    finished Run.
+
+    `val` is one set or {name: set}. With a `folder`, the run leaves metrics.jsonl and checkpoints there,
+    each with the `record`; `resume=True` continues from the newest good checkpoint, if there is one,
+    `resume="override"` also with other options or data. `watchers` are watchers besides those of the
+    toolkit (training/watchers.py). All other arguments are those of `recipe_of`.
+    """
+    recipe = recipe_of(model, **settings)
+    sets = datasets(train, val, test, recipe.loader, recipe.training.overfit_batches)
+    show_on_console()
+    check_folder(recipe, folder, resume)
+    record = record or own_record(recipe, sets)
+    with holding(folder, resume, record) as checkpoint:
+        return train_recipe(recipe, sets, folder, record, checkpoint, watchers=watchers)
+
+
+def recipe_of(
     model,
-    train,
-    test=None,
-    val=None,
     *,
     optimizer,
     loss=cross_entropy,
@@ -60,32 +77,22 @@ def fit(
     objective=supervised,
     update=gradient_update,
     callbacks=(),
-    watchers=(),
     seed=0,
     log=EVERY_50_STEPS,
-    folder=None,
     checkpoint=EVERY_EPOCH,
-    record=None,
-    resume=False,
     rates=None,
     **options,
-) -> Run:
-    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the
-    finished Run.
+) -> Recipe:
+    """The Recipe of a model.
 
     `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one
-    may be `tracked(...)` (training/tally.py). `val` is one set or {name: set}. `objective` and `update`
-    are factories as in training/objective.py and training/update.py. `options` are the fields of
-    LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh`
-    ({"fsdp": 4}) and `sharding`. `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or
-    dicts of their fields; `rates` are learning rates to log, {name: number or function of the step};
-    `watchers` are watchers besides those of the toolkit (training/watchers.py). With a `folder`, the
-    run leaves metrics.jsonl and checkpoints there, each with the `record`; `resume=True` continues from
-    the newest good checkpoint, if there is one, `resume="override"` also with other options or data.
+    may be `tracked(...)` (training/tally.py). `objective` and `update` are factories as in
+    training/objective.py and training/update.py. `options` are the fields of LoaderOptions and
+    TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh` ({"fsdp": 4}) and `sharding`.
+    `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their fields; `rates`
+    are learning rates to log, {name: number or function of the step}.
     """
     loader, training, mesh, sharding = split_options(options)
-    log = made_of(LoggingOptions, "log", log)
-    checkpoint = made_of(CheckpointOptions, "checkpoint", checkpoint)
     check_hooks(callbacks)
     parts = SimpleNamespace(
         model=model,
@@ -101,16 +108,10 @@ def fit(
         seed=seed,
         loader=loader,
         training=training,
-        checkpoint=checkpoint,
-        logging=log,
+        checkpoint=made_of(CheckpointOptions, "checkpoint", checkpoint),
+        logging=made_of(LoggingOptions, "log", log),
     )
-    recipe = compose(parts, Plan.on_paper(mesh, sharding))
-    sets = datasets(train, val, test, loader, training.overfit_batches)
-    show_on_console()
-    check_folder(recipe, folder, resume)
-    record = record or own_record(recipe, sets)
-    with holding(folder, resume, record) as found:
-        return train_recipe(recipe, sets, folder, record, found, watchers=watchers)
+    return compose(parts, Plan.on_paper(mesh, sharding))
 
 
 def train_recipe(

@@ -9,9 +9,10 @@ from jax.sharding import AbstractMesh
 
 from model.vit import vit
 from training.base import TrainState
-from training.devices.sharding import AXES, Plan, default_preset, shard_bytes
-from training.engine import SEED, first_trees
+from training.devices.mesh import AXES
+from training.devices.sharding import Plan, default_preset, shard_bytes
 from training.optimizers import adamw
+from training.trainer import SEED, first_trees
 from utils import named_leaves
 
 BLOCK = "blocks/0/"
@@ -125,7 +126,7 @@ def cut_on_paper(step, shape):
     cuts, fsdp = plan.cuts(params), shape[AXES.index("fsdp")]
     leaves = {}
     for name, leaf in named_leaves(params).items():
-        own = shard_bytes(leaf, plan.place(cuts[name])) // leaf.dtype.itemsize
+        own = shard_bytes(leaf, plan.sharding(cuts[name])) // leaf.dtype.itemsize
         leaves[name] = Leaf(
             leaf.shape, own, own * (fsdp if "fsdp" in cuts[name] else 1), cuts[name], 1
         )

@@ -14,7 +14,8 @@ from benchmarks.cost import choice, duration
 from benchmarks.cost.hardware import DEVICES, link
 from benchmarks.cost.vit_step import count, laid_out, sized
 from training.base import TrainState
-from training.devices.sharding import AXES, Plan, shard_bytes
+from training.devices.mesh import AXES
+from training.devices.sharding import Plan, shard_bytes
 from training.optimizers import adamw
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from data_loader.loader import batches, collate, epoch_order, first_batches, spl
 from data_loader.records import numpy_example, write_records
 from tests.processes import ROOT, marked
 from training.checkpoint.storage import load
-from training.rates import TIMES
+from training.run import TIMES
 from utils import RunError, UserError
 
 X, Y = draw(0, 600)

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections import Counter
-from functools import partial
 
 import jax
 import numpy as np
@@ -13,21 +12,17 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
-from training.devices.sharding import make_mesh
-from training.engine import make_feeds
-from training.feed import Resident
-from training.fit import fit
-from training.lanes import Lanes
-from training.loss import cross_entropy
-from training.metrics import accuracy
-from training.objective import supervised
+from training.devices.options import MeshOptions
+from training.devices.sharding import Plan
+from training.feed import Resident, make_feeds
+from training.fit import fit, recipe_of
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
-from training.rates import TIMES
-from training.readings import Reader
-from training.runner import Runner
+from training.replicas import Replicas
+from training.run import TIMES, Reader
 from training.runs.recovery import Diverged
 from training.schedules import linear
+from training.trainer import Trainer
 from training.update import gradient_update
 from utils import UserError
 
@@ -37,12 +32,13 @@ Y = (X[:, 0] + X[:, 1] > 0).astype(np.int32) + (X[:, 2] > 1)
 MODEL = mlp((6,), 3, dims=(16,))
 
 
-def engine(**settings):
-    """A Runner on the example data, as fit makes it."""
-    objective = supervised(MODEL, cross_entropy, {"accuracy": accuracy}, (), ())
-    make_update = partial(gradient_update, objective, adam(lr=0.01))
+def trainer_of(stacked=None, **settings):
+    """A started Trainer on the example data, as fit makes it."""
     sets = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
-    return Runner(MODEL, objective, make_update, sets, LoaderOptions(batch_size=32), **settings)
+    recipe = recipe_of(MODEL, optimizer=adam(lr=0.01), batch_size=32, **settings)
+    trainer = Trainer(recipe, sets, stacked)
+    trainer.start(sets)
+    return trainer
 
 
 def test_inputs_may_be_nests_of_arrays():
@@ -129,16 +125,16 @@ def test_every_example_counts_once_in_an_epoch_of_training():
 
 
 def test_seeds_and_replicas_start_from_weights_of_their_own():
-    weights = [ts.params["hidden"][0]["weight"] for ts in engine(replicas=3).replica_states()]
-    other = engine(seed=5).replica_states()[0].params["hidden"][0]["weight"]
+    weights = [ts.params["hidden"][0]["weight"] for ts in trainer_of(replicas=3).replica_states()]
+    other = trainer_of(seed=5).replica_states()[0].params["hidden"][0]["weight"]
     assert len({np.asarray(w).tobytes() for w in [*weights, other]}) == 4
 
 
 def test_the_state_is_donated():
-    runner = engine()
-    runner.begin(1)
-    before = jax.tree.leaves(runner.states[0].params)
-    runner.train(1)
+    trainer = trainer_of()
+    trainer.begin(1)
+    before = jax.tree.leaves(trainer.states[0].params)
+    trainer.train(1)
     assert all(leaf.is_deleted() for leaf in before)
 
 
@@ -159,8 +155,8 @@ def test_the_budget_decides_what_lives_on_the_device():
     def resident(budget):
         options = LoaderOptions(batch_size=30)
         object.__setattr__(options, "device_budget_mb", budget / 2**20)
-        lanes = Lanes([0], make_mesh())
-        feeds = make_feeds({"train": Arrays(X, Y), "test": Arrays(X, Y)}, options, lanes)
+        replicas = Replicas([0], Plan.on_paper(MeshOptions(), None))
+        feeds = make_feeds({"train": Arrays(X, Y), "test": Arrays(X, Y)}, options, replicas)
         for feed in feeds.values():
             feed.close()
         return [type(feed) is Resident for feed in feeds.values()]
@@ -211,16 +207,16 @@ def compilations():
 
 
 def test_another_shape_is_an_error_not_a_second_compilation():
-    runner = engine()
-    runner.begin(1)
-    runner.train(1)
-    feed = runner.feeds["train"]
+    trainer = trainer_of()
+    trainer.begin(1)
+    trainer.train(1)
+    feed = trainer.feeds["train"]
     feed.data = jax.tree.map(lambda a: a[:100], feed.data)
     with pytest.raises(
         UserError,
         match=r"training step: it was compiled for data x float32\[300,6\], and was now given float32\[100,6\]",
     ):
-        runner.train(1)
+        trainer.train(1)
 
 
 def test_streamed_batches_train_like_resident_ones():
@@ -334,15 +330,15 @@ def test_each_replica_equals_its_single_run(streamed):
 
 def test_replicas_stacked_in_one_program_as_on_accelerators():
     """The vmapped program, which the CPU does not choose by itself."""
-    runner = engine(replicas=2, stacked=True)
-    runner.begin(1)
-    taken, reports = runner.train(100)
+    trainer = trainer_of(replicas=2, stacked=True)
+    trainer.begin(1)
+    taken, reports = trainer.train(100)
     assert taken == 10
-    assert len(runner.read(reports)) == 2
+    assert len(trainer.read(reports)) == 2
     singles = [run(seed=seed, epochs=1, test=(X, Y)) for seed in (0, 1)]
-    losses = [Reader().values("test", [tally])["test_loss"] for tally in runner.evaluate("test")]
+    losses = [Reader().values("test", [tally])["test_loss"] for tally in trainer.evaluate("test")]
     for r, single in enumerate(singles):
-        assert_close(runner.replica_states()[r].params, single.params)
+        assert_close(trainer.replica_states()[r].params, single.params)
         assert losses[r] == pytest.approx(single.history[-1]["test_loss"], rel=1e-4)
 
 
@@ -351,8 +347,8 @@ def test_dense_convolutions_leave_the_loop_on_the_cpu_and_compute_the_same():
     model = resnet((8, 8, 1), 3, widths=(4,), depth=1)
     settings = {"optimizer": sgd(lr=0.01), "batch_size": 8, "epochs": 1}
     result = fit(model, (x, y), **settings)
-    assert not result.runner.feeds["train"].looped
-    assert run(epochs=1).runner.feeds["train"].looped
+    assert not result.trainer.feed.looped
+    assert run(epochs=1).trainer.feed.looped
     streamed = fit(model, Streamed(x, y), **settings)
     assert_close(result.state, streamed.state)
 

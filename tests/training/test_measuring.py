@@ -15,7 +15,7 @@ from training.fit import fit
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.optimizers import adam, sgd
-from training.rates import TIMES
+from training.run import TIMES
 from training.schedules import linear
 from training.tally import tracked
 from training.watching.callbacks.early_stopping import early_stopping

@@ -1,5 +1,7 @@
 """Programs: one compilation, what is said where the arguments change, and none at all to debug."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from model.base import Model
-from training.devices.sharding import make_mesh, replicated
+from training.devices.mesh import make_mesh, replicated, sharded
 from training.fit import fit
 from training.loss import mse
 from training.optimizers import sgd
@@ -15,6 +17,7 @@ from training.programs import Program, Start, loops_are_slow, over_batch, over_r
 from utils import UserError
 
 MESH = make_mesh()
+WHOLE = replicated(MESH)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
@@ -38,7 +41,7 @@ def batch(rows=4, dtype=np.float32, where=None):
 
 def program(**settings):
     """A program over batches, compiled for those of 4 rows."""
-    made = Program(over_batch(add, report), MESH, **settings)
+    made = Program(over_batch(add, report), WHOLE, **settings)
     made(2.0, start(), batch(), np.int32(4))
     return made
 
@@ -93,7 +96,7 @@ def test_errors_of_the_function_itself_are_left_alone():
 
     for debugging in (False, True):
         with jax.disable_jit(debugging), pytest.raises(TypeError, match="of its own"):
-            Program(over_batch(broken, report), MESH)(2.0, start(), batch(), np.int32(4))
+            Program(over_batch(broken, report), WHOLE)(2.0, start(), batch(), np.int32(4))
 
 
 def test_names_survive_vmap_and_may_be_given():
@@ -102,7 +105,7 @@ def test_names_survive_vmap_and_may_be_given():
         UserError,
         match=r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]",
     ):
-        two = Program(stacked, MESH)
+        two = Program(stacked, WHOLE)
         for rows in (4, 3):
             two(
                 2.0,
@@ -110,7 +113,9 @@ def test_names_survive_vmap_and_may_be_given():
                 jax.tree.map(lambda a: np.stack([a, a]), batch(rows)),
                 4,
             )
-    assert Program(over_rows(add, report, MESH, looped=False), MESH).arguments[-1] == "count"
+    assert (
+        Program(over_rows(add, report, sharded(MESH), looped=False), WHOLE).arguments[-1] == "count"
+    )
     with pytest.raises(
         UserError, match=r"compiled for genuine int32\[\], and was now given float32\[\]"
     ):
@@ -118,7 +123,7 @@ def test_names_survive_vmap_and_may_be_given():
 
 
 def test_prepare_compiles_without_running_and_measures():
-    prepared, carry = Program(over_batch(add, report), MESH), start()
+    prepared, carry = Program(over_batch(add, report), WHOLE), start()
     assert (prepared.compiled, prepared.seconds, prepared.memory) == (None, 0.0, None)
     prepared.prepare(2.0, carry, batch(), np.int32(4))
     compiled, seconds = prepared.compiled, prepared.seconds
@@ -147,8 +152,8 @@ def test_to_debug_every_call_runs_the_function_itself_on_numbers():
     order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
-        assert Start(lambda: seen.clear() or 3, replicated(MESH))() == 3
-        run, carry = Program(over_rows(step, report, MESH, looped=False), MESH), start()
+        assert Start(lambda: seen.clear() or 3, WHOLE)() == 3
+        run, carry = Program(over_rows(step, report, sharded(MESH), looped=False), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
         for row in range(2):
@@ -213,18 +218,20 @@ def forms(rows=4):
     batch = shape((rows, 3), np.float32), shape((rows,), np.int32)
     return (
         shape((), np.float32),
-        placed({"total": shape((3,), np.float32)}, replicated(MESH)),
+        placed({"total": shape((3,), np.float32)}, WHOLE),
         batch,
         shape((), np.int32),
     )
 
 
 @pytest.mark.parametrize(("rows", "begun"), [(4, True), (5, False)])
-def test_what_was_begun_in_a_thread_is_taken_where_it_fits_and_compiled_anew_elsewhere(rows, begun):
-    made, carry = Program(over_batch(add, report), MESH), jax.device_put(start(), replicated(MESH))
+def test_what_began_in_a_thread_is_used_if_it_fits_and_compiled_again_if_not(rows, begun):
+    pool = ThreadPoolExecutor(1)
+    made, carry = Program(over_batch(add, report), WHOLE, pool=pool), jax.device_put(start(), WHOLE)
     made.begin(*forms(rows))
-    coming, before = made.coming, made.seconds
+    future, before = made.future, made.seconds
     assert before > 0
     _, total = made(np.float32(2), carry, batch(), np.int32(4))
     assert total == 96 and made.seconds > before
-    assert (coming.result() is made.compiled) == begun
+    assert (future.result() is made.compiled) == begun
+    pool.shutdown()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from training import tally
-from training.readings import Reader
+from training.run import Reader
 
 RNG = np.random.default_rng(0)
 BATCHES = [(5, 5), (5, 3), (5, 0), (5, 1), (5, 4)]  # rows, and how many of them are genuine

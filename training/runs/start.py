@@ -33,7 +33,7 @@ VISIBLE_WITHIN = (
 logger = logging.getLogger("main")
 
 
-def recipe_of(parts, resumed=False):
+def checked_recipe(parts, resumed=False):
     """(the Recipe of a config's parts, its TrainState as shapes), once everything is known to fit."""
     try:
         check_hooks(parts.callbacks)
@@ -64,7 +64,7 @@ def train(parts, root, named=None, override=False, temporary=None):
 
     run = resume.opened_by_first(open_named)
     check_alike(run_folder.flat(parts.config))
-    recipe, template = recipe_of(parts, resumed=run is not None)
+    recipe, template = checked_recipe(parts, resumed=run is not None)
     epochs = parts.training.epochs
     if run is not None and (end := from_first(lambda: resume.at_its_end(run, epochs, override))):
         if is_first():

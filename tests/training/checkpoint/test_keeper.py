@@ -14,9 +14,9 @@ import pytest
 from training.base import TrainState
 from training.checkpoint import storage
 from training.checkpoint.background import Background
-from training.checkpoint.keeper import Cut, Keeper
+from training.checkpoint.keeper import Keeper
 from training.options import CheckpointOptions
-from training.watching.metric_log import sayable
+from training.watchers import Ahead, Point, Report, Snapshot
 from utils import RunError, UserError
 
 TS = TrainState(
@@ -47,17 +47,35 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
 
 
 def cut_of(run, replicas=1):
-    where = WHERE | {
+    record = WHERE | {
         "step": run.step,
         "epoch": run.epoch,
         "position": run.position,
-        "metrics": sayable(run.metrics),
+        "metrics": run.metrics,
     }
     states = [
         TS._replace(step=jnp.int32(run.step), params={"w": jnp.full(3, run.step * 1.0 + r)})
         for r in range(replicas)
     ]
-    return lambda: Cut(states, where)
+    return lambda: Snapshot(states, record)
+
+
+def epoch_ended(keeper, run, take=None):
+    """The end of an epoch, as the loop notifies the keeper of it."""
+    if reply := keeper.on_epoch_end(run):
+        keeper.on_save(run, take or cut_of(run), reply.save)
+
+
+def ended(keeper, run):
+    """The end of a run, as the loop notifies the keeper of it."""
+    if reply := keeper.on_stop(run):
+        keeper.on_save(run, cut_of(run), reply.save)
+    keeper.on_stopped(run)
+
+
+def resumed(keeper, folder):
+    """A resume from the newest checkpoint of a folder."""
+    keeper.on_resume(None, Point([], {}, [], storage.newest(folder)[0]))
 
 
 def names(folder):
@@ -71,8 +89,8 @@ def after(folder, losses, **options):
     keeper = Keeper(folder, CheckpointOptions(monitor="test_loss", **options))
     for epoch, loss in enumerate(losses, 1):
         run = a_run(epoch, epochs=len(losses), **({} if loss is None else {"test_loss": loss}))
-        keeper.epoch_ended(run, cut_of(run))
-    keeper.ended(run, cut_of(run))
+        epoch_ended(keeper, run)
+    ended(keeper, run)
     return [int(name.split("_")[1]) for name in names(folder)]
 
 
@@ -112,7 +130,7 @@ def test_whether_low_or_high_is_good_is_seen_from_the_name(tmp_path, monitor, be
     keeper = Keeper(tmp_path, CheckpointOptions(monitor=monitor, keep=1))
     for epoch, value in enumerate([1, 2, 3, 2.5], 1):
         run = a_run(epoch, **{monitor: value})
-        keeper.epoch_ended(run, cut_of(run))
+        epoch_ended(keeper, run)
     keeper.wait()
     assert names(tmp_path) == [f"checkpoint-epoch_{best}", "checkpoint-epoch_4"]
 
@@ -130,15 +148,20 @@ def test_steps_and_seconds_are_due(monkeypatch, tmp_path):
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     keeper = Keeper(tmp_path, CheckpointOptions(every_steps=7))
-    assert [step for step in range(1, 30) if keeper.due(step)] == [7, 14, 21, 28]
-    assert [keeper.steps_left(step) for step in (0, 1, 6, 7, 13)] == [7, 6, 1, 7, 1]
+    ahead = [Ahead(step, 0, 0, 0.0) for step in (0, 1, 6, 7, 13)]
+    assert [keeper.steps_left(each) for each in ahead] == [7, 6, 1, 7, 1]
+    run = SimpleNamespace(position=4, steps=10)
+    assert keeper.on_chunk(run, Report(1, [], None, (keeper,), None)).save
+    assert not keeper.on_chunk(run, Report(1, [], None, (), None))
+    run.position = 10  # the end of the epoch, where it is saved after the evaluation
+    assert not keeper.on_chunk(run, Report(1, [], None, (keeper,), None))
     keeper = Keeper(tmp_path, CheckpointOptions(every_seconds=60))
     clock[0] = 159.0
-    assert not keeper.time_is_up()
+    assert not keeper.overdue(ahead[0])
     clock[0] = 160.0
-    assert keeper.time_is_up()
-    keeper.save(a_run(1, position=3), cut_of(a_run(1, position=3)))
-    assert not keeper.time_is_up()
+    assert keeper.overdue(ahead[0])
+    keeper.on_save(a_run(1, position=3), cut_of(a_run(1, position=3)), "last")
+    assert not keeper.overdue(ahead[0])
     keeper.wait()
 
 
@@ -151,11 +174,11 @@ def test_the_best_and_the_older_ones_survive_a_resume(tmp_path):
         keeper = Keeper(folder, options)
         for epoch, loss in enumerate(losses, 1):
             run = a_run(epoch, test_loss=loss)
-            keeper.epoch_ended(run, cut_of(run))
+            epoch_ended(keeper, run)
             if epoch == stop:
                 keeper.wait()
                 keeper = Keeper(folder, options)
-                keeper.resumed(storage.newest(folder)[0])
+                resumed(keeper, folder)
         keeper.wait()
     assert (
         names(tmp_path / "cut")
@@ -170,14 +193,14 @@ def test_what_is_best_is_ranked_anew_when_the_config_has_changed(tmp_path):
     keeper = Keeper(tmp_path, before)
     for epoch, (accuracy, loss) in enumerate([(0.5, 1.0), (0.9, 3.0), (0.8, 2.0), (0.1, 4.0)], 1):
         run = a_run(epoch, test_accuracy=accuracy, test_loss=loss)
-        keeper.epoch_ended(run, cut_of(run))
+        epoch_ended(keeper, run)
     keeper.wait()
     assert names(tmp_path) == [f"checkpoint-epoch_{n}" for n in (1, 2, 3, 4)]
     keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss", keep=1))
-    keeper.resumed(storage.newest(tmp_path)[0])
+    resumed(keeper, tmp_path)
     assert keeper.kept.best == (["checkpoint-epoch_1", 1.0],)
     run = a_run(5, test_loss=5.0)
-    keeper.epoch_ended(run, cut_of(run))
+    epoch_ended(keeper, run)
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_1", "checkpoint-epoch_5"]
 
@@ -188,13 +211,13 @@ def test_the_best_stays_the_best_when_its_checkpoint_is_written_again(tmp_path):
     keeper = Keeper(tmp_path, options)
     for epoch, loss in enumerate([3.0, 1.0], 1):
         run = a_run(epoch, test_loss=loss)
-        keeper.epoch_ended(run, cut_of(run))
-    keeper.ended(run, cut_of(run))
+        epoch_ended(keeper, run)
+    ended(keeper, run)
     keeper = Keeper(tmp_path, options)
-    keeper.resumed(storage.newest(tmp_path)[0])
+    resumed(keeper, tmp_path)
     for epoch in (3, 4):
         run = a_run(epoch, test_loss=2.0)
-        keeper.epoch_ended(run, cut_of(run))
+        epoch_ended(keeper, run)
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_4"]
 
@@ -210,19 +233,19 @@ def test_a_file_that_cannot_be_deleted_costs_no_checkpoint(tmp_path, monkeypatch
 
     monkeypatch.setattr(Path, "unlink", unlink)
     for epoch in (1, 2, 3):
-        keeper.epoch_ended(a_run(epoch), cut_of(a_run(epoch)))
+        epoch_ended(keeper, a_run(epoch))
     keeper.wait()
     assert "checkpoint-epoch_1.params: cannot be deleted: Permission denied" in caplog.text
     assert keeper.kept.regular == ("checkpoint-epoch_3",)
     stuck[0] = False
-    keeper.epoch_ended(a_run(4), cut_of(a_run(4)))
+    epoch_ended(keeper, a_run(4))
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_4"]
 
 
 def test_weights_alone_are_kept_without_the_optimizer_but_a_stopped_run_is_saved_whole(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions(save_optimizer_state=False))
-    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    epoch_ended(keeper, a_run(1))
     keeper.wait()
     arrays, record = storage.load(tmp_path / "checkpoint-epoch_1.params")
     assert list(arrays) == ["params/w"]
@@ -230,24 +253,24 @@ def test_weights_alone_are_kept_without_the_optimizer_but_a_stopped_run_is_saved
     found, wrong = storage.newest(tmp_path)
     assert found is None
     assert "holds weights alone" in str(wrong[0])
-    keeper.ended(a_run(1), cut_of(a_run(1)))  # stopped where its weights are saved already
+    ended(keeper, a_run(1))  # stopped where its weights are saved already
     assert storage.newest(tmp_path)[0].name == "checkpoint-epoch_1"
     run = a_run(1, position=4)
-    keeper.ended(run, cut_of(run))
+    ended(keeper, run)
     assert {"opt/m", "sums/loss", "step"} <= storage.load(tmp_path / "checkpoint-step_14.params")[
         0
     ].keys()
     assert storage.newest(tmp_path)[0].name == "checkpoint-step_14"
     last = a_run(2, epochs=2)
-    keeper.epoch_ended(last, cut_of(last))
-    keeper.ended(last, cut_of(last))
+    epoch_ended(keeper, last)
+    ended(keeper, last)
     assert not storage.load(tmp_path / "checkpoint-epoch_2.params")[1]["whole"]
 
 
 def test_each_replica_has_its_file_and_only_all_of_them_are_a_checkpoint(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions())
     for epoch in (1, 2):
-        keeper.epoch_ended(a_run(epoch), cut_of(a_run(epoch), replicas=11))
+        epoch_ended(keeper, a_run(epoch), cut_of(a_run(epoch), replicas=11))
     keeper.wait()
     found, _ = storage.newest(tmp_path)
     assert found.name == "checkpoint-epoch_2"
@@ -263,7 +286,7 @@ def test_each_replica_has_its_file_and_only_all_of_them_are_a_checkpoint(tmp_pat
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions())
     for epoch in (1, 2, 3):
-        keeper.epoch_ended(a_run(epoch), cut_of(a_run(epoch)))
+        epoch_ended(keeper, a_run(epoch))
     keeper.wait()
     for name, where in (("checkpoint-epoch_3.params", -5), ("checkpoint-epoch_2.params", 3)):
         data = bytearray((tmp_path / name).read_bytes())
@@ -295,7 +318,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path):
 )
 def test_a_record_with_a_sound_digest_may_still_be_nonsense(tmp_path, change, message):
     keeper = Keeper(tmp_path, CheckpointOptions())
-    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    epoch_ended(keeper, a_run(1))
     keeper.wait()
     path = tmp_path / "checkpoint-epoch_1.params"
     arrays, record = storage.load(path)
@@ -322,11 +345,11 @@ def test_a_full_disk_stops_the_run_at_its_next_step_and_spares_the_earlier_check
     tmp_path, monkeypatch
 ):
     keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
-    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    epoch_ended(keeper, a_run(1))
     keeper.wait()
     before = (tmp_path / "checkpoint-epoch_1.params").read_bytes()
     full_disk(monkeypatch)
-    keeper.epoch_ended(a_run(2), cut_of(a_run(2)))
+    epoch_ended(keeper, a_run(2))
     keeper.background.join()
     with pytest.raises(
         RunError, match=r"checkpoint-epoch_2\.params: cannot be written: No space left on device"
@@ -353,7 +376,7 @@ def test_the_logs_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_
     )
     monkeypatch.setattr(os, "replace", lambda *paths: done.append("replaced") or replace(*paths))
     keeper = Keeper(tmp_path, CheckpointOptions())
-    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    epoch_ended(keeper, a_run(1))
     keeper.wait()
     assert done[0] == "metrics.jsonl"
     assert done[1].startswith(".checkpoint-epoch_1.params") and done[2:] == [
@@ -369,14 +392,14 @@ def test_or_the_run_goes_on_and_saves_again_when_there_is_room(tmp_path, monkeyp
     full_disk(monkeypatch, times=1)
     for epoch, loss in ((1, 2.0), (2, 3.0), (3, 4.0)):
         run = a_run(epoch, test_loss=loss)
-        keeper.epoch_ended(run, cut_of(run))
+        epoch_ended(keeper, run)
     keeper.wait()
     assert names(tmp_path) == [
         "checkpoint-epoch_2",
         "checkpoint-epoch_3",
     ]  # the best of those that were written
     assert (
-        "checkpoint-epoch_1.params: cannot be written: No space left on device; going on without it"
+        "checkpoint-epoch_1.params: cannot be written: No space left on device; continuing without it"
         in caplog.text
     )
 
@@ -393,12 +416,13 @@ def test_the_state_may_be_changed_while_it_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage, "save", slow)
     keeper = Keeper(tmp_path, CheckpointOptions())
-    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    epoch_ended(keeper, a_run(1))
     assert entered.wait(20)
     assert not list(tmp_path.iterdir())
     taken = []
     threading.Timer(0.2, leave.set).start()
-    keeper.epoch_ended(
+    epoch_ended(
+        keeper,
         a_run(2),
         lambda: (
             taken.append((tmp_path / "checkpoint-epoch_1.params").exists()) or cut_of(a_run(2))()
@@ -452,7 +476,7 @@ def test_a_checkpoint_opens_with_the_stock_library(tmp_path):
         {"config": {"title": "x"}},
         lambda params, state: {"probe/output": jnp.ones(2)},
     )
-    keeper.epoch_ended(a_run(1), cut_of(a_run(1)))
+    epoch_ended(keeper, a_run(1))
     keeper.wait()
     with safe_open(tmp_path / "checkpoint-epoch_1.params", "numpy") as file:
         assert sorted(file.keys()) == [

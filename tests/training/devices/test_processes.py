@@ -22,7 +22,7 @@ import jax, numpy as np
 from training.devices import joining, processes
 from training.devices.options import MeshOptions
 from training.devices.placing import fetched, put, put_rows, rows_of_process
-from training.devices.sharding import make_mesh, replicated, sharded
+from training.devices.mesh import make_mesh, replicated, sharded
 from utils import UserError
 
 joining.join()

@@ -18,9 +18,10 @@ from model.mlp import mlp
 from model.resnet import resnet
 from model.vit import vit
 from training import optimizers
+from training.devices.mesh import AXES, check_divides, make_mesh, mesh_shape
 from training.devices.options import DistributedOptions, MeshOptions, check_sharding
-from training.devices.sharding import AXES, Plan, check_divides, make_mesh, mesh_shape, shard_bytes
-from training.engine import first_state
+from training.devices.sharding import Plan, shard_bytes
+from training.trainer import first_state
 from training.update import gradient_update
 from utils import UserError, named_leaves
 
@@ -269,8 +270,8 @@ x, y = rng.integers(0, 256, (150, 8, 8, 1)).astype(np.uint8), rng.integers(0, 3,
 def losses(model, mesh, cut, **settings):
     settings |= {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log": {"every_steps": 1}}
     run = fit(model, (x, y), (x[:77], y[:77]), mesh=mesh, ema=0.9, **settings)
-    program = run.runner.program.compiled.as_text()
-    assert ("all-reduce" in program) == (run.runner.lanes.mesh.size > 1), "batches are not sharded"
+    program = run.trainer.program.compiled.as_text()
+    assert ("all-reduce" in program) == (run.trainer.plan.mesh.size > 1), "batches are not sharded"
     ts = run.states()[0]
     for name, spec in cut.items():
         for tree in (ts.params, ts.ema, ts.opt["m"]):

@@ -25,7 +25,7 @@ from training.checkpoint.keeper import Keeper
 from training.fit import fit
 from training.optimizers import adam, sgd
 from training.options import CheckpointOptions
-from training.rates import TIMES
+from training.run import TIMES
 from training.runs.recovery import Diverged
 from training.schedules import linear
 from training.update import gradient_update

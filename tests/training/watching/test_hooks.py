@@ -22,7 +22,7 @@ def test_one_stop_is_enough_whatever_the_others_answer():
 
 
 def test_answers_and_hooks_that_nobody_knows_are_refused():
-    with pytest.raises(UserError, match=r"answered \['lr'\]"):
+    with pytest.raises(UserError, match=r"returned \['lr'\]"):
         notify([SimpleNamespace(on_epoch_end=lambda run: {"lr": 1})], "on_epoch_end", NOW)
     with pytest.raises(UserError, match="'on_epoch_ended', which is no hook"):
         check_hooks([SimpleNamespace(on_epoch_ended=print)])
@@ -40,7 +40,7 @@ def test_answers_and_hooks_that_nobody_knows_are_refused():
     ],
 )
 def test_answers_that_make_no_sense_are_refused(answer):
-    with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end answered"):
+    with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end returned"):
         notify([SimpleNamespace(on_epoch_end=lambda run: answer)], "on_epoch_end", NOW)
 
 
@@ -79,9 +79,9 @@ def test_every_n_epochs_passes_over_the_others(hook, epochs):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"needs": ("gradients",)}, "needs 'gradients', which nobody measures"),
+        ({"needs": ("gradients",)}, "needs 'gradients', which is not measured"),
         ({"metrics": {"mine": abs}}, r"metrics\['mine'\] must be tracked"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be a whole number from 1, is 0"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be a whole number from 1, got 0"),
     ],
 )
 def test_what_a_callback_asks_for_is_checked(attributes, message):

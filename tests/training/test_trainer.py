@@ -1,0 +1,64 @@
+"""Trainers made from shapes, ahead of the data."""
+
+import jax
+import numpy as np
+import pytest
+
+from data_loader.base import Arrays
+from model.mlp import mlp
+from training.fit import fit, recipe_of, train_recipe
+from training.optimizers import adam
+from training.trainer import Trainer
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(70, 6)), RNG.integers(0, 3, 70)  # 64 bits, which the device does not have
+MODEL = mlp((6,), 3, dims=(8,))
+SETTINGS = {"optimizer": adam(lr=0.01), "metrics": [], "epochs": 2, "batch_size": 16}
+SETS = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
+
+
+def made_ahead(size=70):
+    """(a recipe, its Trainer made from shapes of `size` training examples)"""
+    recipe = recipe_of(MODEL, **SETTINGS)
+    sizes = {"train": size, "test": 70}
+    shapes = {
+        name: Arrays(*(jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for a in (X, Y)))
+        for name, n in sizes.items()
+    }
+    return recipe, Trainer(recipe, shapes)
+
+
+@pytest.mark.parametrize(("size", "used"), [(70, True), (64, False)])
+def test_a_run_uses_the_trainer_that_suits_its_data_and_ends_with_the_same_bits(size, used):
+    recipe, trainer = made_ahead(size)
+    step, test = trainer.program.future, trainer.evaluations["test"].future
+    run = train_recipe(recipe, SETS, trainer=trainer)
+    alone = fit(MODEL, (X, Y), (X, Y), **SETTINGS)
+    assert (run.trainer is trainer) == used
+    if used:
+        assert trainer.program.compiled is step.result()
+        assert trainer.evaluations["test"].compiled is test.result()
+    assert run.metrics["test_loss"] == alone.metrics["test_loss"]
+    jax.tree.map(np.testing.assert_array_equal, run.params, alone.params)
+
+
+def test_a_failed_compilation_raises_where_the_program_is_needed(monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_: 1 / 0)
+    recipe, trainer = made_ahead()
+    with pytest.raises(ZeroDivisionError):
+        train_recipe(recipe, SETS, trainer=trainer)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_restored_snapshot_continues_to_the_same_bits(replicas):
+    trainer = Trainer(recipe_of(MODEL, **SETTINGS, replicas=replicas), SETS)
+    trainer.start(SETS)
+    trainer.begin(1)
+    trainer.train(2)
+    states = jax.device_get(trainer.snapshot())
+    trainer.train(2)
+    after = jax.device_get(trainer.replica_states())
+    trainer.restore(states)
+    trainer.begin(1, start=2)
+    trainer.train(2)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(trainer.replica_states()), after)
