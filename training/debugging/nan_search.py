@@ -186,7 +186,7 @@ def places(frames):
     callers = [
         i
         for i in range(own + 1, len(files))
-        if not is_library(files[i]) and Path(files[i]).parent != HERE
+        if not is_library(files[i]) and not Path(files[i]).is_relative_to(HERE)
     ]
     callers = [i for i in callers if files[i] != files[i - 1]]
     names = [
