@@ -26,9 +26,9 @@ def filled(path, arrays, like):
 
 
 def sums_so_far(arrays, zeros):
-    """(the sums of an unfinished epoch in a checkpoint, whether they fit the next log line).
+    """(the sums of an unfinished epoch in a checkpoint, whether its next log line can use them).
 
-    Groups of sums that are measured differently now start at `zeros`.
+    Groups of sums that are now measured differently start again at `zeros`.
     """
 
     def group(name):
@@ -116,7 +116,7 @@ def probe_of(arrays):
 
 
 def check_meaning(path, stored, current, fix):
-    """Refuse a checkpoint if model/ now computes something else, as far as their probes show it."""
+    """Refuse a checkpoint if its probe shows that model/ now computes something else."""
     if not stored:
         return
     if not same_input(stored, current):

@@ -23,7 +23,7 @@ SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # {format: suffix of i
 
 
 class Incomplete(Damaged):
-    """Some replicas have no file: the process was killed in between, perhaps in its first save."""
+    """Files of some replicas are missing: the process was killed before it had written them."""
 
 
 class Found(NamedTuple):
@@ -178,7 +178,10 @@ def read_all(name, paths, whole=False, verified=False):
 
 
 def delete(path):
-    """Delete a checkpoint, a folder never partly under its own name; return whether it worked."""
+    """Delete a checkpoint and return whether that worked.
+
+    A folder is renamed first, so that a part of it is never found under its name.
+    """
     try:
         if path.is_dir():
             hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")

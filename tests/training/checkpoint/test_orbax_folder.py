@@ -130,7 +130,8 @@ mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,
 def put(array, *axes):
     return jax.device_put(array, jax.sharding.NamedSharding(mesh, P(*axes)))
 whole = np.arange(96, dtype=np.float32).reshape(8, 12)
-arrays = {"rows": put(whole, "a"), "both": put(whole, "a", "b"), "one axis": put(whole, ("a", "b")), "all": put(whole)}
+arrays = {"rows": put(whole, "a"), "both": put(whole, "a", "b")}
+arrays |= {"one axis": put(whole, ("a", "b")), "all": put(whole)}
 arrays["half"] = put(whole.astype("bfloat16"), None, "b")
 write(sys.argv[1], arrays, {"devices": 4})
 assert all((a == whole).all() for a in read(sys.argv[1])[0].values())
@@ -163,16 +164,20 @@ assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2
 mesh = Mesh(jax.devices(), ("data",))
 whole = np.arange(96, dtype=np.float32).reshape(8, 12)
 def put(array, *axes):
-    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, P(*axes)), lambda cut: array[cut])
+    sharding = NamedSharding(mesh, P(*axes))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 def save():
     for epoch in (1, 2, 3):  # each replaces the previous one
-        arrays = {"rows": put(whole + epoch, "data"), "all": put(whole), "host": np.arange(epoch), "none": put(whole[:0])}
+        arrays = {"rows": put(whole + epoch, "data"), "all": put(whole)}
+        arrays |= {"host": np.arange(epoch), "none": put(whole[:0])}
         write(path, arrays, {"epoch": epoch})
         arrays, record = read(path)  # complete for both processes
-        assert record == {"epoch": epoch} and (arrays["rows"] == whole + epoch).all() and (arrays["all"] == whole).all()
+        assert record == {"epoch": epoch}
+        assert (arrays["rows"] == whole + epoch).all() and (arrays["all"] == whole).all()
     large = np.arange(2**16, dtype=np.float32).reshape(2**8, 2**8)
     key = np.asarray(jax.random.key_data(jax.random.key(3)))
-    write(path.with_name("large.orbax"), {"cut": put(large, "data"), "whole": put(large), "key": key}, {"epoch": 1})
+    arrays = {"cut": put(large, "data"), "whole": put(large), "key": key}
+    write(path.with_name("large.orbax"), arrays, {"epoch": 1})
     done.append(True)
 done, total = [], jax.jit(lambda a: a * 0.5 + a.sum() * 0)
 writing = threading.Thread(target=save)
@@ -192,7 +197,8 @@ for name in ("cut", "whole"):
         array = put_leaf(arrays[name], NamedSharding(mesh, P(*axes)))
         assert array.sharding.spec == P(*axes) and len(array.addressable_shards) == 2
         for shard in array.addressable_shards:
-            assert (np.asarray(shard.data) == large[shard.index]).all() and shard.data.dtype == large.dtype
+            assert (np.asarray(shard.data) == large[shard.index]).all()
+            assert shard.data.dtype == large.dtype
 """
 
 
@@ -375,8 +381,9 @@ folder, count = sys.argv[1], 0
 def kill_at(stop):
     def hook(event, args):
         global count
-        into = event == "open" and str(args[0]).startswith(folder) and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if into or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+        inside = event == "open" and str(args[0]).startswith(folder)
+        writes = inside and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
             count += 1
             if count == stop:
                 os.kill(os.getpid(), 9)
@@ -385,7 +392,8 @@ for stop in range(1, 1000):
     child = os.fork()
     if child == 0:
         kill_at(stop)
-        write(f"{folder}/{stop}/a.orbax", {"params/w": np.full((4, 3), 4, np.float32)}, {"epoch": 4})
+        arrays = {"params/w": np.full((4, 3), 4, np.float32)}
+        write(f"{folder}/{stop}/a.orbax", arrays, {"epoch": 4})
         os._exit(0)
     if os.waitpid(child, 0)[1] == 0:
         print(stop)

@@ -131,7 +131,8 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
     assert sorted(lines) == [
         "  head/bias: the file has int32 (3,), the model has float32 (3,)",
         "  head/weight: the file has (9, 3), the model has (5, 3)",
-        "  hidden/0/weight (in the file: hidden/0/kernel): the file has (4, 6), the model has (4, 5)",
+        "  hidden/0/weight (in the file: hidden/0/kernel): "
+        "the file has (4, 6), the model has (4, 5)",
         "  missing: hidden/0/bias (5,)",
         "  unexpected: extra (2,)",
     ]
@@ -162,7 +163,8 @@ def test_a_float_is_not_accepted_for_an_integer(tmp_path):
     [
         (
             {"fresh": ["hed/.*"]},
-            "training.pretrained.fresh: the rule 'hed/.*' matches no name; there are: head/bias, head/weight",
+            "training.pretrained.fresh: the rule 'hed/.*' matches no name; "
+            "there are: head/bias, head/weight",
         ),
         (
             {"fresh": ["head/(.*"]},
