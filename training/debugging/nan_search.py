@@ -27,8 +27,8 @@ NAMES = {
 }
 HINTS = {"gather": " (an index outside an array reads nan)"}
 UPDATE = "in the update"
-# How an op produced a value, the most informative first: from finite numbers; a nan from infinities; or
-# from a value that is a constant in the code.
+# How an op produced a value, the most informative first: from finite numbers; a nan from
+# infinities; or from a constant in the code.
 FROM_FINITE, FROM_OTHER_KIND, FROM_CONSTANT = range(3)
 
 
