@@ -5,7 +5,7 @@ import numpy as np
 
 from inference.lowering.trace import named, of_batch
 from inference.runtimes import latency, open_model
-from training.checkpoint.probe import ask, host
+from training.checkpoint.probe import host, seeded_inputs
 from utils import RunError, format_bytes
 
 BATCHES = (1, 3, 64)
@@ -69,7 +69,7 @@ def repeated(inputs, size):
 def random_inputs(shipped, size):
     """Numbers of the shapes that the function takes, the same for ever; of a vocabulary any token."""
     inputs, words = (
-        named(ask(of_batch(shipped.inputs, size)), "input"),
+        named(seeded_inputs(of_batch(shipped.inputs, size)), "input"),
         shipped.parts.facts.get("vocab_size"),
     )
     tokens = {

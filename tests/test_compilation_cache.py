@@ -1,4 +1,4 @@
-"""Compilation: of the same bits each time, and from the cache that all the other tests share."""
+"""Compiling again, or loading from the cache that the other tests share, gives the same bits."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ MODELS = {
 
 @pytest.fixture
 def programs_in():
-    """A function that forgets what was compiled so far, and takes and keeps programs in a folder."""
+    """use(folder): forget what was compiled so far, and use this folder as the cache."""
     before = jax.config.jax_compilation_cache_dir
 
     def use(folder):
@@ -37,19 +37,19 @@ def programs_in():
 
 @pytest.fixture
 def compiled():
-    """How many programs were found in the folder ("cache_hits") and how many were not, and so compiled ("cache_misses")."""
-    seen = Counter()
+    """The number of programs loaded ("cache_hits") and compiled ("cache_misses")."""
+    counts = Counter()
 
     def listen(event, **_):
-        seen[event.removeprefix("/jax/compilation_cache/")] += 1
+        counts[event.removeprefix("/jax/compilation_cache/")] += 1
 
     jax.monitoring.register_event_listener(listen)
-    yield seen
+    yield counts
     jax.monitoring.unregister_event_listener(listen)
 
 
 def outcome(model):
-    """The end of a run: all but the seconds."""
+    """The history of a run without times, and its final state."""
     run = fit(
         model,
         (X, Y),
@@ -66,7 +66,7 @@ def outcome(model):
 
 @pytest.mark.torture
 @pytest.mark.parametrize("form", ["looped", "step by step"])
-def test_compiled_again_or_found_in_the_cache_a_run_ends_at_the_same_bits(
+def test_a_run_ends_with_the_same_bits_whether_compiled_again_or_loaded_from_the_cache(
     tmp_path, form, programs_in, compiled
 ):
     histories, states, misses = [], [], []

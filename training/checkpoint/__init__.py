@@ -1,1 +1,1 @@
-"""Checkpoints: what is in a file, when it is written, which are kept, and how a run goes on from one. Nothing is unpickled."""
+"""Checkpoints: file formats, when a run is saved, which files are kept, and how they are loaded."""

@@ -4,23 +4,23 @@ import threading
 
 
 class Background:
-    """Keeps what a job raised for whoever asks. A process that must end at once does not wait for the thread."""
+    """Runs one job in a daemon thread (an exiting process does not wait) and keeps its error."""
 
     def __init__(self):
         self.thread, self.error = None, None
 
     def start(self, job):
-        """Begin a job; the one before must be done."""
+        """Start a job; the previous one must have ended."""
         self.thread = threading.Thread(
             target=self.attempt, args=(job,), name="checkpoint", daemon=True
         )
         self.thread.start()
 
     def attempt(self, job):
-        """Run a job and keep what it raises."""
+        """Run a job and keep any error."""
         try:
             job()
-        except BaseException as error:  # whatever it is, the main thread must hear of it
+        except BaseException as error:  # the main thread must see every kind of error
             self.error = error
 
     def join(self):
@@ -30,7 +30,7 @@ class Background:
             self.thread = None
 
     def check(self):
-        """Raise what a finished job raised."""
+        """Raise the error of a finished job, if any."""
         error, self.error = self.error, None
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""The weights that a run starts from: those of a checkpoint, or of a safetensors file that others wrote."""
+"""The weights that a run starts from: a checkpoint, or a safetensors file of another program."""
 
 import re
 from pathlib import Path
@@ -19,56 +19,56 @@ from training.checkpoint.restore import (
 from training.checkpoint.storage import checkpoints, load
 from utils import UserError, map_named, match_rules, named_leaves
 
-# Top-level names in a checkpoint that are about the run, not about the model.
-OF_THE_RUN = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
+# Top-level names in a checkpoint that belong to the run, not to the model.
+RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
 
 
 def pretrained_from(option):
-    """What `training.pretrained` says: nothing, a path, or an object."""
+    """The Pretrained for the config's `training.pretrained`: None, a path, or an object."""
     if option is None:
         return None
     return Pretrained(**option) if isinstance(option, dict) else Pretrained(option)
 
 
 class Pretrained:
-    """The weights of a checkpoint to start from: its averaged ones, where it has them, since they are what was evaluated. A
-    safetensors file that others wrote will do as well.
+    """The weights to start from: those of a checkpoint, or of a safetensors file.
 
-    Rules use the names of the model's table, as `head/weight`; the leaves of its state are called `state/...`, and so they
-    must be in the file of others. `fresh` are regexes of the leaves that keep their initial values; `rename` are pairs
-    (regex, replacement) for the file's names, the first match counts, and None leaves a name out.
+    From a checkpoint it takes the averaged weights if there are any, since they were evaluated.
+    Names are those of the model's table, such as `head/weight`; the leaves of its state are called
+    `state/...`, also in the safetensors file of another program. `fresh` lists regexes of the
+    leaves that keep their initial values. `rename` lists pairs (regex, replacement) for the names
+    in the file; the first match wins, and a replacement of None ignores the array.
     """
 
     def __init__(self, path, fresh=(), rename=(), probe=True):
         check_regexes("fresh", fresh)
         check_regexes("rename", [regex for regex, _ in rename])
         if (Path(path) / "config.json").exists():
-            raise UserError(
-                f"{path}: is the folder of a run; name one of its checkpoints ({', '.join(checkpoints(path))})"
-            )
-        arrays, self.record = load(path)  # the record of others' files is empty
+            names = ", ".join(checkpoints(path))
+            raise UserError(f"{path}: is a run's folder; name one of its checkpoints ({names})")
+        arrays, self.record = load(path)  # the record is empty in a file of another program
         self.path, self.fresh = path, fresh
-        found = weights(arrays)
-        self.names = renamed(path, found, rename)  # {name in the model: name in the file}
-        self.arrays = {name: found[old] for name, old in self.names.items()}
-        compared = probe and not fresh  # a new head answers differently
-        self.probe = probe_of(arrays) if compared else {}
+        arrays_by_old_name = weights(arrays)
+        self.names = renamed(path, arrays_by_old_name, rename)  # {name in the model: in the file}
+        self.arrays = {name: arrays_by_old_name[old] for name, old in self.names.items()}
+        # With fresh leaves, such as a new head, the output differs anyway.
+        self.probe = probe_of(arrays) if probe and not fresh else {}
 
     def __str__(self):
-        fresh = f", but for {', '.join(self.fresh)}" if self.fresh else ""
+        fresh = f", except {', '.join(self.fresh)}" if self.fresh else ""
         return f"the weights of {self.path}{fresh}"
 
     def check(self, params, state):
-        """Refuse what does not fit this model, of which shapes suffice."""
+        """Refuse a file that does not fit these params and state, which may be shapes."""
         wanted = {name: as_stored(leaf) for name, leaf in self.wanted(params, state).items()}
-        found = {
-            name: a
-            for name, a in self.arrays.items()
+        stored = {
+            name: array
+            for name, array in self.arrays.items()
             if not any(re.fullmatch(regex, name) for regex in self.fresh)
         }
         refuse(
             f"{self.path}: does not fit the model",
-            differences(found, wanted, castable, called=self.called),
+            differences(stored, wanted, castable, called=self.called),
         )
 
     def wanted(self, params, state):
@@ -81,40 +81,38 @@ class Pretrained:
         return {name: leaf for name, leaf in leaves.items() if loaded[name]}
 
     def called(self, name):
-        """A name, with the one before the rules where that is another."""
+        """A name in the model, with its name in the file if that is different."""
         return name if self.names[name] == name else f"{name} (in the file: {self.names[name]})"
 
     def __call__(self, params, state):
-        """(params, state) with the file's numbers, on the host; fresh leaves are the given ones."""
+        """(params, state) with the arrays of the file, on the host; fresh leaves are unchanged."""
         self.check(params, state)
         loaded = self.wanted(params, state)
 
         def merge(name, leaf):
-            return (
-                typed(np.asarray(self.arrays[name], as_stored(leaf).dtype), leaf)
-                if name in loaded
-                else leaf
-            )
+            if name not in loaded:
+                return leaf
+            return typed(np.asarray(self.arrays[name], as_stored(leaf).dtype), leaf)
 
         return map_named(merge, params), map_named(merge, {"state": state})["state"]
 
     def check_probe(self, probe, params, state):
-        """Refuse weights whose model/ has since changed its meaning, where the file can tell; shapes suffice."""
+        """Refuse the weights if model/ now computes something else; params may be shapes."""
         if self.probe:
-            found = probe(*self(params, state))
-            check_meaning(self.path, self.probe, found, "set training.pretrained.probe to false")
+            current = probe(*self(params, state))
+            check_meaning(self.path, self.probe, current, "set training.pretrained.probe to false")
 
 
 def weights(arrays):
-    """The weights to start from among the arrays of a file, under the names that rules use."""
+    """The weights among the arrays of a file, under the names that rules use."""
     root = {name: name.split("/")[0] for name in arrays}
     if not {"params", "ema"} & set(root.values()):
-        return arrays  # a file of others
-    wanted, other = ("ema", "params") if "ema" in root.values() else ("params", "ema")
-    left = {name: array for name, array in arrays.items() if root[name] not in {*OF_THE_RUN, other}}
+        return arrays  # a file of another program
+    chosen, other = ("ema", "params") if "ema" in root.values() else ("params", "ema")
     return {
-        name[len(wanted) + 1 :] if root[name] == wanted else name: array
-        for name, array in left.items()
+        name[len(chosen) + 1 :] if root[name] == chosen else name: array
+        for name, array in arrays.items()
+        if root[name] not in {*RUN_NAMES, other}
     }
 
 
@@ -123,29 +121,32 @@ def renamed(path, names, rules):
     for regex, _ in rules:
         if not any(re.fullmatch(regex, name) for name in names):
             raise UserError(
-                f"training.pretrained.rename: {regex!r} matches no name in {path}, which has {some(names)}"
+                f"training.pretrained.rename: {regex!r} matches no name in {path}, "
+                f"which has {some(names)}"
             )
-    found = {}
+    old_names = {}
     for old in names:
         name = new_name(old, rules)
-        if name in found:
+        if name in old_names:
             raise UserError(
-                f"training.pretrained.rename: {found[name]} and {old} in {path} both become {name}"
+                f"training.pretrained.rename: {old_names[name]} and {old} in {path} "
+                f"both become {name}"
             )
         if name is not None:
-            found[name] = old
-    return found
+            old_names[name] = old
+    return old_names
 
 
 def new_name(name, rules):
-    """What the first rule that matches all of a name makes of it."""
+    """A name after the first rule that matches all of it; None if that rule ignores the array."""
     for regex, replacement in rules:
         if match := re.fullmatch(regex, name):
             try:
                 return None if replacement is None else match.expand(replacement)
             except (re.error, IndexError) as error:
+                rule = f"[{regex!r}, {replacement!r}]"
                 raise UserError(
-                    f"training.pretrained.rename: [{regex!r}, {replacement!r}] cannot be applied: {error}"
+                    f"training.pretrained.rename: {rule} cannot be applied: {error}"
                 ) from error
     return name
 
@@ -161,6 +162,6 @@ def check_regexes(key, regexes):
             ) from error
 
 
-def castable(has, needs):
-    """Floats of any width become the model's; nothing else changes its type."""
-    return has == needs or all(jnp.issubdtype(dtype, jnp.floating) for dtype in (has, needs))
+def castable(stored, wanted):
+    """Whether a type may become the model's: a float of any width may, others must be equal."""
+    return stored == wanted or all(jnp.issubdtype(d, jnp.floating) for d in (stored, wanted))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, put into the trees of a run that goes on."""
+"""Puts the arrays of a checkpoint back into the trees of a run."""
 
 import logging
 import operator
@@ -8,81 +8,82 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.checkpoint.probe import difference, same_question
+from training.checkpoint.probe import difference, same_input
 from utils import UserError, map_named, named_leaves
 
 logger = logging.getLogger("main")
 
 
 def filled(path, arrays, like):
-    """The tree `like` (of arrays, or of their shapes) with a checkpoint's arrays on the host; types must agree as well."""
+    """The tree `like`, of arrays or shapes, filled with a checkpoint's arrays on the host.
+
+    Names, shapes and types must all agree.
+    """
     wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
-    refuse(
-        f"{path}: does not fit this run",
-        differences(under(like, arrays), wanted, operator.eq, "run"),
-    )
+    stored = {name: array for name, array in arrays.items() if name.split("/")[0] in like}
+    refuse(f"{path}: does not fit this run", differences(stored, wanted, operator.eq, "run"))
     return map_named(lambda name, leaf: typed(arrays[name], leaf), like)
 
 
 def sums_so_far(arrays, zeros):
-    """(what an epoch has summed up in a checkpoint, whether its log line goes on from there). What is measured in another way now
-    than then starts at `zeros`."""
+    """(the sums of an unfinished epoch in a checkpoint, whether its next log line can use them).
+
+    Groups of sums that are now measured differently start again at `zeros`.
+    """
 
     def group(name):
         part, _, rest = name.partition("/")
         return (part, rest.startswith(("steps", "extras"))) if part in ("epoch", "window") else part
 
-    fits = {}
+    fits = {}  # {group: whether all of its sums are in the checkpoint}
     for name, leaf in named_leaves(zeros).items():
         array = arrays.get(f"sums/{name}")
         same = array is not None and (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
         fits[group(name)] = fits.get(group(name), True) and same
     if not fits["epoch", False]:
         logger.warning(
-            "Other metrics are measured than at the checkpoint: those of this epoch are of its rest alone"
+            "The metrics have changed since the checkpoint: "
+            "those of this epoch cover only the rest of it"
         )
     sums = map_named(
         lambda name, leaf: np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf, zeros
     )
-    line_goes_on = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
-    return sums | {
-        "freeze": zeros["freeze"]
-    }, line_goes_on  # whether a bad step freezes a state is for the config of now to say
+    log_line_fits = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
+    # Whether a bad step freezes the state is decided by the current config, not by the checkpoint.
+    return sums | {"freeze": zeros["freeze"]}, log_line_fits
 
 
-def under(like, arrays):
-    """Those arrays that lie under the top-level names of a tree."""
-    return {name: array for name, array in arrays.items() if name.split("/")[0] in like}
+def differences(stored, wanted, same_type, whose="model", called=str):
+    """One line for each leaf that is missing or unexpected, or has the wrong shape or type.
 
-
-def differences(found, wanted, same_type, whose="model", called=str):
-    """A line for each leaf that is missing, not wanted, or not of the wanted form; `called(name)` tells its name in the file."""
+    `called(name)` is the name to print for a leaf of the file.
+    """
     missing = [
-        f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in found
+        f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in stored
     ]
     if wanted and len(missing) == len(wanted):
         return [
-            f"it has none of the {whose}'s names; it has {some(map(called, found))}; the {whose} has {some(wanted)}"
+            f"it has none of the {whose}'s names; it has {some(map(called, stored))}; "
+            f"the {whose} has {some(wanted)}"
         ]
     extra = [
         f"unexpected: {called(name)} {array.shape}"
-        for name, array in found.items()
+        for name, array in stored.items()
         if name not in wanted
     ]
     misfit = []
     for name, leaf in wanted.items():
-        if name in found and not same_type(found[name].dtype, leaf.dtype):
-            has, needs = (f"{a.dtype} {a.shape}" for a in (found[name], leaf))
+        array = stored.get(name, leaf)
+        has, needs = array.shape, leaf.shape
+        if not same_type(array.dtype, leaf.dtype):
+            has, needs = (f"{a.dtype} {a.shape}" for a in (array, leaf))
+        if has != needs:
             misfit.append(f"{called(name)}: the file has {has}, the {whose} has {needs}")
-        elif name in found and found[name].shape != leaf.shape:
-            misfit.append(
-                f"{called(name)}: the file has {found[name].shape}, the {whose} has {leaf.shape}"
-            )
     return missing + extra + misfit
 
 
 def refuse(what, lines):
-    """One error of all the lines, if there are any."""
+    """Raise one error that lists all the lines, if there are any."""
     if lines:
         raise UserError("\n  ".join([what, *lines]))
 
@@ -98,35 +99,36 @@ def is_key(leaf):
 
 
 def as_stored(leaf):
-    """What a file holds for a leaf: of a typed key its numbers."""
+    """A leaf as a file stores it: a typed random key as its integers."""
     return jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
 
 
 def typed(array, leaf):
-    """An array of a file, made a typed key again where the leaf is one."""
+    """An array of a file, turned into a typed random key if the leaf is one."""
     if not is_key(leaf):
         return array
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
 
 
 def probe_of(arrays):
-    """What the model answered when a checkpoint was written."""
+    """The probe among the arrays of a checkpoint."""
     return {name: array for name, array in arrays.items() if name.startswith("probe/")}
 
 
-def check_meaning(path, stored, found, mend):
-    """Refuse weights whose model/ has since changed its meaning, where their checkpoint can tell."""
+def check_meaning(path, stored, current, fix):
+    """Refuse a checkpoint if its probe shows that model/ now computes something else."""
     if not stored:
         return
-    if not same_question(stored, found):
+    if not same_input(stored, current):
         logger.info(
-            "%s: was probed with another input; whether model/ still means the same is not checked",
+            "%s: was probed with a different input; whether model/ has changed its meaning "
+            "is not checked",
             path,
         )
-    elif told := difference(stored, found):
+    elif gap := difference(stored, current):
         copy = Path(path).parent / "model"
-        lies = f"the model as it was lies in {copy}; " if copy.is_dir() else ""
+        original = f"the original model is in {copy}; " if copy.is_dir() else ""
         raise UserError(
-            f"{path}: model/, or model.args, has changed its meaning since this was written: on the probe input its "
-            f"output differs by {told}; {lies}bring it back, or {mend}"
+            f"{path}: model/, or model.args, has changed its meaning since this was written: "
+            f"on the probe input its output differs by {gap}; {original}restore it, or {fix}"
         )

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept: the last ones, and the best ones."""
+"""Which checkpoints of a run are kept: the last ones and the best ones."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,16 @@ import numpy as np
 
 
 class Kept(NamedTuple):
-    """The names of checkpoints: the last ones, the oldest first, and [name, value] of the best ones, the best first."""
+    """The checkpoints to keep: names of the last ones (oldest first), [name, value] of the best."""
 
     regular: tuple = ()
-    best: tuple = ()
+    best: tuple = ()  # best first
 
     def names(self):
         return {*self.regular, *(name for name, _ in self.best)}
 
     def add(self, name, value, options, regular=True):
-        """What is kept once there is another one; `value` is what is monitored, None where it was not measured."""
+        """What to keep with one more checkpoint, whose monitored metric is `value` (or None)."""
         last = [*(n for n in self.regular if n != name), name] if regular else list(self.regular)
         best = [entry for entry in self.best if entry[0] != name]
         if self.is_among_best(value, options):
@@ -26,7 +26,7 @@ class Kept(NamedTuple):
         )
 
     def is_among_best(self, value, options):
-        """Whether a value is one of the best `save_top_k`; what was not measured, or is not finite, is not."""
+        """Whether a value is among the best `save_top_k`; False if it is None or not finite."""
         if value is None or not np.isfinite(value):
             return False
         sign = options.sign()
@@ -34,7 +34,10 @@ class Kept(NamedTuple):
 
 
 def kept_so_far(records, regular, options):
-    """What a run that goes on keeps of {name: record}, the oldest first: ranked anew, since the config may have changed."""
+    """The checkpoints that a resumed run keeps, of {name: record} with the oldest first.
+
+    The best are ranked again, since the config may have changed.
+    """
     kept = Kept()
     for name, record in records.items():
         value = record["metrics"].get(options.monitor) if record["position"] == 0 else None

@@ -1,8 +1,10 @@
-"""A checkpoint in one safetensors file, which any safetensors reader opens, with its own SHA-256 and a record in its header.
+"""A checkpoint as a safetensors file, which holds its own SHA-256 and a record in its header.
 
-Both written and read by hand, for the format is simple: eight bytes tell the length of the JSON header, the header where each
-array lies, and the arrays follow without gap. So what is handed out is the very bytes that were hashed, read once, and
-float8 comes back, too, for which the stock reader asks NumPy in vain."""
+Any safetensors reader opens it. Reading and writing are done by hand, since the format is simple:
+eight bytes with the length of the JSON header, the header with the place of each array, and the
+arrays without gaps. So each byte is read once, for the digest and the array alike, and float8
+works, which the stock reader cannot return as NumPy arrays.
+"""
 
 import hashlib
 import json
@@ -18,27 +20,19 @@ import numpy as np
 
 from utils import Damaged, UserError, atomic_file, format_bytes
 
-TYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "BOOL": np.bool_,
-}
-TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8}
+TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_}
 TYPES |= {"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8}
-TYPES |= {
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
-}
-TYPES |= {"F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz}
+TYPES |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz}
+TYPES |= {"F8_E5M2": ml_dtypes.float8_e5m2, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz}
+TYPES |= {"F8_E8M0": ml_dtypes.float8_e8m0fnu}
 CODES = {np.dtype(dtype).name: code for code, dtype in TYPES.items()}
 
-LONGEST_HEADER = 16 * 2**20  # hostile JSON takes thirty times its length in memory
-NO_DIGEST = b"0" * 64  # is hashed in the place of the digest, which cannot be part of itself
-# Looked for besides `rawtree`: one damaged byte in that word must not make ours a file of others, which is not verified.
-# Others may put a hash of their own under this name, but hardly as the first of several metadata.
+LONGEST_HEADER = 16 * 2**20  # bytes; hostile JSON takes thirty times its length in memory
+NO_DIGEST = b"0" * 64  # hashed in place of the digest, which cannot contain itself
+# A header that begins like this has our digest. Checking `rawtree` alone is not enough: one damaged
+# byte in that word would make our file look like another program's, which is not verified. Another
+# program may store a hash of its own under "sha256", but hardly as the first of several entries.
 SIGNED = re.compile(rb'\{"__metadata__":\{"sha256":"([0-9a-f]{64})","')
 TEXT = re.compile(rb"[\t\n\r -~]{8}")
 FOREIGN = {
@@ -48,9 +42,9 @@ FOREIGN = {
 
 
 def write(path, arrays, record):
-    """Write {name: array} and the record, hash and all, so that `path` is either as it was or whole."""
+    """Write {name: array}, the record and the digest, all of it or nothing."""
     arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-    # The widest first, as the stock writer does: so each lies at a multiple of its own width.
+    # Widest types first, like the stock writer, so that each array is aligned to its element size.
     arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     header = make_header(path, arrays, record)
     start = len(header).to_bytes(8, "little") + header
@@ -58,9 +52,7 @@ def write(path, arrays, record):
     with atomic_file(path) as file:
         file.write(start)
         for array in arrays.values():
-            data = raw_bytes(
-                little_endian(array)
-            )  # one by one, so that one copy at a time is in memory, where any is needed
+            data = raw_bytes(little_endian(array))  # at most one copy is in memory at a time
             digest.update(data)  # like file.write, it lets other threads run meanwhile
             file.write(data)
         file.seek(start.index(NO_DIGEST))
@@ -68,150 +60,148 @@ def write(path, arrays, record):
 
 
 def read(path, verified=False):
-    """({name: array}, record), once its hash is found right, unless it is `verified`; a file that others wrote has none, and {}
-    as its record."""
+    """({name: array}, record), checked against the digest unless `verified`.
+
+    A file of another program has no digest, and its record is {}.
+    """
     with opened(path) as file:
         raw, header, metadata = read_header(path, file)
         signed = SIGNED.match(raw)
         if "rawtree" in metadata and not signed:
-            raise Damaged(f"{path}: is damaged: it has no SHA-256 at its place")
+            raise Damaged(f"{path}: is damaged: its header does not begin with a SHA-256")
         blank = raw[: signed.start(1)] + NO_DIGEST + raw[signed.end(1) :] if signed else raw
         digest = hashlib.sha256(len(raw).to_bytes(8, "little") + blank)
-        arrays = make_room(path, header, os.fstat(file.fileno()).st_size - file.tell())
+        arrays = allocate(path, header, os.fstat(file.fileno()).st_size - file.tell())
         for array in arrays.values():
             data = raw_bytes(array)
             if file.readinto(data) != len(data):
-                raise not_whole(path, "it became shorter while it was read")
+                raise not_valid(path, "it became shorter while it was being read")
             if signed and not verified:
                 digest.update(data)
     if signed and not verified and digest.hexdigest() != signed[1].decode():
-        raise Damaged(f"{path}: is damaged: its SHA-256 is not the one written into it")
+        raise Damaged(f"{path}: is damaged: its content does not match the SHA-256 in its header")
     return arrays, parse_record(path, metadata)
 
 
 def read_record(path):
-    """The record alone; neither the arrays nor the hash are looked at."""
+    """The record alone; neither the arrays nor the digest are read."""
     with opened(path) as file:
         return parse_record(path, read_header(path, file)[2])
 
 
 def make_header(path, arrays, record):
-    """The JSON header, the hash still blank and at a place that does not depend on what follows."""
+    """The JSON header, with a blank digest at a position that is independent of the rest."""
     metadata = {"sha256": NO_DIGEST.decode(), "rawtree": json.dumps(record)}
     header, end = {"__metadata__": metadata}, 0
     for name, array in arrays.items():
-        if array.dtype.name not in CODES:
+        code = CODES.get(array.dtype.name)
+        if code is None:
             raise UserError(
-                f"{path}: cannot hold {name}, an array of {array.dtype}; it holds {', '.join(CODES)}"
+                f"{path}: cannot store {name}, an array of {array.dtype}; "
+                f"the format has {', '.join(CODES)}"
             )
-        assert name not in header, f"{name}: means something else in a safetensors file"
+        assert name not in header, f"{name}: is reserved in a safetensors file"
         begin, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": CODES[array.dtype.name],
-            "shape": array.shape,
-            "data_offsets": [begin, end],
-        }
+        header[name] = {"dtype": code, "shape": array.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
-        raise UserError(
-            f"{path}: its names and record take {format_bytes(len(text))}, of {format_bytes(LONGEST_HEADER)} at most"
-        )
+        size, limit = format_bytes(len(text)), format_bytes(LONGEST_HEADER)
+        raise UserError(f"{path}: its names and record take {size}; the limit is {limit}")
     return text
 
 
 def little_endian(array):
-    """The array as the format has it, row after row and the low byte first; itself where it is so already."""
-    return np.asarray(
-        array, dtype=array.dtype.newbyteorder("<"), order="C"
-    )  # ascontiguousarray would make () to (1,)
+    """The array as the format stores it: C-contiguous and little-endian; a copy if it is not."""
+    # np.ascontiguousarray would turn shape () into (1,).
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
 
 
 def raw_bytes(array):
-    """The memory of a contiguous array; as uint8, since Python's buffers know no bfloat16."""
+    """The memory of a contiguous array; as uint8, since Python buffers do not support bfloat16."""
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
 @contextmanager
 def opened(path):
-    """The file, to be read; what is no file, or fails to be read, is told."""
+    """The file, opened for reading; any failure is an error that names it."""
     try:
         if not Path(path).exists():
             raise UserError(f"{path}: there is no such checkpoint")
-        if not Path(path).is_file():  # a pipe would be waited for, a device has no end
-            raise Damaged(
-                f"{path}: is {'a folder' if Path(path).is_dir() else 'no plain file'}, not a safetensors file"
-            )
+        if not Path(path).is_file():  # reading a pipe would block, and a device may have no end
+            kind = "a folder" if Path(path).is_dir() else "a pipe or a device"
+            raise Damaged(f"{path}: is {kind}, not a safetensors file")
         with open(path, "rb") as file:
             yield file
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def not_whole(path, why):
-    """The error of a file that is no safetensors file, or a part of one."""
-    return Damaged(f"{path}: is not a whole safetensors file: {why}")
+def not_valid(path, why):
+    """The error for a file that is not a safetensors file, or only a part of one."""
+    return Damaged(f"{path}: is not a valid safetensors file: {why}")
 
 
 def read_header(path, file):
-    """(its bytes, {name: type, shape and place}, metadata); the file is left at its first array."""
+    """(the bytes of the header, {name: entry}, metadata); leaves the file at its first array."""
     start, size = file.read(8), os.fstat(file.fileno()).st_size
     length = int.from_bytes(start, "little")
     if size < 8 or length > min(size - 8, LONGEST_HEADER):
         for magic, what in FOREIGN.items():
             if re.match(magic, start):
                 raise Damaged(
-                    f"{path}: is {what}; it is not read, since that could run code: save its arrays as safetensors"
+                    f"{path}: is {what}; it is not read, since that could run code: "
+                    "save its arrays as safetensors"
                 )
         if TEXT.match(start):
-            raise not_whole(path, "it begins as a text")
-        claim = (
-            f"its header claims {length} bytes, of {LONGEST_HEADER} at most; " if size >= 8 else ""
+            raise not_valid(path, "it begins like a text file")
+        if size < 8:
+            raise not_valid(path, f"it has only {size} bytes")
+        raise not_valid(
+            path,
+            f"its header claims {length} bytes (the limit is {LONGEST_HEADER}); "
+            f"the file has {size} bytes",
         )
-        raise not_whole(path, f"{claim}it has {size} bytes in all")
     raw = file.read(length)
     try:
         header = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
         metadata = header.pop("__metadata__", None)
         metadata = {} if metadata is None else metadata
-        "".join(
-            [*header, *metadata, *metadata.values()]
-        ).encode()  # no number, and no half of a surrogate pair
+        # Raises for anything that is not a string, and for half of a surrogate pair.
+        "".join([*header, *metadata, *metadata.values()]).encode()
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise not_whole(path, f"its header is not JSON of the right form: {error}") from error
+        raise not_valid(path, f"its header is not JSON of the right form: {error}") from error
     return raw, header, metadata
 
 
 def without_duplicates(pairs):
-    """A JSON object; of two values under one name, readers would disagree on which counts."""
+    """A JSON object; refuses a name with two values, since readers would disagree which counts."""
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name appears twice")
     return dict(pairs)
 
 
-def make_room(path, header, size):
-    """{name: array to be filled} in the order of their bytes, which must fill `size` without gap or overlap."""
-    wanted, end = {}, 0
+def allocate(path, header, size):
+    """{name: empty array} in file order; the arrays must fill `size` without gap or overlap."""
+    forms, end = {}, 0
     for begin, stop, name, code, shape in sorted(
         parse_entry(path, *item) for item in header.items()
     ):
         length = math.prod(shape) * np.dtype(TYPES[code]).itemsize
         if (begin, stop) != (end, end + length):
-            raise not_whole(
-                path, f"{name[:80]!r} lies at {begin} to {stop} instead of {end} to {end + length}"
-            )
-        wanted[name], end = (shape, TYPES[code]), stop
+            place = f"at bytes {begin} to {stop} instead of {end} to {end + length}"
+            raise not_valid(path, f"{name[:80]!r} is {place}")
+        forms[name], end = (shape, TYPES[code]), stop
     if end != size:
-        raise not_whole(path, f"its arrays take {end} bytes, and it has {size} of them")
+        raise not_valid(path, f"its arrays take {end} bytes, but the file has {size} for them")
     try:
-        return {name: np.empty(*of) for name, of in wanted.items()}
-    except (
-        ValueError
-    ) as error:  # an empty array may be longer along another axis than NumPy can count
-        raise not_whole(path, error) from error
+        return {name: np.empty(*form) for name, form in forms.items()}
+    # An empty array may be longer along another axis than NumPy can count.
+    except ValueError as error:
+        raise not_valid(path, error) from error
     except MemoryError as error:
         raise UserError(
-            f"{path}: its arrays take {format_bytes(size)}, for which there is no memory"
+            f"{path}: there is not enough memory for its arrays ({format_bytes(size)})"
         ) from error
 
 
@@ -219,22 +209,22 @@ def parse_entry(path, name, entry):
     """(begin, end, name, type, shape) of one array."""
     match entry:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]}:
-            # As NumPy has it; also, multiplying a million long numbers would take forever.
+            # NumPy's own limits; also, multiplying a million long numbers would take forever.
             if (
                 code in TYPES
                 and len(shape) <= 64
                 and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
             ):
                 return begin, end, name, code, shape
-    raise not_whole(path, f"{name[:80]!r} is no array that can be read: {reprlib.repr(entry)}")
+    raise not_valid(path, f"{name[:80]!r} is not a readable array: {reprlib.repr(entry)}")
 
 
 def parse_record(path, metadata):
-    """The record, which is text in the metadata."""
+    """The record, which is JSON text in the metadata."""
     try:
         record = json.loads(metadata.get("rawtree", "{}"))
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{path}: is damaged: its record is no JSON: {error}") from error
+        raise Damaged(f"{path}: is damaged: its record is not JSON: {error}") from error
     if not isinstance(record, dict):
-        raise Damaged(f"{path}: is damaged: its record is no JSON object")
+        raise Damaged(f"{path}: is damaged: its record is not a JSON object")
     return record

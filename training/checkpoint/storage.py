@@ -1,9 +1,9 @@
-"""Checkpoints by name: a tree of arrays and a JSON record in one file or folder, whichever format its suffix says.
+"""Checkpoints by name: a tree of arrays and a JSON record, in the format given by the suffix.
 
-A checkpoint `checkpoint-epoch_3` of several replicas is as many files, `checkpoint-epoch_3-replica_0.params` and so on.
+With several replicas, a checkpoint `checkpoint-epoch_3` has one file or folder per replica:
+`checkpoint-epoch_3-replica_0.params` and so on.
 """
 
-import importlib
 import importlib.util
 import logging
 import os
@@ -13,21 +13,21 @@ from typing import NamedTuple
 
 import jax
 
-from training.checkpoint.record import check_record
+from training.checkpoint import orbax_folder, safetensor_file
 from training.devices.processes import from_first, is_first
 from utils import Damaged, UserError, named_leaves
 
 logger = logging.getLogger("main")
 
-SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # format: what its checkpoints are called
+SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # {format: suffix of its checkpoints}
 
 
 class Incomplete(Damaged):
-    """Files of some replicas only: the process was killed between them, which a run's very first checkpoint may be."""
+    """Files of some replicas are missing: the process was killed before it had written them."""
 
 
 class Found(NamedTuple):
-    """A checkpoint read whole: the files, arrays and record of each replica."""
+    """A checkpoint in memory: the file, arrays and record of each replica."""
 
     name: str
     paths: list
@@ -36,50 +36,51 @@ class Found(NamedTuple):
 
     @property
     def record(self):
-        """What all replicas have in common."""
+        """The record of the first replica, for the entries that all replicas share."""
         return self.records[0]
 
 
 def save(path, tree, record):
-    """Write a tree of arrays under its names, and the record."""
+    """Write a tree of arrays under the names of its leaves, and the record."""
     form(path).write(path, named_leaves(jax.tree.map(without_key_type, tree)), record)
 
 
 def load(path, verified=False):
-    """({name: array}, record) of a checkpoint, verified unless it is already; the record is empty in a safetensors file that
-    others wrote."""
+    """({name: array}, record) of a checkpoint, checked against its digest unless `verified`.
+
+    The record of a safetensors file from another program is empty.
+    """
     return form(path).read(path, verified)
 
 
 def form(path):
-    """The module that reads and writes such a checkpoint."""
-    name = "orbax_folder" if Path(path).suffix == SUFFIXES["orbax"] else "safetensor_file"
-    return importlib.import_module(f"training.checkpoint.{name}")
+    """The module that reads and writes the format of this path."""
+    return orbax_folder if Path(path).suffix == SUFFIXES["orbax"] else safetensor_file
 
 
 def form_for(name, processes=None):
-    """The form of the checkpoints of this run: several processes can only write one together with Orbax."""
-    return (
-        ("orbax" if (processes or jax.process_count()) > 1 else "safetensors")
-        if name == "auto"
-        else name
-    )
+    """The checkpoint format of this run: with several processes, only Orbax can write one."""
+    if name != "auto":
+        return name
+    return "orbax" if (processes or jax.process_count()) > 1 else "safetensors"
 
 
 def check_format(name, processes=None):
-    """Refuse a format whose library is not there, or that cannot be written here, before anything was trained."""
+    """Refuse, before training starts, a format that cannot be written here."""
     if name == "safetensors" and (processes or jax.process_count()) > 1:
         raise UserError(
-            "checkpoint.format: several processes write no safetensors file together; say 'auto' or 'orbax'"
+            "checkpoint.format: several processes cannot write one safetensors file together; "
+            "use 'auto' or 'orbax'"
         )
     if form_for(name, processes) == "orbax" and importlib.util.find_spec("orbax") is None:
         raise UserError(
-            "checkpoint.format: Orbax is not installed: run `pip install -r training/requirements.txt`"
+            "checkpoint.format: Orbax is not installed: "
+            "run `pip install -r training/requirements.txt`"
         )
 
 
 def without_key_type(leaf):
-    """The numbers of a random key, as some optimizers hold one."""
+    """The plain integers of a typed random key (some optimizers hold one); other leaves as is."""
     is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
@@ -91,103 +92,96 @@ def places(folder, name, replicas, suffix):
 
 
 def files(folder, name):
-    """The files of a checkpoint that are there."""
-    return sorted(
-        p
-        for s in SUFFIXES.values()
-        for end in ("", "-replica_*")
-        for p in Path(folder).glob(f"{name}{end}{s}")
-    )
+    """The existing files of a checkpoint."""
+    patterns = [f"{name}{end}{s}" for s in SUFFIXES.values() for end in ("", "-replica_*")]
+    return sorted(path for pattern in patterns for path in Path(folder).glob(pattern))
 
 
 def checkpoints(folder):
-    """{name: its files} of the checkpoints in a folder, the oldest first; one whose record is unreadable counts as the newest."""
-    found = {}
-    for path in sorted(
-        p for suffix in SUFFIXES.values() for p in Path(folder).glob(f"checkpoint-*{suffix}")
-    ):
-        found.setdefault(path.stem.split("-replica_")[0], []).append(path)
-    return dict(sorted(found.items(), key=lambda item: age(record_of(item[1][0]))))
+    """{name: its files} of the checkpoints in a folder, oldest first.
+
+    A checkpoint whose record cannot be read counts as the newest.
+    """
+    patterns = [f"checkpoint-*{suffix}" for suffix in SUFFIXES.values()]
+    paths_of = {}
+    for path in sorted(path for pattern in patterns for path in Path(folder).glob(pattern)):
+        paths_of.setdefault(path.stem.split("-replica_")[0], []).append(path)
+    return dict(sorted(paths_of.items(), key=lambda item: age(record_of(item[1][0]))))
 
 
 def records(folder):
-    """{name: record} of the checkpoints whose record can be read, the oldest first; not verified."""
-    found = {name: record_of(paths[0]) for name, paths in checkpoints(folder).items()}
-    return {name: record for name, record in found.items() if record}
+    """{name: record} of the checkpoints whose record can be read, oldest first; not verified."""
+    record_by_name = {name: record_of(paths[0]) for name, paths in checkpoints(folder).items()}
+    return {name: record for name, record in record_by_name.items() if record}
 
 
 def record_of(path):
-    """The record of a checkpoint, or None where it is not sound."""
+    """The record of a checkpoint, or None if it is not valid."""
     try:
         record = form(path).read_record(path)
         check_record(path, record)
-    except UserError:  # or it was deleted meanwhile
+    except UserError:  # or the checkpoint was deleted in the meantime
         return None
     return record
 
 
 def age(record):
-    """What sorts checkpoints: their step, and within it the end of an epoch, which comes after its evaluation, last."""
+    """The sort key of a checkpoint: its step; at the same step the end of an epoch comes last."""
     return (record["step"], record["position"] == 0) if record else (float("inf"), False)
 
 
 def newest(folder):
-    """(the newest good checkpoint of a folder that a run can go on from, or None; the errors of those passed over)"""
-    wrong = []
+    """(the newest good checkpoint from which a run can resume, or None; errors of newer ones)"""
+    errors = []
     for name, paths in reversed(checkpoints(folder).items()):
         try:
-            return read_all(name, paths, whole=True), wrong
+            return read_all(name, paths, whole=True), errors
         except Damaged as error:
-            wrong.append(error)
-    return None, wrong
+            errors.append(error)
+    return None, errors
 
 
 def for_all(find):
-    """The checkpoint that `find` answers in process 0, or None; the other processes read the same."""
-    found = None
+    """The checkpoint that `find()` returns in process 0, or None; other processes read the same."""
+    checkpoint = None
 
-    def tell():
-        nonlocal found
-        found = find()
-        return found and [found.name, *map(str, found.paths)]
+    def find_and_describe():
+        nonlocal checkpoint
+        checkpoint = find()
+        return checkpoint and [checkpoint.name, *map(str, checkpoint.paths)]
 
-    told = from_first(tell)
-    return (
-        found
-        if told is None or is_first()
-        else read_all(told[0], [Path(path) for path in told[1:]], verified=True)
-    )
+    description = from_first(find_and_describe)
+    if description is None or is_first():
+        return checkpoint
+    name, *paths = description
+    return read_all(name, [Path(path) for path in paths], verified=True)
 
 
 def read_all(name, paths, whole=False, verified=False):
-    """The files of a checkpoint of a run; `whole` asks for all that a run needs to go on."""
+    """Read all files of a checkpoint; `whole` requires everything that resuming a run needs."""
     if not paths:
-        raise Damaged(f"{name}: is not there any more")
-    read = [load(path, verified) for path in paths]
-    for path, (_, record) in zip(paths, read, strict=True):
+        raise Damaged(f"{name}: no longer exists")
+    read = [(path, *load(path, verified)) for path in paths]
+    for path, _, record in read:
         check_record(path, record)
         if whole and not record["whole"]:
             raise Damaged(
-                f"{path}: holds weights alone (checkpoint.save_optimizer_state was false), so no run can go on from it"
+                f"{path}: holds only weights (checkpoint.save_optimizer_state was false), "
+                "so a run cannot resume from it"
             )
-    replicas = read[0][1]["replicas"]
-    if replicas != len(read) or sorted(record["replica"] for _, record in read) != list(
-        range(replicas)
-    ):
-        raise Incomplete(
-            f"{paths[0]}: is one of {replicas} replicas, and not all of them are there"
-        )
-    read = sorted(zip(paths, read, strict=True), key=lambda item: item[1][1]["replica"])
-    return Found(
-        name,
-        [path for path, _ in read],
-        [arrays for _, (arrays, _) in read],
-        [record for _, (_, record) in read],
-    )
+    replicas = read[0][2]["replicas"]
+    read.sort(key=lambda entry: entry[2]["replica"])
+    numbers = [record["replica"] for *_, record in read]
+    if replicas != len(read) or numbers != list(range(replicas)):
+        raise Incomplete(f"{paths[0]}: is one of {replicas} replicas, and some of them are missing")
+    return Found(name, *map(list, zip(*read, strict=True)))
 
 
 def delete(path):
-    """Remove a checkpoint, a folder so that no half of it is ever seen under its name; whether that went well."""
+    """Delete a checkpoint and return whether that worked.
+
+    A folder is renamed first, so that a part of it is never found under its name.
+    """
     try:
         if path.is_dir():
             hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -201,20 +195,69 @@ def delete(path):
     return True
 
 
-LEFTOVERS = (
-    ".checkpoint-*.tmp",
-    *(f".{name}.json.*.tmp" for name in ("config", "environment", "finished")),
-)
+LEFTOVERS = [f".{name}.json.*.tmp" for name in ("config", "environment", "finished")]
+LEFTOVERS += [".checkpoint-*.tmp"]
 
 
 def remove_leftovers(folder):
-    """Remove what a process that was killed while writing left behind."""
-    former = [
-        path
-        for path in Path(folder).glob(".checkpoint-*.former")
-        if path.with_name(path.stem[1:]).exists()
-    ]
-    for path in [*(path for pattern in LEFTOVERS for path in Path(folder).glob(pattern)), *former]:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
-            missing_ok=True
+    """Remove what a process left behind that was killed while writing."""
+    leftovers = [path for pattern in LEFTOVERS for path in Path(folder).glob(pattern)]
+    former = Path(folder).glob(".checkpoint-*.former")
+    leftovers += [path for path in former if path.with_name(path.stem[1:]).exists()]
+    for path in leftovers:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+# --- the record
+
+FORMAT = 2  # 1 had other sums, and no `lined`
+
+
+def is_count(value):
+    return type(value) is int and 0 <= value < 2**53
+
+
+def is_list(value, is_valid):
+    """Whether this is a list of valid entries."""
+    return type(value) is list and all(map(is_valid, value))
+
+
+def is_pair(value, *types):
+    """Whether this is [a string, a value of one of these types]."""
+    is_two = type(value) is list and len(value) == 2
+    return is_two and type(value[0]) is str and isinstance(value[1], types)
+
+
+COUNTS = ("step", "epoch", "position", "replica", "replicas", "rollbacks", "lined")
+RECORD = {  # {key: whether its value is valid}; a correct digest does not prove who wrote a file
+    **dict.fromkeys(COUNTS, is_count),
+    **dict.fromkeys(("config", "facts", "data", "metrics"), lambda value: type(value) is dict),
+    **dict.fromkeys(("whole", "stopped"), lambda value: type(value) is bool),
+    "elapsed": lambda value: type(value) is float,
+    "format": lambda value: type(value) is int,
+    "lengths": lambda value: type(value) is dict and all(map(is_count, value.values())),
+    "regular": lambda value: is_list(value, lambda name: type(name) is str),
+    "best": lambda value: is_list(value, lambda entry: is_pair(entry, int, float)),
+    "callbacks": lambda value: is_list(value, lambda entry: is_pair(entry, object)),
+}
+
+
+def check_record(path, record):
+    """Refuse a record that this version does not understand."""
+    if record.get("format") == 1:
+        raise Damaged(
+            f"{path}: was written by an earlier version; "
+            "training.pretrained can start a new run from its weights"
+        )
+    if wrong := [key for key, is_valid in RECORD.items() if not is_valid(record.get(key))]:
+        raise Damaged(
+            f"{path}: is not a checkpoint of a run: its record has no valid {', '.join(wrong)}"
+        )
+    if record["format"] > FORMAT:
+        raise Damaged(
+            f"{path}: was written by a newer version "
+            f"(format {record['format']}; this one reads up to {FORMAT})"
         )

@@ -1,0 +1,1 @@
+"""Finds the op that produced the first nan of a step."""

@@ -1,4 +1,4 @@
-"""A step taken again, one operation at a time, with what is not finite followed from value to value."""
+"""Runs a step again, one op at a time, and records how values that are not finite spread."""
 
 import sysconfig
 from functools import cache, partial
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-# Operations that are nothing but a call, and the parameter that holds what is called.
+# {op that only calls a function: its parameter that holds the function}
 CALLS = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -18,41 +18,42 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
 }
 JAX, PYTHON = f"{Path(jax.__file__).parent}/", f"{sysconfig.get_path('stdlib')}/"
+TESTS = {"nan": np.isnan, "inf": np.isinf}
 
 
 class Value:
-    """One value of the step. What is known of it stays; its array goes when nothing needs it any more."""
+    """One value of the step. Its array is freed after its last use; the other fields stay."""
 
     def __init__(self, array=None, *, name=None, constant=False, parameter=False):
-        self.array, self.name = array, name  # a name is that of an input of the step
-        self.constant, self.parameter = (
-            constant,
-            parameter,
-        )  # whether it comes from the code alone, from parameters alone
-        self.fed = (
-            (0, name) if parameter else None
-        )  # when a parameter flowed into it last, and which
-        self.bad = kinds_in(array)  # of "nan" and "inf"
-        self.maker, self.uses = (
-            None,
-            0,
-        )  # the operation that made it; how many to come need its array
+        self.array, self.name = array, name  # only inputs of the step have a name
+        # Whether it is computed only from constants in the code; only from parameters.
+        self.constant, self.parameter = constant, parameter
+        # (when a parameter last contributed to it, the name of that parameter)
+        self.fed = (0, name) if parameter else None
+        self.bad = kinds_in(array)  # a subset of {"nan", "inf"}
+        self.maker, self.uses = None, 0  # the op that computed it; how many ops still need it
 
 
 class Op:
-    """One operation; `path` is its equation and behind it those of the calls around it, `rounds` are those of the loops."""
+    """One op of the step.
+
+    `path` is its equation, followed by the equations of the calls around it; `rounds` are the
+    iterations of the loops around it.
+    """
 
     def __init__(self, path, rounds, inputs, outputs):
         self.path, self.rounds, self.inputs, self.outputs = path, rounds, inputs, outputs
         self.name, self.params = path[0].primitive.name, path[0].params
         self.order = None  # when it was evaluated
-        self.sources = {}  # {kind: [(value, its kind)]}: through which inputs its outputs came to be nan, inf
-        self.arrays = None  # (of the inputs, of the outputs), where no input was nan but an output is, or none inf
+        # {kind: [(input, kind of the input)]}: the inputs that made an output nan or inf
+        self.sources = {}
+        # (arrays of the inputs, of the outputs), if an output has a kind that no input has
+        self.arrays = None
         for value in outputs:
             value.maker = self
 
     def frames(self):
-        """(file, line, function) of the code behind it, innermost first, without JAX's own, Python's and the mark's."""
+        """(file, line, function) of its code, innermost first, without those of JAX and Python."""
         frames = [frame for eqn in self.path for frame in eqn.source_info.traceback.frames]
         return [
             (f.file_name, f.line_num, f.function_name)
@@ -61,48 +62,46 @@ class Op:
         ]
 
     def is_under(self, transform):
-        """Whether it was made by jax's `jvp`, `transpose`, ..."""
+        """Whether it comes from this transformation of JAX (`jvp`, `transpose`, ...)."""
         return any(f"{transform}(" in str(eqn.source_info.name_stack) for eqn in self.path)
 
     def is_first(self, kind):
-        """Whether it made a nan, or an infinity, of what was none."""
-        return all(of != kind for _, of in self.sources[kind])
+        """Whether its output is nan (or inf) although no input is."""
+        return all(input_kind != kind for _, input_kind in self.sources[kind])
 
 
 class Replay:
-    """The operations of a function of `leaves`, in order, with calls in line. Loops and branches unfold when their turn comes."""
+    """The ops of a function of `leaves`, in order, with calls inlined.
+
+    Loops and branches are expanded when they are evaluated.
+    """
 
     def __init__(self, closed, leaves):
         self.ops, self.count = [], 0
-        self.outputs = self.flatten(closed, leaves, (), ())
+        self.outputs = self.inline(closed, leaves, (), ())
 
-    def flatten(self, jaxpr, inputs, path, rounds):
-        """Append the operations of a jaxpr, open or closed, and answer its outputs."""
+    def inline(self, jaxpr, inputs, path, rounds):
+        """Append the ops of a jaxpr, open or closed, and return its outputs."""
         consts, jaxpr = getattr(jaxpr, "consts", ()), getattr(jaxpr, "jaxpr", jaxpr)
-        values = dict(
-            zip(jaxpr.constvars, [Value(const, constant=True) for const in consts], strict=True)
-        )
+        constants = [Value(const, constant=True) for const in consts]
+        values = dict(zip(jaxpr.constvars, constants, strict=True))
         values |= dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom):
             return Value(atom.val, constant=True) if isinstance(atom, Literal) else values[atom]
 
         for eqn in jaxpr.eqns:
-            given, place, called = (
-                [read(atom) for atom in eqn.invars],
-                (eqn, *path),
-                CALLS.get(eqn.primitive.name),
-            )
-            if called:
-                made = self.flatten(eqn.params[called], given, place, rounds)
+            operands = [read(atom) for atom in eqn.invars]
+            if called := CALLS.get(eqn.primitive.name):
+                results = self.inline(eqn.params[called], operands, (eqn, *path), rounds)
             else:
-                made = [Value() for _ in eqn.outvars]
-                self.ops.append(Op(place, rounds, hold(given), made))
-            values |= dict(zip(eqn.outvars, made, strict=True))
+                results = [Value() for _ in eqn.outvars]
+                self.ops.append(Op((eqn, *path), rounds, hold(operands), results))
+            values |= dict(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def reach(self, targets):
-        """Evaluate what the targets need and is not evaluated yet; the targets are held."""
+    def evaluate(self, targets):
+        """Evaluate the targets, and hold them; values that are known already are not recomputed."""
         wanted, chosen = set(hold(targets)), []
         for op in reversed(self.ops):
             if op.order is None and not wanted.isdisjoint(op.outputs):
@@ -114,59 +113,59 @@ class Replay:
             elif op.name == "cond":
                 self.cond(op)
             else:
-                self.note(op, bind(op.path[0], [value.array for value in op.inputs]))
+                self.record(op, bind(op.path[0], [value.array for value in op.inputs]))
             op.order = self.count
             release(op.inputs)
 
     def cond(self, op):
-        """A branch."""
-        index, *given = op.inputs
+        """Evaluate the chosen branch."""
+        index, *operands = op.inputs
         branches = op.params["branches"]
-        made = self.inside(branches[np.clip(int(index.array), 0, len(branches) - 1)], given, op)
-        for out, value in zip(op.outputs, made, strict=True):
-            self.hand_on(op, [value], out, value.array)
-        release(made)
+        branch = branches[np.clip(int(index.array), 0, len(branches) - 1)]
+        results = self.body(branch, operands, op)
+        for out, value in zip(op.outputs, results, strict=True):
+            self.pass_on(op, [value], out, value.array)
+        release(results)
 
     def scan(self, op):
-        """A loop, round by round."""
+        """Evaluate a loop, one iteration after the other."""
         length, first = op.params["length"], op.params["num_consts"]
         last = first + op.params["num_carry"]
-        kept, carry, xs = op.inputs[:first], op.inputs[first:last], op.inputs[last:]
+        consts, carry, xs = op.inputs[:first], op.inputs[first:last], op.inputs[last:]
         rounds = range(length)[:: -1 if op.params["reverse"] else 1]
         stacks = [[None] * length for _ in op.outputs[last - first :]]
         for i in rounds:
             rows = [jax.lax.dynamic_index_in_dim(x.array, i, keepdims=False) for x in xs]
-            rows = [self.hand_on(op, [x], Value(), row) for x, row in zip(xs, rows, strict=True)]
-            made = self.inside(
-                op.params["jaxpr"], [*kept, *carry, *rows], op, (f"{i + 1} of {length}",)
-            )
+            rows = [self.pass_on(op, [x], Value(), row) for x, row in zip(xs, rows, strict=True)]
+            operands = [*consts, *carry, *rows]
+            results = self.body(op.params["jaxpr"], operands, op, (f"{i + 1} of {length}",))
             release(carry if i != rounds[0] else ())
-            carry = made[: last - first]
-            for stack, value in zip(stacks, made[last - first :], strict=True):
+            carry = results[: last - first]
+            for stack, value in zip(stacks, results[last - first :], strict=True):
                 stack[i] = value
         for out, value in zip(op.outputs, carry, strict=False):
-            self.hand_on(op, [value], out, value.array)
+            self.pass_on(op, [value], out, value.array)
         for out, stack in zip(op.outputs[last - first :], stacks, strict=True):
-            self.hand_on(op, stack, out, jnp.stack([value.array for value in stack]))
+            self.pass_on(op, stack, out, jnp.stack([value.array for value in stack]))
             release(stack)
         release(carry)
 
-    def inside(self, closed, given, op, rounds=()):
-        """The outputs of a body, evaluated and held."""
-        around, self.ops = self.ops, []
-        made = self.flatten(closed, hold(given), op.path, op.rounds + rounds)
-        self.reach(made)
-        release(given)
-        self.ops = around
-        return made
+    def body(self, closed, operands, op, rounds=()):
+        """The outputs of the body of a loop or branch, evaluated and held."""
+        outer, self.ops = self.ops, []
+        results = self.inline(closed, hold(operands), op.path, op.rounds + rounds)
+        self.evaluate(results)
+        release(operands)
+        self.ops = outer
+        return results
 
-    def hand_on(self, op, inputs, out, array):
-        """A value that is nothing but others, stacked, or a row of one."""
-        self.note(Op(op.path, op.rounds, inputs, [out]), [array])
+    def pass_on(self, op, inputs, out, array):
+        """Record `out` as a copy of a value, a row of one, or several stacked, and return it."""
+        self.record(Op(op.path, op.rounds, inputs, [out]), [array])
         return out
 
-    def note(self, op, arrays):
-        """Keep what was learned of an operation, now that it is evaluated."""
+    def record(self, op, arrays):
+        """Store the outputs of an op and what is known about them."""
         self.count += 1
         op.order = self.count
         inputs = [value for value in op.inputs if not value.constant]
@@ -178,27 +177,24 @@ class Replay:
         ]
         for value, array in zip(op.outputs, arrays, strict=True):
             value.array, value.bad = array, kinds_in(array)
-            value.constant, value.parameter, value.fed = (
-                not inputs,
-                parameter,
-                max(fed, default=None),
-            )
+            value.constant, value.parameter = not inputs, parameter
+            value.fed = max(fed, default=None)
         op.sources = {kind: sources(op, kind) for value in op.outputs for kind in value.bad}
         if any(op.is_first(kind) for kind in op.sources):
             op.arrays = [value.array for value in op.inputs], list(arrays)
 
 
 def bind(eqn, arrays):
-    """The outputs of an equation."""
+    """The outputs of an equation for these inputs."""
     params = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager:
-        made = compiled(eqn.primitive, tuple(params.items()))(*arrays)
-    return made if eqn.primitive.multiple_results else [made]
+        outputs = compiled(eqn.primitive, tuple(params.items()))(*arrays)
+    return outputs if eqn.primitive.multiple_results else [outputs]
 
 
 @cache
 def compiled(primitive, params):
-    """An operation as a program, compiled without optimization: in two thirds of the time."""
+    """An op as a program, compiled without optimization (in two thirds of the time)."""
     return jax.jit(
         partial(primitive.bind, **dict(params)),
         compiler_options={"xla_backend_optimization_level": 0},
@@ -206,14 +202,14 @@ def compiled(primitive, params):
 
 
 def hold(values):
-    """One use more of each."""
+    """Count one more use of each value."""
     for value in values:
         value.uses += 1
     return values
 
 
 def release(values):
-    """One use less of each; arrays that nothing needs are let go."""
+    """Count one use less of each value; free arrays that are no longer needed."""
     for value in values:
         value.uses -= 1
         if value.uses == 0 and value.maker is not None:
@@ -221,36 +217,30 @@ def release(values):
 
 
 def kinds_in(array):
-    """Which of "nan" and "inf" are in an array."""
+    """Which of "nan" and "inf" an array contains."""
     if array is None or not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
         return frozenset()
     array = np.asarray(array)
-    if np.isfinite(array).all():
-        return frozenset()
-    return frozenset(
-        kind for kind, test in (("nan", np.isnan), ("inf", np.isinf)) if test(array).any()
-    )
+    return frozenset(kind for kind, test in TESTS.items() if test(array).any())
 
 
 def sources(op, kind):
-    """[(input, its kind)] through which an output came to be nan, or inf: of the same kind where there is one."""
-    inputs = chosen(op, kind) if op.name == "select_n" else op.inputs
+    """[(input, its kind)] that made an output nan (or inf): inputs of the same kind if any."""
+    inputs = selected(op, kind) if op.name == "select_n" else op.inputs
     same = [(value, kind) for value in inputs if kind in value.bad]
     return same or [(value, other) for value in inputs for other in value.bad]
 
 
-def chosen(op, kind):
-    """The cases that a select_n (jnp.where) took at the places where its output is nan, or inf."""
+def selected(op, kind):
+    """The cases from which a select_n (jnp.where) took the nans (or infs) of its output."""
     which, *cases = op.inputs
-    bad = {"nan": np.isnan, "inf": np.isinf}[kind](np.asarray(op.outputs[0].array))
+    bad = TESTS[kind](np.asarray(op.outputs[0].array))
     taken = np.broadcast_to(np.asarray(which.array).astype(int), bad.shape)[bad]
     return [case for i, case in enumerate(cases) if (taken == i).any()]
 
 
 def is_foreign(file):
-    """Whether a file is part of JAX or of Python, or the export mark, which stands between a layer and its caller."""
-    if file.endswith("model/layers/op.py"):
+    """Whether a file belongs to JAX or Python, or is op.py, whose wrapper surrounds every layer."""
+    if file.endswith("model/layers/op.py") or file.startswith((JAX, "<frozen")):
         return True
-    return file.startswith((JAX, "<frozen")) or (
-        file.startswith(PYTHON) and "-packages/" not in file
-    )
+    return file.startswith(PYTHON) and "-packages/" not in file

@@ -1,6 +1,7 @@
-"""Compiled programs, kept for the next run in the user's cache folder: JAX keeps them, this says where, and for how long.
+"""Keeps compiled programs for the next run, in JAX's own cache, in the user's cache folder.
 
-JAX's own variables come first: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
+JAX's environment variables take precedence: JAX_COMPILATION_CACHE_DIR names another folder,
+JAX_ENABLE_COMPILATION_CACHE=false disables the cache.
 """
 
 import hashlib
@@ -19,15 +20,18 @@ import jaxlib
 
 from utils import RunError, atomic_write, user_cache
 
-ROOM = 512 * 2**20  # bytes for all programs; the sample's take 0.6 MiB
-ZSTANDARD = b"\x28\xb5\x2f\xfd"  # how its files begin
-VERDICT = "usable"  # the file that tells whether programs can be read again here
+ROOM = 512 * 2**20  # bytes for all programs; those of the sample take 0.6 MiB
+ZSTANDARD = b"\x28\xb5\x2f\xfd"  # how a file compressed with zstandard begins
+VERDICT = "usable"  # the name of the file that says whether programs can be loaded on this machine
 
 logger = logging.getLogger("main")
 
 
 def keep_programs():
-    """Take compiled programs from the user's cache folder and leave them there; where that cannot be, compile as ever."""
+    """Let JAX load compiled programs from the user's cache folder and store them there.
+
+    If the folder cannot be used, programs are compiled as without it.
+    """
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return
     try:
@@ -36,64 +40,48 @@ def keep_programs():
         usable = os.access(folder, os.W_OK | os.X_OK) and can_be_read_again(folder)
         if usable:
             tidy(folder)
-    except (
-        OSError,
-        RunError,
-        RuntimeError,
-    ) as error:  # the last where nobody knows the user's home
-        logger.debug("Compiled programs are not kept: %s", error)
+    except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder is known
+        logger.debug("Compiled programs are not cached: %s", error)
         return
     if usable:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            jax.config.update(
-                "jax_persistent_cache_min_compile_time_secs", 0
-            )  # the small ones are half a second together
-        # A full disk or a damaged file costs a compilation, and is nothing to tell of for every program.
+            # Small programs take half a second together.
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        # A full disk or a damaged file only costs a compilation; do not warn for every program.
         warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
 
 
 def kind_of_machine():
-    """The folder for programs of this jaxlib on machines like this one: a program is made for a CPU's instructions and cores, and
-    whether those of an accelerator can be read again says nothing of the CPU's."""
+    """The name of the folder for programs of this jaxlib on machines like this one.
+
+    A program is compiled for the instructions and the cores of a CPU. The backend is part of the
+    name too, since programs of an accelerator may be loadable where those of the CPU are not.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
-    told = "\n".join(
-        [
-            jax.default_backend(),
-            platform.machine(),
-            sys.platform,
-            *processor(),
-            str(cores),
-            *threads,
-        ]
-    )
-    return f"jaxlib-{jaxlib.__version__}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    facts = [jax.default_backend(), platform.machine(), sys.platform]
+    text = "\n".join([*facts, *processor(), str(cores), *threads])
+    return f"jaxlib-{jaxlib.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def processor():
-    """What tells the first CPU from others: its model and its flags."""
+    """Lines that identify the model and the features of the first CPU."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = list(islice(takewhile(str.strip, file), 100))  # up to the second CPU
     except OSError:
         return [platform.processor()]
-    telling = (
-        "vendor_id",
-        "cpu family",
-        "model",
-        "stepping",
-        "flags",
-        "features",
-        "cpu implementer",
-        "cpu part",
-    )
-    return [line for line in lines if line.split(":")[0].strip().lower().startswith(telling)]
+    keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "features")
+    keys += ("cpu implementer", "cpu part")
+    return [line for line in lines if line.split(":")[0].strip().lower().startswith(keys)]
 
 
 def can_be_read_again(folder):
-    """Whether XLA takes back what it made; on some CPUs it complains of each program, or refuses it (jax issue 38445). This is
-    tried once, with a small program."""
+    """Whether XLA can load its own programs here, tested once with a small program.
+
+    On some CPUs it prints a complaint for each program, or refuses it (JAX issue 38445).
+    """
     verdict = folder / VERDICT
     if not verdict.exists():
         atomic_write(verdict, str(reads_back()).encode())
@@ -101,23 +89,23 @@ def can_be_read_again(folder):
 
 
 def reads_back():
-    """Whether a small program can be written and read without a word on stderr; accelerators have no such trouble."""
+    """Whether a small program can be saved and loaded with nothing printed to stderr."""
     from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu":  # accelerators do not have this problem
         return True
     compiled = jax.jit(lambda x: x + 1).lower(0.0).compile()
-    with stderr_into_file() as said:
+    with stderr_into_file() as printed:
         try:
             deserialize_and_load(*serialize(compiled))
-        except Exception:  # of whatever kind: then there is no use in keeping any
+        except Exception:  # of any kind: programs cannot be loaded, so there is no use in a cache
             return False
-        return said.seek(0, os.SEEK_END) == 0
+        return printed.seek(0, os.SEEK_END) == 0
 
 
 @contextmanager
 def stderr_into_file():
-    """The file that takes what is written to stderr meanwhile, by C++ as well."""
+    """Redirect stderr, also that of C++ code, into a temporary file."""
     sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as file:
@@ -130,38 +118,40 @@ def stderr_into_file():
 
 
 def tidy(folder):
-    """Remove what the end of a process left half written since the last time, and the programs that were not used for longest
-    where all together need too much room."""
+    """Remove damaged files, which a process that ends while writing leaves behind.
+
+    If all programs together take too much room, also remove those not used for the longest time.
+    """
     verdict = folder / VERDICT
     last = verdict.stat().st_mtime
     os.utime(verdict)
     entries = []
     for path in folder.parent.glob("*/*-cache"):
-        with suppress(FileNotFoundError):  # another process tidies as well
+        with suppress(FileNotFoundError):  # another process may have removed it
             stat = path.stat()
             if path.parent == folder and stat.st_mtime >= last and is_damaged(path):
                 path.unlink()
             else:
                 entries.append((max(stat.st_atime, stat.st_mtime), stat.st_size, path))
     size = sum(entry[1] for entry in entries)
-    room = size if size <= ROOM else ROOM // 2  # not a little at each start
-    for _, taken, path in sorted(entries):
+    room = size if size <= ROOM else ROOM // 2  # so that this is not needed at each start
+    for _, bytes_, path in sorted(entries):
         if size <= room:
             break
         path.unlink(missing_ok=True)
-        size -= taken
+        size -= bytes_
 
 
 def is_damaged(path):
-    """Whether a program cannot be unpacked; JAX would compile it again at each start, and never write it anew."""
+    """Whether a program cannot be unpacked; JAX would compile it each time and never replace it."""
     data = path.read_bytes()
     try:
         if data.startswith(ZSTANDARD):
-            import zstandard  # JAX takes it where it is installed
+            import zstandard  # JAX uses it if it is installed
 
             zstandard.ZstdDecompressor().decompress(data)
         else:
             zlib.decompress(data)
-    except Exception:  # of either, or there is no zstandard any more
+    except Exception:  # damaged, or zstandard is no longer installed
         return True
     return False

@@ -1,4 +1,4 @@
-"""Orbax folders: what is written comes back bit by bit, from however many devices and processes; what was damaged never."""
+"""Orbax folders: from any number of devices, they are read back bit by bit, or refused."""
 
 import errno
 import json
@@ -24,17 +24,16 @@ from tests.processes import finished, start_all
 from training.checkpoint.orbax_folder import digests, read, read_record, write
 from utils import Damaged, RunError, UserError
 
-# Where one array fails, TensorStore reports the others to an event loop that Orbax has closed by then.
+# If one array fails, TensorStore reports the others to an event loop that Orbax has closed by then.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = {"epoch": 3, "text": 'a "quoted" \\ ключ', "nested": {"list": [1, 2.5, None, True]}}
 LEAVES = {
     "params/blocks/0/norm/weight": jnp.arange(6.0).reshape(2, 3).T,
-    "params/blocks/0": jnp.arange(7, dtype=jnp.bfloat16)
-    / 3,  # a name that is the beginning of another
+    "params/blocks/0": jnp.arange(7, dtype=jnp.bfloat16) / 3,  # also a prefix of another name
     "params.blocks/[0] naïve/ключ": np.array([True, False, True]),
-    "zeros": jnp.zeros((3, 5)),  # chunks like these need not be stored
+    "zeros": jnp.zeros((3, 5)),  # TensorStore does not store chunks of zeros
     "step": jnp.int32(7),
     "scalar": np.array(0.1),
     "numpy scalar": np.uint8(3),
@@ -53,13 +52,10 @@ def assert_same(arrays, leaves):
     for name, leaf in leaves.items():
         leaf = np.asarray(leaf)
         leaf = leaf.astype(leaf.dtype.newbyteorder("="))
-        found = arrays[name]
-        assert type(found) is np.ndarray
-        assert (found.dtype, found.shape, found.tobytes()) == (
-            leaf.dtype,
-            leaf.shape,
-            leaf.tobytes(),
-        ), name
+        array = arrays[name]
+        assert type(array) is np.ndarray
+        assert (array.dtype, array.shape) == (leaf.dtype, leaf.shape), name
+        assert array.tobytes() == leaf.tobytes(), name
 
 
 def small(epoch):
@@ -76,13 +72,13 @@ def files(folder):
 
 @pytest.fixture
 def ours(tmp_path):
-    """A folder of ours, to be damaged."""
+    """A valid checkpoint, for a test to damage."""
     path = tmp_path / "a.orbax"
     write(path, small(3), {"epoch": 3})
     return path
 
 
-def test_all_comes_back_bit_by_bit(tmp_path):
+def test_arrays_and_record_are_read_back_bit_by_bit(tmp_path):
     write(tmp_path / "a.orbax", LEAVES, RECORD)
     arrays, record = read(tmp_path / "a.orbax")
     assert record == RECORD == read_record(tmp_path / "a.orbax")
@@ -92,20 +88,20 @@ def test_all_comes_back_bit_by_bit(tmp_path):
 
 
 @pytest.mark.parametrize("leaves", [{}, {"none": np.zeros((0, 3), np.int8)}])
-def test_where_there_is_nothing_for_orbax_the_record_is_kept(tmp_path, leaves):
+def test_a_record_is_kept_if_there_are_no_arrays_for_orbax(tmp_path, leaves):
     write(tmp_path / "a.orbax", leaves, RECORD)
     arrays, record = read(tmp_path / "a.orbax")
     assert record == RECORD
     assert_same(arrays, leaves)
 
 
-def test_a_path_may_be_relative_and_text(tmp_path, monkeypatch):
+def test_a_path_may_be_a_relative_string(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write("a.orbax", small(3), {})
     assert_same(read("a.orbax")[0], small(3))
 
 
-def test_another_takes_the_place_of_a_former_one(ours):
+def test_a_new_checkpoint_replaces_the_former_one(ours):
     write(ours, {"w": np.ones(2)}, {"epoch": 4})
     arrays, record = read(ours)
     assert record == {"epoch": 4}
@@ -114,7 +110,7 @@ def test_another_takes_the_place_of_a_former_one(ours):
 
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="this machine has no sha256sum")
-def test_the_digests_are_as_sha256sum_has_them(ours):
+def test_sha256sum_accepts_the_digests(ours):
     subprocess.run(
         ["sha256sum", "--check", "--strict", "SHA256SUMS"],
         cwd=ours,
@@ -134,14 +130,15 @@ mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,
 def put(array, *axes):
     return jax.device_put(array, jax.sharding.NamedSharding(mesh, P(*axes)))
 whole = np.arange(96, dtype=np.float32).reshape(8, 12)
-arrays = {"rows": put(whole, "a"), "both": put(whole, "a", "b"), "one axis": put(whole, ("a", "b")), "all": put(whole)}
+arrays = {"rows": put(whole, "a"), "both": put(whole, "a", "b")}
+arrays |= {"one axis": put(whole, ("a", "b")), "all": put(whole)}
 arrays["half"] = put(whole.astype("bfloat16"), None, "b")
 write(sys.argv[1], arrays, {"devices": 4})
 assert all((a == whole).all() for a in read(sys.argv[1])[0].values())
 """
 
 
-def test_what_four_devices_hold_one_device_reads(tmp_path):
+def test_one_device_reads_what_four_devices_wrote(tmp_path):
     finished(start_all(SHARDED, tmp_path / "a.orbax", processes=1, devices=4))
     arrays, record = read(tmp_path / "a.orbax")
     whole = np.arange(96, dtype=np.float32).reshape(8, 12)
@@ -167,22 +164,26 @@ assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2
 mesh = Mesh(jax.devices(), ("data",))
 whole = np.arange(96, dtype=np.float32).reshape(8, 12)
 def put(array, *axes):
-    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, P(*axes)), lambda cut: array[cut])
+    sharding = NamedSharding(mesh, P(*axes))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 def save():
-    for epoch in (1, 2, 3):  # each in place of the one before
-        arrays = {"rows": put(whole + epoch, "data"), "all": put(whole), "host": np.arange(epoch), "none": put(whole[:0])}
+    for epoch in (1, 2, 3):  # each replaces the previous one
+        arrays = {"rows": put(whole + epoch, "data"), "all": put(whole)}
+        arrays |= {"host": np.arange(epoch), "none": put(whole[:0])}
         write(path, arrays, {"epoch": epoch})
-        arrays, record = read(path)  # both find it in its place when they return
-        assert record == {"epoch": epoch} and (arrays["rows"] == whole + epoch).all() and (arrays["all"] == whole).all()
+        arrays, record = read(path)  # complete for both processes
+        assert record == {"epoch": epoch}
+        assert (arrays["rows"] == whole + epoch).all() and (arrays["all"] == whole).all()
     large = np.arange(2**16, dtype=np.float32).reshape(2**8, 2**8)
     key = np.asarray(jax.random.key_data(jax.random.key(3)))
-    write(path.with_name("large.orbax"), {"cut": put(large, "data"), "whole": put(large), "key": key}, {"epoch": 1})
+    arrays = {"cut": put(large, "data"), "whole": put(large), "key": key}
+    write(path.with_name("large.orbax"), arrays, {"epoch": 1})
     done.append(True)
 done, total = [], jax.jit(lambda a: a * 0.5 + a.sum() * 0)
 writing = threading.Thread(target=save)
 writing.start()
 array = put(whole, "data")
-for _ in range(200):  # collectives of its own, which those of a checkpoint must not mix with
+for _ in range(200):  # has collectives, which must not mix with those of a checkpoint
     array = jax.block_until_ready(total(array))
 writing.join()
 assert done
@@ -193,16 +194,17 @@ assert (arrays["cut"].shape, arrays["cut"].dtype) == (large.shape, large.dtype)
 assert (np.asarray(arrays["cut"]) == large).all()
 for name in ("cut", "whole"):
     for axes in (("data",), (None, "data"), ()):
-        found = put_leaf(arrays[name], NamedSharding(mesh, P(*axes)))
-        assert found.sharding.spec == P(*axes) and len(found.addressable_shards) == 2
-        for shard in found.addressable_shards:
-            assert (np.asarray(shard.data) == large[shard.index]).all() and shard.data.dtype == large.dtype
+        array = put_leaf(arrays[name], NamedSharding(mesh, P(*axes)))
+        assert array.sharding.spec == P(*axes) and len(array.addressable_shards) == 2
+        for shard in array.addressable_shards:
+            assert (np.asarray(shard.data) == large[shard.index]).all()
+            assert shard.data.dtype == large.dtype
 """
 
 
 @pytest.mark.skipif(
     sys.platform != "linux",
-    reason="JAX has Gloo's collectives, for several processes on CPU, on Linux alone",
+    reason="JAX has collectives between CPU processes (Gloo) only on Linux",
 )
 def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
     finished(start_all(TWO_PROCESSES, tmp_path / "a.orbax", processes=2, devices=2))
@@ -213,17 +215,15 @@ def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
     assert_same(arrays, {"rows": whole + 3, "all": whole, "host": np.arange(3), "none": whole[:0]})
 
 
-def test_no_flipped_bit_is_read(ours):
+def test_a_flipped_bit_is_refused(ours):
     rng = random.Random(0)
     assert len(files(ours)) > 8
     for file in files(ours):
         data = file.read_bytes()
-        at_all = file.name in ("rawtree.json", "SHA256SUMS")
-        for at in (
-            range(len(data))
-            if at_all
-            else {0, len(data) - 1, *(rng.randrange(len(data)) for _ in range(20))}
-        ):
+        positions = range(len(data))
+        if file.name not in ("rawtree.json", "SHA256SUMS"):
+            positions = {0, len(data) - 1, *(rng.randrange(len(data)) for _ in range(20))}
+        for at in positions:
             file.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
             with pytest.raises(Damaged, match=r"a\.orbax: is damaged: changed, missing or added: "):
                 read(ours)
@@ -231,7 +231,7 @@ def test_no_flipped_bit_is_read(ours):
     assert_same(read(ours)[0], small(3))
 
 
-def test_no_part_of_a_folder_is_read_and_none_with_more_in_it(ours):
+def test_a_folder_with_truncated_missing_or_extra_files_is_refused(ours):
     for file in files(ours):
         data, name = file.read_bytes(), file.relative_to(ours).as_posix()
         for change in (data[:0], data[:-1], data[: len(data) // 2], data + b"\0", data * 2):
@@ -239,12 +239,10 @@ def test_no_part_of_a_folder_is_read_and_none_with_more_in_it(ours):
             with pytest.raises(Damaged, match=r"a\.orbax: is damaged: "):
                 read(ours)
         file.unlink()
-        told = (
-            "it has no SHA256SUMS, which is written last"
-            if name == "SHA256SUMS"
-            else f"missing or added: {name}$"
-        )
-        with pytest.raises(Damaged, match=told):
+        message = f"is damaged: changed, missing or added: {name}$"
+        if name == "SHA256SUMS":
+            message = "is incomplete: it has no SHA256SUMS, which is written last"
+        with pytest.raises(Damaged, match=message):
             read(ours)
         file.write_bytes(data)
     for name in (
@@ -261,13 +259,11 @@ def test_no_part_of_a_folder_is_read_and_none_with_more_in_it(ours):
             read(ours)
         (ours / name).unlink()
     os.mkfifo(ours / "pipe")
-    with pytest.raises(
-        Damaged, match="pipe is no plain file"
-    ):  # without waiting for one to write into it
+    with pytest.raises(Damaged, match="pipe is not a regular file"):  # without waiting for data
         read(ours)
 
 
-def test_a_folder_with_a_part_of_its_digests_is_refused(ours):
+def test_a_folder_with_only_some_of_its_digests_is_refused(ours):
     lines = (ours / "SHA256SUMS").read_text().splitlines(keepends=True)
     for kept in range(len(lines)):
         (ours / "SHA256SUMS").write_text("".join(lines[:kept]))
@@ -276,7 +272,7 @@ def test_a_folder_with_a_part_of_its_digests_is_refused(ours):
 
 
 @pytest.mark.parametrize("reader", [read, read_record])
-def test_what_is_no_checkpoint_is_told(tmp_path, reader):
+def test_a_path_without_a_checkpoint_is_an_error(tmp_path, reader):
     path = tmp_path / "a.orbax"
     with pytest.raises(UserError) as caught:
         reader(path)
@@ -297,11 +293,11 @@ class Bomb:
 
 
 def resealed(folder):
-    """Make the digests right again, as one would who means harm."""
+    """Make the digests right again, as an attacker would."""
     (folder / "SHA256SUMS").write_bytes(digests(folder))
 
 
-def test_files_that_someone_made_up_are_refused_and_nothing_in_them_is_run(ours, monkeypatch):
+def test_forged_files_are_refused_and_no_code_in_them_is_run(ours, monkeypatch):
     monkeypatch.chdir(ours.parent)
     for file in files(ours / "arrays"):
         data = file.read_bytes()
@@ -316,9 +312,7 @@ def test_files_that_someone_made_up_are_refused_and_nothing_in_them_is_run(ours,
             file.write_bytes(hostile)
             resealed(ours)
             try:
-                assert_same(
-                    read(ours)[0], small(3)
-                )  # some of Orbax's files tell nothing that is needed
+                assert_same(read(ours)[0], small(3))  # some of Orbax's files are not needed
             except Damaged as error:
                 assert str(error).startswith(f"{ours}: ") and len(str(error)) < 2000
         file.write_bytes(data)
@@ -371,7 +365,7 @@ NOTES += [
 
 
 @pytest.mark.parametrize("note", NOTES, ids=range(len(NOTES)))
-def test_a_note_that_does_not_fit_is_refused(ours, note):
+def test_a_note_that_does_not_fit_the_arrays_is_refused(ours, note):
     (ours / "rawtree.json").write_bytes(note)
     resealed(ours)
     with pytest.raises(Damaged, match=r"a\.orbax: "):
@@ -381,14 +375,15 @@ def test_a_note_that_does_not_fit_is_refused(ours, note):
 KILLED = """
 import os, sys
 import numpy as np
-import orbax.checkpoint  # once, for all the processes that are split off below
+import orbax.checkpoint  # once, for all processes forked below
 from training.checkpoint.orbax_folder import write
 folder, count = sys.argv[1], 0
 def kill_at(stop):
     def hook(event, args):
         global count
-        into = event == "open" and str(args[0]).startswith(folder) and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if into or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+        inside = event == "open" and str(args[0]).startswith(folder)
+        writes = inside and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
             count += 1
             if count == stop:
                 os.kill(os.getpid(), 9)
@@ -397,7 +392,8 @@ for stop in range(1, 1000):
     child = os.fork()
     if child == 0:
         kill_at(stop)
-        write(f"{folder}/{stop}/a.orbax", {"params/w": np.full((4, 3), 4, np.float32)}, {"epoch": 4})
+        arrays = {"params/w": np.full((4, 3), 4, np.float32)}
+        write(f"{folder}/{stop}/a.orbax", arrays, {"epoch": 4})
         os._exit(0)
     if os.waitpid(child, 0)[1] == 0:
         print(stop)
@@ -406,17 +402,17 @@ for stop in range(1, 1000):
 
 
 @pytest.mark.parametrize("former", [True, False])
-def test_whenever_it_is_killed_the_former_or_the_new_one_is_read(tmp_path, former):
-    most = 120
-    for stop in range(1, most):
+def test_after_a_kill_at_any_point_the_former_or_the_new_one_is_read(tmp_path, former):
+    limit = 120
+    for stop in range(1, limit):
         (tmp_path / str(stop)).mkdir()
         if former and stop == 1:
             write(tmp_path / "1" / "a.orbax", small(3), {"epoch": 3})
         elif former:
             shutil.copytree(tmp_path / "1" / "a.orbax", tmp_path / str(stop) / "a.orbax")
-    [(said, _)] = finished(start_all(KILLED, tmp_path, processes=1))
-    survived, seen = int(said), []
-    assert 10 < survived < most
+    [(output, _)] = finished(start_all(KILLED, tmp_path, processes=1))
+    survived, epochs = int(output), []
+    assert 10 < survived < limit
     for stop in range(1, survived + 1):
         path = tmp_path / str(stop) / "a.orbax"
         try:
@@ -426,19 +422,19 @@ def test_whenever_it_is_killed_the_former_or_the_new_one_is_read(tmp_path, forme
                 arrays,
                 small(3) if record["epoch"] == 3 else {"params/w": np.full((4, 3), 4, np.float32)},
             )
-            seen.append(record["epoch"])
+            epochs.append(record["epoch"])
         except UserError as error:
             assert str(error) == f"{path}: there is no such checkpoint"
-            seen.append(None)
+            epochs.append(None)
         assert all(
             name == "a.orbax" or name.startswith(".a.orbax.") for name in os.listdir(path.parent)
         )
-        if stop % 5 == 0:  # the next to come clears up
+        if stop % 5 == 0:  # the next write cleans up
             write(path, small(5), {"epoch": 5})
             assert read(path)[1] == {"epoch": 5}
             assert os.listdir(path.parent) == ["a.orbax"]
     before = 3 if former else None
-    assert (seen[0], seen[-1], {*seen}) == (before, 4, {before, 4})
+    assert (epochs[0], epochs[-1], {*epochs}) == (before, 4, {before, 4})
 
 
 def full(*_, **__):
@@ -446,7 +442,7 @@ def full(*_, **__):
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_where_the_disk_is_full_the_former_one_stays(ours, monkeypatch, call):
+def test_a_full_disk_leaves_the_former_one(ours, monkeypatch, call):
     monkeypatch.setattr(os, call, full)
     with pytest.raises(RunError) as caught:
         write(ours, small(4), {"epoch": 4})
@@ -455,15 +451,12 @@ def test_where_the_disk_is_full_the_former_one_stays(ours, monkeypatch, call):
     assert read(ours)[1] == {"epoch": 3}
 
 
-def test_where_tensorstore_cannot_write_it_is_told_in_one_line_and_nothing_is_logged(
-    ours, caplog, capfd
-):
+def test_a_write_error_of_tensorstore_is_one_line_and_nothing_is_logged(ours, caplog, capfd):
     caplog.set_level(logging.INFO)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     noise = np.random.default_rng(0).integers(0, 256, 2**20, np.uint8)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (2**16, limits[1])
-    )  # what the system refuses, from within TensorStore
+    # The system then refuses a write inside TensorStore.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
         with pytest.raises(RunError) as caught:
             write(ours, {"noise": noise}, {"epoch": 4})
@@ -476,7 +469,7 @@ def test_where_tensorstore_cannot_write_it_is_told_in_one_line_and_nothing_is_lo
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_interrupt_leaves_the_former_one_and_no_other(ours, monkeypatch):
+def test_an_interrupt_leaves_only_the_former_one(ours, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
@@ -487,7 +480,7 @@ def test_an_interrupt_leaves_the_former_one_and_no_other(ours, monkeypatch):
     assert os.listdir(ours.parent) == [ours.name]
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
+def test_writing_into_a_missing_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "none" / "a.orbax", tmp_path / "file" / "a.orbax"):
         with pytest.raises(RunError, match=r"a\.orbax: cannot be written: "):
@@ -495,7 +488,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_all_is_on_the_disk_before_it_takes_its_name_and_the_name_after(tmp_path, monkeypatch):
+def test_all_files_are_flushed_before_the_rename_and_the_parent_after(tmp_path, monkeypatch):
     path, calls, fsync, rename = tmp_path / "a.orbax", [], os.fsync, os.rename
 
     def note_fsync(descriptor):
@@ -514,34 +507,35 @@ def test_all_is_on_the_disk_before_it_takes_its_name_and_the_name_after(tmp_path
     assert calls[-1] == tmp_path
 
 
-def test_threads_write_and_read_at_once_and_leave_nothing_behind(tmp_path):
-    leaves, wrong = {f"params/{i}/w": jnp.full((8, 8), i) for i in range(10)}, []
+def test_threads_write_and_read_concurrently_and_leave_nothing_behind(tmp_path):
+    leaves, errors = {f"params/{i}/w": jnp.full((8, 8), i) for i in range(10)}, []
     before = threading.enumerate()
 
-    def work(which):
+    def work(number):
         try:
             for epoch in range(3):
-                path = tmp_path / f"{which}.orbax"
-                write(path, {name: leaf + which for name, leaf in leaves.items()}, {"epoch": epoch})
+                path = tmp_path / f"{number}.orbax"
+                shifted = {name: leaf + number for name, leaf in leaves.items()}
+                write(path, shifted, {"epoch": epoch})
                 arrays, record = read(path)
                 assert record == {"epoch": epoch}
-                assert_same(arrays, {name: leaf + which for name, leaf in leaves.items()})
+                assert_same(arrays, shifted)
         except BaseException as error:
-            wrong.append(error)
+            errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(which,)) for which in range(3)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     step, array = jax.jit(lambda a: a @ a / 64), jnp.ones((64, 64))
-    while any(thread.is_alive() for thread in threads):  # training goes on
+    while any(thread.is_alive() for thread in threads):  # training continues
         array = step(array).block_until_ready()
-    assert not wrong
+    assert not errors
     assert (array == 1).all()
     assert threading.enumerate() == before
     assert sorted(os.listdir(tmp_path)) == ["0.orbax", "1.orbax", "2.orbax"]
 
 
-def test_without_orbax_it_is_told_what_to_install(ours, monkeypatch):
+def test_without_orbax_the_error_names_what_to_install(ours, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     for call in (lambda: read(ours), lambda: write(ours, small(4), {})):
         with pytest.raises(UserError, match=r"pip install -r training/requirements\.txt"):

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, or of a file of others, to start from, by rules."""
+"""Starting from the weights of a checkpoint or a safetensors file, selected by rules."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ STORED = MODEL.init(jax.random.key(7))[0]
 
 
 def with_statistics():
-    """A model of which everything has a state: a layer, and the mean and the count of what it saw."""
+    """A model with a layer, and a state that holds a mean and a count."""
 
     def init(key):
         return {"layers": [linear_init(key, 2, 3)]}, {
@@ -45,7 +45,7 @@ def assert_same(tree, other):
     jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
-def test_weights_come_from_a_checkpoint_the_averaged_ones_where_there_are_such(tmp_path):
+def test_weights_of_a_checkpoint_are_the_averaged_ones_if_there_are_any(tmp_path):
     averaged = jax.tree.map(lambda a: a + 1, STORED)
     rest = {
         "params": STORED,
@@ -63,16 +63,11 @@ def test_weights_come_from_a_checkpoint_the_averaged_ones_where_there_are_such(t
         assert all(new.dtype == old.dtype for new, old in both(params, FRESH[0]))
 
 
-def test_a_file_as_pytorch_would_name_it_is_renamed_into_a_model(tmp_path):
-    weight, bias, mean = (
-        np.float16([[1, 2, 3], [4, 5, 6]]),
-        np.float64([0.5, 0, 0]),
-        np.float32([1, 1, 2]),
-    )
+def test_a_file_with_pytorchs_names_is_renamed_into_a_model(tmp_path):
     file = {
-        "layers.0.weight": weight,
-        "layers.0.bias": bias,
-        "bn.running_mean": mean,
+        "layers.0.weight": np.float16([[1, 2, 3], [4, 5, 6]]),
+        "layers.0.bias": np.float64([0.5, 0, 0]),
+        "bn.running_mean": np.float32([1, 1, 2]),
         "bn.num_batches_tracked": np.int64([9]),
     }
     save_file(file, tmp_path / "torch.safetensors")
@@ -80,7 +75,7 @@ def test_a_file_as_pytorch_would_name_it_is_renamed_into_a_model(tmp_path):
         [r"layers\.(\d+)\.(\w+)", r"layers/\1/\2"],
         [r"bn\.running_(?P<what>\w+)", r"state/norm/\g<what>"],
         [r"bn\.num_batches_tracked", None],
-        ["bn.*", "never reached, since the first match counts"],
+        ["bn.*", "not used, since the first match wins"],
     ]
     pretrained = Pretrained(
         tmp_path / "torch.safetensors", fresh=["state/norm/count"], rename=rename
@@ -88,12 +83,11 @@ def test_a_file_as_pytorch_would_name_it_is_renamed_into_a_model(tmp_path):
     model = with_statistics()
     params, state = pretrained(*model.init(jax.random.key(0)))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
-    np.testing.assert_allclose(
-        model.apply(params, state, jnp.array([[1.0, 10.0]]))[0], [[40.5, 51, 61]]
-    )  # by hand
+    out, _ = model.apply(params, state, jnp.array([[1.0, 10.0]]))
+    np.testing.assert_allclose(out, [[40.5, 51, 61]])  # computed by hand
 
 
-def test_collections_of_others_beside_their_params_are_not_passed_over(tmp_path):
+def test_other_collections_of_a_file_are_not_ignored(tmp_path):
     path = tmp_path / "flax.safetensors"
     params = {
         f"params/{name}": np.asarray(leaf)
@@ -110,11 +104,8 @@ def test_collections_of_others_beside_their_params_are_not_passed_over(tmp_path)
 
 
 def test_fine_tuning_keeps_a_fresh_head_whatever_the_file_has_for_it(tmp_path):
-    save(
-        tmp_path / "a.params",
-        {"params": STORED | {"head": STORED["head"] | {"extra": jnp.zeros(2)}}},
-        {},
-    )
+    head = STORED["head"] | {"extra": jnp.zeros(2)}
+    save(tmp_path / "a.params", {"params": STORED | {"head": head}}, {})
     wide = mlp((4,), 10, dims=(5,)).init(jax.random.key(1))
     with pytest.raises(
         UserError, match=r"head/weight: the file has \(5, 3\), the model has \(5, 10\)"
@@ -132,28 +123,32 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
         "hidden": [{"kernel": jnp.zeros((4, 6))}],
     }
     save(tmp_path / "a.params", {"params": params}, {})
-    with pytest.raises(UserError) as told:
-        Pretrained(tmp_path / "a.params", rename=[["(.*)/kernel", r"\1/weight"]]).check(
-            *jax.eval_shape(lambda: FRESH)
-        )
-    assert str(told.value).splitlines()[0].endswith("a.params: does not fit the model")
-    assert sorted(str(told.value).splitlines()[1:]) == [
+    pretrained = Pretrained(tmp_path / "a.params", rename=[["(.*)/kernel", r"\1/weight"]])
+    with pytest.raises(UserError) as caught:
+        pretrained.check(*jax.eval_shape(lambda: FRESH))
+    first, *lines = str(caught.value).splitlines()
+    assert first.endswith("a.params: does not fit the model")
+    assert sorted(lines) == [
         "  head/bias: the file has int32 (3,), the model has float32 (3,)",
         "  head/weight: the file has (9, 3), the model has (5, 3)",
-        "  hidden/0/weight (in the file: hidden/0/kernel): the file has (4, 6), the model has (4, 5)",
+        "  hidden/0/weight (in the file: hidden/0/kernel): "
+        "the file has (4, 6), the model has (4, 5)",
         "  missing: hidden/0/bias (5,)",
         "  unexpected: extra (2,)",
     ]
 
 
-def test_a_file_with_other_names_shows_some_of_both(tmp_path):
+def test_for_a_file_with_other_names_the_error_lists_some_of_both(tmp_path):
     save(tmp_path / "a.params", {f"w{i}": jnp.zeros(3) for i in range(6)}, {})
-    told = r"it has none of the model's names; it has w0, w1, w2, w3, \.\.\.; the model has head/bias, head/weight, hidden/0/bias"
-    with pytest.raises(UserError, match=told):
+    message = (
+        r"it has none of the model's names; it has w0, w1, w2, w3, \.\.\.; "
+        "the model has head/bias, head/weight, hidden/0/bias"
+    )
+    with pytest.raises(UserError, match=message):
         Pretrained(tmp_path / "a.params")(*FRESH)
 
 
-def test_a_float_is_no_count(tmp_path):
+def test_a_float_is_not_accepted_for_an_integer(tmp_path):
     params, state = with_statistics().init(jax.random.key(0))
     state["norm"]["count"] = jnp.float32(3)
     save(tmp_path / "a.params", {"params": params, "state": state}, {})
@@ -168,7 +163,8 @@ def test_a_float_is_no_count(tmp_path):
     [
         (
             {"fresh": ["hed/.*"]},
-            "training.pretrained.fresh: the rule 'hed/.*' matches no name; there are: head/bias, head/weight",
+            "training.pretrained.fresh: the rule 'hed/.*' matches no name; "
+            "there are: head/bias, head/weight",
         ),
         (
             {"fresh": ["head/(.*"]},
@@ -201,7 +197,7 @@ def test_a_float_is_no_count(tmp_path):
         ({"rename": [["head/(.*)", r"hidden/0/\1"]]}, "both become hidden/0/"),
     ],
 )
-def test_rules_that_cannot_be_meant_are_told(tmp_path, rules, message):
+def test_invalid_rules_are_refused(tmp_path, rules, message):
     save(tmp_path / "a.params", {"params": STORED}, {})
     with pytest.raises(UserError, match=re.escape(message)):
         Pretrained(tmp_path / "a.params", **rules).check(*FRESH)
@@ -246,56 +242,45 @@ def test_the_option_is_a_path_or_an_object(tmp_path):
         ),
     ],
 )
-def test_an_option_of_another_form_is_told_at_its_place(option, lines):
-    with pytest.raises(ValueError) as told:
+def test_an_invalid_option_is_an_error_that_names_its_key(option, lines):
+    with pytest.raises(ValueError) as caught:
         TrainingOptions(pretrained=option)
-    found = str(told.value).splitlines()
-    assert len(found) == len(lines)
-    assert all(
-        line.startswith(f"pretrained: {start}") for line, start in zip(found, lines, strict=True)
-    )
+    for line, start in zip(str(caught.value).splitlines(), lines, strict=True):
+        assert line.startswith(f"pretrained: {start}")
 
 
-# --- has the code changed its meaning?
+# --- the probe detects changed code
 
 
 def probed(tmp_path, activation="gelu"):
-    """A checkpoint with its probe, and the probe of a model that has another activation."""
+    """The path of a checkpoint with a probe, and the probe of a model with another activation."""
     spec = jax.ShapeDtypeStruct((2, 4), jnp.float32)
     path = tmp_path / "a.params"
-    save(
-        path,
-        {"params": STORED} | Probe(mlp((4,), 3, dims=(5,), activation="gelu"), spec)(STORED, {}),
-        {},
-    )
+    probe = Probe(mlp((4,), 3, dims=(5,), activation="gelu"), spec)
+    save(path, {"params": STORED} | probe(STORED, {}), {})
     return path, Probe(mlp((4,), 3, dims=(5,), activation=activation), spec)
 
 
-def test_weights_of_a_model_that_means_something_else_by_now_are_refused(tmp_path):
+def test_weights_are_refused_if_the_model_now_computes_something_else(tmp_path):
     path, probe = probed(tmp_path, "relu")
     shapes = jax.eval_shape(lambda: FRESH)
-    with pytest.raises(
-        UserError,
-        match=r"a\.params: model/.* has changed its meaning .* differs by up to .*; bring it back",
-    ):
+    message = r"a\.params: model/.* has changed its meaning .* differs by up to .*; restore it, or"
+    with pytest.raises(UserError, match=message):
         Pretrained(path).check_probe(probe, *shapes)
     (tmp_path / "model").mkdir()
-    with pytest.raises(
-        UserError, match=re.escape(f"the model as it was lies in {tmp_path}/model; bring it back")
-    ):
+    message = f"the original model is in {tmp_path}/model; restore it"
+    with pytest.raises(UserError, match=re.escape(message)):
         Pretrained(path).check_probe(probe, *shapes)
     Pretrained(path, probe=False).check_probe(probe, *shapes)
-    Pretrained(path, fresh=["head/.*"]).check_probe(probe, *FRESH)  # its answer says nothing
+    Pretrained(path, fresh=["head/.*"]).check_probe(probe, *FRESH)  # no comparison
     Pretrained(path).check_probe(probed(tmp_path)[1], *shapes)
 
 
-def test_a_probe_of_another_input_says_so_and_does_not_judge(tmp_path, caplog):
+def test_a_probe_with_a_different_input_is_logged_and_not_compared(tmp_path, caplog):
     path, _ = probed(tmp_path)
-    pretrained, larger = (
-        Pretrained(path),
-        Probe(MODEL, jax.ShapeDtypeStruct((2, 2, 2), jnp.float32)),
-    )
+    pretrained = Pretrained(path)
+    larger = Probe(MODEL, jax.ShapeDtypeStruct((2, 2, 2), jnp.float32))
     with caplog.at_level(logging.INFO, "main"):
         pretrained.check_probe(larger, *FRESH)
         pretrained.check_probe(Probe(MODEL, None), *FRESH)
-    assert caplog.text.count("whether model/ still means the same is not checked") == 2
+    assert caplog.text.count("whether model/ has changed its meaning is not checked") == 2

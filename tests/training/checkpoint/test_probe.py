@@ -1,4 +1,4 @@
-"""The probe: silent about rounding, not about a model whose code means something else; its question never changes."""
+"""The probe: it ignores rounding, detects a model whose code has changed, and keeps its input."""
 
 import threading
 from functools import partial
@@ -16,7 +16,13 @@ from model.base import Model
 from model.layers import activations, norm
 from model.layers.conv import conv2d
 from model.layers.embedding import embedding, embedding_init
-from training.checkpoint.probe import Probe, ask, difference, probe_input, same_question
+from training.checkpoint.probe import (
+    Probe,
+    difference,
+    probe_input,
+    same_input,
+    seeded_inputs,
+)
 from training.checkpoint.storage import load, save
 
 IMAGE = (16, 16, 3)
@@ -29,28 +35,28 @@ MODELS = {
 SPEC = jax.ShapeDtypeStruct((4, *IMAGE), jnp.float32)
 
 
-def weights(made):
-    """Weights as if trained: vectors around 1, everything else around 0."""
+def weights(built):
+    """Weights similar to trained ones: vectors around 1, everything else around 0."""
     draw = np.random.default_rng(0)
     return jax.tree.map(
         lambda a: np.float32(
             draw.uniform(0.5, 1.5, a.shape) if a.ndim == 1 else 0.2 * draw.normal(size=a.shape)
         ),
-        jax.eval_shape(made.init, jax.random.key(0)),
+        jax.eval_shape(built.init, jax.random.key(0)),
     )
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_full_optimization_and_a_file_in_between_make_no_difference(name, tmp_path):
-    made = MODELS[name]()
-    params, state = weights(made)
-    stored = Probe(made, SPEC)(params, state)
+def test_full_optimization_and_saving_to_a_file_make_no_difference(name, tmp_path):
+    built = MODELS[name]()
+    params, state = weights(built)
+    stored = Probe(built, SPEC)(params, state)
     save(tmp_path / "a.params", stored, {})
-    optimized = jax.jit(made.apply)(params, state, ask(SPEC))[0]
+    optimized = jax.jit(built.apply)(params, state, seeded_inputs(SPEC))[0]
     assert difference(load(tmp_path / "a.params")[0], stored) is None
     assert difference(stored, stored | {"probe/output": np.asarray(optimized)}) is None
     gap = np.abs(stored["probe/output"] - optimized).max() / np.abs(optimized).max()
-    assert gap < 1e-5  # a tenth of what is tolerated
+    assert gap < 1e-5  # a tenth of the tolerance
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_full_optimization_and_a_file_in_between_make_no_difference(name, tmp_pa
         ("vit", "layer_norm", partial(norm.layer_norm, eps=1e-3)),
     ],
 )
-def test_a_model_that_has_changed_its_meaning_is_noticed(name, part, instead, monkeypatch):
+def test_a_model_that_has_changed_its_meaning_is_detected(name, part, instead, monkeypatch):
     params, state = weights(MODELS[name]())
     stored = Probe(MODELS[name](), SPEC)(params, state)
     monkeypatch.setattr(getattr(model, name), part, instead)
@@ -81,46 +87,47 @@ def test_a_model_that_has_changed_its_meaning_is_noticed(name, part, instead, mo
 
 
 def same_as_torch(params, x):
-    """As much before as after, where "SAME" with a stride pads less before."""
+    """The same padding before and after; "SAME" with a stride pads less before."""
     return [(params["weight"].shape[0] // 2,) * 2] * 2
 
 
-def test_the_question_is_the_same_for_ever():
+def test_the_input_never_changes():
     spec = {
         "image": jax.ShapeDtypeStruct((40, 50), jnp.float32),
         "half": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
     }
-    asked = ask(spec)
+    drawn = seeded_inputs(spec)
     np.testing.assert_allclose(
-        asked["image"][0, :3], [1.3932267, -0.0560575, -1.3450654], rtol=1e-6
+        drawn["image"][0, :3], [1.3932267, -0.0560575, -1.3450654], rtol=1e-6
     )
-    assert abs(asked["image"].mean()) < 0.1
-    assert abs(asked["image"].std() - 1) < 0.1
-    assert asked["half"].dtype == jnp.bfloat16
-    kinds = ask([jax.ShapeDtypeStruct((5000,), dtype) for dtype in (np.uint8, np.int32, np.bool_)])
-    assert [set(np.unique(a)) for a in kinds] == [set(range(256)), {0, 1}, {False, True}]
-    assert [a.dtype for a in kinds] == [np.uint8, np.int32, np.bool_]
+    assert abs(drawn["image"].mean()) < 0.1
+    assert abs(drawn["image"].std() - 1) < 0.1
+    assert drawn["half"].dtype == jnp.bfloat16
+    dtypes = [np.uint8, np.int32, np.bool_]
+    arrays = seeded_inputs([jax.ShapeDtypeStruct((5000,), dtype) for dtype in dtypes])
+    assert [set(np.unique(a)) for a in arrays] == [set(range(256)), {0, 1}, {False, True}]
+    assert [a.dtype for a in arrays] == dtypes
 
 
-def test_tokens_are_in_the_smallest_vocabulary():
+def test_tokens_are_in_a_vocabulary_of_two():
     def apply(params, state, x, *, train=False, key=None):
         return embedding(params, x).sum(1), state
 
-    made = Model(lambda key: (embedding_init(key, 2, 3), {}), apply)
+    built = Model(lambda key: (embedding_init(key, 2, 3), {}), apply)
     spec = probe_input(
         (jax.ShapeDtypeStruct((8, 5), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32))
     )
-    params, _ = made.init(jax.random.key(0))
-    answer = Probe(made, spec)(params, {})
-    ones = answer["probe/input"].sum(1, keepdims=True)
+    params, _ = built.init(jax.random.key(0))
+    probe = Probe(built, spec)(params, {})
+    ones = probe["probe/input"].sum(1, keepdims=True)
     np.testing.assert_allclose(
-        answer["probe/output"],
+        probe["probe/output"],
         (5 - ones) * params["weight"][0] + ones * params["weight"][1],
         rtol=1e-5,
     )
 
 
-def test_the_input_is_a_preprocessed_one():
+def test_the_input_has_the_shape_of_a_preprocessed_one():
     batch = jax.ShapeDtypeStruct((512, 28, 28), jnp.uint8), jax.ShapeDtypeStruct((512,), jnp.int32)
     spec = probe_input(batch, [lambda x: x[..., None] / 255, lambda x: x[:14]])
     assert (spec.shape[1:], spec.dtype) == ((14, 28, 1), jnp.float32)
@@ -128,20 +135,20 @@ def test_the_input_is_a_preprocessed_one():
     assert probe_input((*batch, batch[1])) is None
 
 
-def test_outputs_may_be_a_tree_and_large_ones_are_thinned_from_end_to_end():
+def test_an_output_may_be_a_tree_whose_large_leaves_are_thinned_evenly():
     def apply(params, state, x, *, train=False, key=None):
         return {
             "map": jnp.arange(4 * 64 * 64 * 16.0).reshape(4, 64, 64, 16) % 16,
             "mean": [x.mean()],
         }, state
 
-    answer = Probe(Model(None, apply), jax.ShapeDtypeStruct((4, 2), jnp.float32))({}, {})
-    assert list(answer) == ["probe/input", "probe/output/map", "probe/output/mean/0"]
-    seen = answer["probe/output/map"]
-    assert len(seen) == 1024
-    assert set(seen) == set(range(16))  # no channel is passed over
-    assert (seen[0], seen[-1]) == (0, 15)
-    assert {a.dtype for a in answer.values()} == {np.dtype(np.float32)}
+    probe = Probe(Model(None, apply), jax.ShapeDtypeStruct((4, 2), jnp.float32))({}, {})
+    assert list(probe) == ["probe/input", "probe/output/map", "probe/output/mean/0"]
+    kept = probe["probe/output/map"]
+    assert len(kept) == 1024
+    assert set(kept) == set(range(16))  # every channel is included
+    assert (kept[0], kept[-1]) == (0, 15)
+    assert {a.dtype for a in probe.values()} == {np.dtype(np.float32)}
 
 
 def test_a_model_that_needs_more_than_an_input_has_no_probe():
@@ -159,16 +166,19 @@ def test_threads_share_one_compilation():
         traces.append(1)
         return x * params["weight"], state
 
-    probe, answers = Probe(Model(None, apply), SPEC), []
-    ask_it = lambda w: answers.append((w, probe({"weight": jnp.float32(w)}, {})))  # noqa: E731
-    threads = [threading.Thread(target=ask_it, args=(w,)) for w in range(4)]
+    probe, probed = Probe(Model(None, apply), SPEC), []
+
+    def call(w):
+        probed.append((w, probe({"weight": jnp.float32(w)}, {})))
+
+    threads = [threading.Thread(target=call, args=(w,)) for w in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(traces) == 1
-    for w, answer in answers:
-        np.testing.assert_array_equal(answer["probe/output"], w * answer["probe/input"])
+    for w, arrays in probed:
+        np.testing.assert_array_equal(arrays["probe/output"], w * arrays["probe/input"])
 
 
 def output(*numbers):
@@ -176,13 +186,13 @@ def output(*numbers):
 
 
 @pytest.mark.parametrize(
-    ("stored", "found", "told"),
+    ("stored", "current", "expected"),
     [
         (output(1, -20), output(1.0019, -20.0019), None),
         (output(1, -20), output(1.1, -20), "up to 0.1, where its largest number was 20"),
         (output(0, 0), output(1e-8, 0), None),
         (output(np.nan, np.inf, 1), output(np.nan, np.inf, 1), None),
-        (output(np.nan, 1), output(1, np.nan), "NaNs in other places"),
+        (output(np.nan, 1), output(1, np.nan), "NaNs at different positions"),
         (output(1, 2), output(1, np.inf), "up to inf, where its largest number was 2"),
         (output(1, 2), output(1, 2, 3), "its shape, now (3,) instead of (2,)"),
         (
@@ -193,14 +203,12 @@ def output(*numbers):
         (output(1), {}, "its parts, now none instead of probe/output"),
     ],
 )
-def test_differences_in_words(stored, found, told):
-    assert difference(stored, found) == told
+def test_differences_in_words(stored, current, expected):
+    assert difference(stored, current) == expected
 
 
-def test_answers_to_different_questions_are_told_apart():
-    asked = {"probe/input": np.ones(3, np.float32)}
-    assert same_question(asked | output(1), asked | output(2))
-    assert not same_question(
-        asked | output(1), {"probe/input": np.zeros(3, np.float32)} | output(1)
-    )
-    assert not same_question(asked | output(1), {})
+def test_probes_with_different_inputs_are_not_comparable():
+    ones, zeros = ({"probe/input": a} for a in (np.ones(3, np.float32), np.zeros(3, np.float32)))
+    assert same_input(ones | output(1), ones | output(2))
+    assert not same_input(ones | output(1), zeros | output(1))
+    assert not same_input(ones | output(1), {})

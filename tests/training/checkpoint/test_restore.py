@@ -1,4 +1,4 @@
-"""A checkpoint goes back into the trees that it came from; what does not fit is told."""
+"""A checkpoint is put back into the trees that it came from; what does not fit is an error."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def assert_same(tree, other):
     jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
-def test_a_tree_comes_back_on_the_host_with_its_random_keys(tmp_path):
+def test_a_tree_is_restored_on_the_host_with_its_random_keys(tmp_path):
     opt = {
         "m": [jnp.arange(3.0)],
         "key": jax.random.key(3, impl="rbg"),
@@ -27,23 +27,17 @@ def test_a_tree_comes_back_on_the_host_with_its_random_keys(tmp_path):
         "ema": None,
     }
     save(tmp_path / "a.params", tree | {"probe": {"output": jnp.zeros(3)}}, {})
-    back = filled("a.params", load(tmp_path / "a.params")[0], jax.eval_shape(lambda: tree))
+    restored = filled("a.params", load(tmp_path / "a.params")[0], jax.eval_shape(lambda: tree))
     for name in ("key", "keys"):
         draw = jax.random.normal if name == "key" else jax.vmap(jax.random.normal)
-        np.testing.assert_array_equal(draw(back["opt"].pop(name)), draw(tree["opt"].pop(name)))
-    assert_same(back, tree)
-    assert all(
-        type(leaf) is np.ndarray and leaf.dtype == tree_leaf.dtype
-        for leaf, tree_leaf in both(back, tree)
-    )
-    assert back["ema"] is None
+        np.testing.assert_array_equal(draw(restored["opt"].pop(name)), draw(tree["opt"].pop(name)))
+    assert_same(restored, tree)
+    for leaf, original in zip(jax.tree.leaves(restored), jax.tree.leaves(tree), strict=True):
+        assert type(leaf) is np.ndarray and leaf.dtype == original.dtype
+    assert restored["ema"] is None
 
 
-def both(tree, other):
-    return zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-
-
-def test_going_on_is_strict_about_types_too_and_lists_every_difference():
+def test_resuming_is_strict_about_types_and_lists_every_difference():
     arrays = {
         "params/a": np.zeros(3, np.float16),
         "params/b": np.zeros(3, np.float32),
@@ -51,11 +45,10 @@ def test_going_on_is_strict_about_types_too_and_lists_every_difference():
         "opt/key": np.zeros(2, np.int32),
     }
     params = {"a": jnp.zeros(3), "b": jnp.zeros(4), "c": jnp.zeros(5)}
-    with pytest.raises(UserError) as told:
-        filled(
-            "x.params", arrays, {"params": params, "ema": None, "opt": {"key": jax.random.key(0)}}
-        )
-    assert str(told.value).splitlines() == [
+    like = {"params": params, "ema": None, "opt": {"key": jax.random.key(0)}}
+    with pytest.raises(UserError) as caught:
+        filled("x.params", arrays, like)
+    assert str(caught.value).splitlines() == [
         "x.params: does not fit this run",
         "  missing: params/c (5,)",
         "  unexpected: ema/a (3,)",

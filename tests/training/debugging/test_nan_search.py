@@ -1,4 +1,6 @@
-"""The search for what made a nan: against steps with a culprit that is known, or with none."""
+"""The search for the op that made a nan, on steps in which that op is known, or there is none."""
+
+import linecache
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,7 @@ Y = RNG.integers(0, 3, 8).astype(np.int32)
 
 
 def net(layer):
-    """A linear layer, the one that is tried, and another linear layer."""
+    """A linear layer, the layer under test, and another linear layer."""
 
     def init(key):
         return {"body": linear_init(key, 4, 5), "head": linear_init(key, 5, 3)}, {}
@@ -42,15 +44,15 @@ def prepared(
     update=gradient_update,
     **settings,
 ):
-    """(a step, the state before it)."""
+    """(a step, the state before it)"""
     objective = supervised(with_precision(model, precision), cross_entropy, {}, (), ())
     update = update(objective, **{"optimizer": sgd(lr=0.01)} | settings)
     params, state = model.init(jax.random.key(0))
     params = change(params)
     sums = zero_sums(objective, params, state, batch, freeze=True)
-    return update.step, TrainState(
-        jnp.int32(0), jnp.uint32(0), params, state, *update.init(params), sums, jnp.float32(1)
-    )
+    opt, ema = update.init(params)
+    start, seed, lr_scale = jnp.int32(0), jnp.uint32(0), jnp.float32(1)
+    return update.step, TrainState(start, seed, params, state, opt, ema, sums, lr_scale)
 
 
 def search(model, batch=(X, Y), **settings):
@@ -59,22 +61,23 @@ def search(model, batch=(X, Y), **settings):
 
 
 def is_good(model):
-    """Whether the step itself has nothing to complain of, and the search neither."""
+    """Whether the search finds nothing, in a step that is not bad."""
     step, ts = prepared(model)
     assert jax.jit(step)(ts, (X, Y), len(X)).sums["bad_steps"] == 0
     return first_bad_op(step, ts, (X, Y), len(X)) is None
 
 
-def changed(array, place, value):
+def changed(array, index, value):
     array = array.copy()
-    array[place] = value
+    array[index] = value
     return array
 
 
 def line_of(function):
-    """The line below that of the function's name, as the search tells it."""
+    """The first line of a function's body, as the search reports it."""
     name, number = function.__name__, function.__code__.co_firstlineno + 1
-    return f"tests/training/debugging/test_nan_search.py:{number} in {name} (`{open(__file__).readlines()[number - 1].strip()}`)"
+    text = linecache.getline(__file__, number).strip()
+    return f"tests/training/debugging/test_nan_search.py:{number} in {name} (`{text}`)"
 
 
 def logarithm(x):
@@ -86,16 +89,16 @@ FORWARD = (
 )
 
 
-def test_names_the_operation_its_place_the_parameter_before_it_and_the_numbers():
-    told = search(net(logarithm))
+def test_names_the_op_its_line_the_last_parameter_and_the_numbers():
+    message = search(net(logarithm))
     params = net(None).init(jax.random.key(0))[0]["body"]
-    given = X @ np.asarray(params["weight"]) + np.asarray(params["bias"])
-    below = np.argwhere(given < 0)
-    count, first = len(below), given[tuple(below[0])]
-    assert told.startswith(
-        f"{FORWARD}float32[8,5] all finite from {given.min():.4g} to {given.max():.4g}, and gave "
+    got = X @ np.asarray(params["weight"]) + np.asarray(params["bias"])
+    below = np.argwhere(got < 0)
+    count, first = len(below), got[tuple(below[0])]
+    assert message.startswith(
+        f"{FORWARD}float32[8,5] all finite from {got.min():.4g} to {got.max():.4g}, and returned "
     )
-    assert told.endswith(
+    assert message.endswith(
         f": {count} of 40 not finite, the first at {below[0].tolist()}: log({first:.4g}) = nan"
     )
 
@@ -114,26 +117,27 @@ def test_names_the_line_of_the_model_that_called_a_layer():
     def large(params):
         return params | {"norm": params["norm"] | {"scale": jnp.full(5, 3e38)}}
 
-    told = search(Model(init, apply), change=large)
-    assert told.startswith("mul made the first inf, in the forward pass: model/layers/norm.py:")
-    assert "in layer_norm (`return (y * params[" in told
-    assert f"`), called from {line_of(apply).partition(' (')[0]}, with norm/scale; it got " in told
+    message = search(Model(init, apply), change=large)
+    assert message.startswith("mul made the first inf, in the forward pass: model/layers/norm.py:")
+    assert "in layer_norm (`return (y * params[" in message
+    caller = line_of(apply).partition(" (")[0]
+    assert f"`), called from {caller}, with norm/scale; it got " in message
 
 
 def root(x):
     return jnp.sqrt(0 * x)
 
 
-def test_a_slope_that_is_infinite_is_of_the_backward_pass():
-    told = search(net(root))
-    assert told.startswith(
-        "div made the first inf, in the backward pass, as the slope of this line: "
+def test_an_infinite_derivative_belongs_to_the_backward_pass():
+    message = search(net(root))
+    assert message.startswith(
+        "div made the first inf, in the backward pass, as the derivative of this line: "
     )
     assert (
         f": {line_of(root)}, after body/bias; it got float32 0.5 and float32[8,5] all finite from "
-        in told
+        in message
     )
-    assert told.endswith("div(0.5, 0) = inf")
+    assert message.endswith("div(0.5, 0) = inf")
     assert search(net(jax.checkpoint(root))).startswith(
         f"div made the first inf, in the backward pass: {line_of(root)}"
     )
@@ -147,57 +151,55 @@ def unchanged(x):
 unchanged.defvjp(lambda x: (x, None), lambda _, g: (jnp.log(-jnp.abs(g)),))
 
 
-def test_an_operation_of_the_backward_pass():
-    told = search(net(unchanged))
-    assert told.startswith("log made the first nan, in the backward pass: ")
-    assert ", after head/weight; it got float32[8,5] all finite from " in told
+def test_an_op_of_the_backward_pass():
+    message = search(net(unchanged))
+    assert message.startswith("log made the first nan, in the backward pass: ")
+    assert ", after head/weight; it got float32[8,5] all finite from " in message
 
 
 def growing(grads, state, params=None):
     return jax.tree.map(lambda g: jnp.exp(g + 100), grads), state
 
 
-def test_an_operation_of_the_optimizer():
-    told = search(net(jnp.tanh), optimizer=Optimizer(lambda params: {}, growing))
-    place = line_of(growing).replace("in growing", "in <lambda>")
-    assert told.startswith(
-        f"exp made the first inf, in the update: {place}; it got float32[5] all finite from "
+def test_an_op_of_the_optimizer():
+    message = search(net(jnp.tanh), optimizer=Optimizer(lambda params: {}, growing))
+    line = line_of(growing).replace("in growing", "in <lambda>")
+    assert message.startswith(
+        f"exp made the first inf, in the update: {line}; it got float32[5] all finite from "
     )
 
 
-def test_an_operation_within_a_library_names_the_line_of_ours_that_called_it():
-    def silent(params):
-        return params | {
-            "head": jax.tree.map(jnp.zeros_like, params["head"])
-        }  # no gradient reaches the body
+def test_for_an_op_in_a_library_the_calling_line_of_the_toolkit_is_named():
+    def silent(params):  # no gradient reaches the body
+        return params | {"head": jax.tree.map(jnp.zeros_like, params["head"])}
 
-    told = search(net(jnp.tanh), optimizer=optax.scale_by_rms(eps=0.0, decay=0.0), change=silent)
-    assert ", in the update: optax/" in told
-    assert ", called from training/update.py:" in told
-    assert "optimizer.update(" in told
+    message = search(net(jnp.tanh), optimizer=optax.scale_by_rms(eps=0.0, decay=0.0), change=silent)
+    assert ", in the update: optax/" in message
+    assert ", called from training/update.py:" in message
+    assert "optimizer.update(" in message
 
 
 def test_data_that_is_not_finite_is_named():
-    told = search(net(jnp.tanh), (changed(X, (2, 1), np.nan), Y))
-    assert told == "the data itself: batch x[2, 1] is nan (1 of 32 numbers are not finite)"
+    message = search(net(jnp.tanh), (changed(X, (2, 1), np.nan), Y))
+    assert message == "the data itself: batch x[2, 1] is nan (1 of 32 numbers are not finite)"
 
 
-def test_a_parameter_that_was_not_finite_before_is_named():
+def test_a_parameter_that_was_not_finite_before_the_step_is_named():
     def broken(params):
         return params | {
             "head": params["head"] | {"bias": params["head"]["bias"].at[1].set(jnp.inf)}
         }
 
-    told = search(net(jnp.tanh), change=broken)
-    assert (
-        told
-        == "not this step: the parameter head/bias[1] is inf already before it (1 of 3 numbers are not finite)"
+    message = search(net(jnp.tanh), change=broken)
+    assert message == (
+        "not this step: the parameter head/bias[1] was already inf before it "
+        "(1 of 3 numbers are not finite)"
     )
 
 
 def test_a_label_outside_the_classes_is_named():
-    told = search(net(jnp.tanh), (X, changed(Y, 5, 7)))
-    assert told == "the data itself: batch y[5] is 7, a label outside the 3 classes, 0 to 2"
+    message = search(net(jnp.tanh), (X, changed(Y, 5, 7)))
+    assert message == "the data itself: batch y[5] is 7, a label outside the 3 classes, 0 to 2"
 
 
 def guarded(x):
@@ -209,15 +211,15 @@ def checked(x):
     return jnp.where(jnp.isfinite(y), y, x)
 
 
-def test_what_is_masked_is_innocent():
+def test_masked_values_are_ignored():
     assert is_good(net(guarded))
     assert is_good(net(checked))
     assert search(net(lambda x: logarithm(guarded(x)))).startswith(FORWARD)
-    told = search(net(lambda x: jnp.where(x > 0, jnp.log(x), jnp.sqrt(x))))
-    assert told.startswith("sqrt made the first nan, in the forward pass: ")
+    message = search(net(lambda x: jnp.where(x > 0, jnp.log(x), jnp.sqrt(x))))
+    assert message.startswith("sqrt made the first nan, in the forward pass: ")
 
 
-def test_a_mask_of_infinities_is_innocent_until_it_makes_a_nan():
+def test_a_mask_of_infinities_is_ignored_unless_it_makes_a_nan():
     def masked(x, smallest):
         return jax.nn.softmax(jnp.where(x > smallest, x, -jnp.inf))
 
@@ -225,56 +227,53 @@ def test_a_mask_of_infinities_is_innocent_until_it_makes_a_nan():
     assert search(net(lambda x: logarithm(masked(x, x.min(-1, keepdims=True)) - 1e-6))).startswith(
         FORWARD
     )
-    told = search(
-        net(
-            lambda x: jax.nn.softmax(
-                jax.lax.stop_gradient(jnp.log(jnp.where(x > 0, 1, 0.0))) + jnp.sqrt(x)
-            )
-        )
+
+    def masked_and_root(x):
+        return jax.lax.stop_gradient(jnp.log(jnp.where(x > 0, 1, 0.0))) + jnp.sqrt(x)
+
+    message = search(net(lambda x: jax.nn.softmax(masked_and_root(x))))
+    assert message.startswith("sqrt made the first nan, in the forward pass: ")
+    message = search(net(lambda x: masked(x, jnp.inf)))  # everything is masked
+    assert message.startswith("sub made the first nan, in the forward pass: ")
+    assert message.endswith("sub(-inf, -inf) = nan")
+
+
+def test_a_nan_that_is_a_constant_in_the_code_is_reported_as_such():
+    message = search(net(lambda x: jnp.where(x > 0, x, jnp.nan)))
+    assert message.startswith("select_n made the first nan, in the forward pass: ")
+    assert message.endswith("it is a constant in the code, or computed only from constants")
+
+
+def test_the_microbatch_is_named():
+    # The second microbatch has rows 1, 3, 5 and 7.
+    message = search(net(jnp.square), (changed(X, 3, 1e38), Y), accumulate=2)
+    assert message.startswith(
+        "square made the first inf, in the forward pass, in iteration 2 of 2 of a loop: "
     )
-    assert told.startswith("sqrt made the first nan, in the forward pass: ")
-    told = search(net(lambda x: masked(x, jnp.inf)))  # nothing is left
-    assert told.startswith("sub made the first nan, in the forward pass: ")
-    assert told.endswith("sub(-inf, -inf) = nan")
+    assert "float32[4,5]: 5 of 20 not finite, the first at [1, 0]" in message
 
 
-def test_a_nan_of_the_code_itself_is_told_as_such():
-    told = search(net(lambda x: jnp.where(x > 0, x, jnp.nan)))
-    assert told.startswith("select_n made the first nan, in the forward pass: ")
-    assert told.endswith("it is written in the code, or made of nothing but numbers written there")
-
-
-def test_the_microbatch_is_told():
-    told = search(
-        net(jnp.square), (changed(X, 3, 1e38), Y), accumulate=2
-    )  # rows 1, 3, 5, 7 are the second one
-    assert told.startswith(
-        "square made the first inf, in the forward pass, in round 2 of 2 of a loop: "
-    )
-    assert "float32[4,5]: 5 of 20 not finite, the first at [1, 0]" in told
-
-
-def test_the_round_of_a_recurrent_layer_is_told():
+def test_the_iteration_of_a_recurrent_layer_is_named():
     def cell(carry, _):
         h, count = carry
         return (jnp.where(count == 1, logarithm(-jnp.abs(h)), h), count + 1), None
 
-    told = search(net(lambda x: jax.lax.scan(cell, (x, 0), jnp.arange(5), reverse=True)[0][0]))
-    assert told.startswith(FORWARD.replace("pass:", "pass, in round 4 of 5 of a loop:"))
+    message = search(net(lambda x: jax.lax.scan(cell, (x, 0), jnp.arange(5), reverse=True)[0][0]))
+    assert message.startswith(FORWARD.replace("pass:", "pass, in iteration 4 of 5 of a loop:"))
 
 
 @jax.custom_jvp
-def own_slope(x):
+def own_derivative(x):
     return logarithm(x)
 
 
-own_slope.defjvp(lambda x, t: (own_slope(*x), t[0]))
+own_derivative.defjvp(lambda x, t: (own_derivative(*x), t[0]))
 
 
 @pytest.mark.parametrize(
     "layer",
     [
-        own_slope,
+        own_derivative,
         jax.jit(logarithm),
         jax.checkpoint(logarithm),
         lambda x: jax.lax.cond(x.sum() < 1e9, logarithm, jnp.tanh, x),
@@ -283,29 +282,30 @@ own_slope.defjvp(lambda x, t: (own_slope(*x), t[0]))
     ],
     ids=["custom_jvp", "jit", "checkpoint", "cond", "platform", "relu"],
 )
-def test_looks_into_calls_and_branches(layer):
+def test_the_search_enters_calls_and_branches(layer):
     assert search(net(layer)).startswith(FORWARD)
 
 
 shared = jax.jit(jnp.log)
 
 
-def innocent(x):
+def with_good_input(x):
     return shared(jnp.abs(x) + 1)
 
 
-def guilty(x):
+def with_bad_input(x):
     return shared(x - 1e3)
 
 
-def test_what_was_traced_once_is_blamed_where_it_was_called_wrongly():
-    told = search(net(lambda x: guilty(innocent(x))))
-    assert told.startswith(f"log made the first nan, in the forward pass: {line_of(guilty)}")
+def test_for_a_function_traced_once_the_caller_with_the_bad_input_is_named():
+    message = search(net(lambda x: with_bad_input(with_good_input(x))))
+    start = "log made the first nan, in the forward pass: "
+    assert message.startswith(f"{start}{line_of(with_bad_input)}")
 
 
 def test_bfloat16():
-    told = search(net(logarithm), precision="bfloat16")
-    assert told.startswith(f"{FORWARD}bfloat16[8,5] all finite from ")
+    message = search(net(logarithm), precision="bfloat16")
+    assert message.startswith(f"{FORWARD}bfloat16[8,5] all finite from ")
 
 
 def test_a_model_with_statistics_and_dropout():
@@ -320,22 +320,25 @@ def test_a_model_with_statistics_and_dropout():
         return linear(params["head"], dropout(key, x, 0.5, train=train)), {"norm": kept}
 
     assert is_good(Model(init, apply))
-    told = search(
-        Model(init, apply), (X * 1e30, Y)
-    )  # 1 / sqrt(inf) is 0, so only the statistics show it
-    assert told.startswith(
-        "square made the first inf, in the forward pass (the loss survived it, by a mask or an inverse): "
+    # 1 / sqrt(inf) is 0, so only the statistics are not finite.
+    message = search(Model(init, apply), (X * 1e30, Y))
+    assert message.startswith(
+        "square made the first inf, in the forward pass "
+        "(a mask or an inverse kept the loss finite): "
     )
-    assert ": model/layers/norm.py:" in told
-    assert "in plain_batch_norm (`" in told
+    assert ": model/layers/norm.py:" in message
+    assert "in plain_batch_norm (`" in message
 
 
-def test_an_update_of_ones_own_compiled_as_a_whole():
+def test_a_users_own_update_compiled_as_a_whole():
     def own(objective, optimizer):
         init, step = gradient_update(objective, optimizer)
-        return Update(
-            init, jax.jit(lambda ts, batch, valid: step(ts, (logarithm(batch[0]), batch[1]), valid))
-        )
 
-    told = search(net(jnp.tanh), update=own)
-    assert told.startswith(FORWARD.replace(", after body/bias", ""))
+        @jax.jit
+        def own_step(ts, batch, valid):
+            return step(ts, (logarithm(batch[0]), batch[1]), valid)
+
+        return Update(init, own_step)
+
+    message = search(net(jnp.tanh), update=own)
+    assert message.startswith(FORWARD.replace(", after body/bias", ""))

@@ -1,16 +1,16 @@
-"""A step taken again, one operation at a time: against the function compiled as a whole."""
+"""Replaying a function one op at a time, compared with the function compiled as a whole."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.debugging.nan_search import behind
+from training.debugging.nan_search import ancestors
 from training.debugging.replay import Replay, Value
 
 RNG = np.random.default_rng(0)
 
 
-def test_a_replay_gives_the_same_numbers_and_lets_go_of_those_that_nothing_needs():
+def test_a_replay_computes_the_same_numbers_and_frees_those_that_are_not_needed():
     def cell(carry, row):
         return jnp.tanh(carry @ row) + 1, (carry.sum(), row)
 
@@ -24,14 +24,10 @@ def test_a_replay_gives_the_same_numbers_and_lets_go_of_those_that_nothing_needs
         RNG.normal(size=(3, 4, 4)).astype(np.float32),
     )
     replay = Replay(jax.make_jaxpr(function)(*inputs), [Value(a, name="input") for a in inputs])
-    replay.reach(replay.outputs)
-    for value, expected in zip(
-        replay.outputs, jax.tree.leaves(jax.jit(function)(*inputs)), strict=True
-    ):
+    replay.evaluate(replay.outputs)
+    leaves = jax.tree.leaves(jax.jit(function)(*inputs))
+    for value, expected in zip(replay.outputs, leaves, strict=True):
         np.testing.assert_allclose(value.array, expected, rtol=1e-5)
-    made = {
-        value for output in replay.outputs for op in behind(output) - {None} for value in op.outputs
-    }
-    assert {value for value in made if value.array is not None} == {
-        value for value in replay.outputs if value.maker
-    }
+    ops = set().union(*map(ancestors, replay.outputs)) - {None}
+    held = {value for op in ops for value in op.outputs if value.array is not None}
+    assert held == {value for value in replay.outputs if value.maker}

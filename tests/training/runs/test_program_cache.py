@@ -1,4 +1,4 @@
-"""Compiled programs in the user's cache folder: found again, bounded, and never a reason to fail."""
+"""The cache of compiled programs: it is reused, has a size limit, and never makes a run fail."""
 
 import os
 import subprocess
@@ -30,14 +30,12 @@ JAX = (
 
 
 def compiled(home, **settings):
-    """(sum, programs found, programs made, their folder) of a process of its own, which says nothing more."""
-    environment = {key: value for key, value in os.environ.items() if key not in JAX} | {
-        "XDG_CACHE_HOME": str(home)
-    }
+    """(sum, cache hits, cache misses, cache folder) of a new process, which logs nothing."""
+    environment = {key: value for key, value in os.environ.items() if key not in JAX}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=ROOT,
-        env=environment | settings,
+        env=environment | {"XDG_CACHE_HOME": str(home)} | settings,
         capture_output=True,
         text=True,
         check=True,
@@ -47,7 +45,7 @@ def compiled(home, **settings):
     return float(total), int(hits), int(misses), Path(folder)
 
 
-def test_a_second_process_finds_what_the_first_compiled_and_mends_what_is_damaged(tmp_path):
+def test_a_second_process_uses_what_the_first_compiled_and_replaces_damaged_files(tmp_path):
     total, hits, misses, folder = compiled(tmp_path)
     assert hits == 0 < misses and folder.parent == tmp_path / "rawtree" / "programs"
     assert compiled(tmp_path) == (total, misses, 0, folder)
@@ -57,17 +55,16 @@ def test_a_second_process_finds_what_the_first_compiled_and_mends_what_is_damage
     assert compiled(tmp_path) == (total, misses, 0, folder)
 
 
-def test_where_nothing_can_be_kept_all_goes_on_without(tmp_path):
+def test_a_run_works_without_the_cache_if_it_is_unusable(tmp_path):
     _, _, _, folder = compiled(tmp_path)
-    (folder / program_cache.VERDICT).write_text(
-        "False"
-    )  # as on a CPU whose programs XLA does not take back
+    # As on a CPU where XLA cannot load its own programs.
+    (folder / program_cache.VERDICT).write_text("False")
     for home in (tmp_path, tmp_path / "file"):
         (tmp_path / "file").touch()
         assert compiled(home)[1:] == (0, 0, Path("None"))
 
 
-def test_jax_s_own_variables_come_first(tmp_path):
+def test_jaxs_own_variables_take_precedence(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     assert compiled(tmp_path, JAX_COMPILATION_CACHE_DIR=str(elsewhere))[3] == elsewhere
     assert compiled(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")[1:] == (0, 0, Path("None"))
@@ -83,14 +80,14 @@ def refuses(*_):
 
 
 @pytest.mark.parametrize("load", [complains, refuses])
-def test_a_cpu_that_takes_nothing_back_is_found_out_in_silence(monkeypatch, capfd, load):
+def test_a_cpu_that_cannot_load_programs_is_detected_without_output(monkeypatch, capfd, load):
     assert program_cache.reads_back()
     monkeypatch.setattr(serialize_executable, "deserialize_and_load", load)
     assert not program_cache.reads_back()
     assert capfd.readouterr().err == ""
 
 
-def test_what_was_not_used_for_longest_makes_room(tmp_path, monkeypatch):
+def test_the_least_recently_used_programs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(program_cache, "ROOM", 100)
     folders = [tmp_path / "now", tmp_path / "another jaxlib"]
     for folder in folders:
@@ -99,15 +96,14 @@ def test_what_was_not_used_for_longest_makes_room(tmp_path, monkeypatch):
     for age in range(12):
         path = folders[age % 2] / f"{age}-cache"
         path.write_bytes(10 * b"x")
-        then = time.time() - 100 * age - 100
-        os.utime(path, (then, then))
+        last_use = time.time() - 100 * age - 100
+        os.utime(path, (last_use, last_use))
     program_cache.tidy(folders[0])
-    assert {path.name for path in tmp_path.glob("*/*-cache")} == {
-        f"{age}-cache" for age in range(5)
-    }
+    left = {path.name for path in tmp_path.glob("*/*-cache")}
+    assert left == {f"{age}-cache" for age in range(5)}
 
 
-def test_programs_for_other_cores_lie_elsewhere(monkeypatch):
+def test_programs_for_another_number_of_cores_have_another_folder(monkeypatch):
     here = program_cache.kind_of_machine()
     assert here == program_cache.kind_of_machine()
     monkeypatch.setenv("NPROC", "64")

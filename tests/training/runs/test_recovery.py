@@ -196,7 +196,7 @@ def test_a_loader_without_a_position_is_replayed_and_that_is_said(tmp_path, capl
         with caplog.at_level(logging.WARNING, "main"):
             train(folder, loader, callbacks=[Stop(10**9)], resume=True)
         assert (
-            "has no start_at(epoch, batch): reading 3 batches again to pass them" in caplog.text
+            "has no start_at(epoch, batch): reading 3 batches again to skip them" in caplog.text
         ) == told
 
 
@@ -228,7 +228,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
     train(tmp_path)
     with pytest.raises(
-        UserError, match=r"holds a run; go on with it \(resume=True\), or name another"
+        UserError, match=r"holds a run; resume it \(resume=True\), or name another"
     ):
         train(tmp_path)
 
@@ -516,7 +516,7 @@ def test_the_leaf_that_was_hit_first_is_named(tmp_path):
         return Update(init, step)
 
     with pytest.raises(
-        Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was hit first"
+        Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was bad first"
     ):
         train(tmp_path, update=overflowing)
 
@@ -626,7 +626,7 @@ def test_logging_may_change_within_an_epoch(tmp_path, caplog):
     assert None not in [value for row in each for value in row.values()]
     ends = [row for row in rows(tmp_path) if row.get("end_of_epoch")]
     assert [row["train_loss"] for row in ends] == [row["train_loss"] for row in undisturbed.history]
-    assert "are of its rest alone" not in caplog.text  # the metrics are those of before
+    assert "cover only the rest of it" not in caplog.text  # the metrics are those of before
 
 
 class Steps:
