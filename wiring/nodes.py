@@ -223,17 +223,22 @@ class Nodes:
         except ValueError as error:
             if not (isinstance(error, UnknownFact) and self.problems):
                 parameters = inspect.signature(factory).parameters
-                for line in str(error).splitlines():
+                for line in str(error).splitlines() or [failure(factory, error)]:
                     known = line.partition(": ")[0] in parameters
                     self.problems.append(f"{path}.{line}" if known else f"{path}: {line}")
         except Exception as error:  # a user's factory may fail in any way
-            self.problem(path, f"{factory.__name__} fails: {where_and_why(error)}")
+            self.problem(path, failure(factory, error))
         else:
             if kind is None or parts.is_a(made, kind):
                 return made
             message = f"{factory.__name__} returned {type(made).__name__}, not a valid {kind}"
             self.problem(path.removesuffix(".args"), message)
         raise Unbuilt
+
+
+def failure(factory, error):
+    """The message for an error in a user's factory."""
+    return f"{factory.__name__} fails: {where_and_why(error)}"
 
 
 def with_defaults(given, accepted):

@@ -1,5 +1,6 @@
 """The message for each mistake in a config."""
 
+import optax
 import pytest
 
 from utils import UserError
@@ -104,6 +105,7 @@ def changed(config, *overrides):
             'metrics=["accuracy", "accuracy"]',
             "c: metrics.1: 'accuracy' is in the list twice; give labels",
         ),
+        ('metrics={"top1": null}', "c: metrics.top1: must be a name or"),
         (
             'metrics={"loss": "accuracy"}',
             "c: metrics.loss: the label 'loss' is reserved or has a '/'; give another",
@@ -127,6 +129,16 @@ def test_the_message_names_the_place_of_a_mistake(valid, change, message):
         build(changed(valid, change), "c")
     assert str(raised.value).startswith(message)
     assert "\nc: " not in str(raised.value)  # only one problem is reported
+
+
+def test_an_error_without_a_message_is_reported_with_its_line(valid, monkeypatch):
+    def broken():
+        raise ValueError
+
+    monkeypatch.setattr(optax, "broken_for_test", broken, raising=False)
+    message = r"c: optimizer.args: broken fails: .*test_messages.py, line \d+: ValueError"
+    with pytest.raises(UserError, match=message):
+        build(valid | {"optimizer": "optax.broken_for_test"}, "c")
 
 
 @pytest.mark.parametrize("key", ["model", "data", "loss", "optimizer"])
