@@ -128,9 +128,9 @@ class Builder:
 
     def part(self, kind):
         """The part that a top-level key names."""
-        return (
-            attempt(self.nodes.part, kind, self.config[kind], kind) if kind in self.config else None
-        )
+        if kind not in self.config:
+            return None
+        return attempt(self.nodes.part, kind, self.config[kind], kind)
 
     def parts_of_list(self, kind):
         """The parts that a top-level list names."""
@@ -208,10 +208,8 @@ class Builder:
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
         except Exception as error:
-            examples = f"{raw.dtype}{list(raw.shape)}"
-            self.nodes.problem(
-                "preprocess", f"does not fit the data's examples, {examples}: {error}"
-            )
+            examples = f"the data's examples, {raw.dtype}{list(raw.shape)}"
+            self.nodes.problem("preprocess", f"does not fit {examples}: {error}")
             return
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
