@@ -63,7 +63,7 @@ def cases():
         for form in (conv_forms.shifted, conv_forms.banded, conv_forms.banded_rows):
             if form is not conv_forms.banded or size <= 32:
                 others[form.__name__] = lambda x, w, form=form, how=how: form(x, w, *how)
-        chosen = forms.depthwise(size, size, channels, kernel**2)
+        chosen = forms.depthwise_form(size, size, channels, kernel**2)
         yield (
             "depthwise convolution",
             [(batch, size, size, channels), (kernel, kernel, 1, channels)],
@@ -96,7 +96,7 @@ def cases():
     for window, stride in ((2, 2), (3, 2)):
         geometry = {"window": (window,) * 2, "stride": (stride,) * 2, "pads": ((0, 0),) * 2}
         plain = partial(pool.slide, start=-jnp.inf, combine=lax.max, **geometry)
-        moved = partial(pool.of_moved, **geometry)
+        moved = partial(pool.max_of_views, **geometry)
         yield (
             f"max pool {window}/{stride}",
             [(128, 32, 32, 16)],

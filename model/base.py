@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 
 class Model(NamedTuple):
-    """Two functions over two trees: `params` are trained, `state` holds running statistics ({} without any)."""
+    """Two functions over two trees: the trained `params` and the running statistics `state`.
+
+    `state` is {} for a model without running statistics.
+    """
 
     init: Callable  # key -> (params, state)
     apply: Callable  # (params, state, x, *, train=False, key=None) -> (out, state)

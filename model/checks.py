@@ -1,4 +1,4 @@
-"""Checks of the arguments that several factories share; a message starts with the argument's name."""
+"""Argument checks that models share; each message starts with the argument's name."""
 
 
 def check_image(input_shape):

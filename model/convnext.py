@@ -26,10 +26,11 @@ def convnext(
     depths: tuple[int, ...] | None = None,
     remat: str | None = None,
 ) -> Model:
-    """`depths` blocks, or one, for each width in `dims`; the stem divides height and width by `patch`, each further width by 2.
+    """One stage per width in `dims`; the stem divides the image size by `patch`, later stages by 2.
 
-    The head is one linear map in two factors, `head_dim` wide between them.
-    Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
+    `depths` is the number of blocks in each stage, by default one. The head is a linear map in two
+    factors with `head_dim` features between them. Blocks whose names (`blocks/0` and so on) match
+    the regex `remat` are recomputed in the backward pass to save memory.
     """
     check_image(input_shape)
     check_widths("dims", dims)
@@ -43,10 +44,8 @@ def convnext(
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
-        blocks, downs = (
-            jax.random.split(blocks, len(stages)),
-            jax.random.split(downs, len(dims) - 1),
-        )
+        blocks = jax.random.split(blocks, len(stages))
+        downs = jax.random.split(downs, len(dims) - 1)
         return {
             "stem": {
                 "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False),
@@ -94,11 +93,12 @@ def check_size(input_shape, patch, dims):
 
 
 def stages_of(dims, depths):
-    """The stage, that is the place of its width in `dims`, of each block."""
+    """The stage of each block, as an index into `dims`."""
     depths = (1,) * len(dims) if depths is None else tuple(depths)
     if len(depths) != len(dims) or min(depths) < 1:
         raise ValueError(
-            f"depths: needs at least one block for each of the {len(dims)} widths in dims, got {depths}"
+            f"depths: needs at least one block for each of the {len(dims)} widths in dims, "
+            f"got {depths}"
         )
     return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
 
@@ -114,6 +114,6 @@ def block_init(key, dim, kernel, expansion):
 
 
 def block_apply(params, x):
-    """(B, H, W, C) -> (B, H, W, C): the depthwise kernel mixes space, the 1x1 convolutions mix channels."""
+    """The depthwise kernel mixes positions, the 1x1 convolutions mix channels."""  # (B, H, W, C)
     x = layer_norm(params["norm"], conv2d(params["dwconv"], x))
     return conv2d(params["project"], gelu(conv2d(params["expand"], x)))

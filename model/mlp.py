@@ -21,7 +21,7 @@ def mlp(
     activation: str = "relu",
     dropout: float = 0.0,
 ) -> Model:
-    """Hidden layers of the widths `dims`, each followed by the activation and dropout, then one linear layer."""
+    """Hidden layers of the widths `dims`, each with activation and dropout, then a linear layer."""
     check_widths("input_shape", input_shape)
     check_widths("dims", dims)
     check_at_least_one(num_classes=num_classes)
@@ -47,12 +47,12 @@ def mlp(
 
 
 def activation_named(name):
-    public = {
+    """The public function of this name in model/layers/activations.py."""
+    by_name = {
         n: f
         for n, f in vars(activations).items()
-        if inspect.isfunction(f) and not n.startswith("_")
+        if inspect.isfunction(f) and f.__module__ == activations.__name__ and not n.startswith("_")
     }
-    known = {n: f for n, f in public.items() if f.__module__ == activations.__name__}
-    if name not in known:
-        raise ValueError(f"activation: no activation {name!r}; there are: {', '.join(known)}")
-    return known[name]
+    if name not in by_name:
+        raise ValueError(f"activation: no activation {name!r}; choose from: {', '.join(by_name)}")
+    return by_name[name]

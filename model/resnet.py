@@ -1,4 +1,4 @@
-"""The residual network for small images (He et al., 2015, section 4.2): 3x3 convolutions, batch norm, no max pool."""
+"""The residual network for small images (He et al., 2015, section 4.2), without max pooling."""
 
 from functools import partial
 from itertools import pairwise
@@ -23,9 +23,10 @@ def resnet(
     depth: int = 3,
     remat: str | None = None,
 ) -> Model:
-    """`depth` blocks of two convolutions for each width; each width after the first halves height and width.
+    """`depth` blocks of two convolutions per width; each later width halves the image size.
 
-    Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
+    Blocks whose names (`blocks/0` and so on) match the regex `remat` are recomputed in the
+    backward pass to save memory.
     """
     check_image(input_shape)
     check_widths("widths", widths)
@@ -50,17 +51,14 @@ def resnet(
     def apply(params, state, x, *, train=False, key=None):
         x, stem_state = unit_apply(params["stem"], state["stem"], x, train=train)
         x, block_states = relu(x), []
-        for name, block, old, (_, _, stride) in zip(
+        for name, block, block_state, (_, _, stride) in zip(
             names, params["blocks"], state["blocks"], plan, strict=True
         ):
-            x, new = recomputed(remat, name, partial(block_apply, stride=stride, train=train))(
-                block, old, x
-            )
-            block_states.append(new)
-        return linear(params["head"], global_avg_pool(x)), {
-            "stem": stem_state,
-            "blocks": block_states,
-        }
+            apply_block = partial(block_apply, stride=stride, train=train)
+            x, new_state = recomputed(remat, name, apply_block)(block, block_state, x)
+            block_states.append(new_state)
+        x = linear(params["head"], global_avg_pool(x))
+        return x, {"stem": stem_state, "blocks": block_states}
 
     return Model(init, apply)
 
@@ -73,13 +71,12 @@ def block_init(key, in_dim, out_dim, stride):
     }
     if stride != 1 or in_dim != out_dim:
         units["shortcut"] = unit_init(k3, in_dim, out_dim, 1)
-    return {name: unit[0] for name, unit in units.items()}, {
-        name: unit[1] for name, unit in units.items()
-    }
+    params = {name: unit[0] for name, unit in units.items()}
+    return params, {name: unit[1] for name, unit in units.items()}
 
 
 def block_apply(params, state, x, *, stride, train):
-    """relu(x + two convolutions of x); where the shape changes, x comes through a 1x1 convolution."""
+    """relu(x + two convolutions of x); where the shape changes, x passes a 1x1 convolution."""
     y, first = unit_apply(params["first"], state["first"], x, stride=stride, train=train)
     y, second = unit_apply(params["second"], state["second"], relu(y), train=train)
     new = {"first": first, "second": second}
@@ -91,13 +88,11 @@ def block_apply(params, state, x, *, stride, train):
 
 
 def unit_init(key, in_dim, out_dim, kernel):
+    conv = conv2d_init(key, in_dim, out_dim, kernel, bias=False, init=he_normal)
     norm, state = batch_norm_init(out_dim)
-    return {
-        "conv": conv2d_init(key, in_dim, out_dim, kernel, bias=False, init=he_normal),
-        "norm": norm,
-    }, state
+    return {"conv": conv, "norm": norm}, state
 
 
 def unit_apply(params, state, x, *, train, stride=1):
-    """A convolution and its batch norm, which makes a bias useless."""
+    """A convolution and its batch norm, which would cancel a bias."""
     return batch_norm(params["norm"], state, conv2d(params["conv"], x, stride=stride), train=train)

@@ -1,4 +1,4 @@
-"""A vision transformer over patches, with mean pooling (Dosovitskiy et al., 2020; Beyer et al., 2022)."""
+"""A vision transformer with mean pooling (Dosovitskiy et al., 2020; Beyer et al., 2022)."""
 
 from functools import partial
 
@@ -30,9 +30,11 @@ def vit(
     drop_path: float = 0.0,
     remat: str | None = None,
 ) -> Model:
-    """`depth` pre-norm blocks over patches of patch x patch; `drop_path` is reached in the last block, growing from 0.
+    """`depth` pre-norm blocks over patches of patch x patch pixels.
 
-    Blocks whose names, `blocks/0` and so on, match the regex `remat` are computed again in the backward pass, to save memory.
+    The rate of stochastic depth grows from 0 in the first block to `drop_path` in the last. Blocks
+    whose names (`blocks/0` and so on) match the regex `remat` are recomputed in the backward pass
+    to save memory.
     """
     check_image(input_shape)
     check_at_least_one(
@@ -92,7 +94,7 @@ def block_init(key, dim, expansion):
 
 
 def block_apply(params, x, key, *, heads, dropout, drop_path, train):
-    """Attention mixes the tokens, then a perceptron mixes each token's features; both are added to x."""
+    """Attention mixes the tokens, a perceptron the features of each token; both are added to x."""
     k1, k2, k3, k4 = split_key(key, 4)
     y = attention(params["attention"], layer_norm(params["norm1"], x), heads=heads)
     x = x + skip(k2, drop(k1, y, dropout, train=train), drop_path, train=train)

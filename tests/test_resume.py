@@ -172,8 +172,8 @@ def test_a_config_that_a_run_left_imports_nothing_unless_it_is_trusted(place):
     assert code == 2
     assert "imported" not in out
     assert (
-        "schedule: 'mine.flat' would import code, and this config was left by a run: say --trust if it is yours"
-        in err
+        "schedule: 'mine.flat' would import code, and this config comes from a run folder or a "
+        "checkpoint; pass --trust if you trust it" in err
     )
     code, out, _ = run(place, "--resume", folder, "training.epochs=3", "--trust")
     assert code == 0

@@ -1,1 +1,1 @@
-"""From config.json to the parts of a run: read and override it, find parts by name, check their arguments, build them."""
+"""From config.json to the parts of a run: read and override the config, find parts, build them."""

@@ -1,4 +1,4 @@
-"""The JSON file: reading it with clear errors, overriding single values, and the keys that it may have."""
+"""The JSON file: read it with clear errors, override single values, and the keys it can have."""
 
 import contextlib
 import copy
@@ -47,13 +47,14 @@ SECTIONS = {
 
 
 def read(path, overrides=()):
-    """The config at `path` with `key.path=value` overrides applied; its parts are not looked at yet."""
+    """The config at `path` with `key.path=value` overrides; its parts are not checked yet."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(
-            f"{path}: there is no such file; name a config with -c, as in: python train.py -c config.json"
+            f"{path}: there is no such file; name a config with -c, as in: "
+            "python train.py -c config.json"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
@@ -70,60 +71,63 @@ def read(path, overrides=()):
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     if not isinstance(config, dict):
-        raise UserError(f"{path}: must hold an object {{...}}, found {show(config)}")
+        raise UserError(f"{path}: must contain an object {{...}}, found {show(config)}")
     for text in overrides:
         config = override(config, text)
     return config
 
 
 def without_repeats(pairs):
-    """A JSON object, unless a key stands in it twice."""
-    found = {}
+    """A JSON object as a dict; raises if it has a key twice."""
+    result = {}
     for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} stands twice in one object; keep one of them")
-        found[key] = value
-    return found
+        if key in result:
+            raise ValueError(f"the key {key!r} occurs twice in one object; keep one of them")
+        result[key] = value
+    return result
 
 
 def override(config, text):
-    """The config with one `path.to.key=value`; the value is JSON, or else a plain string."""
+    """The config with one `path.to.key=value` applied; what is not JSON is a plain string."""
     key_path, equals, value = text.partition("=")
     if not equals or not key_path:
         raise UserError(
-            f"{text!r}: an override reads path.to.key=value, as in optimizer.args.lr=0.01"
+            f"{text!r}: an override has the form path.to.key=value, as in optimizer.args.lr=0.01"
         )
-    with contextlib.suppress(json.JSONDecodeError):  # it stays a plain string
+    with contextlib.suppress(json.JSONDecodeError):  # then it is a plain string
         value = json.loads(value)
-    *way, last = key_path.split(".")
+    *keys, last = key_path.split(".")
     config = node = copy.deepcopy(config)
-    for key in way:
+    for key in keys:
         node = descend(node, key, text)
-    node[place(node, last, text)] = value
+    node[key_or_index(node, last, text)] = value
     return config
 
 
 def descend(node, key, text):
-    """The object or list under `key`: made where there is none; a name becomes {"name": name}, a path {"path": path}."""
-    key = place(node, key, text)
+    """The object or list under `key`, created if it is missing.
+
+    A string there becomes {"name": string}, or {"path": string} for pretrained weights.
+    """
+    key = key_or_index(node, key, text)
     child = node[key] if isinstance(node, list) else node.get(key)
-    if child is None or isinstance(child, str):
-        child = node[key] = (
-            {} if child is None else {"path" if key == "pretrained" else "name": child}
-        )
+    if child is None:
+        child = node[key] = {}
+    elif isinstance(child, str):
+        child = node[key] = {"path" if key == "pretrained" else "name": child}
     return child
 
 
-def place(node, key, text):
-    """The key of an object, or the index in a list."""
+def key_or_index(node, key, text):
+    """The key of an object, or the index in a list as an int."""
     if isinstance(node, dict):
         return key
     if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
         return int(key)
-    raise UserError(f"{text!r}: there is no place {key!r} in {show(node)}")
+    raise UserError(f"{text!r}: there is no key or index {key!r} in {show(node)}")
 
 
 def show(value):
-    """A JSON value as it stands in the file, shortened."""
+    """A value as JSON text, cut to 60 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,6 +1,7 @@
-"""Finding parts by name: public functions in their kind's home whose return annotation is the kind; nothing is registered.
+"""Find parts by name: public functions in the home of a kind, annotated to return it.
 
-A kind with `given` > 0 has functions whose first arguments the toolkit passes at run time; the config's args are the others.
+Nothing is registered. The functions of a kind with `given` > 0 are called at run time with that
+many arguments; the config gives the others.
 """
 
 import difflib
@@ -16,13 +17,13 @@ from utils import UserError, where_and_why
 
 
 class Kind(NamedTuple):
-    """Where the parts of a kind live, what their return annotation is called, and what their factories must answer."""
+    """Where the parts of a kind are defined, and how they are recognized."""
 
     name: str
-    homes: tuple[str, ...]  # modules, or packages whose modules all count
+    homes: tuple[str, ...]  # modules, or packages of which every module counts
     marker: str  # module:name of the return annotation
-    given: int = 0
-    attributes: tuple[str, ...] = ()  # of what a factory makes
+    given: int = 0  # how many arguments are passed at run time; 0: the function is a factory
+    attributes: tuple[str, ...] = ()  # that the result of a factory must have
 
 
 KINDS = {
@@ -57,7 +58,7 @@ KINDS = {
     )
 }
 
-# Facts that only the data knows; they fill parameters of the same name that the config leaves out.
+# Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
 
 
@@ -69,14 +70,14 @@ def marker(kind):
 
 
 def kind_of(annotation):
-    """The kind whose marker this annotation is, or None."""
+    """The kind whose return annotation this is, or None."""
     return next((kind for kind in KINDS if marker(kind) is annotation), None)
 
 
 @cache
 def find(kind):
-    """({name: function}, {module: why it cannot be imported}) of a kind; a broken file hides only its own parts."""
-    found, broken = {}, {}
+    """({name: function}, {module: import error}) of a kind; a broken module hides its own parts."""
+    functions, broken = {}, {}
     for module_name in modules(KINDS[kind].homes):
         try:
             module = importlib.import_module(module_name)
@@ -84,119 +85,101 @@ def find(kind):
             broken[module_name] = where_and_why(error)
             continue
         for name, function in vars(module).items():
-            if is_part(function, name, module_name, kind):
-                if name in found:
-                    raise UserError(
-                        f"{kind} {name!r} stands in {found[name].__module__} and in {module_name}; rename one of them"
-                    )
-                found[name] = function
-    return found, broken
+            if not is_part(function, name, module_name, kind):
+                continue
+            if name in functions:
+                both = f"{functions[name].__module__} and in {module_name}"
+                raise UserError(f"{kind} {name!r} is defined in {both}; rename one of them")
+            functions[name] = function
+    return functions, broken
 
 
 def modules(homes):
-    """The names of the modules of some homes."""
+    """The names of all modules in the homes of a kind."""
     for home in homes:
-        spec = importlib.util.find_spec(home)
-        if spec.submodule_search_locations is None:
+        folders = importlib.util.find_spec(home).submodule_search_locations
+        if folders is None:
             yield home
         else:
-            yield from (
-                f"{home}.{m.name}"
-                for m in pkgutil.iter_modules(spec.submodule_search_locations)
-                if not m.ispkg
-            )
+            yield from (f"{home}.{m.name}" for m in pkgutil.iter_modules(folders) if not m.ispkg)
 
 
 def is_part(function, name, module_name, kind):
-    """Whether this is a public function, defined there, that returns the kind."""
-    if (
-        not inspect.isfunction(function)
-        or name.startswith("_")
-        or function.__module__ != module_name
-    ):
+    """Whether this is a public function of the module that is annotated to return the kind."""
+    if not inspect.isfunction(function) or function.__module__ != module_name:
+        return False
+    if name.startswith("_"):
         return False
     returned = function.__annotations__.get("return")
     return returned is marker(kind) or returned == marker(kind).__name__
 
 
 def resolve(kind, name):
-    """The function of this name; an unknown name is answered with the nearest and with all."""
+    """The function of this name; the error for an unknown name suggests the nearest and all."""
     if "." in name:
         return imported(name)
-    found, broken = find(kind)
-    if name in found:
-        return found[name]
-    message = f"no {kind} {name!r}{did_you_mean(name, found)} ({', '.join(sorted(found))})"
-    unmarked = [
-        f"{home} has a function {name!r}, but without `-> {marker(kind).__name__}`"
-        for home in defining(kind, name)
-    ]
-    raise UserError(
-        "\n".join(
-            [
-                message,
-                *unmarked,
-                *(f"{module} cannot be imported: {why}" for module, why in broken.items()),
-            ]
-        )
-    )
+    functions, broken = find(kind)
+    if name in functions:
+        return functions[name]
+    all_names = ", ".join(sorted(functions))
+    lines = [f"no {kind} {name!r}{did_you_mean(name, functions)} ({all_names})"]
+    for module_name in modules(KINDS[kind].homes):
+        function = getattr(sys.modules.get(module_name), name, None)
+        if inspect.isfunction(function) and function.__module__ == module_name:
+            missing = f"`-> {marker(kind).__name__}`"
+            lines.append(f"{module_name} has a function {name!r}, but without {missing}")
+    raise UserError("\n".join(lines + import_errors(broken)))
 
 
-def defining(kind, name):
-    """The modules of a kind that define a function of this name, as a part or not."""
-    loaded = [sys.modules[home] for home in modules(KINDS[kind].homes) if home in sys.modules]
-    return [
-        module.__name__
-        for module in loaded
-        if inspect.isfunction(vars(module).get(name))
-        and vars(module)[name].__module__ == module.__name__
-    ]
+def import_errors(broken):
+    """One line for each module that cannot be imported."""
+    return [f"{module} cannot be imported: {why}" for module, why in broken.items()]
 
 
 def imported(dotted):
-    """The object of a dotted name, as in optax.lion."""
+    """The function or class of a dotted name, as in optax.lion."""
     module_name, _, name = dotted.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{dotted!r} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:  # a user's file may fail in any way
-        raise UserError(f"{dotted!r} cannot be imported: {where_and_why(error)}") from error
+        why = error if isinstance(error, ImportError) else where_and_why(error)
+        raise UserError(f"{dotted!r} cannot be imported: {why}") from error
     if not callable(getattr(module, name, None)):
         raise UserError(f"{module_name} has no function {name!r}{did_you_mean(name, dir(module))}")
     return getattr(module, name)
 
 
 def is_a(made, kind):
-    """Whether a factory made what its kind promises."""
-    return (
-        made is not None
-        and not isinstance(made, type)
-        and all(hasattr(made, a) for a in KINDS[kind].attributes)
-    )
+    """Whether the result of a factory has what its kind requires."""
+    if made is None or isinstance(made, type):
+        return False
+    return all(hasattr(made, attribute) for attribute in KINDS[kind].attributes)
 
 
 def holds_kind(annotation, kind):
-    """Whether an annotation is a kind's, or holds it, as in tuple[tuple[str, Optimizer], ...]."""
+    """Whether an annotation is or contains a kind's, as in tuple[tuple[str, Optimizer], ...]."""
     return kind_of(annotation) == kind or any(
         holds_kind(inner, kind) for inner in typing.get_args(annotation)
     )
 
 
-def section_options(place):
-    """The dataclass of a section."""
-    module, name = place.split(":")
+def section_options(location):
+    """The dataclass of a section, from module:name."""
+    module, name = location.split(":")
     return getattr(importlib.import_module(module), name)
 
 
 def did_you_mean(name, names):
-    """'; did you mean ...?' where a name is near."""
+    """'; did you mean ...?' if one of the names is similar, else ''."""
     near = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def arguments(function, given=0):
-    """{name: Parameter with its annotation resolved} of what a config may give; the `given` first ones are the toolkit's."""
+    """{name: Parameter} of the arguments that a config can give, with resolved annotations.
+
+    The first `given` parameters are left out.
+    """
     try:
         hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     except Exception:  # annotations of other libraries may not resolve
@@ -211,7 +194,7 @@ def arguments(function, given=0):
 
 
 def signature(name, accepted):
-    """A part as one would call it: name(arg=default, ...)."""
+    """A function as it is called: name(arg=default, ...)."""
     shown = [
         p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in accepted.values()
     ]
@@ -219,12 +202,15 @@ def signature(name, accepted):
 
 
 def listing(kind):
-    """The names of a kind, each with its signature and its first line of documentation."""
-    found, broken = find(kind)
+    """All parts of a kind, each with its signature and the first line of its docstring."""
+    functions, broken = find(kind)
     lines = [f"{kind}:"]
-    for name, function in found.items():
+    for name, function in functions.items():
         lines.append(f"  {signature(name, arguments(function, KINDS[kind].given))}")
-        lines.append(f"      {(inspect.getdoc(function) or '').split(chr(10))[0]}")
-    return "\n".join(
-        lines + [f"  {module} cannot be imported: {why}" for module, why in broken.items()]
-    )
+        lines.append(f"      {first_doc_line(function)}")
+    return "\n".join(lines + [f"  {line}" for line in import_errors(broken)])
+
+
+def first_doc_line(function):
+    """The first line of a docstring, '' without one."""
+    return (inspect.getdoc(function) or "").split("\n")[0]

@@ -1,6 +1,6 @@
-"""config.schema.json: what an editor needs to complete and check a config, generated from the signatures.
+"""config.schema.json, generated from signatures: editors complete and check configs by it.
 
-`python -m wiring.schema` writes it anew.
+`python -m wiring.schema` writes the file.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from typing import get_type_hints
 
 from wiring import parts, values
 from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL
-from wiring.nodes import BESIDE
+from wiring.nodes import EXTRA_KEYS
 
 SINGLE = ("model", "data", "loss", "objective", "update", "schedule")
 LISTS = ("preprocess", "augment", "metrics", "callbacks")
@@ -24,21 +24,17 @@ def make_schema():
         "$schema": {"type": "string"},
         "title": {"type": "string"},
         "seed": {"type": "integer", "minimum": 0},
+        "resume": {"enum": [None, "auto"], "default": None},
+        "sharding": sharding(),
     }
-    properties["resume"] = {"enum": [None, "auto"], "default": None}
     properties |= {name: section(options) for name, options in SECTIONS.items()}
     properties |= {kind: reference(kind) for kind in SINGLE}
     properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
     labelled = {"type": "object", "additionalProperties": reference("metrics")}
     properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
-    properties["sharding"] = sharding()
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
-    properties["optimizer"] = {
-        "anyOf": [
-            reference("optimizer"),
-            {"type": "array", "items": reference("optimizer"), "minItems": 1},
-        ]
-    }
+    chain = {"type": "array", "items": reference("optimizer"), "minItems": 1}
+    properties["optimizer"] = {"anyOf": [reference("optimizer"), chain]}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Rawtree config",
@@ -51,67 +47,61 @@ def make_schema():
 
 
 def sharding():
-    """The schema of a preset's name, or of rules."""
+    """The schema of `sharding`: the name of a preset, or a list of rules."""
     from training.devices.options import SHARDINGS
 
     axes = {"type": "array", "items": {"type": ["string", "null"]}}
     rule = {"type": "array", "items": [{"type": "string"}, axes], "minItems": 2, "maxItems": 2}
     presets = {"enum": list(SHARDINGS)}
-    return {
-        "anyOf": [presets, {"type": "array", "items": {"anyOf": [rule, presets]}}, {"type": "null"}]
-    }
+    rules = {"type": "array", "items": {"anyOf": [rule, presets]}}
+    return {"anyOf": [presets, rules, {"type": "null"}]}
 
 
 def reference(kind):
+    """A reference to the schema of a kind."""
     return {"$ref": f"#/$defs/{kind}"}
 
 
 def section(options):
-    """The schema of a section that names no part; what stands beside an option in its class is what an editor shows."""
-    function = parts.section_options(options)
-    found = call(parts.arguments(function), inspect.getdoc(function))
-    for name, comment in re.findall(
-        r"^    (\w+): .*?  # (.*)$", inspect.getsource(function), re.MULTILINE
-    ):
-        found["properties"][name]["description"] = comment
-    return found
+    """The schema of a section that names no part, described by the comments of its dataclass."""
+    options = parts.section_options(options)
+    schema, source = call(options), inspect.getsource(options)
+    for name, comment in re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE):
+        schema["properties"][name]["description"] = comment
+    return schema
 
 
 def part(kind):
-    """The schema of a node that names a part: a name, or {"name", "args"} with the arguments of that name."""
-    found, _ = parts.find(kind)
-    given = parts.KINDS[kind].given
-    name = {"anyOf": [{"enum": list(found)}, DOTTED]}
+    """The schema of a node: a name, or {"name": ..., "args": ...} with that name's arguments."""
+    functions, _ = parts.find(kind)
+    name = {"anyOf": [{"enum": list(functions)}, DOTTED]}
     cases = [
         {
             "if": {"properties": {"name": {"const": part_name}}},
-            "then": {
-                "properties": {
-                    "args": call(parts.arguments(function, given), inspect.getdoc(function))
-                }
-            },
+            "then": {"properties": {"args": call(function, parts.KINDS[kind].given)}},
         }
-        for part_name, function in found.items()
+        for part_name, function in functions.items()
     ]
-    keys = {"name": name, "args": {"type": "object"}, **beside(kind)}
-    spelled = {"type": "object", "properties": keys, "required": ["name"], "allOf": cases}
-    return {"anyOf": [name, spelled | {"additionalProperties": False}]}
+    keys = {"name": name, "args": {"type": "object"}, **extra_keys(kind)}
+    with_args = {"type": "object", "properties": keys, "required": ["name"], "allOf": cases}
+    return {"anyOf": [name, with_args | {"additionalProperties": False}]}
 
 
-def beside(kind):
-    """The schema of what may stand beside name and args."""
+def extra_keys(kind):
+    """The schemas of the keys that a node can have besides name and args."""
     from training.tally import Tracked
 
     hints = get_type_hints(Tracked)
-    return {key: values.schema(hints[key], parts.kind_of) for key in BESIDE.get(kind, ())}
+    return {key: values.schema(hints[key], parts.kind_of) for key in EXTRA_KEYS.get(kind, ())}
 
 
-def call(accepted, doc):
-    """The schema of the arguments of a function."""
+def call(function, given=0):
+    """The schema of the arguments of a function, without the first `given` ones."""
+    accepted = parts.arguments(function, given)
     required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
     return {
         "type": "object",
-        "description": (doc or "").split("\n")[0],
+        "description": parts.first_doc_line(function),
         "properties": {name: argument(p) for name, p in accepted.items()},
         "required": required,
         "additionalProperties": False,
@@ -120,13 +110,13 @@ def call(accepted, doc):
 
 def argument(parameter):
     """The schema of one argument, with its default."""
-    found = values.schema(parameter.annotation, parts.kind_of)
+    schema = values.schema(parameter.annotation, parts.kind_of)
     plain = isinstance(parameter.default, str | int | float | bool | tuple)
-    return found | {"default": parameter.default} if plain else found
+    return schema | {"default": parameter.default} if plain else schema
 
 
 def text():
-    """The file's content."""
+    """The content of config.schema.json."""
     return json.dumps(make_schema(), indent=1) + "\n"
 
 

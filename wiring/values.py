@@ -1,4 +1,4 @@
-"""JSON values against annotations: what fits is converted (lists become tuples), what does not is told with its place."""
+"""Convert JSON values to what annotations require, and annotations to JSON schemas."""
 
 import types
 import typing
@@ -23,79 +23,80 @@ SCHEMA_TYPES = {
 
 
 class Misfit(Exception):
-    """A value that its annotation does not allow."""
+    """A value does not fit its annotation."""
 
     def __init__(self, path, message):
         super().__init__(f"{path}: {message}")
         self.path, self.message = path, message
 
 
-def convert(value, annotation, path, build):
-    """The value as the annotation wants it. `build(annotation, value, path)` answers the values that are parts themselves, and
-    NotImplemented for all others; an annotation that JSON cannot express accepts anything."""
-    part = build(annotation, value, path)
+def convert(value, annotation, path, build_part):
+    """The value as its annotation requires it; lists become tuples.
+
+    `build_part(annotation, value, path)` returns a part, or NotImplemented if the annotation is not
+    that of a part. An annotation that JSON cannot express accepts every value.
+    """
+    part = build_part(annotation, value, path)
     if part is not NotImplemented:
         return part
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return convert_union(value, inner, path, build)
+        return convert_union(value, inner, path, build_part)
     if origin is typing.Literal:
         if not any(value == allowed and type(value) is type(allowed) for allowed in inner):
             raise Misfit(path, f"found {show(value)}; allowed: {', '.join(map(show, inner))}")
         return value
     if tuple in (annotation, origin):
-        return convert_tuple(value, inner, path, build)
+        return convert_tuple(value, inner, path, build_part)
     if annotation in PLAIN or origin is dict:
         return convert_plain(value, origin or annotation, path)
     return freeze(value)
 
 
 def convert_plain(value, annotation, path):
-    """A number, string, bool or object; an integer is a number too, a bool is neither."""
+    """A number, string, bool or object; an integer is also a number, a bool is not."""
     accepted = (int, float) if annotation is float else annotation
     if not isinstance(value, accepted) or (isinstance(value, bool) and annotation is not bool):
         raise Misfit(path, f"must be {PLAIN[annotation]}, found {show(value)}")
     return float(value) if annotation is float else value
 
 
-def convert_union(value, choices, path, build):
-    """The first of the annotations that fits; an integer stays one where both kinds of number are allowed."""
-    if value is None and type(None) in choices:
+def convert_union(value, allowed, path, build_part):
+    """The value converted to the first annotation that it fits; float is tried last.
+
+    An integer therefore stays an integer if both int and float are allowed.
+    """
+    if value is None and type(None) in allowed:
         return None
-    allowed = choices
-    choices = sorted((c for c in choices if c is not type(None)), key=lambda c: c is float)
-    for choice in choices[:-1]:
+    choices = sorted((c for c in allowed if c is not type(None)), key=lambda c: c is float)
+    for choice in choices:
         try:
-            return convert(value, choice, path, build)
-        except Misfit:
-            continue
-    try:
-        return convert(value, choices[-1], path, build)
-    except Misfit as misfit:
-        if choices[-1] not in PLAIN:  # what is wrong inside says more
-            raise
-        raise Misfit(
-            path, f"must be {' or '.join(map(describe, allowed))}, found {show(value)}"
-        ) from misfit
+            return convert(value, choice, path, build_part)
+        except Misfit as misfit:
+            if choice is choices[-1] and choice not in PLAIN:
+                raise  # its message says what is wrong inside the value
+            last = misfit
+    expected = " or ".join(map(describe, allowed))
+    raise Misfit(path, f"must be {expected}, found {show(value)}") from last
 
 
-def convert_tuple(value, inner, path, build):
-    """A list, item by item."""
+def convert_tuple(value, inner, path, build_part):
+    """A list, converted item by item."""
     if not isinstance(value, list | tuple):
         raise Misfit(path, f"must be a list, found {show(value)}")
     if not inner:
         return freeze(value)
     kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
     if len(kinds) != len(value):
-        raise Misfit(path, f"must be a list of {len(kinds)}, found {show(value)}")
+        raise Misfit(path, f"must be a list of {len(kinds)} items, found {show(value)}")
     return tuple(
-        convert(item, kind, f"{path}.{i}", build)
+        convert(item, kind, f"{path}.{i}", build_part)
         for i, (item, kind) in enumerate(zip(value, kinds, strict=True))
     )
 
 
 def freeze(value):
-    """Lists become tuples, all the way down."""
+    """The value with all lists in it as tuples."""
     if isinstance(value, list | tuple):
         return tuple(freeze(v) for v in value)
     return {k: freeze(v) for k, v in value.items()} if isinstance(value, dict) else value
@@ -105,14 +106,13 @@ def describe(annotation):
     """An annotation in words."""
     if annotation is type(None):
         return "null"
-    return PLAIN.get(
-        annotation,
-        "a list" if tuple in (annotation, typing.get_origin(annotation)) else str(annotation),
-    )
+    if tuple in (annotation, typing.get_origin(annotation)):
+        return "a list"
+    return PLAIN.get(annotation, str(annotation))
 
 
 def schema(annotation, kind_of):
-    """The JSON schema of an annotation; `kind_of(annotation)` names the kind of a part, or None."""
+    """The JSON schema of an annotation; `kind_of(annotation)` is the kind of a part, or None."""
     if kind := kind_of(annotation):
         return {"$ref": f"#/$defs/{kind}"}
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
@@ -132,14 +132,12 @@ def schema(annotation, kind_of):
             "maxItems": len(inner),
         }
     if typing.is_typeddict(annotation):
-        keys = {
-            key: schema(inner, kind_of) for key, inner in typing.get_type_hints(annotation).items()
-        }
-        found = {
+        hints = typing.get_type_hints(annotation)
+        return {
             "type": "object",
-            "properties": keys,
+            "properties": {key: schema(hint, kind_of) for key, hint in hints.items()},
             "required": sorted(annotation.__required_keys__),
+            "additionalProperties": False,
         }
-        return found | {"additionalProperties": False}
     plain = SCHEMA_TYPES.get(origin or annotation)
     return {"type": plain} if plain else {}

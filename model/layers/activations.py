@@ -1,4 +1,4 @@
-"""Activations, written so that value and gradient stay finite however large the input."""
+"""Activations, written so that value and gradient stay finite for inputs of any size."""
 
 import math
 
@@ -11,7 +11,7 @@ from model.layers.op import op
 
 @op(any_rank=True)
 def relu(x):
-    return jnp.where(x <= 0, 0, x)  # not `x > 0`: a nan must stay one
+    return jnp.where(x <= 0, 0, x)  # not `x > 0`, so that NaN stays NaN
 
 
 @op(any_rank=True)
@@ -21,15 +21,14 @@ def leaky_relu(x, slope=0.01):
 
 @op(any_rank=True)
 def elu(x, alpha=1.0):
-    below = jnp.where(
-        x > 0, 0, x
-    )  # expm1 of a large number is inf, and inf times the 0 of `where` is nan in the gradient
+    # expm1 of a large number is inf, and inf times the 0 of `where` would be NaN in the gradient.
+    below = jnp.where(x > 0, 0, x)
     return jnp.where(x > 0, x, alpha * jnp.expm1(below))
 
 
 @op(any_rank=True)
 def gelu(x):
-    """x times the standard normal's distribution function, exact."""
+    """x times the cumulative distribution function of the standard normal, exactly."""
     return 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))
 
 
@@ -41,7 +40,7 @@ def gelu_tanh(x):
 
 @op(any_rank=True)
 def sigmoid(x):
-    return lax.logistic(x)  # 1 / (1 + exp(-x)) has no gradient at -1e4: inf / inf
+    return lax.logistic(x)  # the gradient of 1 / (1 + exp(-x)) at -1e4 is inf / inf
 
 
 @op(any_rank=True)
@@ -66,7 +65,7 @@ def tanh(x):
 
 @op(any_rank=True)
 def softplus(x):
-    return jnp.logaddexp(x, 0)  # log(1 + exp(x)) without a large exponent
+    return jnp.logaddexp(x, 0)  # log(1 + exp(x)) without overflow
 
 
 @op(any_rank=True)
@@ -76,7 +75,7 @@ def mish(x):
 
 @op(any_rank=True)
 def softmax(x):
-    """exp(x) over its sum along the last axis."""
+    """exp(x) divided by its sum along the last axis."""
     return _softmax(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
@@ -88,7 +87,7 @@ def _softmax(x):
 
 @_softmax.defjvp
 def _softmax_jvp(x, t):
-    """Written out it takes 0.7 of the time: what JAX derives goes through exp and sum once more."""
+    """Written by hand: 0.7 of the time of the derivative by JAX, which repeats exp and sum."""
     y = _softmax(*x)
     return y, y * (t[0] - (y * t[0]).sum(-1, keepdims=True))
 
@@ -100,6 +99,6 @@ def log_softmax(x):
 
 
 def _centre(x):
-    """x in at least float32, shifted so that its largest number is 0, which changes no softmax."""
+    """x in at least float32, shifted so that its maximum is 0, which does not change a softmax."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return wide - lax.stop_gradient(wide.max(-1, keepdims=True))

@@ -1,6 +1,6 @@
 """Convolutions of NHWC images with HWIO weights, in the form that the platform runs fastest.
 
-Whatever the form, values and gradients are those of `lax.conv_general_dilated`.
+In every form, values and gradients are those of `lax.conv_general_dilated`.
 """
 
 from functools import partial
@@ -28,7 +28,10 @@ def conv2d_init(key, in_dim, out_dim, kernel, *, groups=1, bias=True, init=lecun
 
 @op
 def conv2d(params, x, *, stride=1, padding="SAME", dilation=1):
-    """(B, H, W, in) -> (B, H', W', out); `padding` is SAME, VALID, a number or ((top, bottom), (left, right))."""
+    """(B, H, W, in) -> (B, H', W', out).
+
+    `padding` is SAME, VALID, a number or ((top, bottom), (left, right)).
+    """
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
     pads = resolve_padding(padding, x.shape[1:3], weight.shape[:2], stride, dilation)
     return add_bias(params, convolve(x, weight, stride, pads, dilation))
@@ -40,17 +43,19 @@ def conv_transpose2d_init(key, in_dim, out_dim, kernel, *, bias=True, init=lecun
 
 @op
 def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
-    """Upsamples: a convolution of x with `stride - 1` zeros between its pixels; explicit padding goes around those."""
+    """Upsamples: convolves x with `stride - 1` zeros between its pixels.
+
+    Explicit padding is added around these zeros.
+    """
     if not isinstance(padding, str):
         padding = explicit_padding(padding)
-    return add_bias(
-        params,
-        lax.conv_transpose(x, params["weight"], pair(stride), padding, dimension_numbers=LAYOUT),
-    )
+    weight, stride = params["weight"], pair(stride)
+    y = lax.conv_transpose(x, weight, stride, padding, dimension_numbers=LAYOUT)
+    return add_bias(params, y)
 
 
 def convolve(x, weight, stride, pads, dilation):
-    """A convolution in the form that its shapes and the platform ask for."""
+    """A convolution in the fastest form for its shapes and the platform."""
     kernel, channels = weight.shape[:2], x.shape[-1]
     groups = channels // weight.shape[2]
 
@@ -60,27 +65,20 @@ def convolve(x, weight, stride, pads, dilation):
     if groups == 1 and pads == ((0, 0), (0, 0)):
         if kernel == (1, 1):  # a flat product is the fastest form everywhere
             return matmul(x[:, :: stride[0], :: stride[1]], weight[0, 0])
-        if kernel == stride and dilation == (
-            1,
-            1,
-        ):  # XLA's convolution does not see that the patches do not overlap
+        # XLA's convolution does not make use of patches that do not overlap.
+        if kernel == stride and dilation == (1, 1):
             return on_cpu(conv_forms.patches, plain, x, weight)
     if groups == channels > 1:
-        return on_cpu(
-            lambda x, w: conv_forms.depthwise(x, w, stride, pads, dilation), plain, x, weight
-        )
+        form = partial(conv_forms.depthwise, stride=stride, pads=pads, dilation=dilation)
+        return on_cpu(form, plain, x, weight)
     if groups > 1:
-        return on_cpu(
-            lambda x, w: conv_forms.in_blocks(x, w, partial(plain, groups=1), groups),
-            plain,
-            x,
-            weight,
-        )
+        form = partial(conv_forms.in_blocks, dense=partial(plain, groups=1), groups=groups)
+        return on_cpu(form, plain, x, weight)
     return plain(x, weight)
 
 
 def resolve_padding(padding, size, kernel, stride, dilation=(1, 1)):
-    """Any padding as ((top, bottom), (left, right))."""
+    """A padding of any form as ((top, bottom), (left, right))."""
     if not isinstance(padding, str):
         return explicit_padding(padding)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]

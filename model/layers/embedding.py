@@ -15,6 +15,5 @@ def embedding_init(key, count, dim, *, init=small_normal):
 @op(any_rank=True)
 def embedding(params, ids):
     """(...) integers -> (..., dim)."""
-    return jnp.take(
-        params["weight"], ids, axis=0, mode="fill"
-    )  # fill: an id past the end gives nan, not the last vector
+    # fill: an id past the end gives NaN, not the last vector
+    return jnp.take(params["weight"], ids, axis=0, mode="fill")

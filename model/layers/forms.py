@@ -1,46 +1,53 @@
-"""In which form a layer computes, where that depends on the platform and on static shapes.
+"""The form in which a layer computes, where that depends on the platform and on static shapes.
 
-All forms of a layer have the same values and gradients. `python -m benchmarks.forms` measures each against the plain one; the
-ratios below are what it found on two cores. Accelerators take the plain ones. What is better everywhere is no choice, and stands
-in the layers: gradients that are written out, the one product for queries, keys and values.
+All forms of a layer have the same values and gradients. `python -m benchmarks.forms` measures each
+of them against the plain form; the ratios below are times on two CPU cores. Accelerators always
+use the plain form. What is faster on every platform is not chosen here but written in the layers:
+derivatives written by hand, and the one product for queries, keys and values.
 """
 
 from jax import lax
 
-NARROW = 8  # features: a mean as a product takes 0.6 to 0.75 of the time of a sum at 8, 1.5 at 16, 2 at 32
-SMALL_MAP = (
-    16 * 16
-)  # pixels: one banded matrix a channel takes 0.2 to 0.4 of the time of one for each row of the kernel, 1.1
-# at 14x14 with kernels of 3x3; 7 at 32x32
-MATRICES = (
-    2**22
-)  # numbers of them all, at most: for 384 channels of 14x14 pixels they take 20 times as long as rows do
-WIDE_MAP = 96  # columns: up to here a banded matrix for each row of the kernel; at 128 taps take 0.4 to 0.7 of its time
-MANY_TAPS = 8 * 8  # beyond, so many moved images take too long to compile
-BLOCK = (
-    32  # channels: a grouped convolution in dense blocks of as many takes 0.05 of the time of XLA's
-)
+# Features: a mean as a matrix product takes 0.6 to 0.75 of the time of a sum at 8 features,
+# 1.5 at 16, 2 at 32.
+NARROW = 8
+# Pixels: one banded matrix per channel takes 0.2 to 0.4 of the time of one per kernel row,
+# 1.1 at 14x14 with kernels of 3x3, 7 at 32x32.
+SMALL_MAP = 16 * 16
+# Numbers in all banded matrices of a layer: for 384 channels of 14x14 pixels, more than this,
+# they take 20 times as long as one matrix per kernel row.
+MATRICES = 2**22
+# Columns: up to this width one banded matrix per kernel row is faster; at 128 columns shifted
+# images take 0.4 to 0.7 of its time.
+WIDE_MAP = 96
+# Taps: with more of them, the shifted images take too long to compile.
+MANY_TAPS = 8 * 8
+# Channels: a grouped convolution in dense blocks of this many takes 0.05 of the time of XLA's.
+BLOCK = 32
 
 
 def on_cpu(form, plain, *args):
-    """A form of a layer where the program is compiled for the CPU, the plain one elsewhere."""
+    """The value of `form` where the program is compiled for the CPU, of `plain` elsewhere."""
     return lax.platform_dependent(*args, cpu=form, default=plain)
 
 
-def depthwise(height, width, channels, taps):
-    """Which of the forms in conv_forms.py a depthwise convolution takes: XLA's own is up to 100 times slower."""
+def depthwise_form(height, width, channels, taps):
+    """The function in conv_forms.py for a depthwise convolution; XLA's is up to 100x slower."""
     if height * width <= SMALL_MAP and channels * (height * width) ** 2 <= MATRICES:
         return "banded"
     return "banded_rows" if width <= WIDE_MAP or taps > MANY_TAPS else "shifted"
 
 
-def moves(taps):
-    """Whether a pool compares moved images: XLA's gradient of a sliding maximum is 9 times slower over tiles, 3 over others."""
+def pools_by_views(taps):
+    """Whether a max pool compares shifted images rather than using XLA's sliding window.
+
+    The gradient of XLA's takes 9 times as long for windows that tile the image, 3 for others.
+    """
     return taps <= MANY_TAPS
 
 
 def joined_groups(groups, channels):
-    """How many groups, of so many channels each, one dense block of a grouped convolution joins."""
+    """How many groups of `channels` channels one dense block of a grouped convolution joins."""
     return max(
         n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * channels <= BLOCK)
     )

@@ -1,4 +1,4 @@
-"""Initial weights: `init(key, shape) -> array` in the default float type (float64 under jax_enable_x64)."""
+"""Initial weights: `init(key, shape)` in the default float type, float64 under jax_enable_x64."""
 
 import math
 
@@ -8,19 +8,19 @@ from jax import lax
 
 
 def fans(shape):
-    """How many numbers one output reads and one input feeds; all axes but the last two are the receptive field."""
+    """(fan_in, fan_out) of a weight; all axes but the last two are the receptive field."""
     receptive = math.prod(shape[:-2])
     return receptive * shape[-2], receptive * shape[-1]
 
 
 def cut_normal(key, shape):
-    """A standard normal cut at -2 and 2, by the inverse of its distribution."""
+    """A standard normal truncated to [-2, 2], sampled by its inverse cumulative distribution."""
     edge = math.erf(math.sqrt(2))
     return math.sqrt(2) * lax.erf_inv(jax.random.uniform(key, shape, minval=-edge, maxval=edge))
 
 
 def normal_with_variance(key, shape, variance):
-    # 0.8796: the standard deviation that a standard normal keeps when it is cut at -2 and 2
+    # 0.8796 is the standard deviation of a standard normal truncated to [-2, 2].
     return cut_normal(key, shape) * (math.sqrt(variance) / 0.87962566103423978)
 
 
@@ -34,17 +34,17 @@ def lecun_normal(key, shape):
 
 
 def lecun_uniform(key, shape):
-    """As lecun_normal, uniform."""
+    """Uniform with the variance of lecun_normal."""
     return uniform_with_variance(key, shape, 1 / fans(shape)[0])
 
 
 def he_normal(key, shape):
-    """Variance 2 / fan_in: makes up for a relu, which drops half of the signal."""
+    """Variance 2 / fan_in: compensates for a relu, which drops half of the signal."""
     return normal_with_variance(key, shape, 2 / fans(shape)[0])
 
 
 def he_uniform(key, shape):
-    """As he_normal, uniform."""
+    """Uniform with the variance of he_normal."""
     return uniform_with_variance(key, shape, 2 / fans(shape)[0])
 
 
@@ -54,12 +54,12 @@ def glorot_normal(key, shape):
 
 
 def glorot_uniform(key, shape):
-    """As glorot_normal, uniform."""
+    """Uniform with the variance of glorot_normal."""
     return uniform_with_variance(key, shape, 2 / sum(fans(shape)))
 
 
 def truncated_normal(stddev):
-    """An initializer: a normal of this standard deviation, cut at two of them."""
+    """An initializer: a normal of this standard deviation, truncated at two standard deviations."""
 
     def init(key, shape):
         return cut_normal(key, shape) * stddev
@@ -68,12 +68,11 @@ def truncated_normal(stddev):
 
 
 def orthogonal(key, shape):
-    """Columns (or rows, where they are fewer) of length one at right angles; all axes but the last count as rows."""
+    """Orthonormal columns, or rows where these are fewer; all axes but the last count as rows."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     q, r = jnp.linalg.qr(jax.random.normal(key, (max(rows, columns), min(rows, columns))))
-    q = q * jnp.sign(
-        jnp.diag(r)
-    )  # makes the factorization unique, hence q uniform over all orthogonal matrices
+    # This makes the factorization unique, so that q is uniform over all orthogonal matrices.
+    q = q * jnp.sign(jnp.diag(r))
     return (q if rows >= columns else q.T).reshape(shape)
 
 

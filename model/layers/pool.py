@@ -7,40 +7,40 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers.conv import pair, resolve_padding
-from model.layers.conv_forms import moved
-from model.layers.forms import moves, on_cpu
+from model.layers.conv_forms import window_views
+from model.layers.forms import on_cpu, pools_by_views
 from model.layers.op import op
 
 
 @op
 def max_pool(x, window, *, stride=None, padding="VALID"):
-    """The largest number under each window; the stride is the window unless given."""
+    """The maximum of each window; the stride defaults to the window."""
     window, stride, pads = geometry(x, window, stride, padding)
 
     def plain(x):
         return slide(x, -jnp.inf, lax.max, window, stride, pads)
 
-    moving = partial(of_moved, window=window, stride=stride, pads=pads)
-    return on_cpu(moving, plain, x) if moves(math.prod(window)) else plain(x)
+    by_views = partial(max_of_views, window=window, stride=stride, pads=pads)
+    return on_cpu(by_views, plain, x) if pools_by_views(math.prod(window)) else plain(x)
 
 
-def of_moved(x, window, stride, pads):
-    """The largest of the images that each position in the window sees."""
-    return reduce(first_largest, moved(x, -jnp.inf, window, stride, pads))
+def max_of_views(x, window, stride, pads):
+    """The maximum over the images that the positions in the window see."""
+    return reduce(first_maximum, window_views(x, -jnp.inf, window, stride, pads))
 
 
-def first_largest(a, b):
-    """The maximum; of equal numbers the first one has the gradient, and a NaN stays."""
+def first_maximum(a, b):
+    """The maximum; the first of two equal numbers receives the gradient, and NaN stays NaN."""
     return jnp.where((a >= b) | jnp.isnan(a), a, b)
 
 
 @op
 def avg_pool(x, window, *, stride=None, padding="VALID"):
-    """The mean under each window; padding does not count, so a border is as bright as the pixels it has."""
-    where = geometry(x, window, stride, padding)
+    """The mean of each window; padding does not count, so that borders are not darker."""
+    windows = geometry(x, window, stride, padding)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    count = slide(jnp.ones((1, *x.shape[1:3], 1), wide.dtype), 0.0, lax.add, *where)
-    return (slide(wide, 0.0, lax.add, *where) / count).astype(x.dtype)
+    count = slide(jnp.ones((1, *x.shape[1:3], 1), wide.dtype), 0.0, lax.add, *windows)
+    return (slide(wide, 0.0, lax.add, *windows) / count).astype(x.dtype)
 
 
 def geometry(x, window, stride, padding):

@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass, so that what is inside of them need not be kept until then."""
+"""Rematerialization: recompute a block in the backward pass instead of keeping its values."""
 
 import re
 
@@ -6,15 +6,15 @@ import jax
 
 
 def recomputed(pattern, name, block):
-    """The block, computed again where the regex matches its name; None matches nothing."""
+    """The block, recomputed in the backward pass if the regex matches its name; None: never."""
     return jax.checkpoint(block) if pattern is not None and re.fullmatch(pattern, name) else block
 
 
 def check_remat(pattern, names):
-    """Refuse a regex that is none, or that matches no block."""
+    """Raise for a pattern that is not a regular expression or that matches no block."""
     try:
         matched = pattern is None or any(re.fullmatch(pattern, name) for name in names)
     except re.error as error:
-        raise ValueError(f"remat: {pattern!r} is no regex: {error}") from error
+        raise ValueError(f"remat: {pattern!r} is not a regular expression: {error}") from error
     if not matched:
         raise ValueError(f"remat: {pattern!r} matches none of the blocks: {', '.join(names)}")

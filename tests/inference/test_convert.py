@@ -171,7 +171,7 @@ def test_a_taken_name_is_refused_unless_forced(convert, tmp_path):
         ),
         (
             ["--formats", "onnx", "title=../elsewhere"],
-            "title: must be a name that a folder can have",
+            "title: must be usable as a folder name",
         ),
         (["--formats", "model.args.dims=[16]"], "--formats: names none"),
         (["--input", "7", "28", "28", "1"], "a shape begins with the batch, 1"),
@@ -385,7 +385,7 @@ def test_a_checkpoint_needs_no_config_but_imports_nothing_of_its_own(small, conv
     code, said = convert(
         "--name", "evil", "--formats", "onnx", config=None, weights=tmp_path / "evil.params"
     )
-    assert code == 2 and "say --trust" in said
+    assert code == 2 and "pass --trust" in said
 
 
 def test_without_its_data_random_inputs_must_do(small, convert, tmp_path):

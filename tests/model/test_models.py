@@ -1,4 +1,4 @@
-"""What holds for every model."""
+"""Properties of every model."""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,10 @@ from model.vit import vit
 from tests.model.compare import normal, quick_jit
 from utils import named_leaves
 
+SMALL = {"dims": (8, 16), "kernel": 3, "head_dim": 16}
 MODELS = {
-    "convnext": convnext((8, 8, 1), 10, dims=(8, 16), kernel=3, head_dim=16),
-    "convnext_residual": convnext(
-        (9, 12, 3), 10, dims=(8, 16), kernel=3, head_dim=16, residual=True
-    ),
+    "convnext": convnext((8, 8, 1), 10, **SMALL),
+    "convnext_residual": convnext((9, 12, 3), 10, **SMALL, residual=True),
     "mlp": mlp((6, 5), 10, dims=(64, 32)),
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
     "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
@@ -42,7 +41,7 @@ def run(model, *args, train=False, key=None):
 
 
 @ALL
-def test_learns_random_examples_by_heart(name):
+def test_overfits_random_examples(name):
     model, params, state, x, y = prepare(name)
     optimizer = optax.adam(1e-2)
 
@@ -60,16 +59,15 @@ def test_learns_random_examples_by_heart(name):
     for i in range(150):
         params, state, opt, loss, grads = step(params, state, opt)
         if i == 0:
-            assert not [
-                leaf for leaf, grad in named_leaves(grads).items() if not (abs(grad) > 1e-7).any()
-            ]
+            named = named_leaves(grads)
+            assert [name for name, grad in named.items() if not (abs(grad) > 1e-7).any()] == []
         if loss < 0.1:
             return
     pytest.fail(f"the loss is still {loss}")
 
 
 @ALL
-def test_bfloat16_stays_close(name):
+def test_bfloat16_is_close_to_float32(name):
     model, params, state, x, _ = prepare(name)
     low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     out, _ = run(model, params, state, x)
@@ -80,25 +78,23 @@ def test_bfloat16_stays_close(name):
 
 
 @ALL
-def test_an_example_is_judged_alone_in_evaluation(name):
+def test_in_evaluation_examples_do_not_depend_on_each_other(name):
     model, params, state, x, _ = prepare(name, examples=4)
     together, new_state = run(model, params, state, x)
-    np.testing.assert_allclose(
-        run(model, params, state, x[2:3])[0], together[2:3], rtol=1e-4, atol=1e-5
-    )
+    alone, _ = run(model, params, state, x[2:3])
+    np.testing.assert_allclose(alone, together[2:3], rtol=1e-4, atol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, new_state, state)
 
 
 @pytest.mark.parametrize("name", ["convnext", "mlp", "vit"])
-def test_without_noise_training_computes_as_evaluation_does(name):
+def test_without_dropout_training_and_evaluation_give_the_same_output(name):
     model, params, state, x, _ = prepare(name, examples=4)
-    np.testing.assert_array_equal(
-        run(model, params, state, x, train=True)[0], run(model, params, state, x)[0]
-    )
+    trained, _ = run(model, params, state, x, train=True)
+    np.testing.assert_array_equal(trained, run(model, params, state, x)[0])
 
 
 @pytest.mark.parametrize(
-    "noisy, shape",
+    "model, shape",
     [
         (mlp((6,), 3, dims=(16,), dropout=0.5), (6,)),
         (vit((4, 4, 1), 3, patch=2, dim=8, depth=1, heads=2, dropout=0.5), (4, 4, 1)),
@@ -106,18 +102,18 @@ def test_without_noise_training_computes_as_evaluation_does(name):
     ],
     ids=["mlp", "vit_dropout", "vit_drop_path"],
 )
-def test_noise_follows_the_key_in_training_only(noisy, shape):
-    params, state = quick_jit(noisy.init)(jax.random.key(0))
+def test_dropout_depends_on_the_key_in_training_only(model, shape):
+    params, state = quick_jit(model.init)(jax.random.key(0))
     x = normal(1, 8, *shape)
 
     def out(seed, train):
-        return np.asarray(run(noisy, params, state, x, train=train, key=jax.random.key(seed))[0])
+        return np.asarray(run(model, params, state, x, train=train, key=jax.random.key(seed))[0])
 
     np.testing.assert_array_equal(out(0, True), out(0, True))
     assert (out(0, True) != out(1, True)).any()
-    np.testing.assert_array_equal(out(0, False), run(noisy, params, state, x)[0])
+    np.testing.assert_array_equal(out(0, False), run(model, params, state, x)[0])
     with pytest.raises(ValueError, match="key: dropout"):
-        run(noisy, params, state, x, train=True)
+        run(model, params, state, x, train=True)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def test_noise_follows_the_key_in_training_only(noisy, shape):
         (
             mlp,
             {"activation": "rellu"},
-            "activation: no activation 'rellu'; there are: relu, leaky_relu, .*, log_softmax$",
+            "activation: no activation 'rellu'; choose from: relu, leaky_relu, .*, log_softmax$",
         ),
         (mlp, {"num_classes": 0}, "num_classes: must be at least 1, got 0"),
         (resnet, {"widths": (-1,)}, r"widths: widths must be at least 1, got \(-1,\)"),
@@ -155,6 +151,6 @@ def test_noise_follows_the_key_in_training_only(noisy, shape):
         (vit, {"drop_path": -0.1}, "drop_path: must be at least 0 and below 1, got -0.1"),
     ],
 )
-def test_a_bad_argument_is_named(factory, arguments, message):
+def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):
     with pytest.raises(ValueError, match="^" + message):
         factory(**{"input_shape": (28, 28, 1), "num_classes": 10} | arguments)

@@ -1,11 +1,11 @@
-"""A small, sound config to spoil in one place at a time."""
+"""A small valid config, in which each test makes one mistake."""
 
 import copy
 import json
 
 import pytest
 
-SOUND = {
+VALID = {
     "title": "Test",
     "model": {"name": "mlp", "args": {"dims": [8]}},
     "data": {"name": "digits", "args": {"train_size": 64, "test_size": 32}},
@@ -19,15 +19,15 @@ SOUND = {
 
 
 @pytest.fixture
-def sound():
-    return copy.deepcopy(SOUND)
+def valid():
+    return copy.deepcopy(VALID)
 
 
 @pytest.fixture
-def config_file(tmp_path, sound):
-    """A function that writes a config and answers its path."""
+def config_file(tmp_path, valid):
+    """A function that writes a config and returns its path."""
 
-    def write(config=sound, name="config.json"):
+    def write(config=valid, name="config.json"):
         path = tmp_path / name
         path.write_text(config if isinstance(config, str) else json.dumps(config))
         return path

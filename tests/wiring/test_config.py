@@ -1,4 +1,4 @@
-"""Reading the file and overriding values in it."""
+"""Reading a config file and overriding its values."""
 
 import pytest
 
@@ -10,16 +10,16 @@ from wiring.config import override, read
     ("text", "message"),
     [
         ('{"title": "a",\n  "seed": }', r"config.json: line 2, column 11: not JSON"),
-        ('{"seed": 1, "seed": 2}', "'seed' stands twice"),
-        ("[1]", r"must hold an object"),
+        ('{"seed": 1, "seed": 2}', "'seed' occurs twice"),
+        ("[1]", "must contain an object"),
     ],
 )
-def test_what_is_no_config_is_told_with_its_place(config_file, text, message):
+def test_the_message_names_the_place_in_a_bad_file(config_file, text, message):
     with pytest.raises(UserError, match=message):
         read(config_file(text))
 
 
-def test_a_missing_file(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.json: there is no such file"):
         read(tmp_path / "nowhere.json")
 
@@ -35,11 +35,11 @@ def test_a_missing_file(tmp_path):
         ("a=x=y", {}, {"a": "x=y"}),
     ],
 )
-def test_overrides(text, before, after):
+def test_an_override_sets_its_value(text, before, after):
     assert override(before, text) == after
 
 
-def test_an_override_leaves_the_given_config_alone():
+def test_an_override_does_not_change_its_argument():
     config = {"a": {"b": 1}}
     override(config, "a.b=2")
     assert config == {"a": {"b": 1}}
@@ -47,8 +47,12 @@ def test_an_override_leaves_the_given_config_alone():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a", "path.to.key=value"), ("a.5=1", "no place '5'"), ("b.c=1", "no place 'c'")],
+    [
+        ("a", "path.to.key=value"),
+        ("a.5=1", "no key or index '5' in"),
+        ("b.c=1", "no key or index 'c' in 3"),
+    ],
 )
-def test_an_override_without_a_place(text, message):
+def test_refuses_an_override_of_a_path_that_does_not_exist(text, message):
     with pytest.raises(UserError, match=message):
         override({"a": [1], "b": 3}, text)

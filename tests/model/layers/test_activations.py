@@ -1,3 +1,5 @@
+"""Activations against those of JAX."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,29 +31,26 @@ ALL = pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_jax(name, dtype):
     x = 3 * normal(0, 40, 30)
-    x[np.abs(np.abs(x) - 3) < 0.05] = (
-        0  # 0 is a corner to agree on; at -3 and 3 any slope between both sides is right
-    )
+    # Both must agree at the corner at 0; at -3 and 3 any slope between those of the sides is right.
+    x[np.abs(np.abs(x) - 3) < 0.05] = 0
     assert_same(getattr(activations, name), REFERENCES[name], x, dtype=dtype)
 
 
 @ALL
 @pytest.mark.parametrize("large", [1e2, 1e4])
-def test_stays_exact_at_extremes(name, large):
+def test_equals_jax_for_extreme_inputs(name, large):
     x = jnp.array([-large, 0.0, large])
 
     def value_and_gradient(fn):
         return fn(x), jax.jacobian(fn)(x)
 
-    ours, theirs = (
-        value_and_gradient(getattr(activations, name)),
-        value_and_gradient(REFERENCES[name]),
-    )
+    ours = value_and_gradient(getattr(activations, name))
+    theirs = value_and_gradient(REFERENCES[name])
     for a, b in zip(ours, theirs, strict=True):
         assert jnp.isfinite(a).all()
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-30)
 
 
 @ALL
-def test_a_nan_stays_one(name):
+def test_nan_stays_nan(name):
     assert jnp.isnan(getattr(activations, name)(jnp.array([jnp.nan, 1.0]))[0])

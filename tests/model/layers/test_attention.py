@@ -1,3 +1,5 @@
+"""Attention against Flax's, and what each position can read."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ B, T, S, DIM, CONTEXT, HEADS = 2, 5, 4, 6, 3, 2
 
 
 def flax_names(params):
-    """Our attention's parameters as Flax's, which splits the heads in the weights and gives the key a bias."""
+    """Our params in the form of Flax, which splits weights by heads and gives the keys a bias."""
     heads, no_bias = (HEADS, DIM // HEADS), jnp.zeros(DIM, params["key"]["weight"].dtype)
     named = {
         name: {
@@ -20,42 +22,32 @@ def flax_names(params):
         }
         for name, p in params.items()
     }
-    return named | {
-        "out": {
-            "kernel": params["out"]["weight"].reshape(*heads, DIM),
-            "bias": params["out"]["bias"],
-        }
-    }
+    kernel = params["out"]["weight"].reshape(*heads, DIM)
+    return named | {"out": {"kernel": kernel, "bias": params["out"]["bias"]}}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("cross", [True, False])
 def test_equals_flax(cross, masked, dtype):
-    params = jax.tree.map(
-        lambda p: p / 2, random_params(attention_init, DIM, context_dim=CONTEXT if cross else None)
-    )
+    params = random_params(attention_init, DIM, context_dim=CONTEXT if cross else None)
+    params = jax.tree.map(lambda p: p / 2, params)
     inputs = (normal(1, B, T, DIM), normal(2, B, S, CONTEXT)) if cross else (normal(1, B, T, DIM),)
-    mask = (
-        jnp.asarray(normal(3, B, 1, T, S if cross else T) > -0.5).at[..., 0].set(True)
-        if masked
-        else None
-    )
+    mask = None
+    if masked:
+        mask = jnp.asarray(normal(3, B, 1, T, S if cross else T) > -0.5).at[..., 0].set(True)
     module = linen.MultiHeadAttention(HEADS, dtype=dtype, force_fp32_for_softmax=True)
 
     def reference(params, *inputs):
         return module.apply({"params": flax_names(params)}, *inputs, mask=mask)
 
-    assert_same(
-        lambda params, *inputs: attention(params, *inputs, heads=HEADS, mask=mask),
-        reference,
-        params,
-        *inputs,
-        dtype=dtype,
-    )
+    def ours(params, *inputs):
+        return attention(params, *inputs, heads=HEADS, mask=mask)
+
+    assert_same(ours, reference, params, *inputs, dtype=dtype)
 
 
-def reads(**options):
+def dependencies(**options):
     """Whether output t depends on input s: (T, T)."""
     params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
     jacobian = quick_jit(
@@ -65,13 +57,13 @@ def reads(**options):
 
 
 def test_causal_attention_reads_only_the_past():
-    np.testing.assert_array_equal(reads(causal=True), np.tril(np.ones((T, T), bool)))
+    np.testing.assert_array_equal(dependencies(causal=True), np.tril(np.ones((T, T), bool)))
 
 
 def test_a_mask_narrows_causal_attention():
     visible = np.arange(T) != 1
     np.testing.assert_array_equal(
-        reads(causal=True, mask=visible), np.tril(np.ones((T, T), bool)) & visible
+        dependencies(causal=True, mask=visible), np.tril(np.ones((T, T), bool)) & visible
     )
 
 
@@ -84,6 +76,6 @@ def test_a_row_that_may_attend_to_nothing_is_finite():
     assert jnp.isfinite(y) and jnp.isfinite(grad).all()
 
 
-def test_heads_that_do_not_divide_are_named():
+def test_heads_must_divide_the_width():
     with pytest.raises(ValueError, match="heads: 4 must divide the width 6"):
         attention(random_params(attention_init, DIM), normal(1, 1, T, DIM), heads=4)

@@ -1,3 +1,5 @@
+"""Convolutions against Flax's in every form, and the form chosen for each platform."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,20 +45,16 @@ PRODUCT_ON_CPU = (
 def layer(name):
     shape, out_dim, kernel, groups, stride, padding, dilation = CASES[name]
     params = random_params(conv2d_init, shape[-1], out_dim, kernel, groups=groups)
-    return (
-        params,
-        normal(1, 3, *shape),
-        {"stride": stride, "padding": padding, "dilation": dilation},
-    )
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    return params, normal(1, 3, *shape), options
 
 
-def holds_convolution(name, platform):
+def has_convolution(name, platform):
+    """Whether the layer is compiled with a convolution instead of matrix products."""
     params, x, options = layer(name)
     forward = jax.jit(lambda params, x: conv2d(params, x, **options))
-    return (
-        "stablehlo.convolution"
-        in jax.export.export(forward, platforms=[platform])(params, x).mlir_module()
-    )
+    exported = jax.export.export(forward, platforms=[platform])(params, x)
+    return "stablehlo.convolution" in exported.mlir_module()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,21 +74,19 @@ def test_every_form_equals_flax(name, dtype):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_form_follows_the_platform(name):
-    assert holds_convolution(name, "cpu") == (name not in PRODUCT_ON_CPU)
-    assert holds_convolution(name, "cuda") == (name not in PRODUCT_ANYWHERE)
+def test_the_form_depends_on_the_platform(name):
+    assert has_convolution(name, "cpu") == (name not in PRODUCT_ON_CPU)
+    assert has_convolution(name, "cuda") == (name not in PRODUCT_ANYWHERE)
 
 
 @pytest.mark.parametrize("name", ["pointwise", "patches", "depthwise"])
-def test_several_models_at_once(name):
+def test_vmap_over_params_equals_one_call_per_params(name):
     params, x, options = layer(name)
     models = [params, jax.tree.map(lambda p: 2 * p + 1, params)]
-    together = jax.vmap(lambda p: conv2d(p, x, **options))(
-        jax.tree.map(lambda *p: jnp.stack(p), *models)
-    )
-    np.testing.assert_allclose(
-        together, jnp.stack([conv2d(p, x, **options) for p in models]), rtol=1e-5, atol=1e-5
-    )
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+    together = jax.vmap(lambda p: conv2d(p, x, **options))(stacked)
+    separately = jnp.stack([conv2d(p, x, **options) for p in models])
+    np.testing.assert_allclose(together, separately, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,19 +113,14 @@ def test_float64_stays_float64():
     with jax.enable_x64(True):
         params = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4, bias=False)
         x = normal(1, 2, 5, 5, 4).astype(np.float64)
-        want = lax.conv_general_dilated(
-            x,
-            params["weight"],
-            (1, 1),
-            "SAME",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=4,
+        layout = ("NHWC", "HWIO", "NHWC")
+        expected = lax.conv_general_dilated(
+            x, params["weight"], (1, 1), "SAME", dimension_numbers=layout, feature_group_count=4
         )
-        np.testing.assert_allclose(conv2d(params, x), want, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(conv2d(params, x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_groups_that_do_not_divide_are_named():
-    with pytest.raises(
-        ValueError, match=r"groups: 3 must divide both in_dim \(6\) and out_dim \(4\)"
-    ):
+def test_groups_must_divide_both_widths():
+    message = r"groups: 3 must divide both in_dim \(6\) and out_dim \(4\)"
+    with pytest.raises(ValueError, match=message):
         conv2d_init(jax.random.key(0), 6, 4, 3, groups=3)

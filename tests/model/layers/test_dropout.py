@@ -1,3 +1,5 @@
+"""Dropout and stochastic depth: rates, expected values, gradients, and when they do nothing."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +13,14 @@ BOTH = pytest.mark.parametrize("layer", [dropout, drop_path])
 
 @BOTH
 @pytest.mark.parametrize("rate", [0.1, 0.75])
-def test_drops_at_the_rate_and_keeps_the_expectation(layer, rate):
+def test_drops_at_the_rate_and_keeps_the_expected_value(layer, rate):
     y = layer(KEY, jnp.full((20_000, 3), 2.0), rate, train=True)
     np.testing.assert_allclose((y == 0).mean(), rate, atol=0.01)
     np.testing.assert_allclose(y.mean(), 2, rtol=0.03)
     np.testing.assert_allclose(y[y != 0], 2 / (1 - rate), rtol=1e-6)
 
 
-def test_dropout_decides_for_each_number_and_drop_path_for_each_example():
+def test_dropout_draws_per_value_and_drop_path_per_example():
     x = jnp.ones((1000, 2, 3))
     assert 0 < (dropout(KEY, x, 0.5, train=True) == 0).reshape(1000, -1).mean(1).std() < 0.3
     assert set(np.asarray(drop_path(KEY, x, 0.5, train=True)).sum((1, 2))) == {0, 12}
@@ -26,21 +28,19 @@ def test_dropout_decides_for_each_number_and_drop_path_for_each_example():
 
 @BOTH
 @pytest.mark.parametrize("rate, train", [(0.5, False), (0.0, True), (0, True)])
-def test_otherwise_the_identity_without_a_key(layer, rate, train):
+def test_is_the_identity_in_evaluation_or_at_rate_zero(layer, rate, train):
     x = jnp.ones((4, 3))
     assert layer(None, x, rate, train=train) is x
 
 
 @BOTH
-def test_training_without_a_key_says_so(layer):
-    with pytest.raises(
-        ValueError, match=r"key: dropout draws at random in training, but found None"
-    ):
+def test_training_without_a_key_raises(layer):
+    with pytest.raises(ValueError, match="key: dropout needs a random key in training, found None"):
         layer(None, jnp.ones((4, 3)), 0.5, train=True)
 
 
 @BOTH
-def test_the_type_and_the_gradient_are_those_of_what_was_kept(layer):
+def test_keeps_the_dtype_and_scales_the_gradient_like_the_output(layer):
     x = jnp.ones((40, 3), jnp.bfloat16)
     y, grad = jax.value_and_grad(lambda x: layer(KEY, x, 0.5, train=True).sum())(x)
     assert y.dtype == jnp.bfloat16

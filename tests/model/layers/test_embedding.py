@@ -1,3 +1,5 @@
+"""The embedding layer against Flax's."""
+
 import jax.numpy as jnp
 import pytest
 from flax import linen
@@ -13,13 +15,9 @@ def test_equals_flax(dtype):
     def reference(params):
         return linen.Embed(5, 4).apply({"params": {"embedding": params["weight"]}}, IDS)
 
-    assert_same(
-        lambda params: embedding(params, IDS),
-        reference,
-        random_params(embedding_init, 5, 4),
-        dtype=dtype,
-    )
+    params = random_params(embedding_init, 5, 4)
+    assert_same(lambda params: embedding(params, IDS), reference, params, dtype=dtype)
 
 
-def test_an_id_past_the_end_is_nan():
+def test_an_id_past_the_end_gives_nan():
     assert jnp.isnan(embedding(random_params(embedding_init, 5, 4), jnp.array(5))).all()

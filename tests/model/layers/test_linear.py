@@ -1,3 +1,5 @@
+"""The linear layer against Flax's."""
+
 import jax
 import pytest
 from flax import linen
@@ -14,13 +16,8 @@ def test_equals_flax(shape, bias, dtype):
         named = {"kernel": params["weight"]} | ({"bias": params["bias"]} if bias else {})
         return linen.Dense(4, use_bias=bias).apply({"params": named}, x)
 
-    assert_same(
-        linear,
-        reference,
-        random_params(linear_init, 5, 4, bias=bias),
-        normal(1, *shape),
-        dtype=dtype,
-    )
+    params = random_params(linear_init, 5, 4, bias=bias)
+    assert_same(linear, reference, params, normal(1, *shape), dtype=dtype)
 
 
 def test_the_initializer_can_be_chosen():

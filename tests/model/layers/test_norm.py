@@ -1,3 +1,5 @@
+"""Normalization layers against Flax's."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,22 +46,17 @@ def test_batch_norm_equals_flax(train, dtype):
 
     x = normal(1, 4, 3, 5, DIM) + 2
     assert_same(lambda *a: ours(*a)[0], lambda *a: reference(*a)[0], params, x, dtype=dtype)
-    new, want = (
-        ours(params, x.astype(dtype))[1],
-        reference(params, x.astype(dtype))[1]["batch_stats"],
-    )
+    new = ours(params, x.astype(dtype))[1]
+    expected = reference(params, x.astype(dtype))[1]["batch_stats"]
     for key in ("mean", "var"):
         assert new[key].dtype == jnp.float32
-        np.testing.assert_allclose(new[key], want[key], rtol=1e-4)
+        np.testing.assert_allclose(new[key], expected[key], rtol=1e-4)
 
 
-def test_batch_norm_has_the_second_derivatives_of_flax():
+def test_second_derivatives_of_batch_norm_equal_flax():
     params, state = norm.batch_norm_init(DIM)
-    module, x, direction = (
-        linen.BatchNorm(use_running_average=False, epsilon=1e-5),
-        normal(1, 4, 3, DIM),
-        normal(2, 4, 3, DIM),
-    )
+    module = linen.BatchNorm(use_running_average=False, epsilon=1e-5)
+    x, direction = normal(1, 4, 3, DIM), normal(2, 4, 3, DIM)
 
     def reference(x):
         return module.apply({"params": params, "batch_stats": state}, x, mutable=["batch_stats"])[0]
@@ -74,19 +71,19 @@ def test_batch_norm_has_the_second_derivatives_of_flax():
     np.testing.assert_allclose(ours, curvature(reference), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["layer", "group"])  # rms norm keeps the mean
-def test_a_large_mean_does_not_swallow_the_variance(name):
+@pytest.mark.parametrize("name", ["layer", "group"])  # rms norm does not subtract the mean
+def test_a_large_mean_does_not_lose_the_variance(name):
     init, ours, _ = CASES[name]
     x = normal(1, 4, 3, 5, DIM)
     np.testing.assert_allclose(ours(init(DIM), x + 1000), ours(init(DIM), x), atol=2e-3)
 
 
-def test_groups_that_do_not_divide_are_named():
+def test_groups_must_divide_the_channels():
     with pytest.raises(ValueError, match="groups: 4 must divide the 6 channels"):
         norm.group_norm(norm.group_norm_init(6), jnp.ones((1, 2, 2, 6)), groups=4)
 
 
-def test_gradient_does_not_flow_into_the_running_statistics():
+def test_no_gradient_flows_through_the_running_statistics():
     params, state = norm.batch_norm_init(DIM)
     new_mean = jax.grad(lambda x: norm.batch_norm(params, state, x, train=True)[1]["mean"].sum())
     np.testing.assert_array_equal(new_mean(jnp.ones((4, DIM))), 0)

@@ -1,3 +1,5 @@
+"""Pooling against Flax's."""
+
 import numpy as np
 import pytest
 from flax import linen
@@ -33,9 +35,8 @@ def test_pools_equal_flax(window, stride, padding, dtype):
     )
 
 
-def test_a_global_pool_covers_the_map():
+def test_a_global_pool_equals_a_pool_with_the_window_of_the_whole_image():
     x = normal(0, 2, 4, 5, 3)
-    np.testing.assert_allclose(
-        global_avg_pool(x), avg_pool(x, (4, 5))[:, 0, 0], rtol=1e-5, atol=1e-6
-    )
+    mean = avg_pool(x, (4, 5))[:, 0, 0]
+    np.testing.assert_allclose(global_avg_pool(x), mean, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(global_max_pool(x), max_pool(x, (4, 5))[:, 0, 0])

@@ -1,0 +1,175 @@
+"""The message for each mistake in a config."""
+
+import optax
+import pytest
+
+from utils import UserError
+from wiring.build import build
+from wiring.config import override
+
+
+def changed(config, *overrides):
+    for text in overrides:
+        config = override(config, text)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("modle=1", "c: modle: no such key; did you mean 'model'?"),
+        (
+            "model.name=convnxt",
+            "c: model.name: no model 'convnxt'; did you mean 'convnext'? "
+            "(convnext, mlp, resnet, vit)",
+        ),
+        ("data.name=mnits", "c: data.name: no data 'mnits'; did you mean 'mnist'?"),
+        ("loss=cros_entropy", "c: loss: no loss 'cros_entropy'; did you mean 'cross_entropy'?"),
+        ("metrics.0=acuracy", "c: metrics.0: no metrics 'acuracy'; did you mean 'accuracy'?"),
+        (
+            "preprocess.0=to_units",
+            "c: preprocess.0: no preprocess 'to_units'; did you mean 'to_unit'?",
+        ),
+        (
+            'augment=["random_flips"]',
+            "c: augment.0: no augment 'random_flips'; did you mean 'random_flip'?",
+        ),
+        ("optimizer.name=adamv", "c: optimizer.name: no optimizer 'adamv'"),
+        ("schedule=cosin", "c: schedule: no schedule 'cosin'; did you mean 'cosine'?"),
+        (
+            "objective=supervized",
+            "c: objective: no objective 'supervized'; did you mean 'supervised'?",
+        ),
+        ("update=gradient", "c: update: no update 'gradient'"),
+        (
+            'callbacks=["early_stoping"]',
+            "c: callbacks.0: no callbacks 'early_stoping'; did you mean 'early_stopping'?",
+        ),
+        (
+            "optimizer.args.weight_decy=1",
+            "c: optimizer.args.weight_decy: adamw has no such argument; "
+            "did you mean 'weight_decay'?",
+        ),
+        ("optimizer.args.lr=fast", 'c: optimizer.args.lr: must be a number, found "fast"'),
+        ("optimizer.args.lr=true", "c: optimizer.args.lr: must be a number, found true"),
+        ("optimizer.args.lr=0", "c: optimizer.args.lr: must be a finite number above 0, got 0"),
+        (
+            "optimizer.args.lr=-0.1",
+            "c: optimizer.args.lr: must be a finite number above 0, got -0.1",
+        ),
+        ('optimizer={"name": "clip_by_value"}', "c: optimizer.args: clip_by_value needs 'limit'"),
+        ("optimizer=[]", "c: optimizer: must be a name"),
+        ('optimizer={"nam": "adamw"}', "c: optimizer: must be a name"),
+        (
+            'optimizer={"name": "adamw", "lr": 1}',
+            "c: optimizer: has 'lr' beside 'name' and 'args'; move it into 'args'",
+        ),
+        ('optimizer={"name": "adamw", "args": [1]}', "c: optimizer.args: must be an object"),
+        (
+            "optimizer=optax.lyon",
+            "c: optimizer: optax has no function 'lyon'; did you mean 'lion'?",
+        ),
+        (
+            "optimizer=no_such_package.lion",
+            "c: optimizer: 'no_such_package.lion' cannot be imported: No module named",
+        ),
+        ("model.args.dims=[]", "c: model.args.dims: "),
+        ("model.args.dims=8", "c: model.args.dims: must be a list, found 8"),
+        ('model.args.dims=[8, "x"]', 'c: model.args.dims.1: must be an integer, found "x"'),
+        ("loader.batch_size=0", "c: loader.batch_size: must be at least 1, got 0"),
+        ("loader.batch_size=-5", "c: loader.batch_size: must be at least 1, got -5"),
+        ("loader.batch_size=2.5", "c: loader.batch_size: must be an integer, found 2.5"),
+        (
+            "loader.batchsize=5",
+            "c: loader.batchsize: loader has no such argument; did you mean 'batch_size'?",
+        ),
+        ("loader.val_size=64", "c: loader.val_size: "),
+        ("loader=3", "c: loader: must be an object, found 3"),
+        ("training.epochs=0", "c: training.epochs: must be at least 1, got 0"),
+        ("training.epochs=-1", "c: training.epochs: must be at least 1, got -1"),
+        (
+            "training.precision=float61",
+            'c: training.precision: found "float61"; allowed: "float32", "bfloat16"',
+        ),
+        (
+            "training.accumulate=3",
+            "c: training.accumulate: a batch of 16 does not divide into 3 microbatches",
+        ),
+        ("training.ema=1.5", "c: training.ema: must lie between 0 and 1, got 1.5"),
+        ("checkpoint.keep=0", "c: checkpoint.keep: must be at least 1, got 0"),
+        ("logging.every_steps=-1", "c: logging.every_steps: must be at least 0, got -1"),
+        ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, found -1"),
+        ("title=a/b", "c: title: must be usable as a folder name, found"),
+        ("metrics=accuracy", 'c: metrics: must be a list, found "accuracy"'),
+        (
+            'metrics=["accuracy", "accuracy"]',
+            "c: metrics.1: 'accuracy' is in the list twice; give labels",
+        ),
+        ('metrics={"top1": null}', "c: metrics.top1: must be a name or"),
+        (
+            'metrics={"loss": "accuracy"}',
+            "c: metrics.loss: the label 'loss' is reserved or has a '/'; give another",
+        ),
+        (
+            'optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]',
+            "c: optimizer: nothing in this chain takes a step",
+        ),
+        ("training.ema=none", 'c: training.ema: must be a number or null, found "none"'),
+        ("model=os.getcwd", "c: model: getcwd returned str, not a valid model"),
+        ('schedule={"name": "cosine", "args": {"steps": 5, "epochs": 1}}', "c: schedule.args."),
+        (
+            'preprocess=["to_unit", {"name": "normalize", '
+            '"args": {"mean": [0, 0], "std": [1, 1]}}]',
+            "c: preprocess: does not fit",
+        ),
+    ],
+)
+def test_the_message_names_the_place_of_a_mistake(valid, change, message):
+    with pytest.raises(UserError) as raised:
+        build(changed(valid, change), "c")
+    assert str(raised.value).startswith(message)
+    assert "\nc: " not in str(raised.value)  # only one problem is reported
+
+
+def test_an_error_without_a_message_is_reported_with_its_line(valid, monkeypatch):
+    def broken():
+        raise ValueError
+
+    monkeypatch.setattr(optax, "broken_for_test", broken, raising=False)
+    message = r"c: optimizer.args: broken fails: .*test_messages.py, line \d+: ValueError"
+    with pytest.raises(UserError, match=message):
+        build(valid | {"optimizer": "optax.broken_for_test"}, "c")
+
+
+@pytest.mark.parametrize("key", ["model", "data", "loss", "optimizer"])
+def test_a_missing_key_is_reported(valid, key):
+    del valid[key]
+    with pytest.raises(UserError, match=f"c: {key}: is missing"):
+        build(valid, "c")
+
+
+def test_all_mistakes_are_reported_at_once(valid):
+    # The schedule's length is unknown only because of the other mistakes, so it is not reported.
+    config = changed(
+        valid,
+        "foo=1",
+        "model.name=convnxt",
+        "loader.batch_size=0",
+        "training.epochs=0",
+        "optimizer.args.lr=-1",
+        "loss=x",
+        "schedule=cosine",
+    )
+    with pytest.raises(UserError) as raised:
+        build(config, "c")
+    lines = [line for line in str(raised.value).splitlines() if line.startswith("c: ")]
+    assert {line.split(": ")[1] for line in lines} == {
+        *("foo", "loader.batch_size", "training.epochs", "model.name", "loss", "optimizer.args.lr")
+    }
+    assert len(lines) == 6
+
+
+def test_the_message_points_out_a_function_without_its_annotation(valid):
+    message = r"training.optimizers has a function 'squares', but without `-> Optimizer`"
+    with pytest.raises(UserError, match=message):
+        build(valid | {"optimizer": "squares"}, "c")
