@@ -97,7 +97,7 @@ def is_running(process):
 
 
 def replace(work, folder, force):
-    """Move the finished folder to its final path, keeping a previous export's foreign files."""
+    """Move the finished folder to its final path; keep the user's files in a previous export."""
     check_free(folder, force)  # another process may have created it since the first check
     previous = work.with_suffix(".former")
     if folder.exists():
@@ -112,11 +112,11 @@ def replace(work, folder, force):
             f"{folder}: was created by another process in the meantime; choose another --name"
         ) from error
     if previous.exists():
-        keep_foreign_files(previous, folder)
+        keep_user_files(previous, folder)
         shutil.rmtree(previous, ignore_errors=True)
 
 
-def keep_foreign_files(previous, folder):
+def keep_user_files(previous, folder):
     """Move the files that the previous export did not write; print those it wrote that are gone."""
     written = json.loads((previous / REPORT).read_text()).get("files", [])
     remaining = [path for path in previous.iterdir() if not (folder / path.name).exists()]

@@ -53,7 +53,9 @@ class Exporter:
         except (UserError, RunError) as error:
             if is_int8:
                 raise UserError(f"{int8_needs}, which cannot be loaded: {error}") from error
-            print(f"Verified on random inputs only, there is no data: {error}", file=sys.stderr)
+            print(
+                f"Verified on random inputs only, no data can be loaded: {error}", file=sys.stderr
+            )
             return None, str(error)
         if self.arguments.quantize and examples.differs_from_training_data():
             message = (

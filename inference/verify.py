@@ -11,6 +11,7 @@ from utils import RunError, format_bytes
 BATCHES = (1, 3, 64)
 # The largest error, as a share of the output's scale, by the precision of the file or the model.
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2, "dynamic": 0.2, "int8": 0.3}
+COLUMNS = "file,route,nodes,size,inputs,batch,absolute,relative,same class,latency"
 
 
 class Reference:
@@ -167,12 +168,9 @@ def largest_error(got, want):
     return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max(initial=0))
 
 
-HEADER = "file route nodes size inputs batch absolute relative same_class latency"
-
-
 def table(reports):
     """{format: report} as a table for the terminal."""
-    rows = [[cell.replace("_", " ") for cell in HEADER.split()]]
+    rows = [COLUMNS.split(",")]
     for report in reports.values():
         for i, check in enumerate(report["checks"]):
             file = [report["file"], report["route"], str(report["nodes"])]
