@@ -1,6 +1,8 @@
-"""python inference/convert_tflite.py -c config.json -w saved/<title>/<run>/checkpoint-epoch_10.params --name mnist
+"""Export a checkpoint to TFLite and ONNX, and verify that both compute what JAX computes.
 
-Ships a checkpoint: inference/<name>/ with <name>.tflite and <name>.onnx, each known to compute what JAX does.
+    python inference/convert_tflite.py -w saved/<title>/<run>/checkpoint-epoch_9.params --name mnist
+
+writes inference/mnist/ with mnist.tflite and mnist.onnx.
 """
 
 import argparse
@@ -12,25 +14,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 
-# The project's root comes first.
+# The project's root must be on sys.path before this import.
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
 
 FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
-FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5}  # exit codes: that failed, a file was written
-STOPPED = 130  # as shells say of Ctrl-C
+FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5}  # exit codes when other files were written
+STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 
 def main(argv=None):
-    """Run the command line; a mistake of the user's ends in one message and an exit code."""
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # what is half written is removed then
+    """Run the command line; a user's mistake ends in one message and an exit code."""
+    # Exit through the context managers, which remove half-written files.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         arguments = parse(argv)
         from inference.export import export
 
-        return code(export(arguments, ROOT))
+        return exit_code(export(arguments, ROOT))
     except UserError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
@@ -42,114 +43,119 @@ def main(argv=None):
         return STOPPED
 
 
-def code(failed):
-    """The exit code, by {what was to be written: whether it failed}."""
+def exit_code(failed):
+    """The exit code for {output: whether it failed}."""
     if not any(failed.values()):
         return DONE
-    if all(wrong for name, wrong in failed.items() if name in FORMATS):
+    if all(is_failed for name, is_failed in failed.items() if name in FORMATS):
         return FAILED
-    return FAILED_ALONE[next(name for name, wrong in failed.items() if wrong)]
+    return FAILED_ALONE[next(name for name, is_failed in failed.items() if is_failed)]
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(
         description="Export a checkpoint to TFLite and ONNX, and verify both against JAX.",
-        epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, 3 TFLite alone failed, 4 ONNX alone, 5 the demo.",
+        epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
+        "3 only TFLite failed, 4 only ONNX failed, 5 only the demo failed.",
     )
-    say = parser.add_argument
-    say("-c", "--config", help="the config (default: what the checkpoint remembers)")
-    say(
-        "overrides",
-        nargs="*",
-        metavar="path.to.key=value",
-        help="a value of the config to use instead",
-    )
-    say(
+    add_source_options(parser.add_argument)
+    add_output_options(parser.add_argument)
+    return checked(parser.parse_intermixed_args(argv))
+
+
+def add_source_options(add):
+    """The options that choose the model and the folder to write."""
+    add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
+    add("overrides", nargs="*", metavar="path.to.key=value", help="override a value of the config")
+    add(
         "-w",
         "--weights",
         required=True,
         metavar="CHECKPOINT",
-        help="the checkpoint, as saved/<title>/<run>/checkpoint-epoch_10.params",
+        help="the checkpoint, such as saved/<title>/<run>/checkpoint-epoch_10.params",
     )
-    say("--name", help="what the files and their folder are called (default: the config's title)")
-    say(
+    add("--name", help="the name of the files and of their folder (default: the config's title)")
+    add(
         "--out",
         default=str(ROOT / "inference"),
         metavar="DIR",
-        help="where that folder is made (default: inference/)",
+        help="where to create that folder (default: inference/)",
     )
-    say("--force", action="store_true", help="replace an earlier export of this name")
-    say(
+    add("--force", action="store_true", help="replace an earlier export of this name")
+    add(
         "--trust",
         action="store_true",
-        help="let a config out of a checkpoint import what its dotted names say",
+        help="allow a config stored in a checkpoint to import its dotted names",
     )
-    say(
+
+
+def add_output_options(add):
+    """The options that choose what the files contain."""
+    add(
         "--formats",
         nargs="+",
         default=list(FORMATS),
         metavar="FORMAT",
-        help=f"of {', '.join(FORMATS)} (default: both)",
+        help=f"one or more of {', '.join(FORMATS)} (default: both)",
     )
-    say(
+    add(
         "--route",
         default="auto",
-        help="native, jax2tf, or auto: native, and jax2tf for what its tables lack (default)",
+        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
     )
-    say("--opset", type=int, default=20, help="of ONNX, 18 to 23 (default: 20)")
-    say("--batch", type=int, help="fix the size of the batch (default: any)")
-    say(
+    add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
+    add("--batch", type=int, help="fix the batch size (default: any)")
+    add(
         "--input",
         nargs="+",
         metavar="N",
-        help='the shape of an input, as 1 28 28 1 or "(1, 28, 28, 1)" (default: the checkpoint\'s)',
+        help='an input shape, as 1 28 28 1 or "(1, 28, 28, 1)" (default: from the checkpoint)',
     )
-    say(
+    add(
         "--input-layout",
         default="nhwc",
         metavar="LAYOUT",
-        help="nhwc, or nchw for callers who feed that (default: nhwc)",
+        help="the image layout that callers pass, nhwc or nchw (default: nhwc)",
     )
-    say(
+    add(
         "--with-preprocess",
         action="store_true",
-        help="put the config's preprocessing in front, so that raw inputs go in",
+        help="include the config's preprocessing, so that the file takes raw inputs",
     )
-    say(
+    add(
         "--with-softmax",
         action="store_true",
-        help="put a softmax at the end, so that probabilities come out",
+        help="add a softmax, so that the file returns probabilities",
     )
-    say("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
-    say(
+    add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
+    add(
         "--samples",
         type=int,
         default=200,
-        help="how many training examples int8 takes its ranges from (default: 200)",
+        help="the number of training examples that calibrate int8 (default: 200)",
     )
-    say(
+    add(
         "--demo",
         action="store_true",
-        help="write a page beside the ONNX file that runs it in a browser",
+        help="write a web page beside the ONNX file that runs it in a browser",
     )
-    return checked(parser.parse_intermixed_args(argv))
 
 
 def checked(arguments):
-    """The arguments, once each is known to be one of those allowed, with `shape` in place of `input`."""
-    for option in ("formats", "input"):  # which take what is behind them, an override too
-        given = getattr(arguments, option) or []
-        arguments.overrides += [text for text in given if "=" in text]
-        setattr(arguments, option, [text for text in given if "=" not in text])
-        if given and not getattr(arguments, option):
-            raise UserError(f"--{option}: names none; overrides of the config stand before it")
+    """The validated arguments, with the parsed `shape` of `input`."""
+    for option in ("formats", "input"):  # these options also swallow overrides that follow them
+        values = getattr(arguments, option) or []
+        arguments.overrides += [text for text in values if "=" in text]
+        setattr(arguments, option, [text for text in values if "=" not in text])
+        if values and not getattr(arguments, option):
+            raise UserError(f"--{option}: has no value; put overrides of the config before it")
     arguments.formats = list(
         dict.fromkeys(name for text in arguments.formats for name in text.lower().split(","))
     )
-    choose("--formats", arguments.formats, FORMATS)
-    choose("--route", [arguments.route], ("auto", "native", "jax2tf"))
-    choose("--quantize", [arguments.quantize] if arguments.quantize else [], PRECISIONS)
-    choose("--input-layout", [arguments.input_layout], ("nhwc", "nchw"))
+    check_choices("--formats", arguments.formats, FORMATS)
+    check_choices("--route", [arguments.route], ("auto", "native", "jax2tf"))
+    check_choices("--quantize", [arguments.quantize] if arguments.quantize else [], PRECISIONS)
+    check_choices("--input-layout", [arguments.input_layout], ("nhwc", "nchw"))
     if not 18 <= arguments.opset <= 23:
         raise UserError(f"--opset: must be 18 to 23, got {arguments.opset}")
     for name in ("batch", "samples"):
@@ -157,35 +163,37 @@ def checked(arguments):
             raise UserError(f"--{name}: must be at least 1, got {value}")
     if arguments.name and not re.fullmatch(r"[\w][\w .-]*", arguments.name):
         raise UserError(
-            f"--name: {arguments.name!r} is no name of a folder; letters, digits, '-', '_', '.' and spaces are"
+            f"--name: {arguments.name!r} is not a valid folder name; "
+            "use letters, digits, '-', '_', '.' and spaces"
         )
     if arguments.demo and "onnx" not in arguments.formats:
         raise UserError("--demo: runs the ONNX file; add onnx to --formats")
     if arguments.demo and arguments.batch not in (None, 1):
-        raise UserError(f"--demo: gives one example at a time; leave out --batch {arguments.batch}")
-    arguments.shape = shape_of(arguments.input) if arguments.input else None
+        raise UserError(f"--demo: runs one example at a time; remove --batch {arguments.batch}")
+    arguments.shape = parse_shape(arguments.input) if arguments.input else None
     return arguments
 
 
-def choose(option, found, allowed):
-    """Refuse what is not allowed."""
-    for value in found:
+def check_choices(option, values, allowed):
+    for value in values:
         if value not in allowed:
-            raise UserError(f"{option}: no {value!r}; there are {', '.join(allowed)}")
+            raise UserError(f"{option}: unknown value {value!r}; choose from {', '.join(allowed)}")
 
 
-def shape_of(texts):
-    """The shape of one input: without its first number, the batch."""
+def parse_shape(texts):
+    """The shape of one input, without the batch size that comes first."""
     text = " ".join(texts)
     numbers = re.findall(r"\d+", text)
     if not re.fullmatch(r"[\s\d,()\[\]]*", text) or len(numbers) < 2 or "0" in numbers:
         raise UserError(
-            f'--input: {text!r} is no shape; it reads 1 28 28 1, or "(1, 28, 28, 1)", with the batch first'
+            f"--input: {text!r} is not a shape; write it with the batch size first, "
+            'as 1 28 28 1 or "(1, 28, 28, 1)"'
         )
     batch, *shape = map(int, numbers)
     if batch != 1:
         raise UserError(
-            f"--input: {text!r}: a shape begins with the batch, 1; --batch N fixes it to another"
+            f"--input: {text!r}: a shape must begin with the batch size 1; "
+            "use --batch N to fix another"
         )
     return tuple(shape)
 

@@ -1,71 +1,72 @@
-"""Real examples of a config's data, as an exported function takes them."""
+"""Real examples of a config's data, in the form that an exported function takes."""
 
 import jax
 import numpy as np
 
-from data_loader.base import loaded
+from data_loader.base import loaded as load_datasets
 from data_loader.loader import fingerprint
-from inference.load import prepared
+from inference.load import prepare
 from inference.lowering.trace import named
 from utils import UserError
 
 
 class Examples:
-    """Batches of ({input: array}, targets); raises UserError where there are none."""
+    """Batches of ({input: array}, targets); raises UserError if there is no usable data."""
 
-    def __init__(self, shipped):
-        if shipped.parts.data is None:
-            raise UserError(shipped.why)
-        self.sets, self.shipped = loaded(shipped.parts.data), shipped
-        self.tested = self.sets.get("test")
+    def __init__(self, loaded):
+        if loaded.parts.data is None:
+            raise UserError(loaded.data_error)
+        self.datasets, self.loaded = load_datasets(loaded.parts.data), loaded
+        self.test_set = self.datasets.get("test")
         self.check_shapes()
 
     def check_shapes(self):
-        """Refuse data of another shape than the model is to have."""
-        inputs, _ = self.batch(self.sets["train"], [0])
-        for name, leaf in named(self.shipped.inputs, "input").items():
-            if inputs[name].shape[1:] != leaf.shape:
+        """Raise if the data's inputs do not have the shape that the model takes."""
+        inputs, _ = self.batch(self.datasets["train"], [0])
+        for name, leaf in named(self.loaded.inputs, "input").items():
+            shape = inputs[name].shape[1:]
+            if shape != leaf.shape:
                 raise UserError(
-                    f"the data's inputs have the shape {inputs[name].shape[1:]}, the model takes {leaf.shape}"
+                    f"the data's inputs have shape {shape}, the model takes {leaf.shape}"
                 )
 
     @property
     def source(self):
-        """Where they come from, if the data says so."""
-        return getattr(self.sets["train"], "source", self.shipped.config["data"]["name"])
+        """Where the data comes from: its own description, or its name in the config."""
+        return getattr(self.datasets["train"], "source", self.loaded.config["data"]["name"])
 
     @property
     def classes(self):
-        """The names of the classes, where the data has some."""
-        return getattr(self.sets["train"], "classes", None)
+        """The class names, or None if the data has none."""
+        return getattr(self.datasets["train"], "classes", None)
 
-    def other_than_trained_on(self):
-        """Whether the checkpoint remembers other training data."""
-        before = self.shipped.record.get("data", {}).get("train")
-        return before is not None and before != fingerprint(self.sets["train"])
+    def differs_from_training_data(self):
+        """Whether the checkpoint was trained on other data than this."""
+        trained_on = self.loaded.record.get("data", {}).get("train")
+        return trained_on is not None and trained_on != fingerprint(self.datasets["train"])
 
     def first(self, count):
-        """Of the test set, or of the training set where there is no other."""
-        dataset = self.sets["train"] if self.tested is None else self.tested
+        """The first inputs of the test set, or of the training set if there is no test set."""
+        dataset = self.datasets["train"] if self.test_set is None else self.test_set
         return self.batch(dataset, range(min(count, len(dataset))))[0]
 
     def spread(self, count):
-        """Some of the training set, from its first to its last."""
-        dataset = self.sets["train"]
+        """Inputs of the training set at equal distances."""
+        dataset = self.datasets["train"]
         count = min(count, len(dataset))
         return self.batch(dataset, [i * len(dataset) // count for i in range(count)])[0]
 
-    def tests(self, size):
+    def test_batches(self, size):
         """The test set, batch by batch."""
-        for start in range(0, len(self.tested), size):
-            yield self.batch(self.tested, range(start, min(start + size, len(self.tested))))
+        for start in range(0, len(self.test_set), size):
+            yield self.batch(self.test_set, range(start, min(start + size, len(self.test_set))))
 
-    def batch(self, dataset, places):
-        examples = [dataset[i] for i in places]
+    def batch(self, dataset, indices):
+        examples = [dataset[i] for i in indices]
         if not isinstance(examples[0], tuple):
-            raise UserError("the data's examples are no pairs (input, target)")
+            raise UserError("the data's examples are not (input, target) pairs")
         raw, targets = (
             jax.tree.map(lambda *leaves: np.stack(leaves), *side)
             for side in zip(*examples, strict=True)
         )
-        return named(prepared(self.shipped.preprocess, self.shipped.form, raw), "input"), targets
+        return named(prepare(self.loaded.preprocess, self.loaded.form, raw), "input"), targets

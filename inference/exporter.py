@@ -1,4 +1,4 @@
-"""Writes the files of one checkpoint, each by the route that can, and verifies them."""
+"""Write the files of one checkpoint, each by a route that supports it, and verify them."""
 
 import sys
 import tempfile
@@ -18,198 +18,186 @@ from inference.verify import (
     BATCHES,
     TOLERANCE,
     Reference,
-    in_batches,
-    part,
     random_inputs,
     repeated,
+    run_in_batches,
     scores,
+    take,
     verify,
 )
 from utils import RunError, UserError
 
-MOST_LOST = 0.005  # of the accuracy, before quantization is warned of
+MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
 class Exporter:
-    """`arguments` are those of the command; what is asked of JAX is asked once."""
+    """Exports one loaded model; `arguments` are those of the command line."""
 
-    def __init__(self, arguments, shipped):
-        self.arguments, self.shipped = arguments, shipped
+    def __init__(self, arguments, loaded):
+        self.arguments, self.loaded = arguments, loaded
         self.batches = (arguments.batch,) if arguments.batch else BATCHES
         self.size = max(self.batches)
-        self.examples, self.no_examples = self.real_examples()
-        self.reference = Reference(shipped)
-        self.questions = {
-            kind: (inputs, self.reference.answers(inputs)) for kind, inputs in self.inputs().items()
+        self.examples, self.no_examples = self.load_examples()
+        self.reference = Reference(loaded)
+        self.cases = {
+            kind: (inputs, self.reference.outputs(inputs)) for kind, inputs in self.inputs().items()
         }
         self.before = self.scores(self.reference) if arguments.quantize else None
 
-    def real_examples(self):
-        """(the config's data, None), or (None, why it cannot be had)."""
+    def load_examples(self):
+        """(the config's data, None), or (None, why it cannot be loaded)."""
         is_int8 = self.arguments.quantize == "int8"
+        int8_needs = "--quantize int8: takes its ranges from training data"
         try:
-            examples = Examples(self.shipped)
+            examples = Examples(self.loaded)
         except (UserError, RunError) as error:
             if is_int8:
-                raise UserError(
-                    f"--quantize int8: takes its ranges from training data, which cannot be had: {error}"
-                ) from error
+                raise UserError(f"{int8_needs}, which cannot be loaded: {error}") from error
             print(
-                f"Verified on random inputs alone, since there is no data for it: {error}",
-                file=sys.stderr,
+                f"Verified on random inputs only, no data can be loaded: {error}", file=sys.stderr
             )
             return None, str(error)
-        if self.arguments.quantize and examples.other_than_trained_on():
-            message = f"the data, {examples.source}, is not what the checkpoint was trained on; name it, as in data.args.dir=..."
+        if self.arguments.quantize and examples.differs_from_training_data():
+            message = (
+                f"{examples.source} is not the data that the checkpoint was trained on; "
+                "set it, as in data.args.dir=..."
+            )
             if is_int8:
-                raise UserError(
-                    f"--quantize int8: takes its ranges from training data, but {message}"
-                )
+                raise UserError(f"{int8_needs}, but {message}")
             print(f"Scored on other data: {message}", file=sys.stderr)
         return examples, None
 
     def inputs(self):
         """{kind: a batch of inputs to verify on}"""
-        real = (
-            {"real": repeated(self.examples.first(self.size), self.size)} if self.examples else {}
-        )
-        return {"random": random_inputs(self.shipped, self.size)} | real
+        inputs = {"random": random_inputs(self.loaded, self.size)}
+        if self.examples:
+            inputs["real"] = repeated(self.examples.first(self.size), self.size)
+        return inputs
 
     def reports(self, stem):
-        """({format: report}, {format: why there is none}) of the files <stem>.<format>."""
-        reports, wrong = {}, {}
-        for each in self.arguments.formats:
-            path = stem.with_name(f"{stem.name}.{each}")
+        """Write <stem>.<format> for each format; returns ({format: report}, {format: error})."""
+        reports, failures = {}, {}
+        for name in self.arguments.formats:
+            path = stem.with_name(f"{stem.name}.{name}")
             try:
-                reports[each] = self.report(each, path)
-            except Exception as error:  # of many kinds, where a converter fails
+                reports[name] = self.report(name, path)
+            except Exception as error:  # converters raise many kinds
                 path.unlink(missing_ok=True)
-                wrong[each] = f"{each}: {error}"
+                failures[name] = f"{name}: {error}"
                 if not isinstance(error, UserError | RunError):
                     traceback.print_exc()
-        return reports, wrong
+        return reports, failures
 
-    def report(self, each, path):
-        """Write one file, and tell what it is worth."""
+    def report(self, format, path):
+        """Write and verify one file; returns its report."""
         start, precision = time.perf_counter(), self.arguments.quantize
-        report = {"precision": precision or "float32"} | self.write(each, path)
-        if precision:  # int8 has its ranges from real inputs, and others would be cut to them
+        report = {"precision": precision or "float32"} | self.write(format, path)
+        if precision:
+            # The ranges of int8 come from real inputs; random inputs would be clipped to them.
             judged = ("real",) if precision == "int8" else ("random", "real")
-            report |= verify(path, self.questions, TOLERANCE[precision], self.batches, judged)
+            report |= verify(path, self.cases, TOLERANCE[precision], self.batches, judged)
         else:
-            report |= verify(path, self.questions, self.tolerance, self.batches)
+            report |= verify(path, self.cases, self.tolerance, self.batches)
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
 
     @property
     def tolerance(self):
-        """How far a file that is not quantized may be off."""
+        """The largest relative error of a file that is not quantized."""
         return TOLERANCE[self.traced.precision]
 
     @cached_property
     def traced(self):
-        return trace(*self.function)
+        return trace(*self.trace_arguments)
 
     @property
-    def function(self):
-        """What there is to trace."""
-        return (
-            self.shipped.function,
-            self.shipped.weights,
-            self.shipped.inputs,
-            self.arguments.batch,
-        )
+    def trace_arguments(self):
+        loaded = self.loaded
+        return loaded.function, loaded.weights, loaded.inputs, self.arguments.batch
 
-    def write(self, each, path):
-        """Write one file by the route that can: {"route", and what the native one lacked, if anything}."""
+    def write(self, format, path):
+        """Write one file; returns {"route": ..., "lacked": the op that the native route lacks}."""
         route, lacked = self.arguments.route, {}
         if route != "jax2tf":
             try:
-                self.in_precision(each, path, partial(self.native, each))
+                self.write_in_precision(format, path, partial(self.native, format))
                 return {"route": "native"}
             except Missing as error:
+                message = f"the native route has no op for {error}"
                 if route == "native":
-                    raise UserError(
-                        f"the table has no op for {error}; add one, or leave out --route native"
-                    ) from error
-                print(
-                    f"{each}: the table has no op for {error}; going by jax2tf instead",
-                    file=sys.stderr,
-                )
+                    raise UserError(f"{message}; add one, or remove --route native") from error
+                print(f"{format}: {message}; using jax2tf instead", file=sys.stderr)
                 lacked = {"lacked": str(error)}
-        self.in_precision(each, path, partial(self.by_jax2tf, each))
+        self.write_in_precision(format, path, partial(self.by_jax2tf, format))
         return {"route": "jax2tf"} | lacked
 
-    def in_precision(self, each, path, write):
-        """Write a file; a quantized one only where the same in float32 computes what JAX does."""
+    def write_in_precision(self, format, path, write):
+        """Write a file; a quantized one only after its float32 version has been verified."""
         precision = self.arguments.quantize
         if not precision:
             return write(path)
         with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder) / path.name
-            write(whole)
-            verify(whole, self.questions, self.tolerance, self.batches)
-            if each == "tflite":
+            float32_path = Path(folder) / path.name
+            write(float32_path)
+            verify(float32_path, self.cases, self.tolerance, self.batches)
+            if format == "tflite":
                 return write(path, quantize=precision, samples=self.samples)
             from inference.quantize_onnx import quantize_onnx
 
-            quantize_onnx(whole, path, precision, self.samples)
+            quantize_onnx(float32_path, path, precision, self.samples)
 
-    def native(self, each, path, **quantized):
-        """Write a file from our own tables."""
-        if each == "tflite":
+    def native(self, format, path, **quantization):
+        """Write a file with this project's own tables of ops."""
+        if format == "tflite":
             needed("tensorflow", "ai_edge_litert")
             from inference.to_tflite import write_tflite
 
-            write_tflite(self.traced, path, **quantized)
+            write_tflite(self.traced, path, **quantization)
         else:
             needed("onnx", "onnxruntime")
             from inference.to_onnx import write_onnx
 
             write_onnx(self.traced, path, self.arguments.opset)
 
-    def by_jax2tf(self, each, path, **quantized):
-        """Write a file the old way, which knows other primitives and makes larger graphs."""
+    def by_jax2tf(self, format, path, **quantization):
+        """Write a file by the jax2tf route, which has other primitives and makes larger graphs."""
         needed("tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert")
         from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
 
-        if each == "tflite":
-            tflite_by_jax2tf(*self.function, path, **quantized)
+        if format == "tflite":
+            tflite_by_jax2tf(*self.trace_arguments, path, **quantization)
         else:
-            onnx_by_jax2tf(*self.function, path, opset=self.arguments.opset)
+            onnx_by_jax2tf(*self.trace_arguments, path, opset=self.arguments.opset)
 
     @cached_property
     def samples(self):
-        """Training examples as the function takes them, where int8 needs them."""
+        """Training inputs that calibrate int8, in batches; None for other precisions."""
         if self.arguments.quantize != "int8":
             return None
         inputs, size = self.examples.spread(self.arguments.samples), self.arguments.batch or 1
         count = len(next(iter(inputs.values())))
-        return [repeated(part(inputs, start, size), size) for start in range(0, count, size)]
+        return [repeated(take(inputs, start, size), size) for start in range(0, count, size)]
 
     def scores(self, model):
-        """{metric: value} on the test set; None where the data has none, or the config has no score of such outputs."""
-        if not self.examples or self.examples.tested is None:
+        """{metric: value} on the test set; None without a test set or a metric of such outputs."""
+        if not self.examples or self.examples.test_set is None:
             return None
         outputs, targets = [], []
-        for inputs, target in self.examples.tests(self.size):
-            outputs.append(in_batches(model, inputs, self.size)["output"])
+        for inputs, target in self.examples.test_batches(self.size):
+            outputs.append(run_in_batches(model, inputs, self.size)["output"])
             targets.append(target)
         try:
-            return scores(self.shipped, np.concatenate(outputs), np.concatenate(targets))
+            return scores(self.loaded, np.concatenate(outputs), np.concatenate(targets))
         except (UserError, ValueError, TypeError) as error:
             print(f"No score on the test set: {error}", file=sys.stderr)
             return None
 
     def warnings(self, reports):
-        """What to look at twice before shipping it."""
-        for each, report in reports.items():
-            scored = report.get("test_set")
-            lost = (
-                scored["before"].get("accuracy", 0) - scored["after"].get("accuracy", 0)
-                if scored
-                else 0
-            )
-            if lost > MOST_LOST:
-                yield f"Beware: {each} in {report['precision']} loses {100 * lost:.1f} points of accuracy"
+        """One line per format whose quantization loses much accuracy."""
+        for name, report in reports.items():
+            before, after = (report.get("test_set", {}).get(key, {}) for key in ("before", "after"))
+            loss = before.get("accuracy", 0) - after.get("accuracy", 0)
+            if loss > MAX_LOSS:
+                precision = report["precision"]
+                yield f"Warning: {name} in {precision} loses {100 * loss:.1f} points of accuracy"

@@ -1,4 +1,4 @@
-"""A config and a checkpoint made into what is shipped: a function of weights and inputs."""
+"""Build the function to export, of weights and inputs, from a config and a checkpoint."""
 
 import sys
 from functools import partial
@@ -20,27 +20,27 @@ from wiring.config import override, read
 
 
 class Form(NamedTuple):
-    """What goes into an exported file, and what comes out of it."""
+    """What an exported file takes and returns."""
 
     layout: str = "nhwc"
-    preprocess: bool = False  # whether raw inputs go in
-    softmax: bool = False  # whether probabilities come out
+    preprocess: bool = False  # whether it takes raw inputs
+    softmax: bool = False  # whether it returns probabilities
 
 
 NHWC = Form()
 
 
-class Shipped(NamedTuple):
-    """`function(weights, inputs)` of a batch; `inputs` is the tree of shapes of one example."""
+class LoadedModel(NamedTuple):
+    """`function(weights, inputs)` takes a batch; `inputs` is the spec of one example."""
 
     function: Any
     weights: Any  # {"params": ..., "state": ...} on the host
     inputs: Any
-    preprocess: tuple  # what is still to be done to the data's raw inputs
+    preprocess: tuple  # the preprocessing that the function leaves to its caller
     form: Form
-    parts: Any  # of the config; its data is None where it cannot be had,
-    why: str  # for this reason
-    record: dict  # of the checkpoint
+    parts: Any  # the built config; its `data` is None if the data cannot be built
+    data_error: str  # why `data` is None, or empty
+    record: dict  # the checkpoint's metadata
 
     @property
     def config(self):
@@ -49,42 +49,40 @@ class Shipped(NamedTuple):
 
 
 def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC):
-    """What the config makes of the weights in a checkpoint. `shape` is that of one input, where the data's is not meant, and
-    `batch` the only size that it is to take.
+    """Load the weights of a checkpoint into the config's model.
 
-    Without a config file it is the checkpoint's own, which may import nothing unless it is trusted.
+    `shape` is the shape of one input, by default that of the data; `batch` is the only batch size
+    that the model must accept, by default any. Without a config file, the checkpoint's own config
+    is used, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
-    config, source, trusted = config_of(config_file, checkpoint, weights.record, overrides, trusted)
-    parts, missing = build_to_ship(config, source, facts_of(weights.record), trusted, shape)
-    raw, inputs = forms(parts, weights.record, shape)
-    shapes = shapes_of(parts.model, source)
+    config, source, trusted = find_config(
+        config_file, checkpoint, weights.record, overrides, trusted
+    )
+    parts, data_error = build_to_ship(config, source, stored_facts(weights.record), trusted, shape)
+    raw, inputs = input_specs(parts, weights.record, shape)
+    shapes = model_shapes(parts.model, source)
     weights.check(*shapes)
     params, state = weights(*shapes)
     check_applies(parts.model, shapes, inputs, batch or 1, source, form)
     if weights.probe:
-        mend = "use a checkout whose model/ is as it was"
-        check_meaning(
-            checkpoint,
-            weights.probe,
-            Probe(parts.model, of_batch(inputs, EXAMPLES))(params, state),
-            mend,
-        )
+        probe = Probe(parts.model, of_batch(inputs, EXAMPLES))(params, state)
+        fix = "use a checkout with the original model/"
+        check_meaning(checkpoint, weights.probe, probe, fix)
     if form.preprocess and raw is None:
-        reason = missing or f"its inputs have another shape than {tuple(shape)}"
-        raise UserError(
-            f"--with-preprocess: takes what raw inputs look like from the data, which does not tell: {reason}"
-        )
+        reason = data_error or f"the data's inputs do not have the shape {tuple(shape)}"
+        raise UserError(f"--with-preprocess: needs the form of the data's raw inputs: {reason}")
     preprocess = tuple(parts.preprocess)
     inputs, outside, inside = (raw, (), preprocess) if form.preprocess else (inputs, preprocess, ())
     if form.layout == "nchw":
         inputs = channels_first(inputs)
-    function, host = partial(forward, parts.model, inside, form), {"params": params, "state": state}
-    return Shipped(function, host, inputs, outside, form, parts, missing, weights.record)
+    function = partial(forward, parts.model, inside, form)
+    trees = {"params": params, "state": state}
+    return LoadedModel(function, trees, inputs, outside, form, parts, data_error, weights.record)
 
 
 def forward(model, preprocess, form, weights, x):
-    """The model's output, with what the form puts before and behind it."""
+    """The model's output, with the input and output conversions of `form`."""
     if form.layout == "nchw":
         x = jnp.moveaxis(x, 1, -1)
     for fn in preprocess:
@@ -93,8 +91,8 @@ def forward(model, preprocess, form, weights, x):
     return softmax(out) if form.softmax else out
 
 
-def prepared(preprocess, form, raw):
-    """A batch of raw inputs as the function takes it."""
+def prepare(preprocess, form, raw):
+    """Convert a batch of raw inputs to what the function takes."""
     for fn in preprocess:
         raw = jax.vmap(fn)(raw)
     if form.layout == "nchw":
@@ -102,31 +100,30 @@ def prepared(preprocess, form, raw):
     return jax.tree.map(np.asarray, raw)
 
 
-def config_of(config_file, checkpoint, record, overrides, trusted):
-    """(config, what it is called, whether it may import): the file that is named, or what the checkpoint remembers."""
+def find_config(config_file, checkpoint, record, overrides, trusted):
+    """(config, its name for messages, whether it may import): the given file, or the stored one."""
     if config_file:
-        sys.path.append(
-            str(Path(config_file).resolve().parent)
-        )  # a dotted name may stand beside the config
+        # Dotted names may be modules beside the config.
+        sys.path.append(str(Path(config_file).resolve().parent))
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
-        raise UserError(f"{checkpoint}: does not tell its config; name one with -c")
+        raise UserError(f"{checkpoint}: contains no config; pass one with -c")
     config = record["config"]
     for text in overrides:
         config = override(config, text)
     return config, str(checkpoint), trusted
 
 
-def facts_of(record):
-    """What a checkpoint knows of the data that it was trained on."""
+def stored_facts(record):
+    """The facts about the training data that the checkpoint stores."""
     facts = record.get("facts", {})
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
     }
 
 
-def forms(parts, record, shape):
-    """(the form of one raw input or None, that of one input of the model)"""
+def input_specs(parts, record, shape):
+    """(shape and dtype of one raw input or None, those of one input of the model)"""
     if parts.data and isinstance(parts.data.example, tuple):
         raw = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0]
@@ -137,58 +134,57 @@ def forms(parts, record, shape):
         if shape is None or tuple(shape) == x.shape:
             return raw, x
         return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-    shape = shape or facts_of(record).get("input_shape")
+    facts = stored_facts(record)
+    shape = shape or facts.get("input_shape")
     if shape is None:
-        raise UserError(
-            "--input: the shape of an input is not known; name it, as in --input 1 28 28 1"
-        )
-    return None, jax.ShapeDtypeStruct(
-        tuple(shape), jnp.int32 if "vocab_size" in facts_of(record) else jnp.float32
-    )
+        raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
+    dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
+    return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
-def shapes_of(model, source):
+def model_shapes(model, source):
     """(params, state) of a model, as shapes."""
     try:
         return jax.eval_shape(model.init, jax.random.key(0))
     except Exception as error:
-        raise UserError(f"{source}: model: cannot be initialized: {why(error)}") from error
+        raise UserError(f"{source}: model: cannot be initialized: {describe(error)}") from error
 
 
 def check_applies(model, shapes, inputs, size, source, form):
-    """Refuse an input that the model refuses, and a softmax of what is no array."""
+    """Raise if the model fails on this input, or if a softmax does not apply to its output."""
     batch = of_batch(inputs, size)
     try:
         out, _ = jax.eval_shape(
             lambda *args: model.apply(*args, train=False, key=None), *shapes, batch
         )
     except Exception as error:
-        told = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(batch))
-        raise UserError(f"{source}: the model fails on an input of {told}: {why(error)}") from error
+        specs = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(batch))
+        message = f"{source}: the model fails on an input of {specs}: {describe(error)}"
+        raise UserError(message) from error
     if form.softmax and not hasattr(out, "shape"):
-        raise UserError(
-            f"--with-softmax: is for one output; the model has {', '.join(named_leaves(out))}"
-        )
+        names = ", ".join(named_leaves(out))
+        raise UserError(f"--with-softmax: needs a model with one output; this one has {names}")
 
 
-def why(error):
-    """What went wrong in the user's code, and where."""
+def describe(error):
+    """An error in the user's code, with its location."""
     return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
 
 
 def channels_first(inputs):
-    """The form of one image with its channels in front."""
+    """The spec of one image with its channels first."""
     leaves = jax.tree.leaves(inputs)
     if len(leaves) != 1 or len(leaves[0].shape) != 3:
-        found = {name: leaf.shape for name, leaf in named_leaves(inputs).items()}
+        shapes = {name: leaf.shape for name, leaf in named_leaves(inputs).items()}
         raise UserError(
-            f"--input-layout nchw: is for one image of (height, width, channels); the model takes {found}"
+            "--input-layout nchw: needs a model with one image input of (height, width, channels); "
+            f"this one takes {shapes}"
         )
     height, width, channels = inputs.shape
     return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
 
 
-def answers(config, form):
+def output_kind(config, form):
     """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
     loss = config.get("loss")
     if (loss.get("name") if isinstance(loss, dict) else loss) != "cross_entropy":

@@ -10,52 +10,50 @@ from importlib.util import find_spec
 from utils import UserError
 
 INSTALL = "pip install -r inference/requirements.txt"
-DISTRIBUTIONS = {
-    "ai_edge_litert": "ai-edge-litert"
-}  # where the name to install is not the one to import
-SHOWN = 4000  # bytes, of what a package wrote before it failed
+DISTRIBUTIONS = {"ai_edge_litert": "ai-edge-litert"}  # {module: package}, where the names differ
+MAX_OUTPUT = 4000  # bytes of a package's output that are kept when it fails
 
 
 def needed(*modules):
-    """Refuse where one of these modules is not installed; nothing is imported."""
+    """Raise if one of these modules is not installed, without importing any."""
     missing = [DISTRIBUTIONS.get(name, name) for name in modules if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise UserError(f"{', '.join(missing)} {verb} needed here and not installed: {INSTALL}")
+        raise UserError(f"{', '.join(missing)} {verb} needed and not installed: {INSTALL}")
 
 
 @contextmanager
 def quiet():
-    """Nothing is written to the terminal meanwhile, from C++ either, which knows nothing of Python's streams.
+    """Keep the terminal silent, including output of C++ code, which bypasses Python's streams.
 
-    What was written becomes a note of an exception, which its traceback shows. Should C++ end the process, the terminal says
-    where that was.
+    If an exception is raised, the output becomes a note of it, which the traceback shows. If C++
+    code ends the process, faulthandler prints to the terminal where that happened.
     """
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as output:
         try:
-            with redirected(told.fileno()):
+            with redirected(output.fileno()):
                 yield
         except Exception as error:
-            told.seek(0)
-            if written := told.read()[-SHOWN:].decode(errors="replace").strip():
-                error.add_note(written)
+            output.seek(0)
+            if text := output.read()[-MAX_OUTPUT:].decode(errors="replace").strip():
+                error.add_note(text)
             raise
 
 
 @contextmanager
 def redirected(file):
-    """Both streams go into a file."""
+    """Redirect both output streams to a file."""
     sys.stdout.flush(), sys.stderr.flush()
-    kept, watched = [os.dup(1), os.dup(2)], not faulthandler.is_enabled()
-    if watched:
-        faulthandler.enable(kept[1])
+    originals, enable = [os.dup(1), os.dup(2)], not faulthandler.is_enabled()
+    if enable:
+        faulthandler.enable(originals[1])
     try:
         os.dup2(file, 1), os.dup2(file, 2)
         yield
     finally:
         sys.stdout.flush(), sys.stderr.flush()
-        if watched:
+        if enable:
             faulthandler.disable()
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+        for number, original in zip((1, 2), originals, strict=True):
+            os.dup2(original, number)
+            os.close(original)

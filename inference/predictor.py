@@ -1,4 +1,4 @@
-"""A checkpoint, a .tflite or a .onnx as one thing: it answers raw inputs, and knows what its answers are."""
+"""Open a checkpoint, a .tflite or a .onnx as one kind of object that takes raw inputs."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference.inputs import batches
-from inference.load import NHWC, Form, answers, config_of, load, prepared
+from inference.load import NHWC, Form, find_config, load, output_kind, prepare
 from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.verify import Reference, repeated
@@ -17,144 +17,151 @@ from wiring.build import build_preprocess
 from wiring.config import read
 
 REPORT = "verification.json"
-ANSWERS = ("logits", "probabilities", "numbers")
+OUTPUT_KINDS = ("logits", "probabilities", "numbers")
 
 
 class Predictor(NamedTuple):
     """`model` maps {input: a batch} to {output: a batch}."""
 
     model: Any
-    inputs: dict  # {name: (shape of one, type)}; a free size is None
-    size: int | None  # the only size of a batch that it takes
-    preprocess: tuple  # what is still to be done to raw inputs
+    inputs: dict  # {name: (shape of one example, dtype)}; a free dimension is None
+    size: int | None  # the only batch size that it takes
+    preprocess: tuple  # the preprocessing that raw inputs still need
     form: Form
-    answers: str  # one of ANSWERS
-    classes: list  # their names, as far as they are known
+    output_kind: str  # one of OUTPUT_KINDS
+    classes: list  # the class names, as far as they are known
 
 
-def opened(arguments):
-    """The model that the command names."""
+def open_predictor(arguments):
+    """The predictor for the model on the command line."""
     path = Path(arguments.model)
     if path.suffix.lower() in PACKAGES:
-        return of_file(path, arguments)
-    shipped = load(arguments.config, path, trusted=arguments.trust)
+        return open_export(path, arguments)
+    loaded = load(arguments.config, path, trusted=arguments.trust)
     inputs = {
-        name: (leaf.shape, leaf.dtype) for name, leaf in named(shipped.inputs, "input").items()
+        name: (leaf.shape, leaf.dtype) for name, leaf in named(loaded.inputs, "input").items()
     }
-    told = shipped.form, answers(shipped.config, shipped.form), class_names(shipped)
-    return Predictor(Reference(shipped), inputs, None, shipped.preprocess, *told)
+    kind = output_kind(loaded.config, loaded.form)
+    classes = class_names(loaded)
+    return Predictor(Reference(loaded), inputs, None, loaded.preprocess, loaded.form, kind, classes)
 
 
-def of_file(path, arguments):
-    """An exported file, with what the report beside it tells; a lone one is known by the config alone, if one is named."""
+def open_export(path, arguments):
+    """The predictor for an exported file, described by the report beside it or by a config."""
     model = open_model(path)
     inputs = {name: (shape[1:], np.dtype(dtype)) for name, (shape, dtype) in model.inputs.items()}
     fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
     size = fixed.pop() if fixed else None
-    beside = path.parent / REPORT
-    form, answer, classes = reported(beside) if beside.is_file() else (NHWC, None, [])
-    file = arguments.config or (path.parent / "config.json" if beside.is_file() else None)
-    is_ready = form.preprocess or arguments.prepared
-    if file is None or (is_ready and answer):
-        return Predictor(model, inputs, size, (), form, answer or "numbers", classes)
-    remembered = {} if arguments.config else {"config": read(file)}
-    config, source, trusted = config_of(arguments.config, file, remembered, (), arguments.trust)
-    preprocess = () if is_ready else build_preprocess(config, source, trusted)
-    return Predictor(
-        model, inputs, size, tuple(preprocess), form, answer or answers(config, form), classes
-    )
+    report = path.parent / REPORT
+    form, kind, classes = read_report(report) if report.is_file() else (NHWC, None, [])
+    file = arguments.config or (path.parent / "config.json" if report.is_file() else None)
+    is_prepared = form.preprocess or arguments.prepared
+    if file is None or (is_prepared and kind):
+        return Predictor(model, inputs, size, (), form, kind or "numbers", classes)
+    record = {} if arguments.config else {"config": read(file)}
+    config, source, trusted = find_config(arguments.config, file, record, (), arguments.trust)
+    preprocess = () if is_prepared else tuple(build_preprocess(config, source, trusted))
+    kind = kind or output_kind(config, form)
+    return Predictor(model, inputs, size, preprocess, form, kind, classes)
 
 
-def reported(path):
-    """(form, answers, names of the classes) that an export's report tells."""
+def read_report(path):
+    """(form, output kind, class names) from an export's report."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        form, answer = Form(**told["form"]), told["answers"]
-        if answer not in ANSWERS:
-            raise ValueError(f"answers are {answer!r}, none of {', '.join(ANSWERS)}")
+        report = json.loads(path.read_text(encoding="utf-8"))
+        form, kind = Form(**report["form"]), report["answers"]
+        if kind not in OUTPUT_KINDS:
+            raise ValueError(f"answers must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
     except (ValueError, TypeError, KeyError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
-        mend = "export again, or move the model to another folder and name its config with -c"
-        raise UserError(f"{path}: is not what an export writes: {why}; {mend}") from error
-    return form, answer, names(told.get("classes"))
+        fix = "export again, or move the model to another folder and pass its config with -c"
+        raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
+    return form, kind, as_names(report.get("classes"))
 
 
-def class_names(shipped):
-    """Of data that are a folder of classes; any other would have to be read for it."""
-    if shipped.parts.data is None or shipped.config["data"]["name"] != "folder":
+def class_names(loaded):
+    """The class names of an image folder; any other data would have to be loaded to know them."""
+    if loaded.parts.data is None or loaded.config["data"]["name"] != "folder":
         return []
-    return names(shipped.parts.data.load()["train"].classes)
+    return as_names(loaded.parts.data.load()["train"].classes)
 
 
-def names(classes):
+def as_names(classes):
     return list(map(str, classes)) if isinstance(classes, list) else []
 
 
-def answered(predictor, arguments):
-    """(a name for each input, {output: a row for each}), batch after batch of one size, the last one filled up meanwhile."""
+def predictions(predictor, arguments):
+    """Yield (one name per input, {output: one row per input}), batch by batch.
+
+    All batches have one size; the last one is padded, and the rows of the padding are dropped.
+    """
     size = predictor.size
-    for called, raw in batches(arguments.inputs, arguments.key, predictor, size or arguments.batch):
-        size = size or len(called)  # the first batch is the largest
-        inputs = ready(predictor, repeated(raw, size), arguments.prepared)
+    for names, raw in batches(arguments.inputs, arguments.key, predictor, size or arguments.batch):
+        size = size or len(names)  # the first batch is the largest
+        inputs = prepare_batch(predictor, repeated(raw, size), arguments.prepared)
         try:
             outputs = predictor.model(inputs)
-        except Exception as error:  # the runtimes' own, of many kinds
+        except Exception as error:  # the runtimes raise many kinds
             raise RunError(
-                f"{arguments.model}: fails on {called[0]} to {called[-1]}: {first_line(error)}"
+                f"{arguments.model}: fails on {names[0]} to {names[-1]}: {first_line(error)}"
             ) from error
         for name, array in outputs.items():
             if np.shape(array)[:1] != (size,):
                 shape = list(np.shape(array))
                 raise UserError(
-                    f"{arguments.model}: of {size} inputs, {name} has the shape {shape}: that is no row for each"
+                    f"{arguments.model}: for {size} inputs, {name} has the shape {shape}; "
+                    "it must have one row per input"
                 )
-        yield called, {name: array[: len(called)] for name, array in outputs.items()}
+        yield names, {name: array[: len(names)] for name, array in outputs.items()}
 
 
-def ready(predictor, raw, is_prepared):
-    """{input: a batch as the model takes it}"""
+def prepare_batch(predictor, raw, is_prepared):
+    """{input: a batch in the form and dtype that the model takes}"""
     preprocess = () if is_prepared else predictor.preprocess
     try:
-        inputs = {name: prepared(preprocess, predictor.form, array) for name, array in raw.items()}
-    except Exception as error:  # preprocessing may be the user's own
+        inputs = {name: prepare(preprocess, predictor.form, array) for name, array in raw.items()}
+    except Exception as error:  # preprocessing may be the user's own code
         raise UserError(
-            f"the inputs are not as preprocessing needs them: {first_line(error)}; if it is done already: --prepared"
+            f"preprocessing fails on the inputs: {first_line(error)}; "
+            "if they are preprocessed already, pass --prepared"
         ) from error
-    return {name: taken(name, array, predictor, is_prepared) for name, array in inputs.items()}
+    return {name: cast(name, array, predictor, is_prepared) for name, array in inputs.items()}
 
 
-def taken(name, array, predictor, is_prepared):
-    """An array in the model's type, where no number changes but by rounding."""
+def cast(name, array, predictor, is_prepared):
+    """An array in the model's dtype; raises if more than rounding would change its numbers."""
     shape, dtype = predictor.inputs[name]
-    found = array.shape[1:]
-    if len(found) != len(shape) or any(
-        wanted not in (None, size) for wanted, size in zip(shape, found, strict=True)
+    given = array.shape[1:]
+    if len(given) != len(shape) or any(
+        wanted not in (None, size) for wanted, size in zip(shape, given, strict=True)
     ):
-        mend = "the first axis counts the inputs, and is not one of these"
+        fix = "the first axis counts the inputs and is not part of these shapes"
     elif fits(array, dtype):
         return array.astype(dtype, copy=False)
-    elif whole(array.dtype) and whole(dtype):
-        mend = f"its numbers, {array.min()} to {array.max()}, do not fit"
+    elif is_integer(array.dtype) and is_integer(dtype):
+        fix = f"its numbers, {array.min()} to {array.max()}, do not fit"
     elif is_prepared:
-        mend = "without --prepared it is preprocessed by the config"
+        fix = "without --prepared, the config's preprocessing is applied"
     elif predictor.preprocess or predictor.form.preprocess:
-        mend = f"give it as an array of {dtype}"
+        fix = f"pass an array of {dtype}"
     else:
-        mend = f"name the config that tells its preprocessing, -c config.json, or give an array of {dtype} that is --prepared"
+        fix = (
+            "pass the config with its preprocessing, -c config.json, "
+            f"or an array of {dtype} with --prepared"
+        )
     wanted = f"{dtype}{[size or 'any' for size in shape]}".replace("'", "")
-    raise UserError(f"{name}: the model takes {wanted}, this is {array.dtype}{list(found)}; {mend}")
+    raise UserError(f"{name}: the model takes {wanted}, this is {array.dtype}{list(given)}; {fix}")
 
 
 def fits(array, dtype):
-    """Whether an array can be had in a type: floats of any width, integers that are within its range."""
-    if array.dtype == dtype or all(
-        jnp.issubdtype(kind, jnp.floating) for kind in (array.dtype, dtype)
-    ):
+    """Whether a cast only rounds: between floats of any width, or integers within the range."""
+    dtypes = (array.dtype, dtype)
+    if array.dtype == dtype or all(jnp.issubdtype(each, jnp.floating) for each in dtypes):
         return True
-    if not whole(array.dtype) or not whole(dtype):
+    if not all(map(is_integer, dtypes)):
         return False
     return np.iinfo(dtype).min <= array.min() and array.max() <= np.iinfo(dtype).max
 
 
-def whole(dtype):
+def is_integer(dtype):
     return dtype.kind in "iu"

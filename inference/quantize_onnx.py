@@ -1,4 +1,4 @@
-"""ONNX files in fewer bits, by onnxruntime's tools."""
+"""Quantize ONNX files with onnxruntime's tools."""
 
 import tempfile
 from pathlib import Path
@@ -7,37 +7,34 @@ from inference.packages import needed, quiet
 from utils import RunError, UserError, atomic_write, first_line
 
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
-PRODUCTS = [
-    *CONVOLUTIONS,
-    "MatMul",
-    "Gemm",
-]  # what int8 is for; a normalization or a softmax would lose its small numbers
+# The ops that are quantized; a normalization or a softmax would lose its small numbers.
+PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]
 
 
 def quantize_onnx(source, path, precision, samples=None):
-    """Write the float32 file `source` as float16, dynamic or int8, which takes the ranges of its numbers from `samples`, a list
-    of {input: array}; inputs and outputs stay as they are."""
+    """Write the float32 file `source` as float16, dynamic or int8; inputs and outputs stay float32.
+
+    int8 is calibrated with `samples`, a list of {input: array}.
+    """
     write = {"float16": to_float16, "dynamic": to_dynamic, "int8": to_int8}.get(precision)
     if write is None:
-        raise UserError(f"no precision {precision!r}; there are float16, dynamic and int8")
+        raise UserError(f"unknown precision {precision!r}; choose from float16, dynamic and int8")
     if precision == "int8" and not samples:
-        raise UserError("int8 needs samples of real inputs, to know how large its numbers are")
+        raise UserError("int8 needs samples of real inputs, which show how large its numbers are")
     needed("onnx", "onnxruntime")
-    with (
-        quiet(),
-        tempfile.TemporaryDirectory() as folder,
-    ):  # the tools write files of their own beside their input
+    # The tools write files of their own beside their input.
+    with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
             data = checked(write(Path(source), Path(folder), samples))
-        except Exception as error:  # the tools have no class of their own for what they refuse
+        except Exception as error:  # the tools have no error class of their own
             raise RunError(
-                f"{source}: onnxruntime cannot make it {precision}: {first_line(error)}"
+                f"{source}: onnxruntime cannot convert it to {precision}: {first_line(error)}"
             ) from error
     atomic_write(path, data)
 
 
 def checked(model):
-    """The bytes of a model that is sound."""
+    """The bytes of a model that passes ONNX's full check."""
     import onnx
 
     onnx.checker.check_model(model, full_check=True)
@@ -45,35 +42,38 @@ def checked(model):
 
 
 def to_float16(source, folder, samples):
-    """Weights and numbers between ops in half the bits; inputs and outputs in float32."""
+    """Weights and intermediate results in float16; inputs and outputs in float32."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     model = OnnxModel(convert_float_to_float16(onnx.load(source), keep_io_types=True))
-    model.topological_sort()  # the casts of the inputs were put last
+    model.topological_sort()  # the converter appends the casts of the inputs at the end
     return model.model
 
 
 def to_dynamic(source, folder, samples):
-    """Weights in int8; the ranges of what they are multiplied with are taken while running."""
+    """Weights in int8; the ranges of the activations are measured at run time."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = prepared(source, folder)
-    settings = {
-        "op_types_to_quantize": PRODUCTS,
-        "nodes_to_exclude": first_convolutions(model),
-        "per_channel": True,
-    }
-    quantize_dynamic(model, folder / "dynamic.onnx", weight_type=QuantType.QInt8, **settings)
+    quantize_dynamic(
+        model,
+        folder / "dynamic.onnx",
+        op_types_to_quantize=PRODUCTS,
+        nodes_to_exclude=first_convolutions(model),
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+    )
     return onnx.load(folder / "dynamic.onnx")
 
 
 def to_int8(source, folder, samples):
-    """Convolutions and products in int8, weights by channel, as pairs of QuantizeLinear and DequantizeLinear.
+    """Convolutions and products in int8, as pairs of QuantizeLinear and DequantizeLinear.
 
-    What a MatMul adds up has more bits than 8, and goes on so: the normalization that follows needs them.
+    Weights have one scale per channel. The output of a MatMul stays in float, since the
+    normalization that follows needs more than 8 bits.
     """
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -95,7 +95,7 @@ def to_int8(source, folder, samples):
 
 
 def prepared(source, folder):
-    """The path of the same model with names for its nodes, and the shapes that the tools ask for."""
+    """The path of a copy with named nodes and inferred shapes, which the tools need."""
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -109,23 +109,24 @@ def prepared(source, folder):
 
 
 def first_convolutions(path):
-    """The names of the convolutions that see the input itself.
+    """The names of the convolutions that take the input itself.
 
-    They have few weights and much to lose: on the sample a stem in int8 makes the largest error 0.37 of the logits' scale
-    instead of 0.12, since the normalization that follows magnifies the steps of an empty background.
+    They have few weights and lose much accuracy: on the sample, a stem in int8 makes the largest
+    error 0.37 of the logits' scale instead of 0.12, since the normalization that follows magnifies
+    the rounding of an empty background.
     """
     import onnx
 
     graph = onnx.load(path).graph
-    raw, found = {value.name for value in graph.input}, []
+    raw, names = {value.name for value in graph.input}, []
     for node in graph.node:
         if raw.isdisjoint(node.input):
             continue
         if node.op_type in CONVOLUTIONS:
-            found.append(node.name)
+            names.append(node.name)
         elif node.op_type not in PRODUCTS:
             raw.update(node.output)
-    return found
+    return names
 
 
 def reader(samples):
@@ -133,9 +134,9 @@ def reader(samples):
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):
-        left = iter(samples)
+        remaining = iter(samples)
 
         def get_next(self):
-            return next(self.left, None)
+            return next(self.remaining, None)
 
     return Reader()

@@ -1,4 +1,4 @@
-"""Exported files as callables: {input: array} -> {output: array}, one thread, batches of any size that the file allows."""
+"""Run exported files as functions {input: array} -> {output: array}, on one thread."""
 
 import importlib.util
 import time
@@ -10,60 +10,61 @@ import numpy as np
 from inference.packages import quiet
 from utils import UserError, first_line
 
-PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert"}  # what runs a file
+PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert"}  # {suffix: package that runs it}
 
 
 def open_model(path):
     """The model in a file, by its suffix."""
     path = Path(path)
-    kind = path.suffix.lower()
-    package = PACKAGES.get(kind)
+    suffix = path.suffix.lower()
+    package = PACKAGES.get(suffix)
     if package is None:
-        raise UserError(f"{path}: ends neither in .onnx nor in .tflite")
+        raise UserError(f"{path}: must end in .onnx or .tflite")
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise UserError(f"{path}: no such file")
     if importlib.util.find_spec(package) is None:
         raise UserError(
             f"{path}: running it needs {package}: pip install -r inference/requirements.txt"
         )
     try:
-        return OnnxModel(path) if kind == ".onnx" else LiteRTModel(path)
-    except Exception as error:  # of many kinds, by what is wrong with the bytes
-        raise UserError(f"{path}: cannot be read as {kind[1:]}: {first_line(error)}") from error
+        return OnnxModel(path) if suffix == ".onnx" else LiteRTModel(path)
+    except Exception as error:  # damaged files raise many kinds
+        raise UserError(f"{path}: cannot be read as {suffix[1:]}: {first_line(error)}") from error
 
 
 class OnnxModel:
-    """A model run by ONNX Runtime; `inputs` and `outputs` are {name: (shape, dtype)}, a free size is None."""
+    """A model in ONNX Runtime; `inputs` and `outputs` are {name: (shape, dtype)}.
+
+    A free dimension is None.
+    """
 
     def __init__(self, path):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # its warnings are about what it could do better itself
+        options.log_severity_level = 3  # its warnings are about optimizations that it lacks
         self.session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-        self.inputs = {
-            x.name: (sizes(x.shape), onnx_type(x.type)) for x in self.session.get_inputs()
-        }
-        self.outputs = {
-            x.name: (sizes(x.shape), onnx_type(x.type)) for x in self.session.get_outputs()
-        }
+        self.inputs, self.outputs = (
+            {x.name: (free_as_none(x.shape), onnx_type(x.type)) for x in infos}
+            for infos in (self.session.get_inputs(), self.session.get_outputs())
+        )
         self.path = path
 
     def __call__(self, arrays):
         return dict(zip(self.outputs, self.session.run(list(self.outputs), arrays), strict=True))
 
     def nodes(self):
-        """How many there are, as the file has them."""
+        """The number of nodes in the file."""
         import onnx
 
         return count_nodes(onnx.load(self.path, load_external_data=False).graph)
 
 
 class LiteRTModel:
-    """A model run by LiteRT with its default delegate; `inputs` and `outputs` as above."""
+    """A model in LiteRT with its default delegate; `inputs` and `outputs` as in OnnxModel."""
 
     def __init__(self, path):
         from ai_edge_litert.interpreter import Interpreter
@@ -72,46 +73,48 @@ class LiteRTModel:
         signature = next(iter(self.interpreter.get_signature_list()), None)
         if signature:
             runner = self.interpreter.get_signature_runner(signature)
-            given, made = runner.get_input_details(), runner.get_output_details()
+            inputs, outputs = runner.get_input_details(), runner.get_output_details()
         else:
-            given = {detail["name"]: detail for detail in self.interpreter.get_input_details()}
-            made = {detail["name"]: detail for detail in self.interpreter.get_output_details()}
-        self.given = {
-            name: detail["index"] for name, detail in given.items()
-        }  # an output may have an input's name
-        self.made = {name: detail["index"] for name, detail in made.items()}
-        self.inputs = {
-            name: (sizes(detail["shape_signature"]), detail["dtype"])
-            for name, detail in given.items()
-        }
-        self.outputs = {
-            name: (sizes(detail["shape_signature"]), detail["dtype"])
-            for name, detail in made.items()
-        }
+            inputs = {detail["name"]: detail for detail in self.interpreter.get_input_details()}
+            outputs = {detail["name"]: detail for detail in self.interpreter.get_output_details()}
+        # Two tables, since an output may have the name of an input.
+        self.input_index, self.output_index = (
+            {name: detail["index"] for name, detail in details.items()}
+            for details in (inputs, outputs)
+        )
+        self.inputs, self.outputs = (
+            {
+                name: (free_as_none(detail["shape_signature"]), detail["dtype"])
+                for name, detail in details.items()
+            }
+            for details in (inputs, outputs)
+        )
         self.shapes = None
         self.path = path
 
     def __call__(self, arrays):
         shapes = {name: np.shape(array) for name, array in arrays.items()}
         if shapes != self.shapes:
-            self.shapes = None  # until they are all taken
+            self.shapes = None  # until the interpreter has accepted all of them
             for name, shape in shapes.items():
-                self.interpreter.resize_tensor_input(self.given[name], shape)
-            with quiet():  # it tells the terminal of its delegate
+                self.interpreter.resize_tensor_input(self.input_index[name], shape)
+            with quiet():  # it prints the name of its delegate
                 self.interpreter.allocate_tensors()
             self.shapes = shapes
         for name, array in arrays.items():
-            self.interpreter.set_tensor(self.given[name], array)
+            self.interpreter.set_tensor(self.input_index[name], array)
         self.interpreter.invoke()
-        return {name: self.interpreter.get_tensor(index) for name, index in self.made.items()}
+        return {
+            name: self.interpreter.get_tensor(index) for name, index in self.output_index.items()
+        }
 
     def nodes(self):
-        """How many there are, as the file has them: what the delegate took over is not counted twice."""
+        """The number of nodes in the file, without the node that the delegate adds."""
         return sum(op["op_name"] != "DELEGATE" for op in self.interpreter._get_ops_details())
 
 
-def sizes(shape):
-    """A shape in which a free size is None."""
+def free_as_none(shape):
+    """A shape whose free dimensions are None."""
     return tuple(
         int(d) if not isinstance(d, str) and d is not None and d >= 0 else None for d in shape
     )
@@ -124,7 +127,7 @@ def onnx_type(name):
 
 
 def count_nodes(graph):
-    """All nodes, those inside of loops and branches included."""
+    """The number of nodes, including those inside loops and branches."""
     inner = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
     inner += [g for node in graph.node for a in node.attribute for g in a.graphs]
     return len(graph.node) + sum(map(count_nodes, inner))

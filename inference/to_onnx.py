@@ -1,4 +1,4 @@
-"""A traced function as an ONNX file."""
+"""Write a traced function as an ONNX file."""
 
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
@@ -11,14 +11,14 @@ OPSETS = range(18, 24)
 
 
 def write_onnx(traced, path, opset=20):
-    """Write what was traced as an ONNX file, checked in full."""
+    """Write a traced function as an ONNX file that passes ONNX's full check."""
     model = onnx_model(traced, opset)
     check(model)
     atomic_write(path, model.SerializeToString())
 
 
 def onnx_model(traced, opset=20):
-    """What was traced as a ModelProto; raises Missing for a primitive that the table lacks."""
+    """A traced function as a ModelProto; raises Missing for a primitive without a table entry."""
     from onnx import helper
 
     target = OnnxTarget(LAYERS, PRIMITIVES, opset, traced.inputs)
@@ -29,14 +29,14 @@ def onnx_model(traced, opset=20):
     tidy(target)
     opsets = [helper.make_opsetid("", opset)]
     graph = graph_proto(target.scopes[0], "model", target.weights)
-    version = helper.find_min_ir_version_for(opsets)  # the oldest, which most runtimes read
+    version = helper.find_min_ir_version_for(opsets)  # most runtimes read the oldest version
     return helper.make_model(
         graph, opset_imports=opsets, ir_version=version, producer_name="rawtree"
     )
 
 
 def check(model):
-    """Every node by its schema, and every shape."""
+    """Check every node against its schema, and every shape."""
     import onnx
 
     onnx.checker.check_model(model, full_check=True)

@@ -1,4 +1,4 @@
-"""Whether an exported file computes what JAX does: on random and on real inputs, at several sizes of the batch."""
+"""Verify that an exported file computes what JAX computes, on random and real inputs."""
 
 import jax
 import numpy as np
@@ -9,50 +9,56 @@ from training.checkpoint.probe import host, seeded_inputs
 from utils import RunError, format_bytes
 
 BATCHES = (1, 3, 64)
-# How far an output may be from JAX's, as a share of the largest one, by the precision that the file, or the model, computes in.
+# The largest error, as a share of the output's scale, by the precision of the file or the model.
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2, "dynamic": 0.2, "int8": 0.3}
+COLUMNS = "file,route,nodes,size,inputs,batch,absolute,relative,same class,latency"
 
 
 class Reference:
-    """The function in JAX on the CPU: {input: array} -> {output: array}, compiled once for each size of the batch."""
+    """The function in JAX on the CPU, {input: array} -> {output: array}."""
 
-    def __init__(self, shipped):
-        self.shipped, self.programs = shipped, {}
+    def __init__(self, loaded):
+        self.loaded, self.programs = loaded, {}  # one program per batch size
         with jax.default_device(host()):
-            self.weights = jax.tree.map(jax.numpy.asarray, shipped.weights)
+            self.weights = jax.tree.map(jax.numpy.asarray, loaded.weights)
 
     def __call__(self, inputs):
         size = len(next(iter(inputs.values())))
         if size not in self.programs:
             self.programs[size] = self.program(size)
-        structure = jax.tree.structure(self.shipped.inputs)
+        structure = jax.tree.structure(self.loaded.inputs)
         outputs = self.programs[size](self.weights, jax.tree.unflatten(structure, inputs.values()))
         return named(jax.tree.map(np.asarray, outputs), "output", inputs)
 
     def program(self, size):
-        batch = of_batch(self.shipped.inputs, size)
+        batch = of_batch(self.loaded.inputs, size)
         with jax.default_matmul_precision("highest"), jax.default_device(host()):
-            lowered = jax.jit(self.shipped.function).lower(self.weights, batch)
-            return lowered.compile({"xla_backend_optimization_level": 1})  # in a third of the time
+            lowered = jax.jit(self.loaded.function).lower(self.weights, batch)
+            # Level 1 compiles in a third of the time.
+            return lowered.compile({"xla_backend_optimization_level": 1})
 
-    def answers(self, inputs):
-        """answers(size): those to the first inputs, from one run over all of them; or `exactly` from a run over these."""
-        whole = self(inputs)
+    def outputs(self, inputs):
+        """A function expected(size) that returns the outputs for the first `size` inputs.
 
-        def answers(size, exactly=False):
-            return self(part(inputs, 0, size)) if exactly else part(whole, 0, size)
+        It slices one run over all inputs; with rerun=True it runs on these inputs only.
+        """
+        all_outputs = self(inputs)
 
-        return answers
+        def expected(size, rerun=False):
+            return self(take(inputs, 0, size)) if rerun else take(all_outputs, 0, size)
+
+        return expected
 
 
-def in_batches(model, inputs, size):
-    """A model's answers to any number of inputs, in batches of one size; the last one is filled up."""
+def run_in_batches(model, inputs, size):
+    """A model's outputs for any number of inputs, in padded batches of one size."""
     count = len(next(iter(inputs.values())))
-    found = [model(repeated(part(inputs, start, size), size)) for start in range(0, count, size)]
-    return {name: np.concatenate([outputs[name] for outputs in found])[:count] for name in found[0]}
+    batches = [model(repeated(take(inputs, start, size), size)) for start in range(0, count, size)]
+    return {name: np.concatenate([batch[name] for batch in batches])[:count] for name in batches[0]}
 
 
-def part(arrays, start, size):
+def take(arrays, start, size):
+    """Rows from `start` on; scalars have no rows and are returned unchanged."""
     return {
         name: array[start : start + size] if np.ndim(array) else array
         for name, array in arrays.items()
@@ -60,63 +66,56 @@ def part(arrays, start, size):
 
 
 def repeated(inputs, size):
-    """The inputs again and again, until there are so many."""
+    """The inputs, repeated until there are `size`."""
     return {
         name: np.take(array, np.arange(size) % len(array), axis=0) for name, array in inputs.items()
     }
 
 
-def random_inputs(shipped, size):
-    """Numbers of the shapes that the function takes, the same for ever; of a vocabulary any token."""
-    inputs, words = (
-        named(seeded_inputs(of_batch(shipped.inputs, size)), "input"),
-        shipped.parts.facts.get("vocab_size"),
-    )
-    tokens = {
-        name: array
-        for name, array in inputs.items()
-        if words and np.issubdtype(array.dtype, np.integer)
-    }
+def random_inputs(loaded, size):
+    """Seeded random inputs; integers are any token if the model has a vocabulary."""
+    inputs = named(seeded_inputs(of_batch(loaded.inputs, size)), "input")
+    vocab_size = loaded.parts.facts.get("vocab_size")
+    if not vocab_size:
+        return inputs
     draw = np.random.default_rng(0).integers
-    return inputs | {
-        name: draw(words, size=array.shape).astype(array.dtype) for name, array in tokens.items()
+    return {
+        name: draw(vocab_size, size=array.shape).astype(array.dtype)
+        if np.issubdtype(array.dtype, np.integer)
+        else array
+        for name, array in inputs.items()
     }
 
 
-def verify(path, questions, tolerance, batches, judged=("random", "real")):
-    """What there is to tell of a file, once it is known to answer as JAX does. `questions` are {kind: (inputs, answers)}, where
-    answers(size) are JAX's to the first ones; of the kinds that are not judged the difference is told alone.
+def verify(path, cases, tolerance, batches, judged=("random", "real")):
+    """Raise unless a file computes what JAX computes; returns its report.
+
+    `cases` are {kind: (inputs, expected)}, where expected(size) returns JAX's outputs for the first
+    `size` inputs. Errors of the kinds that are not judged are reported only.
     """
     model = open_model(path)
     checks = [
-        compare(model, kind, size, *asked, tolerance)
-        for kind, asked in questions.items()
+        compare(model, kind, size, inputs, expected, tolerance)
+        for kind, (inputs, expected) in cases.items()
         for size in batches
     ]
-    wrong = [
-        check
-        for check in checks
-        if check["data"] in judged and not check["relative_error"] <= tolerance
-    ]
-    if wrong:
-        worst = max(wrong, key=lambda check: check["relative_error"])
+    judged_checks = [check for check in checks if check["data"] in judged]
+    failed = [check for check in judged_checks if not check["relative_error"] <= tolerance]
+    if failed:
+        worst = max(failed, key=lambda check: check["relative_error"])
         raise RunError(
-            f"{path.name}: does not compute what JAX does: on {worst['data']} inputs, batch {worst['batch']}, it is off by "
-            f"{worst['relative_error']:.2g} of the output's scale; allowed is {tolerance:g}"
+            f"{path.name}: does not compute what JAX computes: on {worst['data']} inputs, "
+            f"batch {worst['batch']}, it is off by {worst['relative_error']:.2g} of the output's "
+            f"scale; the tolerance is {tolerance:g}"
         )
-    inputs, _ = next(iter(questions.values()))
-    times = {size: latency(model, part(inputs, 0, size)) for size in batches}
+    inputs, _ = next(iter(cases.values()))
+    times = {size: latency(model, take(inputs, 0, size)) for size in batches}
     return {
         "file": path.name,
         "bytes": path.stat().st_size,
         "nodes": model.nodes(),
-        "inputs": {
-            name: f"{np.dtype(dtype)}{list(shape)}" for name, (shape, dtype) in model.inputs.items()
-        },
-        "outputs": {
-            name: f"{np.dtype(dtype)}{list(shape)}"
-            for name, (shape, dtype) in model.outputs.items()
-        },
+        "inputs": as_text(model.inputs),
+        "outputs": as_text(model.outputs),
         "latency_ms": {str(size): round(1e3 * seconds, 4) for size, seconds in times.items()},
         "tolerance": tolerance,
         "judged": list(judged),
@@ -124,105 +123,74 @@ def verify(path, questions, tolerance, batches, judged=("random", "real")):
     }
 
 
-def compare(model, kind, size, inputs, answers, tolerance):
-    """How a file's answer to the first `size` inputs differs from JAX's."""
+def as_text(specs):
+    return {name: f"{np.dtype(dtype)}{list(shape)}" for name, (shape, dtype) in specs.items()}
+
+
+def compare(model, kind, size, inputs, expected, tolerance):
+    """The errors of a file's outputs for the first `size` inputs, compared with JAX's."""
     try:
-        found = model(part(inputs, 0, size))
-    except Exception as error:  # the runtimes' own, of many kinds
+        outputs = model(take(inputs, 0, size))
+    except Exception as error:  # the runtimes raise many kinds
         raise RunError(
             f"{model.path.name}: fails on {kind} inputs, batch {size}: {error}"
         ) from error
-    check = {"data": kind, "batch": size, **difference(found, answers(size))}
-    if not check["relative_error"] <= tolerance:  # an output may not be one of each example alone
-        check |= difference(found, answers(size, exactly=True))
-    for key in ("absolute_error", "relative_error", "same_argmax"):
-        check[key] = float(f"{check[key]:.3g}")
-    return check
+    errors = difference(outputs, expected(size))
+    if not errors["relative_error"] <= tolerance:  # an output may depend on the whole batch
+        errors = difference(outputs, expected(size, rerun=True))
+    rounded = {name: float(f"{value:.3g}") for name, value in errors.items()}
+    return {"data": kind, "batch": size, **rounded}
 
 
-def difference(found, wanted):
-    """The largest one over all outputs, as it is and as a share of the output's scale, and how many arg-maxima agree."""
+def difference(outputs, expected):
+    """The largest error of all outputs, absolute and relative to the scale, and equal argmaxes."""
     absolute = relative = 0.0
     agreement = 1.0
-    for name, array in wanted.items():
-        wanted_one, got = np.asarray(array, np.float64), np.asarray(found[name], np.float64)
-        if not np.isfinite(wanted_one).any() and wanted_one.size:
-            raise RunError(
-                f"{name}: JAX itself answers no finite number, so there is nothing to compare with"
-            )
-        if got.shape != wanted_one.shape:
+    for name, array in expected.items():
+        want, got = np.asarray(array, np.float64), np.asarray(outputs[name], np.float64)
+        if not np.isfinite(want).any() and want.size:
+            raise RunError(f"{name}: JAX returns no finite number, so nothing can be compared")
+        if got.shape != want.shape:
             absolute = relative = np.inf
             continue
-        gap = distance(got, wanted_one)
-        absolute = max(absolute, gap)
-        relative = max(
-            relative, gap / max(np.abs(wanted_one[np.isfinite(wanted_one)]).max(initial=0), 1e-7)
-        )
-        if wanted_one.ndim > 1 and wanted_one.size:
-            agreement = min(agreement, float((got.argmax(-1) == wanted_one.argmax(-1)).mean()))
+        error = largest_error(got, want)
+        scale = max(np.abs(want[np.isfinite(want)]).max(initial=0), 1e-7)
+        absolute, relative = max(absolute, error), max(relative, error / scale)
+        if want.ndim > 1 and want.size:
+            agreement = min(agreement, float((got.argmax(-1) == want.argmax(-1)).mean()))
     return {"absolute_error": absolute, "relative_error": relative, "same_argmax": agreement}
 
 
-def distance(found, wanted):
-    """The largest difference; infinite where one is nan, or infinite, and the other is not."""
+def largest_error(got, want):
+    """The largest absolute difference; infinite where only one of the two is nan or infinite."""
     with np.errstate(invalid="ignore"):
-        gap = np.where(
-            (found == wanted) | (np.isnan(found) & np.isnan(wanted)), 0, np.abs(found - wanted)
-        )
-    return float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0))
+        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want))
+    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max(initial=0))
 
 
 def table(reports):
-    """The reports as lines for people: {format: report}."""
-    rows = [
-        (
-            "file",
-            "route",
-            "nodes",
-            "size",
-            "inputs",
-            "batch",
-            "absolute",
-            "relative",
-            "same class",
-            "latency",
-        )
-    ]
+    """{format: report} as a table for the terminal."""
+    rows = [COLUMNS.split(",")]
     for report in reports.values():
-        about = (
-            report["file"],
-            report["route"],
-            str(report["nodes"]),
-            format_bytes(report["bytes"]),
-        )
         for i, check in enumerate(report["checks"]):
+            file = [report["file"], report["route"], str(report["nodes"])]
+            file = [*file, format_bytes(report["bytes"])] if i == 0 else [""] * 4
             size = str(check["batch"])
-            taken = (
-                f"{report['latency_ms'][size]:.3f} ms"
-                if check["data"] == report["checks"][0]["data"]
-                else ""
-            )
-            rows.append(
-                [
-                    *(about if i == 0 else [""] * 4),
-                    check["data"],
-                    size,
-                    *told(check, report["judged"]),
-                    taken,
-                ]
-            )
+            is_first_kind = check["data"] == report["checks"][0]["data"]
+            time = f"{report['latency_ms'][size]:.3f} ms" if is_first_kind else ""
+            errors = error_cells(check, report["judged"])
+            rows.append([*file, check["data"], size, *errors, time])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    return "\n".join(
-        [*lines, *(f"{report['file']}: {signature(report)}" for report in reports.values())]
-    )
+    signatures = [f"{report['file']}: {signature(report)}" for report in reports.values()]
+    return "\n".join([*lines, *signatures])
 
 
-def told(check, judged):
-    """The differences and the agreement; in brackets where they are not judged."""
+def error_cells(check, judged):
+    """The errors and the agreement, in brackets if they are not judged."""
     cells = [
         f"{check['absolute_error']:.1e}",
         f"{check['relative_error']:.1e}",
@@ -232,28 +200,27 @@ def told(check, judged):
 
 
 def signature(report):
-    """What goes in and comes out, under which names."""
-    given, made = (
-        ", ".join(f"{name} {form}" for name, form in report[side].items())
+    """The names and types of the inputs and outputs, in one line."""
+    inputs, outputs = (
+        ", ".join(f"{name} {spec}" for name, spec in report[side].items())
         for side in ("inputs", "outputs")
     )
-    return f"{given} -> {made}".replace("None", "batch")
+    return f"{inputs} -> {outputs}".replace("None", "batch")
 
 
-def scores(shipped, outputs, targets):
-    """{metric: its mean} of outputs, by the config's loss and metrics."""
+def scores(loaded, outputs, targets):
+    """{name: mean} of the config's loss and metrics on these outputs."""
     from training.objective import finish_means, measure, summed
 
-    parts = shipped.parts
+    parts = loaded.parts
     metrics = {
         label: metric.function for label, metric in parts.metrics.items() if metric.mode == "MEAN"
     }
 
     @jax.jit
     def means(output, target):
-        logits = (
-            jax.numpy.log(jax.numpy.maximum(output, 1e-30)) if shipped.form.softmax else output
-        )  # a softmax undoes it
+        # The loss takes logits; the logarithm of probabilities has the same softmax.
+        logits = jax.numpy.log(jax.numpy.maximum(output, 1e-30)) if loaded.form.softmax else output
         losses, terms = summed(jax.vmap(parts.loss)(logits, target))
         return jax.tree.map(lambda a: a.mean(0), (losses, measure(metrics, logits, target, terms)))
 

@@ -1,22 +1,27 @@
-// A picture from a file: its middle, in the size that the model takes.
-function startPicture() {
-  show(picture(() => {}), $("picture"));
-  $("file").addEventListener("change", (event) => take(event.target.files[0]));
+// An image from a file: its middle, resized to the size that the model takes.
+function startImage() {
+  show(newImage(() => {}), $("picture"));
+  $("file").addEventListener("change", (event) => openFile(event.target.files[0]));
   addEventListener("dragover", (event) => event.preventDefault());
-  addEventListener("drop", (event) => { event.preventDefault(); take(event.dataTransfer.files[0]); });
-  ask(null);
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    openFile(event.dataTransfer.files[0]);
+  });
+  request(null);
 }
 
-async function take(file) {
+async function openFile(file) {
   const source = file && await createImageBitmap(file).catch(() => null);
-  if (!source) return attempt(() => { throw new Error("That is no picture that this browser can read."); });
+  if (!source) {
+    return attempt(() => { throw new Error("This browser cannot read the file as an image."); });
+  }
   const {height, width} = facts;
   const scale = Math.max(width / source.width, height / source.height);
   const [w, h] = [scale * source.width, scale * source.height];
-  const seen = picture((context) => {
+  const image = newImage((context) => {
     context.imageSmoothingQuality = "high";
     context.drawImage(source, (width - w) / 2, (height - h) / 2, w, h);
   });
-  show(seen, $("picture"));
-  ask(valuesOf(seen));
+  show(image, $("picture"));
+  request(valuesOf(image));
 }

@@ -1,10 +1,11 @@
-// Any other input, as JSON.
+// Any other input, entered as JSON.
 function startNumbers() {
-  const read = () => attempt(() => ask([JSON.parse($("values").value)]));
+  const submit = () => attempt(() => request([JSON.parse($("values").value)]));
   $("wanted").textContent = facts.shape.join(" × ");
   $("values").value = JSON.stringify(zeros(facts.shape));
-  $("run").addEventListener("click", read);
-  read();
+  $("run").addEventListener("click", submit);
+  submit();
 }
 
-const zeros = ([size, ...rest]) => size === undefined ? 0 : Array.from({length: size}, () => zeros(rest));
+const zeros = ([size, ...rest]) =>
+  size === undefined ? 0 : Array.from({length: size}, () => zeros(rest));

@@ -1,4 +1,4 @@
-"""What a model takes for a picture's pixels, so that a page can give it that."""
+"""The values that a model takes for black and white pixels, which the demo page needs."""
 
 from functools import reduce
 from typing import NamedTuple
@@ -8,11 +8,11 @@ import numpy as np
 
 from utils import UserError
 
-MEND = "leave it to the exported file with --with-preprocess"
+FIX = "include it in the exported file with --with-preprocess"
 
 
 class Pixels(NamedTuple):
-    """What stands for black and for white: a number, or one for each channel. What is in between lies straight between them."""
+    """The values of black and white, one number or one per channel; grey is linear in between."""
 
     black: float | list
     white: float | list
@@ -21,42 +21,44 @@ class Pixels(NamedTuple):
 UNIT, BYTES = Pixels(0, 1), Pixels(0, 255)
 
 
-def pixels_of(shipped):
-    """The pixels of a model for pictures, found by preprocessing pictures of one colour; of any other model, UNIT."""
-    shape, dtype = shipped.inputs.shape, shipped.inputs.dtype
+def pixels_of(loaded):
+    """The pixel values of an image model, measured by preprocessing images of one color.
+
+    Models of other inputs get UNIT.
+    """
+    shape, dtype = loaded.inputs.shape, loaded.inputs.dtype
     if dtype == np.uint8:
         return BYTES
     if len(shape) != 3:
         return UNIT
-    if shipped.form.layout == "nchw":
-        shape = (*shape[1:], shape[0])  # preprocessing comes before
+    if loaded.form.layout == "nchw":
+        shape = (*shape[1:], shape[0])  # preprocessing takes channels last
     for kind, full in ((np.uint8, 255), (np.float32, 1)):
         try:
-            grey = [
-                preprocessed(shipped.preprocess, jnp.full(shape, share * full, kind))
+            black, grey, white = (
+                preprocessed(loaded.preprocess, jnp.full(shape, share * full, kind))
                 for share in (0, 0.2, 1)
-            ]
-        except ValueError:  # preprocessing is particular about the type
+            )
+        except ValueError:  # preprocessing rejects this dtype
             continue
-        if grey[0].dtype == dtype:
-            return straight(*grey, shape)
+        if black.dtype == dtype:
+            return linear_pixels(black, grey, white, shape)
     return UNIT
 
 
-def preprocessed(preprocess, picture):
-    return np.asarray(reduce(lambda x, fn: fn(x), preprocess, picture))
+def preprocessed(preprocess, image):
+    return np.asarray(reduce(lambda x, fn: fn(x), preprocess, image))
 
 
-def straight(black, grey, white, shape):
-    """The pixels, once it is known that their place does not matter, and that a fifth of white is a fifth of the way."""
-    if black.shape != shape or any(
-        np.ptp(picture, axis=(0, 1)).any() for picture in (black, white)
-    ):
+def linear_pixels(black, grey, white, shape):
+    """The pixel values; raises unless they are linear and the same at every position."""
+    if black.shape != shape or any(np.ptp(image, axis=(0, 1)).any() for image in (black, white)):
         raise UserError(
-            f"--demo: the config's preprocess does not treat all pixels alike, as the page would; {MEND}"
+            "--demo: the config's preprocess does not treat all pixels alike, as the page does; "
+            f"{FIX}"
         )
     if not np.allclose(grey, black + (white - black) / 5, atol=1e-5 * np.abs(white - black).max()):
         raise UserError(
-            f"--demo: the config's preprocess bends the scale of pixels, as the page cannot; {MEND}"
+            f"--demo: the config's preprocess is not linear in the pixels, as the page is; {FIX}"
         )
     return Pixels(black[0, 0].tolist(), white[0, 0].tolist())

@@ -1,6 +1,6 @@
-"""ONNX Runtime for browsers: of npm's package onnxruntime-web the script and the program, kept in the user's cache.
+"""ONNX Runtime for browsers: two files of npm's onnxruntime-web, kept in the user's cache.
 
-`python -m inference.demo.runtime` fetches it.
+`python -m inference.demo.runtime` downloads them.
 """
 
 import hashlib
@@ -17,55 +17,56 @@ from utils import BAD_INPUT, DONE, RunError, UserError, atomic_write
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 SCRIPT, PROGRAM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
-DIGESTS = {  # sha256: what a page carries to others is what was tested, whoever served it
+DIGESTS = {  # SHA-256, so that a page always contains the files that were tested
     SCRIPT: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
     PROGRAM: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
 }
 
 
 def runtime():
-    """{name: bytes} of the script and the program, fetched with npm where the cache lacks them."""
-    return kept() or fetch()
+    """{name: bytes} of the script and the program, downloaded with npm if they are not cached."""
+    return cached() or download()
 
 
-def kept():
-    """The files in the cache; None where one is missing or is not what was fetched."""
-    files = {name: place() / name for name in DIGESTS}
+def cached():
+    """The cached files; None if one is missing or damaged."""
+    files = {name: cache_folder() / name for name in DIGESTS}
     if not all(file.is_file() for file in files.values()):
         return None
     contents = {name: file.read_bytes() for name, file in files.items()}
     return contents if all(intact(name, content) for name, content in contents.items()) else None
 
 
-def fetch():
-    """Have npm download the package, and keep what a page needs of it."""
+def download():
+    """Download the package with npm and cache the files that a page needs."""
     npm = shutil.which("npm")
     if npm is None:
-        raise missing("npm is not installed", "install Node.js, which brings npm")
+        raise unavailable("npm is not installed", "install Node.js, which includes npm")
     with tempfile.TemporaryDirectory() as folder:
-        contents = unpack(download(npm, Path(folder)))
+        contents = unpack(pack(npm, Path(folder)))
     try:
-        place().mkdir(parents=True, exist_ok=True)
+        cache_folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"{place()}: cannot be made: {error.strerror}; XDG_CACHE_HOME names another cache"
+            f"{cache_folder()}: cannot be created: {error.strerror}; "
+            "set XDG_CACHE_HOME to another cache"
         ) from error
     for name, content in contents.items():
-        atomic_write(place() / name, content)
+        atomic_write(cache_folder() / name, content)
     return contents
 
 
-def download(npm, folder):
-    """The package's archive, which npm has compared with the registry's checksum."""
+def pack(npm, folder):
+    """Download the package's archive; npm compares it with the registry's checksum."""
     options = ["--pack-destination", str(folder), "--ignore-scripts", "--fetch-retries=1"]
-    told = subprocess.run(
+    process = subprocess.run(
         [npm, "pack", f"{PACKAGE}@{VERSION}", *options], cwd=folder, capture_output=True, text=True
     )
     archive = next(folder.glob("*.tgz"), None)
-    if told.returncode or archive is None:
-        errors = re.findall(r"^npm (?:error|ERR!) +(.+)", told.stderr, re.MULTILINE)
-        why = "; ".join(errors[:4]) or f"exit code {told.returncode}"
-        raise missing(f"npm could not download it ({why})", "mend that")
+    if process.returncode or archive is None:
+        errors = re.findall(r"^npm (?:error|ERR!) +(.+)", process.stderr, re.MULTILINE)
+        why = "; ".join(errors[:4]) or f"exit code {process.returncode}"
+        raise unavailable(f"npm could not download it ({why})", "fix that")
     return archive
 
 
@@ -75,9 +76,9 @@ def unpack(archive):
         contents = {name: package.extractfile(f"package/dist/{name}").read() for name in DIGESTS}
     for name, content in contents.items():
         if not intact(name, content):
-            raise missing(
-                f"the {name} that npm downloaded is not that of {VERSION}",
-                "see which registry npm asks",
+            raise unavailable(
+                f"the {name} that npm downloaded is not the one of {VERSION}",
+                "check which registry npm uses",
             )
     return contents
 
@@ -86,16 +87,16 @@ def intact(name, content):
     return hashlib.sha256(content).hexdigest() == DIGESTS[name]
 
 
-def place():
+def cache_folder():
     """The folder of this version in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rawtree" / f"{PACKAGE}-{VERSION}"
 
 
-def missing(why, mend):
+def unavailable(why, fix):
     return UserError(
-        f"a page that runs the model needs {PACKAGE} {VERSION}, and {why}; {mend}, "
-        f"or put {SCRIPT} and {PROGRAM} from the package's folder dist into {place()}"
+        f"a page that runs the model needs {PACKAGE} {VERSION}, but {why}; {fix}, "
+        f"or copy {SCRIPT} and {PROGRAM} from the package's dist folder to {cache_folder()}"
     )
 
 
@@ -105,7 +106,7 @@ def main():
     except (UserError, RunError) as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
-    print(place())
+    print(cache_folder())
     return DONE
 
 

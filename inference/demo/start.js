@@ -1,3 +1,3 @@
-// Show what the model's input asks for.
+// Show the form for the model's input.
 $(facts.input).hidden = false;
-({draw: startDrawing, image: startPicture, numbers: startNumbers})[facts.input]();
+({draw: startDrawing, image: startImage, numbers: startNumbers})[facts.input]();

@@ -1,8 +1,8 @@
-"""The old way, for what the tables of ops lack: StableHLO -> TFLite -> tf2onnx.
+"""The jax2tf route, for ops that the native tables lack: StableHLO -> TFLite -> tf2onnx.
 
-It is jax2tf's way: the function becomes one XlaCallModule op, which TensorFlow's converter takes apart. jax2tf itself is left
-out, since it writes a newer StableHLO than TensorFlow reads; and with it tf2onnx's way from TensorFlow's own graphs, which
-knows no such op.
+As in jax2tf, the function becomes one XlaCallModule op, which TensorFlow's converter lowers. jax2tf
+itself is not used, since it writes a newer StableHLO than TensorFlow reads. ONNX is converted from
+the TFLite file, since tf2onnx cannot convert XlaCallModule in TensorFlow's own graphs.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from inference.fallback.stablehlo import Plain, bound, stablehlo_of
+from inference.fallback.stablehlo import Plain, evaluate, stablehlo_of
 from inference.lowering.trace import trace
 from inference.packages import needed, quiet
 from inference.to_tflite import converted, free
@@ -18,63 +18,60 @@ from utils import UserError, atomic_write, first_line
 
 
 def tflite_by_jax2tf(function, weights, inputs, batch, path, *, quantize=None, samples=None):
-    """Write (weights, inputs) -> outputs as a TFLite file; the arguments are those of `trace` and of `write_tflite`."""
+    """Write (weights, inputs) -> outputs as a TFLite file; see `trace` and `write_tflite`."""
     needed("tensorflow")
-    atomic_write(
-        path,
-        written(as_tflite, function, weights, inputs, batch, quantize=quantize, samples=samples),
-    )
+    options = {"quantize": quantize, "samples": samples}
+    atomic_write(path, file_bytes(as_tflite, function, weights, inputs, batch, **options))
 
 
 def onnx_by_jax2tf(function, weights, inputs, batch, path, opset=20):
-    """Write (weights, inputs) -> outputs as an ONNX file of this opset; the arguments are those of `trace`."""
+    """Write (weights, inputs) -> outputs as an ONNX file of this opset; see `trace`."""
     needed("tensorflow", "tf2onnx", "onnx", "onnxruntime")
-    atomic_write(path, written(as_onnx, function, weights, inputs, batch, opset=opset))
+    atomic_write(path, file_bytes(as_onnx, function, weights, inputs, batch, opset=opset))
 
 
-def written(write, function, weights, inputs, batch, **options):
-    """The bytes of a file, or an error that names what cannot be written."""
+def file_bytes(convert, function, weights, inputs, batch, **options):
+    """The bytes of a file; raises an error that names the op that cannot be converted."""
     traced, plain = trace(function, weights, inputs, batch), Plain()
     try:
-        return write(
+        return convert(
             lambda *arrays: plain(traced, *arrays), traced.inputs, traced.outputs, **options
         )
     except UserError:
         raise
-    except Exception as error:  # of many kinds: no part of this way says beforehand what it can do
-        told = culprit(write, plain.bound) or f"this model: {first_line(error)}"
-        fixed = batch is None and succeeds(lambda: written(write, function, weights, inputs, 2))
-        mend = "; with a batch of a fixed size it can: --batch N" if fixed else ""
-        raise UserError(f"the way by jax2tf cannot do {told}{mend}") from error
+    except Exception as error:  # no step of this route can say beforehand what it supports
+        culprit = find_culprit(convert, plain.equations) or f"this model: {first_line(error)}"
+        works_fixed = batch is None and succeeds(
+            lambda: file_bytes(convert, function, weights, inputs, 2)
+        )
+        fix = "; with a fixed batch size it can: pass --batch N" if works_fixed else ""
+        raise UserError(f"the jax2tf route cannot convert {culprit}{fix}") from error
 
 
-def culprit(write, equations):
-    """The first equation that cannot be written by itself, and where in the user's code it is.
+def find_culprit(convert, equations):
+    """The first equation that cannot be converted by itself, with its location in the user's code.
 
-    A conversion to a type of which the format has no inputs and outputs is blamed last: it is its use that fails.
+    A cast to a dtype that the format does not accept as an input or output is only reported if no
+    other equation fails, since usually the use of its result fails.
     """
-    tried, conversion = set(), None
+    tried, failed_cast = set(), None
     for eqn, operands, place in equations:
-        name, types = (
-            eqn.primitive.name,
-            [str(var.aval.dtype) for var in (*eqn.invars, *eqn.outvars)],
-        )
-        kind = (name, *types, str(eqn.params))
         if all(isinstance(x, np.ndarray) for x in operands):
-            continue  # nothing by itself: it is made of sizes alone
-        alone = (
-            []
-            if kind in tried
-            else [partial(write, *part(eqn, operands, i)) for i in range(len(eqn.outvars))]
-        )
-        tried.add(kind)
-        if all(map(succeeds, alone)):
+            continue  # computed from sizes only; there is nothing to convert
+        name = eqn.primitive.name
+        dtypes = [str(var.aval.dtype) for var in (*eqn.invars, *eqn.outvars)]
+        key = (name, *dtypes, str(eqn.params))
+        if key in tried:
             continue
-        told = f"{name} of {types[0]} ({place})"
+        tried.add(key)
+        results = range(len(eqn.outvars))
+        if all(succeeds(partial(convert, *one_result(eqn, operands, i))) for i in results):
+            continue
+        culprit = f"{name} of {dtypes[0]} ({place})"
         if name != "convert_element_type":
-            return told
-        conversion = conversion or told
-    return conversion
+            return culprit
+        failed_cast = failed_cast or culprit
+    return failed_cast
 
 
 def succeeds(attempt):
@@ -85,29 +82,34 @@ def succeeds(attempt):
     return True
 
 
-def part(eqn, operands, result):
-    """One result of an equation as a function of those of its operands that are no constants; its inputs, its output."""
-    places = [i for i, x in enumerate(operands) if not isinstance(x, np.ndarray)]
+def one_result(eqn, operands, index):
+    """(a function that returns one result of an equation, its input specs, its output spec)"""
+    positions = [i for i, x in enumerate(operands) if not isinstance(x, np.ndarray)]
 
     def function(*arrays):
-        given = dict(zip(places, arrays, strict=True))
-        found = bound(eqn, *(given.get(i, x) for i, x in enumerate(operands)))
-        return [found[result] if eqn.primitive.multiple_results else found]
+        given = dict(zip(positions, arrays, strict=True))
+        result = evaluate(eqn, *(given.get(i, x) for i, x in enumerate(operands)))
+        return [result[index] if eqn.primitive.multiple_results else result]
 
-    inputs = {f"x{i}": jax.ShapeDtypeStruct(operands[i].shape, operands[i].dtype) for i in places}
-    return function, inputs, {"y": eqn.outvars[result].aval}
+    inputs = {
+        f"x{i}": jax.ShapeDtypeStruct(operands[i].shape, operands[i].dtype) for i in positions
+    }
+    return function, inputs, {"y": eqn.outvars[index].aval}
 
 
 def as_tflite(function, inputs, outputs, quantize=None, samples=None):
-    """The bytes of a TFLite file of builtin ops; `inputs` and `outputs` are {name: shape and type} in the function's order."""
+    """The bytes of a TFLite file of builtin ops.
+
+    `inputs` and `outputs` are {name: shape and dtype} in the function's order.
+    """
     with quiet():
         module = stablehlo_of(function, inputs.values())
         import tensorflow as tf
         from tensorflow.compiler.tf2xla.python.xla import call_module
 
         def call(*tensors):
-            found = call_module(
-                [tensors[i] for i in module.kept],
+            results = call_module(
+                [tensors[i] for i in module.kept_inputs],
                 version=module.version,
                 module=module.data,
                 Tout=[aval.dtype for aval in outputs.values()],
@@ -115,7 +117,7 @@ def as_tflite(function, inputs, outputs, quantize=None, samples=None):
                 platforms=["CPU"],
                 disabled_checks=["shape_assertions"],
             )
-            return dict(zip(outputs, map(tf.identity, found), strict=True))
+            return dict(zip(outputs, map(tf.identity, results), strict=True))
 
         specs = [
             tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in inputs.items()
@@ -125,7 +127,7 @@ def as_tflite(function, inputs, outputs, quantize=None, samples=None):
 
 
 def with_plain_names(data):
-    """A TFLite file whose tensors have the names of its signature, for readers that do not know signatures, as tf2onnx."""
+    """Name a TFLite file's tensors as in its signature, since tf2onnx does not read signatures."""
     from tensorflow.lite.tools import flatbuffer_utils
 
     model = flatbuffer_utils.convert_bytearray_to_object(data)
@@ -140,6 +142,6 @@ def as_onnx(function, inputs, outputs, opset=18):
     from inference.fallback.onnx_of_tflite import onnx_of_tflite
 
     data = as_tflite(function, inputs, outputs)
-    shapes = [{name: aval.shape for name, aval in named.items()} for named in (inputs, outputs)]
+    shapes = [{name: aval.shape for name, aval in avals.items()} for avals in (inputs, outputs)]
     with quiet():
         return onnx_of_tflite(data, *shapes, opset)

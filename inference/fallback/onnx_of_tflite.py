@@ -1,4 +1,4 @@
-"""A TFLite file as an ONNX one, by tf2onnx, with what it does wrong put right."""
+"""Convert a TFLite file to ONNX with tf2onnx, and work around its bugs."""
 
 import tempfile
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ OPSET = 18  # the newest that tf2onnx writes
 
 
 def onnx_of_tflite(data, inputs, outputs, opset):
-    """The bytes of the ONNX file; `inputs` and `outputs` are {name: shape}, in which free sizes are symbols."""
+    """The bytes of the ONNX file; `inputs` and `outputs` are {name: shape}, with symbolic sizes."""
     import onnx
     import onnxruntime
 
@@ -22,14 +22,13 @@ def onnx_of_tflite(data, inputs, outputs, opset):
         model = onnx.version_converter.convert_version(model, opset)
     onnx.checker.check_model(model, full_check=True)
     data = model.SerializeToString()
-    onnxruntime.InferenceSession(
-        data, providers=["CPUExecutionProvider"]
-    )  # refuses types that the checker lets pass
+    # ONNX Runtime rejects some types that the checker accepts.
+    onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     return data
 
 
 def converted(data):
-    """What tf2onnx.convert.from_tflite answers, but for what is wrong with it."""
+    """The model from tf2onnx.convert.from_tflite, without its bugs."""
     import tensorflow as tf
     from tf2onnx import optimizer
     from tf2onnx.tfonnx import process_tf_graph
@@ -37,95 +36,92 @@ def converted(data):
     with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default() as graph:
         path = Path(folder, "model.tflite")
         path.write_bytes(data)
-        ours = {name: (function, []) for name, function in HANDLERS.items()}
-        with clips_known():
+        handlers = {name: (function, []) for name, function in HANDLERS.items()}
+        with fused_clips_supported():
             graph = process_tf_graph(
-                graph, opset=OPSET, tflite_path=str(path), custom_op_handlers=ours
+                graph, opset=OPSET, tflite_path=str(path), custom_op_handlers=handlers
             )
     passes = dict(optimizer._get_optimizers())
-    del passes["optimize_transpose"]  # it moves transposes past sums, and leaves these their axes
-    return optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes).make_model(
-        "model"
-    )
+    # It moves transposes past sums without changing the axes of the sums.
+    del passes["optimize_transpose"]
+    graph = optimizer.optimize_graph(graph, catch_errors=False, optimizers=passes)
+    return graph.make_model("model")
 
 
 @contextmanager
-def clips_known():
-    """TFLite fuses `clip(x, -1, 1)` into what made x, as in erf; tf2onnx does not know how to part them again."""
+def fused_clips_supported():
+    """TFLite fuses `clip(x, -1, 1)` into the op before it, as in erf; tf2onnx cannot split them."""
     from tf2onnx.tflite_handlers import tfl_math, tfl_nn
 
-    separate = tfl_math.separate_fused_activation_function
+    original = tfl_math.separate_fused_activation_function
 
-    def ours(context, node):
+    def separate(context, node):
         clips = node.attr["fused_activation_function"].s == b"RELU_N1_TO_1"
         if clips:
             node.set_attr("fused_activation_function", b"NONE")
-        separate(context, node)
+        original(context, node)
         if clips:
             output = node.output[0]
             bounds = [constant(context, np.float32(bound)) for bound in (-1, 1)]
-            about = {"shapes": [context.get_shape(output)], "dtypes": [context.get_dtype(output)]}
-            context.insert_node_on_output(
-                context.make_node("Clip", [output, *bounds], **about), output
-            )
+            types = {"shapes": [context.get_shape(output)], "dtypes": [context.get_dtype(output)]}
+            clip = context.make_node("Clip", [output, *bounds], **types)
+            context.insert_node_on_output(clip, output)
 
-    name = separate.__name__
-    with mock.patch.object(tfl_math, name, ours), mock.patch.object(tfl_nn, name, ours):
+    name = original.__name__
+    with mock.patch.object(tfl_math, name, separate), mock.patch.object(tfl_nn, name, separate):
         yield
 
 
 def name_aliases(model, data):
-    """An output that is an input, or another output, has no tensor of its own in TFLite; in ONNX it must have its name."""
+    """Add an Identity for each output that is also an input or another output.
+
+    In TFLite such an output shares their tensor; in ONNX it needs a name of its own.
+    """
     from onnx import helper
     from tensorflow.lite.tools import flatbuffer_utils
 
     read = flatbuffer_utils.convert_bytearray_to_object(data)
-    signature = read.signatureDefs[0]
     types = {
         value.name: value.type.tensor_type.elem_type
         for value in [*model.graph.input, *model.graph.output]
     }
     del model.graph.output[:]
-    for output in signature.outputs:
-        name, tensor = (
-            text.decode()
-            for text in (output.name, read.subgraphs[0].tensors[output.tensorIndex].name)
-        )
+    for output in read.signatureDefs[0].outputs:
+        name = output.name.decode()
+        tensor = read.subgraphs[0].tensors[output.tensorIndex].name.decode()
         if name != tensor:
             model.graph.node.append(helper.make_node("Identity", [tensor], [name]))
         model.graph.output.append(helper.make_tensor_value_info(name, types[tensor], []))
 
 
 def name_sizes(model, shapes):
-    """Call the free sizes of inputs and outputs as JAX does; tf2onnx numbers them."""
+    """Give the free sizes of inputs and outputs the names that JAX uses; tf2onnx numbers them."""
     for value in [*model.graph.input, *model.graph.output]:
-        sizes = value.type.tensor_type.shape
-        del sizes.dim[:]
+        dims = value.type.tensor_type.shape.dim
+        del dims[:]
         for size in shapes[value.name]:
-            sizes.dim.add(
-                **({"dim_value": size} if isinstance(size, int) else {"dim_param": str(size)})
-            )
+            dims.add(**({"dim_value": size} if isinstance(size, int) else {"dim_param": str(size)}))
 
 
 def select(context, node, *_):
-    """A choice; tf2onnx's own product with 0 and 1 is NaN where what is not chosen is infinite."""
+    """Select as Where; tf2onnx multiplies by 0 and 1, so an infinite value makes the result NaN."""
     node.type = "Where"
 
 
 def segment_products(context, node, *_):
-    """Products of chosen sizes, in the shapes of products of a free batch; tf2onnx's own stumbles over what no segment has."""
+    """UnsortedSegmentProd, which computes the shapes of products with a free batch size.
+
+    tf2onnx's own handler fails for elements that belong to no segment.
+    """
     data, segments, count = node.inputs
     segments, count = segments.get_tensor_value(as_list=False), int(count.get_tensor_value())
     axis = constant(context, np.array([0]))
     products = []
     for segment in range(count):
-        places = constant(context, np.flatnonzero(segments == segment))
-        chosen = context.make_node("Gather", [data.output[0], places])
-        products.append(
-            context.make_node("ReduceProd", [chosen.output[0], axis], attr={"keepdims": 1}).output[
-                0
-            ]
-        )
+        indices = constant(context, np.flatnonzero(segments == segment))
+        elements = context.make_node("Gather", [data.output[0], indices]).output[0]
+        product = context.make_node("ReduceProd", [elements, axis], attr={"keepdims": 1})
+        products.append(product.output[0])
     outputs, types, shapes = node.output, node.output_dtypes, node.output_shapes
     context.remove_node(node.name)
     context.make_node(

@@ -1,11 +1,14 @@
-"""A small run, trained once, and the commands that ship it, in this process."""
+"""A small run that is trained once, and the commands that export it and use it, in this process."""
 
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from inference import convert_tflite
+from data_loader.digits import digits
+from inference import convert_tflite, predict
+from tests.inference.made import linear_model
 from tests.processes import run
 
 CONFIG = {
@@ -21,34 +24,73 @@ CONFIG = {
     "checkpoint": {"monitor": "test_loss"},
     "logging": {"report": False},
 }
+DIGITS = 70  # more than one batch
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
-    """The config and the checkpoint of a trained run, and the folder of both."""
-    place = tmp_path_factory.mktemp("small")
-    (place / "config.json").write_text(json.dumps(CONFIG))
-    assert run(place, "-c", "config.json")[0] == 0
-    (checkpoint,) = place.glob("saved/Small/*/checkpoint-epoch_2.params")
-    return SimpleNamespace(place=place, config=place / "config.json", checkpoint=checkpoint)
+    """The config and the checkpoint of a trained run."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert run(folder, "-c", "config.json")[0] == 0
+    (checkpoint,) = folder.glob("saved/Small/*/checkpoint-epoch_2.params")
+    return SimpleNamespace(config=folder / "config.json", checkpoint=checkpoint)
 
 
 @pytest.fixture
 def convert(small, tmp_path, capsys, monkeypatch):
-    """convert(*arguments) -> (exit code, what was said); the files come into a folder of the test's."""
+    """convert(*arguments) -> (exit code, printed text); it writes to the folder `out`."""
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments, config=small.config, weights=small.checkpoint):
-        given = [
-            "-w",
-            weights,
-            "--out",
-            tmp_path / "out",
-            *arguments,
-            *(["-c", config] if config else []),
-        ]
-        code = convert_tflite.main(list(map(str, given)))
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        options = ["-w", weights, "--out", tmp_path / "out"]
+        options += [*arguments, *(["-c", config] if config else [])]
+        code = convert_tflite.main(list(map(str, options)))
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
 
     return command
+
+
+@pytest.fixture
+def run_predict(tmp_path, capsys, monkeypatch):
+    """run_predict(model, *inputs) -> (exit code, standard output, standard error)"""
+    monkeypatch.chdir(tmp_path)
+
+    def command(model, *arguments):
+        code = predict.main([str(model), *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """(an npz of raw digits, their labels)"""
+    dataset = digits(train_size=10, test_size=DIGITS).load()["test"]
+    x, y = zip(*(dataset[i] for i in range(DIGITS)), strict=True)
+    np.savez(tmp_path / "drawn.npz", x=np.stack(x))
+    return tmp_path / "drawn.npz", np.array(y)
+
+
+@pytest.fixture
+def linear(tmp_path):
+    """The weight of linear.onnx, which no export wrote; some.npy holds two inputs for it.
+
+    INTEGERS.ONNX is the same model for integers.
+    """
+    from onnx import TensorProto
+
+    np.save(tmp_path / "some.npy", np.arange(8).reshape(2, 4) / 8)
+    linear_model(tmp_path / "INTEGERS.ONNX", (4,), 3, TensorProto.INT32)
+    return linear_model(tmp_path / "linear.onnx", (4,), 3, TensorProto.FLOAT)
+
+
+def output_folder(tmp_path):
+    """The names in the output folder, including hidden files."""
+    folder = tmp_path / "out"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def read_report(tmp_path, name="small"):
+    return json.loads((tmp_path / "out" / name / "verification.json").read_text())

@@ -1,4 +1,4 @@
-"""Made-up inputs and weights of the cases."""
+"""Random inputs, weights and models for the tests."""
 
 import jax
 import numpy as np
@@ -20,10 +20,29 @@ def weights(*shape):
 
 
 def learned(init, *args, **kwargs):
-    """Parameters of a layer with none of them at its initial 0 or 1."""
+    """A layer's params, all random, so that none has its initial value 0 or 1."""
     shapes = jax.eval_shape(lambda key: init(key, *args, **kwargs), jax.random.key(0))
     return jax.tree.map(lambda leaf: weights(*leaf.shape), shapes)
 
 
 def scale_and_bias(dim):
     return {"scale": 1 + weights(dim), "bias": weights(dim)}
+
+
+def linear_model(path, shape, classes, kind):
+    """Write an ONNX file that multiplies its flattened input by a weight; returns the weight."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    size = int(np.prod(shape))
+    weight = np.random.default_rng(0).normal(0, 0.1, (size, classes)).astype(np.float32)
+    nodes = [
+        helper.make_node("Cast", ["input"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["floats"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weight"], ["output"]),
+    ]
+    inputs = [helper.make_tensor_value_info("input", kind, ["batch", *shape])]
+    outputs = [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", classes])]
+    initializers = [numpy_helper.from_array(weight, "weight")]
+    graph = helper.make_graph(nodes, "linear", inputs, outputs, initializers)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return weight

@@ -1,4 +1,4 @@
-"""How the runtime of the browser's page comes from npm, by an npm that only plays one: no test asks a network."""
+"""How ONNX Runtime Web is downloaded and cached, with a fake npm instead of a network."""
 
 import stat
 import tarfile
@@ -11,7 +11,7 @@ from utils import UserError
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """An empty cache, and an npm that does what a test writes into it."""
+    """npm(text) makes a fake npm of this shell script; the cache is empty."""
     program = tmp_path / "bin" / "npm"
     program.parent.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -24,26 +24,22 @@ def npm(tmp_path, monkeypatch):
     return write
 
 
-def test_without_npm_it_says_what_to_do(npm, tmp_path, monkeypatch, capsys):
+def test_without_npm_the_error_says_what_to_install(npm, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert runtime.main() == 2
-    told = capsys.readouterr().err
-    assert (
-        "npm is not installed; install Node.js" in told
-        and str(tmp_path / "cache") in told
-        and runtime.PROGRAM in told
-    )
+    error = capsys.readouterr().err
+    assert "npm is not installed; install Node.js" in error
+    assert str(tmp_path / "cache") in error and runtime.PROGRAM in error
 
 
-def test_a_failed_download_says_what_npm_said(npm):
+def test_a_failed_download_reports_npms_error(npm):
     npm("echo npm warn old >&2; echo npm error network no way to the registry >&2; exit 1")
-    with pytest.raises(
-        UserError, match=r"npm could not download it \(network no way to the registry\)"
-    ):
+    message = r"npm could not download it \(network no way to the registry\)"
+    with pytest.raises(UserError, match=message):
         runtime.runtime()
 
 
-def test_what_was_downloaded_is_kept_and_checked(npm, tmp_path, monkeypatch):
+def test_a_download_is_checked_and_cached(npm, tmp_path, monkeypatch):
     contents = {runtime.SCRIPT: b"script", runtime.PROGRAM: b"program"}
     (tmp_path / "package" / "dist").mkdir(parents=True)
     for name, content in contents.items():
@@ -51,12 +47,12 @@ def test_what_was_downloaded_is_kept_and_checked(npm, tmp_path, monkeypatch):
     with tarfile.open(tmp_path / "p.tgz", "w:gz") as archive:
         archive.add(tmp_path / "package", "package")
     npm(f"cp {tmp_path / 'p.tgz'} .")
-    with pytest.raises(UserError, match="is not that of"):
+    with pytest.raises(UserError, match="is not the one of"):
         runtime.runtime()
     monkeypatch.setattr(runtime, "intact", lambda name, content: content == contents[name])
     assert runtime.runtime() == contents
     npm("exit 1")
-    assert runtime.runtime() == contents  # of the cache
-    (runtime.place() / runtime.SCRIPT).write_bytes(b"scr")
-    with pytest.raises(UserError, match="exit code 1"):  # what is damaged is fetched again
+    assert runtime.runtime() == contents  # from the cache
+    (runtime.cache_folder() / runtime.SCRIPT).write_bytes(b"scr")
+    with pytest.raises(UserError, match="exit code 1"):  # a damaged file is downloaded again
         runtime.runtime()

@@ -1,4 +1,4 @@
-"""The way by jax2tf: it computes what JAX does, in both formats and for any batch, and what it cannot do it names."""
+"""The jax2tf route: what it exports in both formats, and how it reports what it cannot convert."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def example(*shape):
 
 
 def by_platform(x):
-    """Cosines everywhere but here."""
+    """A cosine on every platform except the CPU of this test."""
     return lax.platform_dependent(x, cpu=lambda x: x * jnp.nan, default=jnp.cos)
 
 
@@ -42,39 +42,35 @@ WEIGHTS = {
 
 
 def several(weights, inputs, cosine=jnp.cos):
-    """A function of many primitives over trees, with a layer under a mark."""
+    """A function of many primitives over trees, with a layer under @op."""
     params = weights["params"]
     x = jax.nn.gelu(linear(params["dense"], inputs["tokens"]), approximate=False)  # (B, 3, 6)
     x = x + params["table"][inputs["ids"]]
     x = jax.nn.softmax(jnp.einsum("bqc,bkc->bqk", x, x)) @ x
-    x = jnp.where(x > 0, cosine(x), x / (x > 0))  # infinite where it is not chosen
+    x = jnp.where(x > 0, cosine(x), x / (x > 0))  # infinite where not selected
     return {"logits": [x[:, 0], x[:, ::-1, 1:3].max(1)], "same": inputs["ids"]}
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_trees_of_any_batch_without_a_word(suffix, tmp_path, capfd):
+def test_trees_with_a_free_batch_size_are_exported_silently(suffix, tmp_path, capfd):
     inputs = {"ids": jax.ShapeDtypeStruct((3,), jnp.int32), "tokens": example(3, 4)}
     path = tmp_path / f"model.{suffix}"
     WRITERS[suffix](lambda *args: several(*args, by_platform), WEIGHTS, inputs, None, path)
-    assert capfd.readouterr() == ("", "")  # whatever TensorFlow and tf2onnx would like to tell
+    assert capfd.readouterr() == ("", "")  # nothing from TensorFlow or tf2onnx
     model = open_model(path)
     assert model.inputs == {"ids": ((None, 3), np.int32), "tokens": ((None, 3, 4), np.float32)}
     for batch in (1, 3):
-        given = {
-            "ids": random.integers(0, 5, (batch, 3)).astype(np.int32),
-            "tokens": normal(batch, 3, 4),
-        }
-        found, want = model(given), several(WEIGHTS, given)
-        assert set(found) == {"logits/0", "logits/1", "same"}
+        ids = random.integers(0, 5, (batch, 3)).astype(np.int32)
+        arrays = {"ids": ids, "tokens": normal(batch, 3, 4)}
+        outputs, expected = model(arrays), several(WEIGHTS, arrays)["logits"]
+        assert set(outputs) == {"logits/0", "logits/1", "same"}
         for i in range(2):
-            np.testing.assert_allclose(
-                found[f"logits/{i}"], want["logits"][i], rtol=1e-4, atol=1e-5
-            )
-        np.testing.assert_array_equal(found["same"], given["ids"])
+            np.testing.assert_allclose(outputs[f"logits/{i}"], expected[i], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(outputs["same"], ids)
 
 
 class Net(nnx.Module):
-    """A model of Flax."""
+    """A Flax model."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -87,93 +83,79 @@ class Net(nnx.Module):
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_a_flax_model(suffix, tmp_path):
+def test_a_flax_model_is_exported(suffix, tmp_path):
     graph, weights = nnx.split(net := Net())
     path, x = tmp_path / f"model.{suffix}", normal(5, 8, 8, 1)
     function = lambda weights, x: nnx.merge(graph, weights)(x)  # noqa: E731
     WRITERS[suffix](function, weights, example(8, 8, 1), None, path)
-    np.testing.assert_allclose(
-        open_model(path)({"input": x})["output"], net(x), rtol=1e-5, atol=1e-6
-    )
+    output = open_model(path)({"input": x})["output"]
+    np.testing.assert_allclose(output, net(x), rtol=1e-5, atol=1e-6)
 
 
-def test_the_opset_is_the_one_asked_for(tmp_path):
+def test_the_opset_of_the_file_is_the_requested_one(tmp_path):
     import onnx
 
+    path = tmp_path / "model.onnx"
     for opset in (18, 22):
-        onnx_by_jax2tf(
-            lambda weights, x: jnp.tanh(x),
-            {},
-            example(3),
-            None,
-            tmp_path / "model.onnx",
-            opset=opset,
-        )
-        model = onnx.load(tmp_path / "model.onnx")
-        assert {entry.domain: entry.version for entry in model.opset_import}[""] == opset
+        onnx_by_jax2tf(lambda weights, x: jnp.tanh(x), {}, example(3), None, path, opset=opset)
+        imports = onnx.load(path).opset_import
+        assert {entry.domain: entry.version for entry in imports}[""] == opset
 
 
-def test_what_cannot_be_done_is_named_with_its_place(tmp_path):
+def test_an_op_that_cannot_be_converted_is_named_with_its_location(tmp_path):
     def sorts(weights, x):
         return jnp.sort(jnp.exp(x)) + 1
 
     def gathers(weights, x):
         return jnp.take_along_axis(x, jnp.clip(x, 0, 3).astype(int), axis=1)
 
-    with pytest.raises(
-        UserError, match=r"cannot do sort of float32 \(.*test_fallback.py:\d+:\d+ \(.*sorts\)\)$"
-    ):
-        tflite_by_jax2tf(sorts, {}, example(4), None, tmp_path / "model.tflite")
-    with pytest.raises(
-        UserError,
-        match=r"cannot do gather of float32 \(.*gathers\)\); with a batch of a fixed size it can: --batch N$",
-    ):
-        tflite_by_jax2tf(gathers, {}, example(4), None, tmp_path / "model.tflite")
+    path = tmp_path / "model.tflite"
+    message = r"cannot convert sort of float32 \(.*test_fallback.py:\d+:\d+ \(.*sorts\)\)$"
+    with pytest.raises(UserError, match=message):
+        tflite_by_jax2tf(sorts, {}, example(4), None, path)
+    fix = "with a fixed batch size it can: pass --batch N"
+    message = rf"cannot convert gather of float32 \(.*gathers\)\); {fix}$"
+    with pytest.raises(UserError, match=message):
+        tflite_by_jax2tf(gathers, {}, example(4), None, path)
     assert not list(tmp_path.iterdir())
-    tflite_by_jax2tf(gathers, {}, example(4), 2, tmp_path / "model.tflite")
+    tflite_by_jax2tf(gathers, {}, example(4), 2, path)
     x = normal(2, 4)
-    np.testing.assert_array_equal(
-        open_model(tmp_path / "model.tflite")({"input": x})["output"], gathers({}, x)
-    )
+    np.testing.assert_array_equal(open_model(path)({"input": x})["output"], gathers({}, x))
 
 
-def test_what_fails_is_named_quietly_and_not_what_leads_to_it(tmp_path, capfd):
+def test_the_op_that_fails_is_named_instead_of_the_cast_before_it(tmp_path, capfd):
     def spectrum(weights, x):
-        return jnp.abs(
-            jnp.fft.fft(x)
-        )  # after a conversion to complex numbers, which no file returns either
+        return jnp.abs(jnp.fft.fft(x))  # after a cast to complex numbers, which no file returns
 
     for suffix, write in WRITERS.items():
-        with pytest.raises(UserError, match=r"cannot do fft of complex64 \(.*spectrum\)\)"):
+        with pytest.raises(UserError, match=r"cannot convert fft of complex64 \(.*spectrum\)\)"):
             write(spectrum, {}, example(4), 2, tmp_path / f"model.{suffix}")
-
-    def random(weights, x):
-        return x * jax.random.normal(jax.random.wrap_key_data(x[:2].astype(jnp.uint32)), (4,))
-
-    with pytest.raises(UserError, match="the way by jax2tf cannot do"):
-        tflite_by_jax2tf(
-            lambda weights, x: jax.vmap(lambda row: random(weights, row))(x),
-            {},
-            example(4),
-            None,
-            tmp_path / "a.tflite",
-        )
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_product_of_the_channels_of_a_single_pixel(tmp_path):
-    """TFLite's converter makes one op of a product and the reshapings around it, and refuses that."""
+def test_random_numbers_of_each_example_cannot_be_converted(tmp_path, capfd):
+    def noisy(row):
+        return row * jax.random.normal(jax.random.wrap_key_data(row[:2].astype(jnp.uint32)), (4,))
+
+    path = tmp_path / "model.tflite"
+    with pytest.raises(UserError, match="the jax2tf route cannot convert"):
+        tflite_by_jax2tf(lambda weights, x: jax.vmap(noisy)(x), {}, example(4), None, path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_product_of_the_channels_of_a_single_pixel_is_exported(tmp_path):
+    """TFLite's converter fuses a product with the reshapes around it, and rejects the result."""
 
     def function(weights, x):
         return 2 * linear(weights, x.mean((1, 2), keepdims=True))
 
-    weights, x = {"weight": normal(4, 6)}, normal(1, 3, 2, 4)
-    tflite_by_jax2tf(function, weights, example(3, 2, 4), 1, tmp_path / "model.tflite")
-    found = open_model(tmp_path / "model.tflite")({"input": x})["output"]
-    np.testing.assert_allclose(found, function(weights, x), rtol=1e-5, atol=1e-5)
+    weights, x, path = {"weight": normal(4, 6)}, normal(1, 3, 2, 4), tmp_path / "model.tflite"
+    tflite_by_jax2tf(function, weights, example(3, 2, 4), 1, path)
+    output = open_model(path)({"input": x})["output"]
+    np.testing.assert_allclose(output, function(weights, x), rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_package_writes_is_told_where_its_exception_is(capfd):
+def test_what_a_package_writes_becomes_a_note_of_its_exception(capfd):
     with pytest.raises(ValueError, match="wrong") as error, packages.quiet():
         os.write(2, b"a hint from C++\n")
         raise ValueError("wrong")
@@ -181,24 +163,17 @@ def test_what_a_package_writes_is_told_where_its_exception_is(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_end_of_a_process_in_c_is_not_silent():
+def test_a_crash_in_c_is_printed_with_its_line():
     program = "from inference.packages import quiet\nimport os\nwith quiet():\n    os.abort()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT
-    )
-    assert (
-        ended.returncode != 0
-        and "Fatal Python error: Aborted" in ended.stderr
-        and "line 4 in" in ended.stderr
-    )
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert process.returncode != 0
+    assert "Fatal Python error: Aborted" in process.stderr and "line 4 in" in process.stderr
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        packages, "find_spec", lambda name: None if name.startswith("tf2") else name
-    )
-    with pytest.raises(
-        UserError,
-        match=r"tf2onnx is needed here and not installed: pip install -r inference/requirements\.txt",
-    ):
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    find_spec = lambda name: None if name.startswith("tf2") else name  # noqa: E731
+    monkeypatch.setattr(packages, "find_spec", find_spec)
+    install = r"pip install -r inference/requirements\.txt"
+    with pytest.raises(UserError, match=f"tf2onnx is needed and not installed: {install}"):
         onnx_by_jax2tf(lambda weights, x: x, {}, example(3), None, tmp_path / "model.onnx")

@@ -1,4 +1,4 @@
-"""ONNX files in fewer bits: what is quantized and what is not, and how near they stay to the file of before."""
+"""Quantized ONNX files: which ops are quantized, and how far the outputs are from float32."""
 
 import numpy as np
 import onnx
@@ -14,14 +14,13 @@ random = np.random.default_rng(0)
 
 def weight(name, *shape):
     fan_in = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
-    return numpy_helper.from_array(
-        (random.normal(size=shape) / np.sqrt(fan_in)).astype(np.float32), name
-    )
+    array = (random.normal(size=shape) / np.sqrt(fan_in)).astype(np.float32)
+    return numpy_helper.from_array(array, name)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Two convolutions, a normalization, and two products, for any batch."""
+    """Two convolutions, a normalization and two products, for any batch size."""
     nodes = [
         helper.make_node("Conv", ["image", "stem"], ["a"], strides=[2, 2], kernel_shape=[2, 2]),
         helper.make_node("Conv", ["a", "deep"], ["b"], kernel_shape=[3, 3]),
@@ -37,8 +36,6 @@ def source(tmp_path_factory):
         weight("deep", 64, 8, 3, 3),
         weight("wide", 64, 256),
         weight("narrow", 256, 64),
-    ]
-    weights += [
         numpy_helper.from_array(np.ones(64, np.float32), "scale"),
         numpy_helper.from_array(np.array([2, 3]), "axes"),
     ]
@@ -58,37 +55,36 @@ def images(batch):
 SAMPLES = [images(1) for _ in range(50)]
 
 
-def integers(model):
-    """The sizes of the weights that a model holds in 8 bits."""
-    kinds = (TensorProto.INT8, TensorProto.UINT8)
-    return sorted(
-        np.prod(x.dims) for x in model.graph.initializer if x.data_type in kinds and len(x.dims) > 1
-    )
+def quantized_sizes(model):
+    """The sizes of the weights that a model stores in 8 bits."""
+    dtypes = (TensorProto.INT8, TensorProto.UINT8)
+    tensors = [x for x in model.graph.initializer if x.data_type in dtypes and len(x.dims) > 1]
+    return sorted(np.prod(x.dims) for x in tensors)
 
 
 @pytest.mark.parametrize(
     ("precision", "error", "share"),
     [("float16", 0.003, 0.55), ("dynamic", 0.05, 0.35), ("int8", 0.1, 0.35)],
 )
-def test_near_and_small(precision, error, share, source, tmp_path, capfd):
+def test_a_quantized_file_is_small_and_close(precision, error, share, source, tmp_path, capfd):
     path = tmp_path / "small.onnx"
     quantize_onnx(source, path, precision, SAMPLES)
     assert capfd.readouterr() == ("", "")
     assert [file.name for file in tmp_path.iterdir()] == ["small.onnx"]
     assert path.stat().st_size < share * source.stat().st_size
-    model, whole = open_model(path), open_model(source)
-    assert (model.inputs, model.outputs) == (whole.inputs, whole.outputs)
+    model, original = open_model(path), open_model(source)
+    assert (model.inputs, model.outputs) == (original.inputs, original.outputs)
     for batch in (1, 3):
-        given = images(batch)
-        want = whole(given)["scores"]
-        np.testing.assert_allclose(model(given)["scores"], want, atol=error * want.max())
+        inputs = images(batch)
+        expected = original(inputs)["scores"]
+        np.testing.assert_allclose(model(inputs)["scores"], expected, atol=error * expected.max())
 
 
-def test_int8_leaves_alone_what_it_would_harm(source, tmp_path):
+def test_int8_leaves_the_stem_and_the_normalizations_in_float(source, tmp_path):
     path = tmp_path / "int8.onnx"
     quantize_onnx(source, path, "int8", SAMPLES)
     model = onnx.load(path)
-    assert integers(model) == [64 * 8 * 9, 64 * 256, 256 * 64]  # but for the stem's
+    assert quantized_sizes(model) == [64 * 8 * 9, 64 * 256, 256 * 64]  # without the stem's weight
     made_by = {output: node.op_type for node in model.graph.node for output in node.output}
     inputs = {node.op_type: [made_by.get(name) for name in node.input] for node in model.graph.node}
     assert inputs["MatMul"] == ["DequantizeLinear"] * 2
@@ -97,8 +93,9 @@ def test_int8_leaves_alone_what_it_would_harm(source, tmp_path):
     assert made_by["scores"] == "Softmax"
 
 
-def test_unknown_precisions_and_missing_samples(source, tmp_path):
-    with pytest.raises(UserError, match="no precision 'int4'; there are float16, dynamic and int8"):
+def test_an_unknown_precision_and_missing_samples_are_errors(source, tmp_path):
+    message = "unknown precision 'int4'; choose from float16, dynamic and int8"
+    with pytest.raises(UserError, match=message):
         quantize_onnx(source, tmp_path / "no.onnx", "int4", SAMPLES)
     with pytest.raises(UserError, match="int8 needs samples"):
         quantize_onnx(source, tmp_path / "no.onnx", "int8")

@@ -1,4 +1,4 @@
-"""Exported files as callables: what they are called, and what is told of one that fails."""
+"""Exported files as functions: the names of their outputs, and how their failures are reported."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from utils import RunError
 
 @pytest.fixture(scope="module")
 def swapped(tmp_path_factory):
-    """A TFLite file of others, whose outputs have the names of its inputs, and which divides one of these by the other."""
+    """A TFLite file from elsewhere, whose outputs have the names of its inputs."""
     import tensorflow as tf
 
     class Swapped(tf.Module):
@@ -23,10 +23,9 @@ def swapped(tmp_path_factory):
 
     model = Swapped()
     path = tmp_path_factory.mktemp("swapped") / "SWAPPED.TFLITE"
+    function = model.__call__.get_concrete_function()
     with quiet():
-        converter = tf.lite.TFLiteConverter.from_concrete_functions(
-            [model.__call__.get_concrete_function()], model
-        )
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([function], model)
         path.write_bytes(converter.convert())
     return path
 
@@ -35,20 +34,19 @@ def test_an_output_may_have_the_name_of_an_input(swapped):
     model = open_model(swapped)
     for size in (3, 1):
         a, b = np.arange(4 * size, dtype=np.int32).reshape(size, 4), np.full((size, 4), 2, np.int32)
-        found = model({"a": a, "b": b})
-        np.testing.assert_array_equal(found["a"], b + 1)
-        np.testing.assert_array_equal(found["b"], a // 2)
+        outputs = model({"a": a, "b": b})
+        np.testing.assert_array_equal(outputs["a"], b + 1)
+        np.testing.assert_array_equal(outputs["b"], a // 2)
 
 
-def test_a_file_that_fails_is_told_with_the_reason(swapped):
+def test_the_error_of_a_file_that_fails_contains_the_reason(swapped):
     zeros = {name: np.zeros((2, 4), np.int32) for name in "ab"}
-    with pytest.raises(
-        RunError, match=r"SWAPPED\.TFLITE: fails on real inputs, batch 2: .*Division by 0"
-    ):
+    message = r"SWAPPED\.TFLITE: fails on real inputs, batch 2: .*Division by 0"
+    with pytest.raises(RunError, match=message):
         compare(open_model(swapped), "real", 2, zeros, lambda size: zeros, 1e-5)
 
 
-def test_after_a_shape_that_it_refuses_a_model_takes_the_former_one(swapped):
+def test_after_a_shape_that_it_rejects_a_model_accepts_the_previous_one(swapped):
     model = open_model(swapped)
     ones = {name: np.ones((2, 4), np.int32) for name in "ab"}
     model(ones)

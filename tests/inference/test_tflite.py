@@ -222,7 +222,7 @@ def test_int8_of_a_vit_is_close_where_most_patches_are_empty(tmp_path):
 
 def test_int8_without_samples_is_refused(tmp_path):
     function, weights = trained(mlp((4,), 3, dims=(8,)))
-    with pytest.raises(UserError, match="int8 asks for samples"):
+    with pytest.raises(UserError, match="int8 needs samples"):
         written(tmp_path / "a.tflite", function, weights, images(4), quantize="int8")
     assert not list(tmp_path.iterdir())
 
@@ -259,7 +259,7 @@ def test_a_primitive_that_the_table_lacks_is_named_with_the_line_that_asks_for_i
 
 def test_a_type_that_tflite_has_no_ops_for_is_refused_by_name(tmp_path):
     half = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
-    with pytest.raises(UserError, match="input: TFLite's ops take no bfloat16"):
+    with pytest.raises(UserError, match="input: TFLite's ops do not take bfloat16"):
         write_tflite(trace(lambda w, x: x + 1, {}, half), tmp_path / "a.tflite")
 
 

@@ -1,0 +1,189 @@
+"""The export command when something fails: one message, the exit code, and no partial output."""
+
+import json
+
+import pytest
+
+from inference import exporter, packages, to_onnx, verify
+from tests.inference.conftest import output_folder, read_report
+from utils import RunError
+
+ONNX = ("--name", "small", "--formats", "onnx")
+
+
+def test_an_existing_export_is_only_replaced_with_force(convert, tmp_path):
+    assert convert(*ONNX)[0] == 0
+    path = tmp_path / "out" / "small" / "small.onnx"
+    before = path.stat().st_mtime_ns
+    code, printed = convert(*ONNX)
+    assert code == 2 and "already exists" in printed and "--force" in printed
+    assert path.stat().st_mtime_ns == before
+    assert convert(*ONNX, "--force")[0] == 0
+    assert path.stat().st_mtime_ns > before
+
+
+def test_a_folder_that_is_not_an_export_is_never_replaced(convert, tmp_path):
+    (tmp_path / "out" / "small").mkdir(parents=True)
+    code, printed = convert(*ONNX, "--force")
+    assert code == 2 and "is not an export" in printed
+    assert output_folder(tmp_path) == ["small"]
+
+
+def test_force_keeps_files_that_the_export_did_not_write(convert, tmp_path):
+    assert convert(*ONNX)[0] == 0
+    (tmp_path / "out" / "small" / "notes.txt").write_text("precious")
+    code, printed = convert("--name", "small", "--formats", "tflite", "--force")
+    assert code == 0 and "Removed with the earlier export: small.onnx" in printed
+    assert (tmp_path / "out" / "small" / "notes.txt").read_text() == "precious"
+
+
+def test_a_folder_created_during_the_export_is_not_replaced(convert, tmp_path, monkeypatch):
+    thesis = tmp_path / "out" / "small" / "thesis.txt"
+
+    def create_folder_first(self, stem):
+        thesis.parent.mkdir()
+        thesis.write_text("precious")
+        return reports(self, stem)
+
+    reports = exporter.Exporter.reports
+    monkeypatch.setattr(exporter.Exporter, "reports", create_folder_first)
+    code, printed = convert(*ONNX)
+    assert code == 2 and "is not an export" in printed
+    assert output_folder(tmp_path) == ["small"] and thesis.read_text() == "precious"
+
+
+def test_the_folder_of_a_killed_process_is_removed(convert, tmp_path):
+    (tmp_path / "out" / ".small.999999999.tmp").mkdir(parents=True)
+    assert convert(*ONNX)[0] == 0
+    assert output_folder(tmp_path) == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--formats", "torch"], "--formats: unknown value 'torch'; choose from tflite, onnx"),
+        (
+            ["--quantize", "int4"],
+            "--quantize: unknown value 'int4'; choose from float16, dynamic, int8",
+        ),
+        (["--route", "xla"], "--route: unknown value 'xla'; choose from auto, native, jax2tf"),
+        (["--input-layout", "hwcn"], "--input-layout: unknown value 'hwcn'"),
+        (["--opset", "17"], "--opset: must be 18 to 23, got 17"),
+        (["--batch", "0"], "--batch: must be at least 1, got 0"),
+        (["--input", "28x28"], "--input: '28x28' is not a shape"),
+        (["--name", "../elsewhere"], "--name: '../elsewhere' is not a valid folder name"),
+        (
+            ["--formats", "onnx", "model.args.dims=[32]"],
+            "head/weight: the file has (16, 10), the model has (32, 10)",
+        ),
+        (
+            ["--formats", "onnx", "model.args.activation=gelu"],
+            "has changed its meaning since this was written",
+        ),
+        (
+            ["--formats", "onnx", "model.args.dimz=3"],
+            "model.args.dimz: mlp has no such argument; did you mean 'dims'?",
+        ),
+        (
+            ["--formats", "onnx", "optimizer.name=nonsense"],
+            "optimizer.name: no optimizer 'nonsense'",
+        ),
+        (
+            ["--formats", "onnx", "title=../elsewhere"],
+            "title: must be usable as a folder name",
+        ),
+        (["--formats", "model.args.dims=[16]"], "--formats: has no value"),
+        (["--input", "7", "28", "28", "1"], "a shape must begin with the batch size 1"),
+        (["--demo", "--batch", "4"], "--demo: runs one example at a time"),
+        (
+            ["--formats", "onnx", "--input", "1", "28", "28", "3"],
+            "the file has (784, 16), the model has (2352, 16)",
+        ),
+        (["--formats", "tflite", "--demo"], "--demo: runs the ONNX file; add onnx to --formats"),
+    ],
+)
+def test_bad_input_is_one_message(convert, tmp_path, arguments, message):
+    code, printed = convert("--name", "small", *arguments)
+    assert code == 2 and message in printed, printed
+    assert output_folder(tmp_path) == []
+
+
+def test_a_changed_model_points_to_the_copy_of_the_run(small, convert):
+    _, printed = convert(*ONNX, "model.args.activation=gelu")
+    assert str(small.checkpoint.parent / "model") in printed
+
+
+def test_a_model_that_rejects_its_input_is_reported(convert, small, tmp_path):
+    model = {"name": "vit", "args": {"patch": 5}}
+    config = tmp_path / "vit.json"
+    config.write_text(json.dumps(json.loads(small.config.read_text()) | {"model": model}))
+    code, printed = convert(*ONNX, config=config)
+    assert code == 2 and "patch: 5 must divide" in printed
+
+
+def test_quantization_does_not_hide_a_wrong_graph(convert, tmp_path, monkeypatch):
+    def write_wrong_weight(traced, path, opset=20):
+        weights = traced.weights | {"head/weight": traced.weights["head/weight"] * 1.001}
+        write(traced._replace(weights=weights), path, opset)
+
+    write = to_onnx.write_onnx
+    monkeypatch.setattr(to_onnx, "write_onnx", write_wrong_weight)
+    code, printed = convert(*ONNX, "--quantize", "dynamic")
+    assert code == 1 and "does not compute what JAX computes" in printed
+    assert "the tolerance is 1e-05" in printed
+    assert output_folder(tmp_path) == []
+
+
+def test_an_error_over_the_tolerance_leaves_nothing_behind(convert, tmp_path, monkeypatch):
+    monkeypatch.setitem(verify.TOLERANCE, "float32", 0.0)
+    code, printed = convert(*ONNX)
+    assert code == 1 and "small.onnx: does not compute what JAX computes: on " in printed
+    assert output_folder(tmp_path) == []
+
+
+def test_an_interrupt_leaves_nothing_behind(convert, tmp_path, monkeypatch):
+    def interrupted(self, format, path):
+        path.write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporter.Exporter, "native", interrupted)
+    code, printed = convert(*ONNX)
+    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert output_folder(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "code", "intact"), [("tflite", 3, "onnx"), ("onnx", 4, "tflite")]
+)
+def test_if_one_format_fails_the_other_is_written(
+    convert, tmp_path, monkeypatch, broken, code, intact
+):
+    native = exporter.Exporter.native
+
+    def fail_for_one(self, format, path):
+        if format == broken:
+            path.write_bytes(b"half of it")
+            raise RunError("the disk is full of holes")
+        native(self, format, path)
+
+    monkeypatch.setattr(exporter.Exporter, "native", fail_for_one)
+    exit_code, printed = convert("--name", "small")
+    error = f"{broken}: the disk is full of holes"
+    assert exit_code == code and error in printed
+    folder = tmp_path / "out" / "small"
+    assert (folder / f"small.{intact}").exists() and not (folder / f"small.{broken}").exists()
+    assert read_report(tmp_path)["failed"] == {broken: error}
+
+
+def test_an_output_folder_that_cannot_be_created_is_reported(convert, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    code, printed = convert(*ONNX)
+    assert code == 2 and "choose another folder with --out" in printed
+
+
+def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "onnx" else True)
+    code, printed = convert(*ONNX)
+    assert code != 0 and "onnx" in printed
+    assert "pip install -r inference/requirements.txt" in printed
+    assert output_folder(tmp_path) == []

@@ -1,0 +1,155 @@
+"""`predict.py` when something fails: one message and the exit code."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+from inference import predict, predictor
+
+
+@pytest.mark.parametrize(
+    ("report", "config", "message"),
+    [
+        (
+            "{",
+            "{}",
+            "verification.json: is not a report of an export: .*; export again, or move the model",
+        ),
+        ('{"form": {}}', "{}", "it has no 'answers'"),
+        (
+            '{"form": {}, "answers": "words"}',
+            "{}",
+            "answers must be one of logits, probabilities, numbers, got 'words'",
+        ),
+        ('{"form": {}, "answers": "logits"}', "{", "config.json: line 1, column 2: not JSON"),
+        (
+            '{"form": {}, "answers": "logits"}',
+            '{"preprocess": 5}',
+            "config.json: preprocess: must be a list, found 5",
+        ),
+        (
+            '{"form": {}, "answers": "logits"}',
+            None,
+            "config.json: there is no such file; name a config with -c",
+        ),
+    ],
+)
+def test_a_damaged_file_beside_the_model_is_reported(
+    linear, run_predict, tmp_path, report, config, message
+):
+    (tmp_path / "verification.json").write_text(report)
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    code, _, err = run_predict("linear.onnx", "some.npy")
+    assert code == 2 and re.search(message, err), err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "odd.npz: holds no arrays; save some with numpy.savez('odd.npz', x=...)"),
+        (
+            {"x": np.float32(3)},
+            "odd.npz: input is a single float32; pass an array with one row per input",
+        ),
+        ({"x": np.zeros((0, 4))}, "odd.npz: holds no inputs; its shape is [0, 4]"),
+        ({"x": np.array([{}])}, "odd.npz: cannot be read: Object arrays cannot be loaded"),
+        (
+            {"x": np.zeros(4)},
+            "takes float32[4], this is float64[]; the first axis counts the inputs",
+        ),
+        ({"x": np.array([list("abcd")])}, "takes float32[4], this is <U1[4]"),
+        (
+            {"x": np.zeros((2, 4), np.uint8)},
+            "this is uint8[4]; pass the config with its preprocessing, -c config.json",
+        ),
+        (None, "odd.npz: cannot be read: File is not a zip file"),
+    ],
+)
+def test_unsuitable_arrays_are_refused(linear, run_predict, tmp_path, arrays, message):
+    np.savez(tmp_path / "odd.npz", **({"x": np.zeros((2, 4))} if arrays is None else arrays))
+    if arrays is None:
+        (tmp_path / "odd.npz").write_bytes((tmp_path / "odd.npz").read_bytes()[:100])
+    code, out, err = run_predict("linear.onnx", "odd.npz")
+    assert code == 2 and message in err and not out, err
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda _: 1 / 0, "linear.onnx: fails on some.npy[0] to some.npy[1]: division by zero\n"),
+        (
+            lambda _: {"mean": np.zeros(())},
+            "linear.onnx: for 2 inputs, mean has the shape []; it must have one row per input\n",
+        ),
+    ],
+)
+def test_a_model_that_fails_or_returns_no_rows_is_reported(
+    linear, run_predict, monkeypatch, model, message
+):
+    inputs = {"x": ((4,), np.dtype("float32"))}
+    opened = predictor.Predictor(model, inputs, None, (), predictor.NHWC, "numbers", [])
+    monkeypatch.setattr(predictor, "open_predictor", lambda _: opened)
+    assert run_predict("linear.onnx", "some.npy")[2] == message
+
+
+def test_an_interrupt_prints_one_line(linear, run_predict, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predictor, "prepare_batch", interrupt)
+    result = run_predict("linear.onnx", "some.npy", "--csv", "predictions.csv")
+    assert result == (130, "", "interrupted\n")
+    assert not list(tmp_path.glob("*predictions.csv*"))
+
+
+def test_a_closed_pipe_ends_the_program_quietly(linear, run_predict, tmp_path, monkeypatch, capsys):
+    (tmp_path / "predictions.csv").write_text("unchanged")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        with pytest.raises(SystemExit) as stop:
+            predict.main(["linear.onnx", "some.npy", "--csv", "predictions.csv"])
+        monkeypatch.undo()
+    assert stop.value.code == 141
+    assert (tmp_path / "predictions.csv").read_text() == "unchanged"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.onnx", "drawn.npz"], "missing.onnx: no such file"),
+        (
+            ["drawn.npz", "drawn.npz"],
+            "drawn.npz: is a zip file, as torch.save and numpy.savez write",
+        ),
+        (["broken.onnx", "drawn.npz"], "broken.onnx: cannot be read as onnx"),
+        (
+            ["CHECKPOINT", "drawn.npz", "--key", "images"],
+            "drawn.npz: has no images, only x; pass another --key",
+        ),
+        (
+            ["CHECKPOINT", "wide.npy", "--prepared"],
+            "the model takes float32[28, 28, 1], this is float32[28, 30, 1]",
+        ),
+        (
+            ["CHECKPOINT", "nothing.png"],
+            "nothing.png: no such file or folder; pass images, a folder of them, or an npz",
+        ),
+        (["CHECKPOINT", "drawn.npz", "nothing.png"], "nothing.png: no such file or folder"),
+        (["CHECKPOINT", "drawn.npz", "wide.npy"], "cannot be combined with other inputs"),
+        (["CHECKPOINT", "nowhere"], "nowhere: no such file or folder"),
+        (["CHECKPOINT", "empty"], "empty: no images in this folder; known endings: .bmp"),
+    ],
+)
+def test_bad_input_is_one_message(small, run_predict, drawn, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    np.save(tmp_path / "wide.npy", np.zeros((2, 28, 30, 1), np.float32))
+    arguments = [small.checkpoint if text == "CHECKPOINT" else text for text in arguments]
+    code, _, err = run_predict(*arguments)
+    assert code == 2 and message in err, err
