@@ -67,13 +67,13 @@ def reference(kind):
 
 
 def section(options):
-    """The schema of a section that names no part; what stands beside an option in its class is what an editor shows."""
+    """The schema of a section that names no part; the comment of a field is its description."""
     function = parts.section_options(options)
     found = call(parts.arguments(function), inspect.getdoc(function))
-    for name, comment in re.findall(
-        r"^    (\w+): .*?  # (.*)$", inspect.getsource(function), re.MULTILINE
-    ):
-        found["properties"][name]["description"] = comment
+    field = r"^(?:    # (.*)\n)?    (\w+): .*?(?:  # (.*))?$"
+    for above, name, beside in re.findall(field, inspect.getsource(function), re.MULTILINE):
+        if above or beside:
+            found["properties"][name]["description"] = above or beside
     return found
 
 
