@@ -99,9 +99,9 @@ def test_the_last_step_is_exact():
     [
         (cosine, {}, "^steps: not given, and total_steps is unknown"),
         (cosine, {"steps": 0}, "^steps: must be at least 1, got 0"),
-        (cosine, {"steps": 5, "epochs": 1.0, "steps_per_epoch": 5}, "^steps: 5, yet epochs is 1.0"),
+        (cosine, {"steps": 5, "epochs": 1.0, "steps_per_epoch": 5}, "^steps: is 5, but epochs is 1.0"),
         (linear, {"epochs": 2.0, "total_steps": 100}, "^epochs: 2.0 needs steps_per_epoch"),
-        (linear, {"epochs": 0.01, "steps_per_epoch": 10}, "^epochs: 0.01 is 0 steps; at least 1"),
+        (linear, {"epochs": 0.01, "steps_per_epoch": 10}, "^epochs: 0.01 is 0 steps; must be at least 1"),
         (linear, {"end": 1.5, "steps": 3}, "^end: .* got 1.5"),
         (constant, {"value": -0.1}, "^value: .* got -0.1"),
         (exponential, {"rate": 2.0, "steps": 3}, "^rate: .* got 2.0"),
@@ -114,7 +114,7 @@ def test_the_last_step_is_exact():
         (
             warmup_linear,
             {"warmup_steps": 5, "warmup_epochs": 1.0, "total_steps": 100},
-            "^warmup_steps: 5, yet warmup_epochs",
+            "^warmup_steps: is 5, but warmup_epochs",
         ),
         (
             warmup_linear,
@@ -138,7 +138,7 @@ def test_the_last_step_is_exact():
             {"schedules": [constant()] * 2, "boundary_epochs": [2.0]},
             "boundary_epochs: .* needs steps_per_epoch",
         ),
-        (join, {"schedules": []}, "^schedules: "),
+        (join, {"schedules": [], "boundary_steps": []}, "^schedules: "),
     ],
 )
 def test_refuses(factory, args, message):
