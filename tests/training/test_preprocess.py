@@ -46,7 +46,7 @@ def test_normalize_works_by_channel_and_keeps_the_type():
         ),
         (
             lambda: normalize(jnp.ones((2, 2, 2)), mean=(0.5, 0.5), std=(0.5, 0.0)),
-            "^std: must be above 0",
+            "^std: must be a finite number above 0",
         ),
     ],
 )
