@@ -110,11 +110,11 @@ def join(
     """One schedule after another; each counts its steps from its start, so give each a length."""
     if not schedules:
         raise ValueError("schedules: must hold at least one, got none")
-    count, starts = len(schedules) - 1, list(boundary_steps)
-    if len(starts) != count or sorted({0, *starts}) != [0, *starts]:
+    starts = list(boundary_steps)
+    if len(starts) != len(schedules) - 1 or sorted({0, *starts}) != [0, *starts]:
         raise ValueError(
-            f"boundary_steps: must be {count} ascending steps, one between each two schedules, "
-            f"got {starts}"
+            f"boundary_steps: must be {len(schedules) - 1} ascending steps, one between each two "
+            f"schedules, got {starts}"
         )
 
     def joined(step):
@@ -140,12 +140,12 @@ def in_steps(name, name_in_epochs, given):
         steps = np.rint(np.multiply(epochs, given["steps_per_epoch"])).astype(int).tolist()
         if name == "steps" and steps < 1:
             raise ValueError(f"epochs: {epochs} is {steps} steps; must be at least 1 step")
-    elif steps is None and name != "steps":
-        raise ValueError(f"{name}: not given; give {name} or {name_in_epochs}")
-    elif steps is None:
+    elif steps is None and name == "steps":
         steps = given["total_steps"]
         if steps is None:
             raise UnknownFact("steps: not given, and total_steps is unknown; give steps or epochs")
+    elif steps is None:
+        raise ValueError(f"{name}: not given; give {name} or {name_in_epochs}")
     if name == "steps":
         at_least(1, steps=steps)
     return steps

@@ -1,5 +1,7 @@
 """Every schedule against the one of Optax, at many steps."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,16 @@ def test_equals_optax(ours, theirs):
         [LR * ours(int(step)) for step in STEPS], expected, rtol=1e-5, atol=1e-7
     )
     assert ((traced >= 0) & (traced <= 1)).all()
+
+
+def test_a_config_sees_lengths_in_epochs_and_facts_in_the_signature():
+    parameters = inspect.signature(warmup_cosine).parameters
+    lengths = ["warmup_steps", "warmup_epochs", "end", "steps", "epochs"]
+    assert list(parameters) == [*lengths, "steps_per_epoch", "total_steps"]
+    assert parameters["warmup_epochs"].annotation == float | None
+    parameters = inspect.signature(piecewise).parameters
+    assert list(parameters) == ["values", "boundary_steps", "boundary_epochs", "steps_per_epoch"]
+    assert parameters["boundary_epochs"].annotation == tuple[float, ...] | None
 
 
 def test_ends_are_exact():

@@ -94,7 +94,7 @@ def interruptible_wait(arguments):
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     given = ", ".join(f"{name} {value}" for name, value in arguments.items())
-    message = f"Still waiting for the other processes ({given or 'as the environment says'})"
+    message = f"Still waiting for the other processes ({given or 'found in the environment'})"
     timer = threading.Timer(PATIENCE, print, [message], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
