@@ -172,7 +172,7 @@ def goes_on_to_the_same_bits_after_a_signal_to_any_and_a_kill(place):
     said, complaint = train(place, *run, code=1, at=f"1 3 {signal.SIGKILL:d}")
     assert time.monotonic() - before < 60
     assert "Going on from checkpoint-" in said
-    assert "Process 1 was ended by SIGKILL, so all are ended. --resume auto goes on" in complaint
+    assert "Process 1 was ended by SIGKILL, so all are ended. --resume auto continues" in complaint
     train(place, *run)
     assert rows(place, "ended") == rows(place, "two")
     for name, array in last_arrays(place, "ended").items():
@@ -190,7 +190,7 @@ def test_without_the_launcher_the_others_end_soon_and_say_why(place, who):
     assert time.monotonic() - before < 80  # 60 of them after the kill
     complaint = said[1 - who][1]
     assert (
-        "lost another one, or the way to it" in complaint
+        "has lost another process, or the connection to it" in complaint
         or "JAX distributed service detected fatal errors" in complaint
     )
     assert not left_over(place)
@@ -263,8 +263,8 @@ def test_another_config_is_told(place):
     )
     said = finished(started, timeout=60, code=None)
     assert [process.returncode for process in started] == [1, 2]
-    assert "seed: is 1 in process 1, and something else in process 0" in said[1][1]
-    assert "process 1 failed, and has told why" in said[0][1]
+    assert "seed: is 1 in process 1, but different in process 0" in said[1][1]
+    assert "process 1 failed and has printed the reason" in said[0][1]
 
 
 def test_a_mistake_is_told_once_before_anything_is_started(place):

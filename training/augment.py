@@ -1,4 +1,4 @@
-"""Augmentations of one image (height, width, channels): another view for every key, of the same shape and type."""
+"""Random augmentations of one image (height, width, channels), which keep its shape and dtype."""
 
 import math
 
@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Augmented
-from training.ranges import nonnegative, share
+from training.ranges import ascending_pair, at_least, nonnegative, share
 
 
 def random_crop(key, x, *, padding: int = 4) -> Augmented:
-    """The image moved by up to `padding` pixels each way; zeros move in."""
-    if padding < 1:
-        raise ValueError(f"padding: must be at least 1, got {padding}")
+    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap."""
+    at_least(1, padding=padding)
     height, width, channels = image_shape(x)
     top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     padded = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)))
@@ -20,7 +19,7 @@ def random_crop(key, x, *, padding: int = 4) -> Augmented:
 
 
 def random_flip(key, x, *, probability: float = 0.5) -> Augmented:
-    """The image, or its mirror image left to right."""
+    """Mirror the image left to right, with a probability."""
     share(probability=probability)
     image_shape(x)
     return jnp.where(jax.random.bernoulli(key, probability), x[:, ::-1], x)
@@ -34,23 +33,23 @@ def random_erase(
     area: tuple[float, float] = (0.02, 0.33),
     aspect: tuple[float, float] = (0.3, 3.3),
 ) -> Augmented:
-    """The image with a rectangle of zeros (Zhong et al., 2020), of some share `area` of it and some `aspect`, height / width."""
+    """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
+
+    `area` is the range of its fraction of the image, `aspect` the range of its height / width.
+    """
     share(probability=probability)
     if not 0 < area[0] <= area[1] <= 1:
-        raise ValueError(f"area: must be two ascending shares in (0, 1], got {area}")
-    if not 0 < aspect[0] <= aspect[1]:
-        raise ValueError(f"aspect: must be two ascending numbers above 0, got {aspect}")
+        raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
+    ascending_pair(aspect=aspect)
     height, width, _ = image_shape(x)
-    happens, size_key, aspect_key, top_key, left_key = jax.random.split(key, 5)
+    happens_key, size_key, aspect_key, top_key, left_key = jax.random.split(key, 5)
     size = height * width * jax.random.uniform(size_key, minval=area[0], maxval=area[1])
-    ratio = jnp.exp(
-        jax.random.uniform(aspect_key, minval=jnp.log(aspect[0]), maxval=jnp.log(aspect[1]))
-    )
+    low, high = jnp.log(aspect[0]), jnp.log(aspect[1])
+    ratio = jnp.exp(jax.random.uniform(aspect_key, minval=low, maxval=high))
     rows = span(top_key, jnp.sqrt(size * ratio), height)
     columns = span(left_key, jnp.sqrt(size / ratio), width)
-    erased = (
-        rows[:, None, None] & columns[None, :, None] & jax.random.bernoulli(happens, probability)
-    )
+    happens = jax.random.bernoulli(happens_key, probability)
+    erased = rows[:, None, None] & columns[None, :, None] & happens
     return jnp.where(erased, jnp.zeros_like(x), x)
 
 
@@ -63,59 +62,55 @@ def random_affine(
     shear: float = 10.0,
     shift: float = 2.0,
 ) -> Augmented:
-    """The image turned and sheared by up to so many degrees, scaled, and moved by up to `shift` pixels; zeros move in."""
+    """Rotate and shear by up to so many degrees, scale, and shift by up to `shift` pixels.
+
+    Zeros fill what lay outside the image.
+    """
     nonnegative(rotation=rotation, shift=shift)
-    if not 0 < scale[0] <= scale[1] < math.inf:
-        raise ValueError(f"scale: must be two ascending numbers above 0, got {scale}")
+    ascending_pair(scale=scale)
     if not 0 <= shear < 90:
         raise ValueError(f"shear: must be at least 0 and below 90 degrees, got {shear}")
     image_shape(x)
     turn_key, shear_key, scale_key, shift_key = jax.random.split(key, 4)
     turn = math.radians(rotation) * jax.random.uniform(turn_key, minval=-1.0)
     slant = math.radians(shear) * jax.random.uniform(shear_key, minval=-1.0)
-    size = jnp.exp(
-        jax.random.uniform(scale_key, minval=math.log(scale[0]), maxval=math.log(scale[1]))
-    )
+    low, high = math.log(scale[0]), math.log(scale[1])
+    size = jnp.exp(jax.random.uniform(scale_key, minval=low, maxval=high))
     turned = jnp.array([[jnp.cos(turn), -jnp.sin(turn)], [jnp.sin(turn), jnp.cos(turn)]])
     sheared = jnp.array([[1.0, 0.0], [jnp.tan(slant), 1.0]])
-    return resampled(
-        x, sheared @ turned / size, shift * jax.random.uniform(shift_key, (2,), minval=-1.0)
-    )
+    moved = shift * jax.random.uniform(shift_key, (2,), minval=-1.0)
+    return resampled(x, sheared @ turned / size, moved)
 
 
 def resampled(x, matrix, shift):
-    """The pixel at `p` from the centre is what lies at `matrix @ p + shift` in x, bilinearly; around x there are zeros."""
+    """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly.
+
+    Positions are relative to the centre; outside x there are zeros.
+    """
     height, width, channels = image_shape(x)
-    middle = (height - 1) / 2, (width - 1) / 2
-    places = jnp.stack(
-        jnp.meshgrid(jnp.arange(height) - middle[0], jnp.arange(width) - middle[1], indexing="ij")
-    )
-    rows, columns = (
-        jnp.einsum("ij,jhw->ihw", matrix, places, precision="highest")
-        + (jnp.array(middle) + shift)[:, None, None]
-    )
-    rows, columns = (
-        jnp.clip(rows, -1, height) + 1,
-        jnp.clip(columns, -1, width) + 1,
-    )  # in the image with a border of zeros
-    pixels = jnp.pad(x, ((1, 2), (1, 2), (0, 0))).reshape(
-        -1, channels
-    )  # a second one, as the right neighbour of the first
+    centre = jnp.array([(height - 1) / 2, (width - 1) / 2])
+    grid = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
+    positions = jnp.stack(grid) - centre[:, None, None]
+    positions = jnp.einsum("ij,jhw->ihw", matrix, positions, precision="highest")
+    rows, columns = positions + (centre + shift)[:, None, None]
+    # From here on, positions in the image with a border of zeros; it is two wide below and to the
+    # right, so that the pixels of the border have a neighbour there too.
+    rows, columns = jnp.clip(rows, -1, height) + 1, jnp.clip(columns, -1, width) + 1
+    pixels = jnp.pad(x, ((1, 2), (1, 2), (0, 0))).reshape(-1, channels)
     top, left = jnp.floor(rows), jnp.floor(columns)
     down, right = (rows - top)[..., None], (columns - left)[..., None]
     first = (top * (width + 3) + left).astype(int)
 
     def row(i):
-        return (1 - right) * pixels[first + i * (width + 3)] + right * pixels[
-            first + i * (width + 3) + 1
-        ]
+        pixel = first + i * (width + 3)
+        return (1 - right) * pixels[pixel] + right * pixels[pixel + 1]
 
     y = (1 - down) * row(0) + down * row(1)
     return (jnp.round(y) if jnp.issubdtype(x.dtype, jnp.integer) else y).astype(x.dtype)
 
 
 def span(key, length, count):
-    """Which of `count` positions lie in a random stretch of about `length`, at least one and all of it inside."""
+    """A mask over `count` positions: a random stretch of about `length`, never empty."""
     length = jnp.clip(jnp.round(length).astype(int), 1, count)
     start = jax.random.randint(key, (), 0, count - length + 1)
     positions = jnp.arange(count)
@@ -123,7 +118,7 @@ def span(key, length, count):
 
 
 def image_shape(x):
-    """(height, width, channels), of nothing but an image."""
+    """(height, width, channels) of an image; anything else is an error."""
     if x.ndim != 3:
         raise ValueError(
             f"augment: an image has the axes (height, width, channels), got the shape {x.shape}"

@@ -1,4 +1,7 @@
-"""Metrics of one example: (output, target) -> scalar or dict; `finish`, where there is one, maps the means to the report."""
+"""Metrics of one example: (output, target) -> scalar or dict.
+
+If a metric has an attribute `finish`, that function maps the means to the reported value.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +11,12 @@ from training.base import Metric
 
 
 def accuracy(logits, label) -> Metric:
-    """1 where the largest logit is that of the label."""
+    """1 if the largest logit is that of the label."""
     return jnp.mean(jnp.argmax(logits, axis=-1) == classes(logits, label), dtype=jnp.float32)
 
 
 def top_k_accuracy(logits, label, *, k: int = 5) -> Metric:
-    """1 where the label is among the k largest logits."""
+    """1 if the logit of the label is among the `k` largest."""
     if not 1 <= k <= logits.shape[-1]:
         raise ValueError(
             f"k: must be at least 1 and at most the {logits.shape[-1]} classes, got {k}"
@@ -36,7 +39,7 @@ def mae(output, target) -> Metric:
 
 
 def perplexity(logits, label) -> Metric:
-    """The number of equally likely classes that would be as hard to guess: exp of the mean cross entropy."""
+    """exp of the mean cross entropy: as many equally likely classes are as hard to guess."""
     return loss.cross_entropy(logits, label)
 
 
@@ -44,7 +47,7 @@ perplexity.finish = jnp.exp
 
 
 def f1(logits, label) -> Metric:
-    """The harmonic mean of precision and recall, averaged over the classes that occur as a label or as a prediction."""
+    """The harmonic mean of precision and recall, averaged over the classes that occur."""
     count = logits.shape[-1]
     predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), count).reshape(-1, count)
     actual = jax.nn.one_hot(classes(logits, label), count).reshape(-1, count)
@@ -56,7 +59,7 @@ def f1(logits, label) -> Metric:
 
 
 def f1_finish(means):
-    """2 tp / (2 tp + fp + fn) of each class that occurs, averaged."""
+    """2 tp / (2 tp + fp + fn), averaged over the classes that occur."""
     weight = 2 * means["tp"] + means["fp"] + means["fn"]
     occurs = weight > 0
     scores = 2 * means["tp"] / jnp.where(occurs, weight, 1)
@@ -67,12 +70,13 @@ f1.finish = f1_finish
 
 
 def classes(logits, label):
-    """The class of a label that is one, or the likeliest of a label that is a distribution."""
+    """The label as a class: itself, or the most likely class of a distribution."""
     label = jnp.asarray(label)
     if label.shape == logits.shape:
         return jnp.argmax(label, axis=-1)
     if label.shape != logits.shape[:-1]:
         raise ValueError(
-            f"the output has the shape {logits.shape} and the target {label.shape}; expected {logits.shape[:-1]}"
+            f"the output has the shape {logits.shape} and the target {label.shape}; "
+            f"expected {logits.shape[:-1]}"
         )
     return label

@@ -1,4 +1,4 @@
-"""Optimizers, each written out: init(params) -> state, update(grads, state, params) -> (updates to add, state)."""
+"""Optimizers: init(params) -> state, update(grads, state, params) -> (updates to add, state)."""
 
 import re
 
@@ -14,7 +14,7 @@ BY_ADAMW = r".*(embed|head).*"
 
 
 def zeros(params):
-    """A new buffer for every leaf."""
+    """A tree of zeros, with a buffer of its own for every leaf."""
     return jax.tree.map(jnp.zeros_like, params)
 
 
@@ -24,29 +24,27 @@ def squares(tree):
 
 
 def moving_average(decay, old, new):
-    """The exponential moving average: decay * old + (1 - decay) * new."""
+    """decay * old + (1 - decay) * new."""
     return jax.tree.map(lambda o, n: decay * o + (1 - decay) * n, old, new)
 
 
 def unbiased(decay, step, mean):
-    """A moving average that began at zero, divided by the weight it has gathered in `step` steps."""
-    scale = 1 / (1 - decay**step)  # one division here, instead of one for each number of the tree
-    return jax.tree.map(lambda m: m * scale.astype(m.dtype), mean)
+    """Correct the bias of a moving average that started at zero, after `step` steps."""
+    correction = 1 / (1 - decay**step)  # one division, instead of one per element of the tree
+    return jax.tree.map(lambda m: m * correction.astype(m.dtype), mean)
 
 
 def decaying_sum(decay, old, new):
-    """The decaying sum: decay * old + new."""
+    """decay * old + new."""
     return jax.tree.map(lambda o, n: decay * o + n, old, new)
 
 
 def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
-    """Gradient descent; with momentum, along the decaying sum of the gradients."""
+    """Gradient descent; with momentum, along a decaying sum of the gradients."""
     positive(lr=lr)
     fraction(momentum=momentum)
     if nesterov and momentum == 0:
-        raise ValueError(
-            "nesterov: looks ahead along the momentum, which is 0; give momentum, as in 0.9"
-        )
+        raise ValueError("nesterov: needs momentum, which is 0; set momentum, for example to 0.9")
 
     def update(grads, state, params=None):
         m = decaying_sum(momentum, state["m"], grads)
@@ -58,7 +56,10 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
 
 
 def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimizer:
-    """AdaGrad (Duchi et al., 2011): each step divided by the root of all squared gradients so far, which start at `initial`."""
+    """AdaGrad (Duchi et al., 2011): gradients divided by the root of the sum of all their squares.
+
+    The sum starts at `initial`.
+    """
     positive(lr=lr, eps=eps)
     nonnegative(initial=initial)
 
@@ -75,7 +76,7 @@ def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimi
 def rmsprop(
     lr: float = 0.001, decay: float = 0.9, eps: float = 1e-8, momentum: float = 0.0
 ) -> Optimizer:
-    """RMSProp (Hinton, 2012): each gradient divided by the root of its recent mean square, then sgd."""
+    """RMSProp (Hinton, 2012): SGD on gradients divided by the root of their recent mean square."""
     positive(eps=eps)
     fraction(decay=decay)
     descent = sgd(lr, momentum)
@@ -86,8 +87,8 @@ def rmsprop(
     def update(grads, state, params=None):
         v = moving_average(decay, state["v"], squares(grads))
         direction = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, v)
-        updates, descended = descent.update(direction, state["sgd"])
-        return updates, {"v": v, "sgd": descended}
+        updates, sgd_state = descent.update(direction, state["sgd"])
+        return updates, {"v": v, "sgd": sgd_state}
 
     return Optimizer(init, update)
 
@@ -98,7 +99,7 @@ def adam_init(params):
 
 
 def adam_direction(grads, state, b1, b2, eps):
-    """Adam's step before the learning rate: the mean gradient over the root of the mean square."""
+    """Adam's direction: the mean gradient divided by the root of the mean square, and the state."""
     step = state["step"] + 1
     m = moving_average(b1, state["m"], grads)
     v = moving_average(b2, state["v"], squares(grads))
@@ -128,7 +129,10 @@ def adamw(
     weight_decay: float = 0.01,
     exclude: str = NO_DECAY,
 ) -> Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), except for the names that `exclude` matches."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+
+    Params whose name the regex `exclude` matches do not decay.
+    """
     positive(lr=lr, eps=eps)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
@@ -149,22 +153,24 @@ def lamb(
     weight_decay: float = 0.01,
     exclude: str = NO_DECAY,
 ) -> Optimizer:
-    """LAMB (You et al., 2020): AdamW's direction for each leaf, as long as the leaf itself; for very large batches."""
+    """LAMB (You et al., 2020): AdamW with each leaf's direction scaled to the norm of the leaf.
+
+    It is for very large batches. Params whose name the regex `exclude` matches do not decay.
+    """
     positive(lr=lr, eps=eps)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
     regex(exclude=exclude)
 
-    def trusted(direction, param):
-        length, wanted = jnp.linalg.norm(direction), jnp.linalg.norm(param)
-        return direction * jnp.where(
-            (length == 0) | (wanted == 0), 1, wanted / length
-        )  # else a zero leaf never moves
+    def with_norm_of(param, direction):
+        norm, param_norm = jnp.linalg.norm(direction), jnp.linalg.norm(param)
+        # A param of zeros keeps the direction unscaled; otherwise it would never change.
+        return direction * jnp.where((norm == 0) | (param_norm == 0), 1, param_norm / norm)
 
     def update(grads, state, params):
         direction, state = adam_direction(grads, state, b1, b2, eps)
         direction = add_decay(direction, params, weight_decay, exclude)
-        return scale(-lr, jax.tree.map(trusted, direction, params)), state
+        return scale(-lr, jax.tree.map(with_norm_of, params, direction)), state
 
     return Optimizer(matching(adam_init, (exclude, NO_DECAY)), update)
 
@@ -176,7 +182,10 @@ def lion(
     weight_decay: float = 0.001,
     exclude: str = NO_DECAY,
 ) -> Optimizer:
-    """Lion (Chen et al., 2023): the sign of the gradient averaged into the momentum, and one buffer only."""
+    """Lion (Chen et al., 2023): the sign of a mean of momentum and gradient; only one buffer.
+
+    Params whose name the regex `exclude` matches do not decay.
+    """
     positive(lr=lr)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
@@ -184,40 +193,37 @@ def lion(
 
     def update(grads, state, params):
         direction = jax.tree.map(jnp.sign, moving_average(b1, state["m"], grads))
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {
-            "m": moving_average(b2, state["m"], grads)
-        }
+        m = moving_average(b2, state["m"], grads)
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"m": m}
 
     return Optimizer(matching(lambda params: {"m": zeros(params)}, (exclude, NO_DECAY)), update)
 
 
 def orthogonal(matrix, iterations=5, eps=1e-8):
-    """The matrix with all singular values brought near 1, by Newton-Schulz iterations of a quintic steep at 0."""
-    x = (
-        matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    )  # x @ x.T is then the smaller of the two products
+    """The matrix with all singular values near 1, by Newton-Schulz iterations of a quintic."""
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix  # x @ x.T is then the smaller of the two products
     x = x / (jnp.linalg.norm(x) + eps)
     for _ in range(iterations):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    return x.T if is_tall else x
 
 
 def is_matrix(leaf):
-    """Whether a leaf maps features to features: a matrix, or the kernel (H, W, in, out) of a convolution with several inputs."""
+    """Whether a leaf is a matrix, or the kernel (H, W, in, out) of a convolution with in > 1."""
     return leaf.ndim == 2 or (leaf.ndim == 4 and leaf.shape[2] > 1)
 
 
-def orthogonal_step(ahead):
-    """The orthogonal matrix of (in, out), or of (H * W * in, out), made longer where there are more outputs."""
-    matrix = ahead.reshape(-1, ahead.shape[-1])
-    return (orthogonal(matrix) * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5).reshape(
-        ahead.shape
-    )
+def orthogonal_step(direction):
+    """The direction made orthogonal as a matrix (..., out), and larger if it has more outputs."""
+    matrix = direction.reshape(-1, direction.shape[-1])
+    step = orthogonal(matrix) * max(1, matrix.shape[1] / matrix.shape[0]) ** 0.5
+    return step.reshape(direction.shape)
 
 
 def muon_of_matrices(lr, beta, weight_decay, exclude):
-    """Muon over a tree of nothing but matrices."""
+    """Muon for a tree that holds only matrices and kernels."""
 
     def init(params):
         return {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}
@@ -227,10 +233,8 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
         m = moving_average(beta, state["m"], grads)
         ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
         direction = jax.tree.map(orthogonal_step, ahead)
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {
-            "step": step,
-            "m": m,
-        }
+        updates = scale(-lr, add_decay(direction, params, weight_decay, exclude))
+        return updates, {"step": step, "m": m}
 
     return Optimizer(init, update)
 
@@ -246,23 +250,23 @@ def muon(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> Optimizer:
-    """Muon (Jordan et al., 2024) for matrices; AdamW, at its own rate, for the rest and for the names that `by_adamw` matches.
+    """Muon (Jordan et al., 2024) for matrices; AdamW, with its own learning rate, for the rest.
 
-    The kernel of a convolution is the matrix (H * W * in, out), but a depthwise one, or one with a single input, is none.
+    The kernel of a convolution counts as the matrix (H * W * in, out), unless it has one input
+    channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches.
     """
     positive(lr=lr, adamw_lr=adamw_lr)
     fraction(beta=beta)
     regex(by_adamw=by_adamw)
 
     def label(tree):
-        leaves = named_leaves(tree).items()
         return {
             name: "muon" if is_matrix(leaf) and not re.fullmatch(by_adamw, name) else "adamw"
-            for name, leaf in leaves
+            for name, leaf in named_leaves(tree).items()
         }
 
     matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
-    # `exclude` is matched with all the names, below, so not once more by adamw with its own few.
+    # Only `matching` below sees all names that `exclude` may match, so AdamW does not check it.
     others = adamw(adamw_lr, b1, b2, eps, weight_decay, exclude)._replace(init=adam_init)
     both = partition(label, {"muon": matrices, "adamw": others})
     return Optimizer(matching(both.init, (exclude, NO_DECAY), (by_adamw, BY_ADAMW)), both.update)

@@ -1,31 +1,17 @@
-"""The sections of a config that name no parts: their keys, types, defaults and ranges. `fit` takes the same names."""
+"""The sections of a config that name no parts: keys, types, defaults, ranges. `fit` takes them too.
+
+The comment above or beside a field becomes its description in config.schema.json.
+"""
 
 import difflib
-import math
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, Required, TypedDict, get_args, get_origin, get_type_hints
+from typing import Literal, Required, TypedDict
 
 from data_loader.base import Batch
 from training.base import Tracker
+from training.ranges import between_0_and_1, check_options, nonnegative
 from utils import UserError
-
-
-def check(options, **at_least):
-    """Refuse values of another type, outside their choices or below their smallest, all in one ValueError, a line each."""
-    wrong = []
-    for name, annotation in get_type_hints(type(options)).items():
-        value, choices = getattr(options, name), get_args(annotation)
-        if get_origin(annotation) is Literal and value not in choices:
-            wrong.append(f"{name}: must be one of {', '.join(map(repr, choices))}, got {value!r}")
-        elif name in at_least and not isinstance(value, annotation):
-            wrong.append(
-                f"{name}: must be {getattr(annotation, '__name__', annotation)}, got {value!r}"
-            )
-        elif name in at_least and value is not None and value < at_least[name]:
-            wrong.append(f"{name}: must be at least {at_least[name]}, got {value}")
-    if wrong:
-        raise ValueError("\n".join(wrong))
 
 
 @dataclass(frozen=True)
@@ -34,51 +20,51 @@ class LoaderOptions:
 
     batch_size: int = 128
     shuffle: bool = True
-    val_size: int | float = 0  # held out of the training set: a count, or a share below 1
+    val_size: int | float = 0  # held out of the training set: a count, or a fraction below 1
     split_seed: int = 0
     collate_fn: Batch | None = None
     device_budget_mb: int = 2048  # larger datasets are streamed from the host
-    prefetch: int = 2  # batches read ahead where data is streamed
+    prefetch: int = 2  # how many batches of a streamed dataset are read ahead
 
     def __post_init__(self):
-        check(self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1)
+        check_options(self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1)
 
 
 class PretrainedOptions(TypedDict, total=False):
-    """Which weights a run starts from; leaves are called as in the model's table, those of its state `state/...`."""
+    """Which weights a run starts from. The regexes match the names in the model's table of
+    parameters; the names of the model's state begin with `state/`."""
 
     path: Required[str]
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
-    rename: tuple[
-        tuple[str, str | None], ...
-    ]  # (regex, replacement) for the file's names; null leaves one out
-    probe: bool  # refuse weights whose model/ has since changed its meaning; true
+    # (regex, replacement) applied to the names in the file; null leaves a leaf out
+    rename: tuple[tuple[str, str | None], ...]
+    probe: bool  # refuse weights if the code in model/ computes something else now; default true
 
 
-def check_pretrained(given):
-    """Refuse what is neither a path nor PretrainedOptions, all in one ValueError, a line each."""
-    if given is None or (isinstance(given, str | PathLike) and given):
+def check_pretrained(value):
+    """Raise all problems of `training.pretrained` in one ValueError, one per line."""
+    if value is None or (isinstance(value, str | PathLike) and value):
         return
-    if not isinstance(given, dict):
-        raise ValueError(f"pretrained: must be a path, an object with one, or null, got {given!r}")
-    known, wrong = list(PretrainedOptions.__annotations__), []
-    for key in [key for key in given if key not in known]:
-        near = difflib.get_close_matches(str(key), known, n=1)
+    if not isinstance(value, dict):
+        raise ValueError(f"pretrained: must be a path, an object with one, or null, got {value!r}")
+    keys, problems = list(PretrainedOptions.__annotations__), []
+    for key in [key for key in value if key not in keys]:
+        near = difflib.get_close_matches(str(key), keys, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        wrong.append(f"pretrained: no such key {key!r}{hint} ({', '.join(known)})")
-    path, fresh, rename = given.get("path"), given.get("fresh", ()), given.get("rename", ())
+        problems.append(f"pretrained: no such key {key!r}{hint} ({', '.join(keys)})")
+    path, fresh, rename = value.get("path"), value.get("fresh", ()), value.get("rename", ())
     if not isinstance(path, str | PathLike) or not path:
-        wrong.append(f"pretrained: path must be that of a checkpoint, got {path!r}")
+        problems.append(f"pretrained: path must be the path of a checkpoint, got {path!r}")
     if not is_list(fresh) or not all(isinstance(regex, str) for regex in fresh):
-        wrong.append(f"pretrained: fresh must be a list of regexes, got {fresh!r}")
+        problems.append(f"pretrained: fresh must be a list of regexes, got {fresh!r}")
     if not is_list(rename) or not all(is_list(rule) and is_renaming(*rule) for rule in rename):
-        wrong.append(
+        problems.append(
             f"pretrained: rename must be a list of [regex, replacement or null], got {rename!r}"
         )
-    if not isinstance(given.get("probe", True), bool):
-        wrong.append(f"pretrained: probe must be true or false, got {given['probe']!r}")
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    if not isinstance(value.get("probe", True), bool):
+        problems.append(f"pretrained: probe must be true or false, got {value['probe']!r}")
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def is_list(value):
@@ -92,72 +78,62 @@ def is_renaming(regex=None, replacement=0, *more):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long and in what manner a run trains."""
+    """How long a run trains, and how."""
 
     epochs: int = 10
-    eval_every: int = 1  # epochs; 0: never
-    eval_initial: bool = False  # before the first step too
-    test_at: Literal["epochs", "end"] = (
-        "epochs"  # end: the test set once, after training, with the best checkpoint
-    )
-    limit_batches: int | None = None  # at most so many of every set, in each pass over it
-    overfit_batches: int = 0  # train on the first ones alone, the same in every epoch; 0: on all
+    eval_every: int = 1  # epochs between two evaluations; 0: never
+    eval_initial: bool = False  # also evaluate before the first step
+    # end: evaluate the test set only once, after training, with the best checkpoint
+    test_at: Literal["epochs", "end"] = "epochs"
+    limit_batches: int | None = None  # the most batches to take of each set in one pass over it
+    overfit_batches: int = 0  # train on the first batches only, in every epoch; 0: on all
     precision: Literal["float32", "bfloat16"] = "float32"
-    replicas: int = 1  # seeds trained side by side
-    accumulate: int = 1  # microbatches a batch is cut into
+    replicas: int = 1  # how many seeds are trained side by side
+    accumulate: int = 1  # how many microbatches a batch is cut into
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    detect_nans: bool = False  # a run that stops by a step that is not finite names the layer and the operation that made it
-    rollbacks: int = (
-        3  # how often a run that is not finite goes back to its last checkpoint, with another seed
-    )
-    ema: float | None = None  # decay of the averaged weights, which are then evaluated and saved
+    # when a step that is not finite stops the run, name the layer and the operation at fault
+    detect_nans: bool = False
+    # how often a non-finite run may go back to its last checkpoint and continue with another seed
+    rollbacks: int = 3
+    ema: float | None = None  # decay of averaged weights, which are then evaluated and saved
     pretrained: str | PretrainedOptions | None = None  # a checkpoint to start from
 
     def __post_init__(self):
-        check(
-            self,
-            epochs=1,
-            eval_every=0,
-            limit_batches=1,
-            overfit_batches=0,
-            replicas=1,
-            accumulate=1,
-            rollbacks=1,
-        )
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema: must lie between 0 and 1, got {self.ema}")
+        counts = ("epochs", "limit_batches", "replicas", "accumulate", "rollbacks")
+        check_options(self, **dict.fromkeys(counts, 1), eval_every=0, overfit_batches=0)
+        if self.ema is not None:
+            between_0_and_1(ema=self.ema)
         check_pretrained(self.pretrained)
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When checkpoints are written, in what form, and which are kept."""
+    """When checkpoints are written, in what format, and which are kept."""
 
     dir: str = "saved"
-    every_epochs: int = 1  # 0: at the end only, or as the next two say
-    every_steps: int = 0  # 0: never
-    every_seconds: int | float = 0  # 0: never
-    keep: int | None = 5  # the last ones; null: all
-    monitor: str | None = None  # the best by this metric are kept besides the last
+    every_epochs: int = 1  # 0: not by epochs; the end of a run is saved in any case
+    every_steps: int = 0  # 0: not by steps
+    every_seconds: int | float = 0  # 0: not by time
+    keep: int | None = 5  # how many of the last checkpoints are kept; null: all
+    monitor: str | None = None  # the metric by which the best checkpoints are kept too
     mode: Literal["auto", "min", "max"] = "auto"
-    save_top_k: int = 1  # how many of the best
-    save_optimizer_state: bool = True  # without it a run that was killed cannot be gone on with
-    format: Literal["auto", "safetensors", "orbax"] = (
-        "auto"  # auto: safetensors, or Orbax with several processes
-    )
+    save_top_k: int = 1  # how many of the best are kept
+    save_optimizer_state: bool = True  # a run that was killed can only be resumed with it
+    # auto: safetensors with one process, Orbax with several
+    format: Literal["auto", "safetensors", "orbax"] = "auto"
     on_write_error: Literal["stop", "go_on"] = "stop"
 
     def __post_init__(self):
-        check(self, every_epochs=0, every_steps=0, every_seconds=0, keep=1, save_top_k=1)
-        if not math.isfinite(self.every_seconds):
-            raise ValueError(f"every_seconds: must be finite, got {self.every_seconds}; 0 is never")
+        check_options(self, every_epochs=0, every_steps=0, every_seconds=0, keep=1, save_top_k=1)
+        nonnegative(every_seconds=self.every_seconds)
         if self.save_top_k > 1 and self.monitor is None:
             raise ValueError(
-                f"save_top_k: {self.save_top_k} best by what? Name a metric with `monitor`"
+                f"save_top_k: is {self.save_top_k}, but no metric says which are the best; "
+                "name one with `monitor`"
             )
 
     def sign(self):
-        """1 where the monitored metric is to be low, -1 where it is to be high."""
+        """1 if the monitored metric should be low, -1 if it should be high."""
         return sign_of(self.monitor, self.mode, "checkpoint.mode")
 
 
@@ -165,50 +141,50 @@ LOW_IS_GOOD = {"loss", "error", "mse", "rmse", "mae", "perplexity"}
 HIGH_IS_GOOD = {"accuracy", "f1", "precision", "recall", "auc", "iou"}
 
 
-def sign_of(monitor, mode, place):
-    """1 where a metric is to be low, -1 where it is to be high; `auto` tells by its name."""
+def sign_of(monitor, mode, key):
+    """1 if a metric should be low, -1 if it should be high; `auto` decides by the metric's name."""
     words = set((monitor or "loss").split("_"))
     low, high = words & LOW_IS_GOOD, words & HIGH_IS_GOOD
     if mode == "auto" and bool(low) == bool(high):
         raise UserError(
-            f"{place}: cannot tell whether {monitor!r} is good when low or high; say 'min' or 'max'"
+            f"{key}: cannot tell whether {monitor!r} is good when low or high; use 'min' or 'max'"
         )
     return -1 if mode == "max" or (mode == "auto" and high) else 1
 
 
 @dataclass(frozen=True)
 class LoggingOptions:
-    """How often a run reports, what, and to whom."""
+    """What a run logs, how often, and where to."""
 
     every_steps: int = 50  # 0: not by steps
     every_seconds: int | float = 0  # 0: not by time
-    log_all: bool = False  # the values of every single step as well, written together
+    log_all: bool = False  # also log the values of every single step, written in blocks
     learning_rate: bool = True
     gradient_norm: bool = False
     parameter_norm: bool = False
-    leaf_statistics: bool = False  # both norms of each leaf
-    histograms: bool = (
-        False  # of the weights, at the end of every epoch, for the trackers that show them
-    )
+    leaf_statistics: bool = False  # the gradient norm and the parameter norm of each leaf
+    # histograms of the weights at the end of every epoch, for the trackers that show them
+    histograms: bool = False
     trackers: tuple[Tracker, ...] = ()
-    report: bool = True  # report.html at the end
+    report: bool = True  # write report.html at the end
 
     def __post_init__(self):
-        check(self, every_steps=0, every_seconds=0)
-        if not math.isfinite(self.every_seconds):
-            raise ValueError(f"every_seconds: must be finite, got {self.every_seconds}; 0 is never")
+        check_options(self, every_steps=0, every_seconds=0)
+        nonnegative(every_seconds=self.every_seconds)
 
 
 def check_together(loader, training, checkpoint):
-    """Refuse what is sound in each section but not in both, a line each."""
-    wrong = []
+    """Raise problems that only the combination of several sections shows, one per line."""
+    problems = []
     if loader.batch_size % training.accumulate:
-        wrong.append(
-            f"training.accumulate: a batch of {loader.batch_size} does not divide into {training.accumulate} microbatches"
+        problems.append(
+            f"training.accumulate: a batch of {loader.batch_size} does not divide into "
+            f"{training.accumulate} microbatches"
         )
     if training.on_nonfinite == "rollback" and not checkpoint.save_optimizer_state:
-        wrong.append(
-            "training.on_nonfinite: 'rollback' needs whole checkpoints; set checkpoint.save_optimizer_state to true"
+        problems.append(
+            "training.on_nonfinite: 'rollback' needs complete checkpoints; "
+            "set checkpoint.save_optimizer_state to true"
         )
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    if problems:
+        raise ValueError("\n".join(problems))

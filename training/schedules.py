@@ -1,11 +1,45 @@
-"""Schedules: step -> multiplier in [0, 1] of the learning rate, with lengths in steps or in epochs."""
+"""Schedules: step -> multiplier of the learning rate, in [0, 1]; lengths in steps or in epochs."""
+
+import functools
+import inspect
 
 import jax.numpy as jnp
 import numpy as np
 
 from training.base import Schedule
-from training.ranges import share
+from training.ranges import at_least, share
 from utils import UnknownFact
+
+IN_EPOCHS = {int | None: float | None, tuple[int, ...] | None: tuple[float, ...] | None}
+
+
+def steps_or_epochs(factory):
+    """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
+
+    The signature that a config sees also has `<prefix>epochs`, after each `<prefix>steps`, and the
+    facts that convert the one into the other. The decorated function always gets numbers of steps.
+    """
+    own = inspect.signature(factory).parameters
+    by_epochs = {n: n.removesuffix("steps") + "epochs" for n in own if n.endswith("steps")}
+    public = []
+    for name, parameter in own.items():
+        public.append(parameter)
+        if name in by_epochs:
+            annotation = IN_EPOCHS[parameter.annotation]
+            public.append(parameter.replace(name=by_epochs[name], annotation=annotation))
+    facts = ("steps_per_epoch", "total_steps") if "steps" in own else ("steps_per_epoch",)
+    public += [parameter.replace(name=f, default=None, annotation=int | None) for f in facts]
+    signature = inspect.Signature(public, return_annotation=Schedule)
+
+    @functools.wraps(factory)
+    def schedule(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        steps = {name: in_steps(name, by_epochs[name], given.arguments) for name in by_epochs}
+        return factory(**{name: given.arguments[name] for name in own} | steps)
+
+    schedule.__signature__ = signature
+    return schedule
 
 
 def constant(value: float = 1.0) -> Schedule:
@@ -14,100 +48,74 @@ def constant(value: float = 1.0) -> Schedule:
     return lambda step: value
 
 
-def linear(
-    start: float = 1.0,
-    end: float = 0.0,
-    steps: int | None = None,
-    epochs: float | None = None,
-    steps_per_epoch: int | None = None,
-    total_steps: int | None = None,
-) -> Schedule:
-    """A straight line from start to end, then end."""
+@steps_or_epochs
+def linear(start: float = 1.0, end: float = 0.0, steps: int | None = None) -> Schedule:
+    """A straight line from `start` to `end`; it stays at `end` afterwards."""
     share(start=start, end=end)
-    steps = length(steps, epochs, steps_per_epoch, total_steps)
     return lambda step: start + (end - start) * jnp.clip(step / steps, 0, 1)
 
 
-def cosine(
-    end: float = 0.0,
-    steps: int | None = None,
-    epochs: float | None = None,
-    steps_per_epoch: int | None = None,
-    total_steps: int | None = None,
-) -> Schedule:
-    """Half a period of a cosine, from 1 to end, then end."""
+@steps_or_epochs
+def cosine(end: float = 0.0, steps: int | None = None) -> Schedule:
+    """Half a period of a cosine, from 1 to `end`; it stays at `end` afterwards."""
     share(end=end)
-    steps = length(steps, epochs, steps_per_epoch, total_steps)
     return lambda step: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.clip(step / steps, 0, 1))) / 2
 
 
-def exponential(
-    rate: float,
-    steps: int | None = None,
-    epochs: float | None = None,
-    steps_per_epoch: int | None = None,
-    total_steps: int | None = None,
-) -> Schedule:
-    """Smooth decay without end: times rate in every `steps` (or `epochs`)."""
+@steps_or_epochs
+def exponential(rate: float, steps: int | None = None) -> Schedule:
+    """Smooth decay that never ends: multiplied by `rate` in every `steps` (or `epochs`)."""
     share(rate=rate)
-    steps = length(steps, epochs, steps_per_epoch, total_steps)
     return lambda step: rate ** (step / steps)
 
 
-def piecewise(
-    values: tuple[float, ...],
-    boundary_steps: tuple[int, ...] | None = None,
-    boundary_epochs: tuple[float, ...] | None = None,
-    steps_per_epoch: int | None = None,
-) -> Schedule:
-    """The first value up to the first boundary, from there the second, and so on."""
+@steps_or_epochs
+def piecewise(values: tuple[float, ...], boundary_steps: tuple[int, ...] | None = None) -> Schedule:
+    """The first value up to the first boundary, then the second value, and so on."""
     for value in values:
         share(values=value)
-    return join(
-        [constant(value) for value in values], boundary_steps, boundary_epochs, steps_per_epoch
-    )
+    return join([constant(value) for value in values], boundary_steps)
 
 
+@steps_or_epochs
 def warmup_linear(
-    warmup_steps: int | None = None,
-    warmup_epochs: float | None = None,
-    end: float = 0.0,
-    steps: int | None = None,
-    epochs: float | None = None,
-    steps_per_epoch: int | None = None,
-    total_steps: int | None = None,
+    warmup_steps: int | None = None, end: float = 0.0, steps: int | None = None
 ) -> Schedule:
-    """A straight line up from 0 to 1, and one down to end after `steps` in all; end 1 is a warm-up alone."""
-    steps = length(steps, epochs, steps_per_epoch, total_steps)
-    warmup = warmup_length(warmup_steps, warmup_epochs, steps_per_epoch, steps)
-    return warmed_up(warmup, linear(end=end, steps=steps - warmup))
+    """A straight line up from 0 to 1, then one down to `end`, which it reaches after `steps`."""
+    return warmed_up(warmup_steps, linear, end, steps)
 
 
+@steps_or_epochs
 def warmup_cosine(
-    warmup_steps: int | None = None,
-    warmup_epochs: float | None = None,
-    end: float = 0.0,
-    steps: int | None = None,
-    epochs: float | None = None,
-    steps_per_epoch: int | None = None,
-    total_steps: int | None = None,
+    warmup_steps: int | None = None, end: float = 0.0, steps: int | None = None
 ) -> Schedule:
-    """A straight line up from 0 to 1, and half a period of a cosine down to end after `steps` in all."""
-    steps = length(steps, epochs, steps_per_epoch, total_steps)
-    warmup = warmup_length(warmup_steps, warmup_epochs, steps_per_epoch, steps)
-    return warmed_up(warmup, cosine(end=end, steps=steps - warmup))
+    """A straight line up from 0 to 1, then half a cosine down to `end`, reached after `steps`."""
+    return warmed_up(warmup_steps, cosine, end, steps)
 
 
+def warmed_up(warmup, decay, end, steps):
+    """A line from 0 to 1 over `warmup` steps, then a decay to `end` over the rest of `steps`."""
+    if not 0 <= warmup < steps:
+        raise ValueError(
+            f"warmup_steps: must be at least 0 and below the {steps} steps in all, got {warmup}"
+        )
+    schedule = decay(end=end, steps=steps - warmup)
+    return lambda step: jnp.where(step < warmup, step / max(warmup, 1), schedule(step - warmup))
+
+
+@steps_or_epochs
 def join(
-    schedules: tuple[Schedule, ...],
-    boundary_steps: tuple[int, ...] | None = None,
-    boundary_epochs: tuple[float, ...] | None = None,
-    steps_per_epoch: int | None = None,
+    schedules: tuple[Schedule, ...], boundary_steps: tuple[int, ...] | None = None
 ) -> Schedule:
-    """One schedule after the other; each counts its steps from its own boundary, so give it its own length."""
+    """One schedule after another; each counts its steps from its start, so give each a length."""
     if not schedules:
         raise ValueError("schedules: must hold at least one, got none")
-    starts = boundaries(len(schedules) - 1, boundary_steps, boundary_epochs, steps_per_epoch)
+    starts = list(boundary_steps)
+    if len(starts) != len(schedules) - 1 or sorted({0, *starts}) != [0, *starts]:
+        raise ValueError(
+            f"boundary_steps: must be {len(schedules) - 1} ascending steps, one between each two "
+            f"schedules, got {starts}"
+        )
 
     def joined(step):
         value = schedules[0](step)
@@ -118,61 +126,26 @@ def join(
     return joined
 
 
-def warmed_up(warmup, schedule):
-    """A line from 0 to 1 over the steps of the warm-up, then the schedule."""
-    return lambda step: jnp.where(step < warmup, step / max(warmup, 1), schedule(step - warmup))
-
-
-def in_steps(name, steps, epochs, steps_per_epoch):
-    """What the config gives as `<name>steps` or `<name>epochs`, a number or several, in steps; None where it gives neither."""
-    if epochs is None:
-        return steps
-    if steps is not None:
-        raise ValueError(
-            f"{name}steps: {steps}, yet {name}epochs is {epochs}; give only one of them"
-        )
-    if steps_per_epoch is None:
-        raise UnknownFact(
-            f"{name}epochs: {epochs} needs steps_per_epoch, which is unknown; give it, or {name}steps"
-        )
-    return np.rint(np.multiply(epochs, steps_per_epoch)).astype(int).tolist()
-
-
-def length(steps, epochs, steps_per_epoch, total_steps):
-    """The steps that a schedule lasts: the whole run, unless the config says otherwise."""
-    found = in_steps("", steps, epochs, steps_per_epoch)
-    found = total_steps if found is None else found
-    if found is None:
-        raise UnknownFact("steps: not given, and total_steps is unknown; give steps or epochs")
-    if found < 1:
-        given = (
-            f"steps: must be at least 1, got {found}"
-            if epochs is None
-            else f"epochs: {epochs} is {found} steps; at least 1"
-        )
-        raise ValueError(given)
-    return found
-
-
-def warmup_length(warmup_steps, warmup_epochs, steps_per_epoch, total):
-    """The steps of a warm-up, which must leave some of the total."""
-    warmup = in_steps("warmup_", warmup_steps, warmup_epochs, steps_per_epoch)
-    if warmup is None:
-        raise ValueError("warmup_steps: not given; give warmup_steps or warmup_epochs")
-    if not 0 <= warmup < total:
-        raise ValueError(
-            f"warmup_steps: must be at least 0 and below the {total} steps in all, got {warmup}"
-        )
-    return warmup
-
-
-def boundaries(count, boundary_steps, boundary_epochs, steps_per_epoch):
-    """The steps at which one schedule gives way to the next: `count` of them, ascending."""
-    found = in_steps("boundary_", boundary_steps, boundary_epochs, steps_per_epoch)
-    if found is None:
-        raise ValueError("boundary_steps: not given; give boundary_steps or boundary_epochs")
-    if len(found) != count or sorted({0, *found}) != [0, *found]:
-        raise ValueError(
-            f"boundary_steps: must be {count} ascending steps, one between each two parts, got {list(found)}"
-        )
-    return found
+def in_steps(name, name_in_epochs, given):
+    """The length `name`, or several lengths, in steps; `steps` is that of the run by default."""
+    steps, epochs = given[name], given[name_in_epochs]
+    if steps is not None and epochs is not None:
+        raise ValueError(f"{name}: is {steps}, but {name_in_epochs} is {epochs}; give only one")
+    if epochs is not None:
+        if given["steps_per_epoch"] is None:
+            raise UnknownFact(
+                f"{name_in_epochs}: {epochs} needs steps_per_epoch, which is unknown; "
+                f"give it, or {name}"
+            )
+        steps = np.rint(np.multiply(epochs, given["steps_per_epoch"])).astype(int).tolist()
+        if name == "steps" and steps < 1:
+            raise ValueError(f"epochs: {epochs} is {steps} steps; must be at least 1 step")
+    elif steps is None and name == "steps":
+        steps = given["total_steps"]
+        if steps is None:
+            raise UnknownFact("steps: not given, and total_steps is unknown; give steps or epochs")
+    elif steps is None:
+        raise ValueError(f"{name}: not given; give {name} or {name_in_epochs}")
+    if name == "steps":
+        at_least(1, steps=steps)
+    return steps

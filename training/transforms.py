@@ -1,4 +1,4 @@
-"""Links of a chain, and what chooses parameters by name."""
+"""Transforms of gradients, chains of them, and optimizers for groups of params."""
 
 import re
 
@@ -13,51 +13,52 @@ NO_DECAY = r"(.*/)?(bias|scale)"
 
 
 def scale(factor, tree):
-    """A tree times a number; the dtypes of the tree stay, whatever that of the number."""
+    """A tree times a number; the leaves keep their dtypes, whatever the dtype of the number."""
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
 
 
 def stateless(change):
-    """An optimizer without state from change(grads, params) -> updates."""
+    """An optimizer without state, made from change(grads, params) -> updates."""
     return Optimizer(
         lambda params: {}, lambda grads, state, params=None: (change(grads, params), state)
     )
 
 
 def add_decay(grads, params, weight_decay, exclude, include=".*"):
-    """weight_decay * parameter added to every leaf whose name `include` matches and `exclude` does not."""
+    """Add weight_decay * param to the leaves that `include` matches and `exclude` does not."""
 
     def decayed(name, g, p):
-        return (
-            g + weight_decay * p
-            if re.fullmatch(include, name) and not re.fullmatch(exclude, name)
-            else g
-        )
+        decays = re.fullmatch(include, name) and not re.fullmatch(exclude, name)
+        return g + weight_decay * p if decays else g
 
     return map_named(decayed, grads, params)
 
 
 def matching(init, *rules):
-    """The same init, once every (regex, default) is known to match a name; the default, or an empty regex, may match none."""
+    """`init`, but it raises when the regex of a rule (regex, default) matches no name.
 
-    def checked(params):
-        match_rules(
-            [(rule, None) for rule, default in rules if rule not in ("", default)],
-            named_leaves(params),
-        )
+    Only the default itself and the empty regex may match none.
+    """
+    required = [(rule, None) for rule, default in rules if rule not in ("", default)]
+
+    def checked_init(params):
+        match_rules(required, named_leaves(params))
         return init(params)
 
-    return checked
+    return checked_init
 
 
 def partition(label, optimizers):
-    """One optimizer for each key of `optimizers`, over the leaves that label(tree) -> {name: key} gives it, as a flat dict."""
+    """Update each leaf by the optimizer optimizers[key], where label(tree) -> {name: key}.
+
+    Each optimizer sees its leaves as a flat dict {name: leaf}.
+    """
 
     def split(tree, keys):
-        leaves = named_leaves(tree).items()
-        return {
-            key: {name: leaf for name, leaf in leaves if keys[name] == key} for key in optimizers
-        }
+        parts = {key: {} for key in optimizers}
+        for name, leaf in named_leaves(tree).items():
+            parts[keys[name]][name] = leaf
+        return parts
 
     def init(params):
         parts = split(params, label(params))
@@ -66,20 +67,17 @@ def partition(label, optimizers):
     def update(grads, state, params=None):
         keys = label(grads)
         g, p = split(grads, keys), split(params, keys)
-        results = {
-            key: optimizer.update(g[key], state[key], p[key])
-            for key, optimizer in optimizers.items()
-        }
-        updates = {name: leaf for part, _ in results.values() for name, leaf in part.items()}
-        return map_named(lambda name, _: updates[name], grads), {
-            key: new for key, (_, new) in results.items()
-        }
+        updates, states = {}, {}
+        for key, optimizer in optimizers.items():
+            part, states[key] = optimizer.update(g[key], state[key], p[key])
+            updates |= part
+        return map_named(lambda name, _: updates[name], grads), states
 
     return Optimizer(init, update)
 
 
 def clip_by_global_norm(max_norm: float) -> Optimizer:
-    """All gradients scaled together, so that their joint norm is at most max_norm."""
+    """Scale all gradients together, so that their joint norm is at most `max_norm`."""
     positive(max_norm=max_norm)
 
     def clip(grads, params):
@@ -90,7 +88,7 @@ def clip_by_global_norm(max_norm: float) -> Optimizer:
 
 
 def clip_by_value(limit: float) -> Optimizer:
-    """Every element of the gradients brought into [-limit, limit]."""
+    """Clip every element of the gradients to [-limit, limit]."""
     positive(limit=limit)
     return stateless(
         lambda grads, params: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads)
@@ -98,20 +96,22 @@ def clip_by_value(limit: float) -> Optimizer:
 
 
 def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_DECAY) -> Optimizer:
-    """weight_decay * parameter added to the gradients: an L2 penalty when it stands before an optimizer."""
+    """Add weight_decay * param to the gradients: an L2 penalty, if placed before an optimizer."""
     nonnegative(weight_decay=weight_decay)
     regex(include=include, exclude=exclude)
-    link = stateless(lambda grads, params: add_decay(grads, params, weight_decay, exclude, include))
-    return Optimizer(matching(link.init, (include, ".*"), (exclude, NO_DECAY)), link.update)
+    decay = stateless(
+        lambda grads, params: add_decay(grads, params, weight_decay, exclude, include)
+    )
+    return Optimizer(matching(decay.init, (include, ".*"), (exclude, NO_DECAY)), decay.update)
 
 
 def frozen() -> Optimizer:
-    """Parameters that never change."""
+    """Params that never change."""
     return stateless(lambda grads, params: jax.tree.map(jnp.zeros_like, grads))
 
 
 def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
-    """The updates of an optimizer times a rate of their own."""
+    """The updates of an optimizer, multiplied by `rate`."""
     positive(rate=rate)
 
     def update(grads, state, params=None):
@@ -122,19 +122,22 @@ def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
 
 
 def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
-    """Each parameter changed by the optimizer of the first rule whose regex matches its whole name; every one needs a rule."""
+    """Update each param by the optimizer of the first rule whose regex matches its whole name.
+
+    A param that no rule matches is an error.
+    """
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
     for rule, _ in rules:
         regex(rules=rule)
 
     def label(tree):
-        keys = match_rules(
-            [(rule, str(i)) for i, (rule, _) in enumerate(rules)], named_leaves(tree)
-        )
-        if lost := [name for name, key in keys.items() if key is None]:
+        numbered = [(rule, str(i)) for i, (rule, _) in enumerate(rules)]
+        keys = match_rules(numbered, named_leaves(tree))
+        if unmatched := [name for name, key in keys.items() if key is None]:
             raise UserError(
-                f"groups: no rule matches {', '.join(lost)}; end the rules with ['.*', an optimizer]"
+                f"groups: no rule matches {', '.join(unmatched)}; "
+                "end the rules with ['.*', an optimizer]"
             )
         return keys
 
@@ -142,7 +145,7 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
 
 
 def chain(*optimizers: Optimizer):
-    """Each optimizer changes the updates of the one before; not a part, since in a config a list is a chain."""
+    """Apply optimizers one after another. Not a part: in a config, a list is a chain."""
     if not optimizers:
         raise ValueError("optimizers: a chain must hold at least one, got none")
 
@@ -160,16 +163,14 @@ def chain(*optimizers: Optimizer):
 
 
 def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
-    """The updates of an optimizer times schedule(number of updates so far)."""
+    """The updates of an optimizer, multiplied by schedule(number of updates before)."""
 
     def init(params):
         return {"step": jnp.zeros((), jnp.int32), "optimizer": optimizer.init(params)}
 
     def update(grads, state, params=None):
+        step = state["step"]
         updates, inner = optimizer.update(grads, state["optimizer"], params)
-        return scale(schedule(state["step"]), updates), {
-            "step": state["step"] + 1,
-            "optimizer": inner,
-        }
+        return scale(schedule(step), updates), {"step": step + 1, "optimizer": inner}
 
     return Optimizer(init, update)

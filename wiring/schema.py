@@ -63,11 +63,13 @@ def reference(kind):
 
 
 def section(options):
-    """The schema of a section that names no part, described by the comments of its dataclass."""
+    """The schema of a section that names no part; the comment of a field is its description."""
     options = parts.section_options(options)
     schema, source = call(options), inspect.getsource(options)
-    for name, comment in re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE):
-        schema["properties"][name]["description"] = comment
+    field = r"^(?:    # (.*)\n)?    (\w+): .*?(?:  # (.*))?$"
+    for above, name, beside in re.findall(field, source, re.MULTILINE):
+        if above or beside:
+            schema["properties"][name]["description"] = above or beside
     return schema
 
 

@@ -1,4 +1,4 @@
-"""Augmentations by their properties."""
+"""Properties of the augmentations, and their resampling against SciPy."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ def views(fn, image=IMAGE, **args):
 
 @pytest.mark.parametrize("fn", [random_crop, random_flip, random_erase, random_affine])
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
-def test_shape_and_type_stay_and_a_key_decides(fn, dtype):
+def test_shape_and_dtype_stay_and_the_key_determines_the_view(fn, dtype):
     image = IMAGE.astype(dtype)
     out = fn(KEYS[0], image)
     assert out.shape == image.shape and out.dtype == image.dtype
@@ -46,30 +46,23 @@ def test_a_flip_mirrors_left_to_right_half_the_time():
     assert (views(random_flip, probability=0.0) == np.asarray(IMAGE)).all()
 
 
-def test_an_erasure_is_one_rectangle_of_the_wanted_size():
+def test_random_erase_erases_one_rectangle_of_a_size_in_range():
     erased = views(random_erase, probability=1.0, area=(0.1, 0.3), aspect=(0.5, 2.0)) == 0
     assert (erased.any(-1) == erased.all(-1)).all()  # all channels alike
     rows, columns = erased.any((2, 3)), erased.any((1, 3))
     np.testing.assert_array_equal(erased[..., 0], rows[:, :, None] & columns[:, None, :])
     for line in (rows, columns):
-        assert (
-            np.abs(np.diff(np.pad(line, ((0, 0), (1, 1))).astype(int))).sum(1) == 2
-        ).all()  # one stretch
-        assert (
-            line.all(0).sum() == 0 and line.any(0).all()
-        )  # reaches every edge, and always stays inside
+        edges = np.abs(np.diff(np.pad(line, ((0, 0), (1, 1))).astype(int)))
+        assert (edges.sum(1) == 2).all()  # one stretch
+        assert not line.all(0).any() and line.any(0).all()  # each position in some, none in all
     heights, widths = rows.sum(1), columns.sum(1)
-    assert (heights * widths >= 0.1 * 120 * 0.7).all() and (
-        heights * widths <= 0.3 * 120 * 1.3
-    ).all()  # rounded to pixels
-    assert (
-        heights.min() <= 4
-        and heights.max() >= 7
-        and (heights / widths).min() < 1 < (heights / widths).max()
-    )
+    areas, aspects = heights * widths / 120, heights / widths
+    assert areas.min() >= 0.1 * 0.7 and areas.max() <= 0.3 * 1.3  # sides are rounded to pixels
+    assert heights.min() <= 4 and heights.max() >= 7
+    assert aspects.min() < 1 < aspects.max()
 
 
-def test_erasing_happens_with_its_probability():
+def test_random_erase_happens_with_its_probability():
     touched = (views(random_erase, probability=0.25) != np.asarray(IMAGE)).any((1, 2, 3))
     assert 48 < touched.sum() < 152  # six standard deviations
     assert not (views(random_erase, probability=0.0) == 0).any()
@@ -93,11 +86,11 @@ def test_resampling_agrees_with_scipy(matrix):
 
 
 def moments(view):
-    """Mass, centre and covariance of the places of what is bright."""
-    places = np.indices(view.shape[:2]).reshape(2, -1)
+    """Mass, centre and covariance of the brightness."""
+    positions = np.indices(view.shape[:2]).reshape(2, -1)
     weight = view.sum(-1).ravel()
-    centre = places @ weight / weight.sum()
-    return weight.sum(), centre, np.cov(places, aweights=weight, bias=True)
+    centre = positions @ weight / weight.sum()
+    return weight.sum(), centre, np.cov(positions, aweights=weight, bias=True)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +116,15 @@ def moments(view):
         ),
     ],
 )
-def test_an_affine_view_differs_as_far_as_it_may_and_no_further(args, measure, reach):
+def test_affine_views_use_the_whole_range_and_stay_in_it(args, measure, reach):
     bar = jnp.zeros((31, 31, 1)).at[3:28, 13:18].set(100 / 125)
     still = {"rotation": 0.0, "scale": (1.0, 1.0), "shear": 0.0, "shift": 0.0}
     np.testing.assert_allclose(random_affine(KEYS[0], bar, **still), bar, atol=1e-5)
-    seen = np.array([measure(*moments(view)) for view in views(random_affine, bar, **still | args)])
-    assert (
-        np.abs(seen).max() <= 1.05 * reach
-        and seen.min() < -0.9 * reach
-        and seen.max() > 0.9 * reach
+    values = np.array(
+        [measure(*moments(view)) for view in views(random_affine, bar, **still | args)]
     )
+    assert np.abs(values).max() <= 1.05 * reach
+    assert values.min() < -0.9 * reach and values.max() > 0.9 * reach
 
 
 @pytest.mark.parametrize(
@@ -149,6 +141,6 @@ def test_an_affine_view_differs_as_far_as_it_may_and_no_further(args, measure, r
         (lambda x: random_flip(KEYS[0], x[0]), r"got the shape \(12, 3\)"),
     ],
 )
-def test_refuses(call, message):
+def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(IMAGE)

@@ -1,4 +1,4 @@
-"""Metrics of one example, averaged as the toolkit does, against NumPy by hand."""
+"""Metrics of one example, averaged over examples, against NumPy by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,14 @@ LABELS = DRAW.integers(0, 6, 40)
 
 
 def report(metric, outputs, targets, **args):
-    """The mean over the examples, finished where the metric says how."""
-    means = jax.tree.map(
-        lambda v: v.mean(axis=0), jax.vmap(lambda x, y: metric(x, y, **args))(outputs, targets)
-    )
+    """The mean over the examples, mapped by `finish` if the metric has it."""
+    values = jax.vmap(lambda x, y: metric(x, y, **args))(outputs, targets)
+    means = jax.tree.map(lambda v: v.mean(axis=0), values)
     return getattr(metric, "finish", lambda mean: mean)(means)
 
 
 def macro_f1(predicted, labels):
-    """The definition: precision and recall of each class that occurs, 0 where they are undefined."""
+    """By the definition: from precision and recall of each class that occurs, 0 if undefined."""
     scores = []
     for c in sorted({*predicted, *labels}):
         hits = np.sum((predicted == c) & (labels == c))
@@ -48,17 +47,17 @@ def test_top_k_accuracy(k):
     assert report(top_k_accuracy, LOGITS, LABELS, k=k) == pytest.approx(expected)
 
 
-def test_top_k_needs_k_classes():
+def test_top_k_accuracy_needs_k_classes():
     with pytest.raises(ValueError, match=r"^k: .* the 3 classes, got 5"):
         top_k_accuracy(jnp.zeros(3), jnp.int32(0))
 
 
-def test_equal_logits_are_no_hit_for_every_label():
+def test_equal_logits_are_hits_for_k_labels_only():
     hits = [top_k_accuracy(jnp.zeros(6), jnp.int32(label), k=2) for label in range(6)]
     assert sum(hits) == 2
 
 
-def test_regression():
+def test_rmse_and_mae():
     outputs, targets = DRAW.normal(size=(2, 20, 3)).astype("float32")
     assert report(rmse, outputs, targets) == pytest.approx(
         np.sqrt(np.mean((outputs - targets) ** 2)), rel=1e-6
@@ -78,15 +77,13 @@ def test_perplexity():
 
 @pytest.mark.parametrize("predicted, labels", [(6, 6), (6, 2), (2, 6), (1, 1)])
 def test_f1(predicted, labels):
-    """Classes never predicted, never asked for, and neither."""
+    """With classes that are never predicted, that are no label, and that are neither."""
     outputs = np.where(np.arange(6) < predicted, LOGITS, -100).astype("float32")
     labels = LABELS % labels
     expected = macro_f1(outputs.argmax(-1), labels)
     assert report(f1, outputs, labels) == pytest.approx(expected, rel=1e-5)
     counts = {name: np.asarray(v).sum(0) for name, v in jax.vmap(f1)(outputs, labels).items()}
-    assert f1.finish(counts) == pytest.approx(
-        expected, rel=1e-5
-    )  # NumPy, and sums instead of means
+    assert f1.finish(counts) == pytest.approx(expected, rel=1e-5)  # sums give the same as means
 
 
 def test_f1_without_a_hit_or_an_example_is_zero():
@@ -94,7 +91,7 @@ def test_f1_without_a_hit_or_an_example_is_zero():
     assert f1.finish({name: np.zeros(3) for name in ("tp", "fp", "fn")}) == 0
 
 
-def test_f1_finishes_replicas_one_by_one():
+def test_f1_finishes_each_replica_by_itself():
     counts = jax.vmap(f1)(LOGITS, LABELS)
     halves = jax.tree.map(lambda v: v.reshape(2, 20, 6).mean(1), counts)
     expected = [macro_f1(LOGITS[i].argmax(-1), LABELS[i]) for i in (slice(20), slice(20, 40))]
@@ -102,12 +99,12 @@ def test_f1_finishes_replicas_one_by_one():
 
 
 @pytest.mark.parametrize("metric", [accuracy, f1, perplexity])
-def test_bfloat16_outputs_are_measured_in_float32(metric):
+def test_metrics_of_bfloat16_outputs_are_float32(metric):
     for value in jax.tree.leaves(metric(jnp.asarray(LOGITS[0], jnp.bfloat16), LABELS[0])):
         assert value.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("metric", [accuracy, f1, rmse])
-def test_shapes_must_fit(metric):
+def test_shapes_that_do_not_fit_are_refused(metric):
     with pytest.raises(ValueError, match=r"\(6,\).*\(4,\)"):
         metric(LOGITS[0], np.zeros(4, "int32"))

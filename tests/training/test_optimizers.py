@@ -1,4 +1,4 @@
-"""Each optimizer against Optax, step by step, and what the compiled step asks of all of them."""
+"""Each optimizer against Optax, step by step, and what the compiled step needs of all of them."""
 
 from functools import cache, partial
 
@@ -16,7 +16,7 @@ from utils import UserError, named_leaves
 
 @cache
 def tree(seed, dtype):
-    """A small net: matrices both ways round, a 4-D kernel, and names that weight decay leaves out."""
+    """Params of a small net: wide and tall matrices, a kernel, and names without decay."""
     draw = np.random.default_rng(seed)
     shapes = {
         "blocks": [{"weight": (3, 3, 2, 4), "scale": (4,)}, {"weight": (6, 4), "bias": (4,)}],
@@ -39,12 +39,11 @@ def no_decay(params):
 
 
 def descend(optimizer, dtype="float32", steps=12):
-    """The parameters after each of some steps along random gradients, through one compiled program."""
+    """The params after each of several steps along random gradients, by one compiled program."""
     traces = []
 
-    @partial(
-        jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-    )  # most of the time here is compilation
+    # Without optimizations, since most of the time of these tests is compilation.
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def step(params, state, grads):
         traces.append(1)
         updates, state = optimizer.update(grads, state, params)
@@ -60,17 +59,17 @@ def descend(optimizer, dtype="float32", steps=12):
     return path
 
 
-def assert_same(ours, theirs, rtol, atol=0.0):
-    for ours_now, theirs_now in zip(ours, theirs, strict=True):
-        for (name, a), b in zip(
-            named_leaves(ours_now).items(), named_leaves(theirs_now).values(), strict=True
-        ):
-            assert a.dtype == b.dtype, name
-            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=name)
+def assert_same(our_path, their_path, rtol, atol=0.0):
+    for ours, theirs in zip(our_path, their_path, strict=True):
+        ours, theirs = named_leaves(ours), named_leaves(theirs)
+        assert ours.keys() == theirs.keys()
+        for name, leaf in ours.items():
+            assert leaf.dtype == theirs[name].dtype, name
+            np.testing.assert_allclose(leaf, theirs[name], rtol=rtol, atol=atol, err_msg=name)
 
 
 def optax_muon(lr, beta, weight_decay, adamw_lr):
-    """Optax's muon for the kernel and the matrices but the head; plain AdamW (theirs is Nesterov's) for the rest."""
+    """Optax's Muon for all matrices but the head; AdamW (Optax's muon has NAdamW) elsewhere."""
     labels = {
         "blocks": [{"weight": "muon", "scale": "rest"}, {"weight": "muon", "bias": "rest"}],
         "out": {"weight": "muon", "bias": "rest"},
@@ -154,7 +153,7 @@ def test_float32_stays_float32_and_compiles_once_where_float64_is_the_default(na
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_no_two_leaves_of_the_state_share_a_buffer(name):
+def test_each_leaf_of_the_state_has_its_own_buffer(name):
     params = tree(0, "float32")
     for init in (OURS[name].init, jax.jit(OURS[name].init)):
         leaves = [*jax.tree.leaves(init(params)), *jax.tree.leaves(params)]
@@ -162,7 +161,7 @@ def test_no_two_leaves_of_the_state_share_a_buffer(name):
 
 
 @pytest.mark.parametrize("name", ["nesterov", "adamw", "lamb", "muon", "scheduled"])
-def test_vmap_over_replicas_is_each_alone(name):
+def test_vmap_over_replicas_equals_each_replica_alone(name):
     def train(params, grads):
         state = OURS[name].init(params)
         for _ in range(2):
@@ -178,20 +177,20 @@ def test_vmap_over_replicas_is_each_alone(name):
         )
 
 
-def test_a_zero_gradient_and_a_zero_parameter_move_nothing_to_nan():
+def test_zero_gradients_and_zero_params_give_zero_updates():
     zeros = jax.tree.map(jnp.zeros_like, tree(0, "float32"))
     for name in ("adagrad from 0", "rmsprop", "adamw", "lamb", "muon"):
         updates, _ = jax.jit(OURS[name].update)(zeros, OURS[name].init(zeros), zeros)
         assert all(not leaf.any() for leaf in jax.tree.leaves(updates)), name
 
 
-def test_lamb_moves_a_parameter_away_from_zero():
+def test_lamb_changes_a_param_that_is_zero():
     params, grads = {"w": jnp.zeros(3)}, {"w": jnp.array([1.0, -2.0, 3.0])}
     updates, _ = lamb(0.1).update(grads, lamb(0.1).init(params), params)
     np.testing.assert_allclose(updates["w"], [-0.1, 0.1, -0.1], rtol=1e-4)
 
 
-def test_state_reads_well():
+def test_leaves_of_the_state_have_readable_names():
     params = {"conv": {"weight": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
     assert set(named_leaves(adamw().init(params))) == {
         "step",
@@ -212,14 +211,14 @@ def test_state_reads_well():
 
 
 @pytest.mark.parametrize("factory", [adamw, lamb, lion, muon])
-def test_a_rule_of_the_users_own_that_matches_nothing_is_refused(factory):
+def test_a_rule_given_by_the_user_that_matches_nothing_is_refused(factory):
     params = {"dense": {"weight": jnp.ones((2, 3))}}
     factory().init(params)
     with pytest.raises(UserError, match=r"'dense/wieght' matches no name.*dense/weight"):
         factory(exclude="dense/wieght").init(params)
 
 
-def test_muon_takes_rules_from_the_whole_tree():
+def test_muon_checks_its_rules_against_the_whole_tree():
     params = {"w": jnp.ones((2, 3)), "embed": jnp.ones((4, 2)), "bias": jnp.ones(3)}
     muon(exclude="w|bias").init(params)
     state = muon(by_adamw="w").init(params)
@@ -228,13 +227,13 @@ def test_muon_takes_rules_from_the_whole_tree():
         muon(by_adamw="head").init(params)
 
 
-def test_muon_leaves_depthwise_kernels_to_adamw():
+def test_muon_updates_depthwise_kernels_by_adamw():
     params = {"kernel": jnp.ones((3, 3, 4, 8)), "depthwise": jnp.ones((3, 3, 1, 8))}
     state = muon().init(params)
     assert set(state["muon"]["m"]) == {"kernel"} and set(state["adamw"]["m"]) == {"depthwise"}
 
 
-def test_chains_mix_with_optax():
+def test_chains_may_mix_our_optimizers_with_optax():
     reference = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01), optax.scale(0.5))
     ours = chain(optax.clip_by_global_norm(1.0), adam(0.01), optax.scale(0.5))
     theirs = optax.chain(optax.clip_by_global_norm(1.0), adam(0.01), optax.scale(0.5))
@@ -247,7 +246,7 @@ def test_chains_mix_with_optax():
     assert_same(descend(decayed), descend(decayed_reference), rtol=1e-6, atol=1e-7)
 
 
-def test_scheduled_is_a_learning_rate_that_changes():
+def test_scheduled_equals_a_changing_learning_rate():
     schedule = schedules.warmup_cosine(warmup_steps=3, steps=10)
     reference = optax.adamw(lambda step: 0.01 * schedule(step), weight_decay=0.1, mask=no_decay)
     assert_same(
@@ -281,10 +280,10 @@ def test_scheduled_is_a_learning_rate_that_changes():
         (chain, {}, "optimizers"),
     ],
 )
-def test_refuses(factory, args, argument):
+def test_arguments_out_of_range_are_refused(factory, args, argument):
     with pytest.raises(ValueError, match=f"^{argument}: "):
         factory(**args)
 
 
-def test_chain_is_no_part_of_a_config():
+def test_chain_is_not_a_part_of_a_config():
     assert "return" not in chain.__annotations__

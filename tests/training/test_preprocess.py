@@ -1,4 +1,4 @@
-"""Preprocessing against NumPy, and what it refuses."""
+"""Preprocessing against NumPy, and the inputs that it refuses."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from training.preprocess import normalize, to_unit
 BYTES = np.arange(256, dtype="uint8").reshape(8, 16, 2)
 
 
-def test_to_unit_reaches_zero_and_one():
+def test_to_unit_maps_bytes_to_floats_from_0_to_1():
     units = jax.jit(to_unit)(BYTES)
     np.testing.assert_allclose(units, BYTES / 255, rtol=2e-7)  # XLA multiplies by 1 / 255
     assert units.dtype == jnp.float32 and units.min() == 0 and units.max() == 1
@@ -18,14 +18,13 @@ def test_to_unit_reaches_zero_and_one():
         assert to_unit(jnp.asarray(BYTES)).dtype == jnp.float64
 
 
-def test_normalize_works_by_channel_and_keeps_the_type():
+def test_normalize_works_by_channel_and_keeps_the_dtype():
     x = np.random.default_rng(0).normal(size=(5, 8, 8, 3)).astype("float32")
     mean, std = x.mean((0, 1, 2)), x.std((0, 1, 2))
-    y = jax.vmap(lambda one: normalize(one, mean=tuple(mean), std=tuple(std)))(x)
+    y = jax.vmap(lambda image: normalize(image, mean=tuple(mean), std=tuple(std)))(x)
     np.testing.assert_allclose(y, (x - mean) / std, rtol=1e-6)
-    assert (
-        normalize(jnp.ones((2, 2, 1), jnp.bfloat16), mean=(0.5,), std=(0.5,)).dtype == jnp.bfloat16
-    )
+    low = jnp.ones((2, 2, 1), jnp.bfloat16)
+    assert normalize(low, mean=(0.5,), std=(0.5,)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -46,10 +45,10 @@ def test_normalize_works_by_channel_and_keeps_the_type():
         ),
         (
             lambda: normalize(jnp.ones((2, 2, 2)), mean=(0.5, 0.5), std=(0.5, 0.0)),
-            "^std: must be above 0",
+            "^std: must be a finite number above 0",
         ),
     ],
 )
-def test_refuses(call, message):
+def test_wrong_inputs_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,6 @@
-"""Every schedule against Optax's, at many steps."""
+"""Every schedule against the one of Optax, at many steps."""
+
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +92,17 @@ def test_equals_optax(ours, theirs):
     assert ((traced >= 0) & (traced <= 1)).all()
 
 
-def test_the_last_step_is_exact():
+def test_a_config_sees_lengths_in_epochs_and_facts_in_the_signature():
+    parameters = inspect.signature(warmup_cosine).parameters
+    lengths = ["warmup_steps", "warmup_epochs", "end", "steps", "epochs"]
+    assert list(parameters) == [*lengths, "steps_per_epoch", "total_steps"]
+    assert parameters["warmup_epochs"].annotation == float | None
+    parameters = inspect.signature(piecewise).parameters
+    assert list(parameters) == ["values", "boundary_steps", "boundary_epochs", "steps_per_epoch"]
+    assert parameters["boundary_epochs"].annotation == tuple[float, ...] | None
+
+
+def test_ends_are_exact():
     assert cosine(steps=7)(7) == 0 and linear(steps=7)(7) == 0 and warmup_cosine(3, steps=7)(3) == 1
 
 
@@ -99,9 +111,17 @@ def test_the_last_step_is_exact():
     [
         (cosine, {}, "^steps: not given, and total_steps is unknown"),
         (cosine, {"steps": 0}, "^steps: must be at least 1, got 0"),
-        (cosine, {"steps": 5, "epochs": 1.0, "steps_per_epoch": 5}, "^steps: 5, yet epochs is 1.0"),
+        (
+            cosine,
+            {"steps": 5, "epochs": 1.0, "steps_per_epoch": 5},
+            "^steps: is 5, but epochs is 1.0",
+        ),
         (linear, {"epochs": 2.0, "total_steps": 100}, "^epochs: 2.0 needs steps_per_epoch"),
-        (linear, {"epochs": 0.01, "steps_per_epoch": 10}, "^epochs: 0.01 is 0 steps; at least 1"),
+        (
+            linear,
+            {"epochs": 0.01, "steps_per_epoch": 10},
+            "^epochs: 0.01 is 0 steps; must be at least 1",
+        ),
         (linear, {"end": 1.5, "steps": 3}, "^end: .* got 1.5"),
         (constant, {"value": -0.1}, "^value: .* got -0.1"),
         (exponential, {"rate": 2.0, "steps": 3}, "^rate: .* got 2.0"),
@@ -114,7 +134,7 @@ def test_the_last_step_is_exact():
         (
             warmup_linear,
             {"warmup_steps": 5, "warmup_epochs": 1.0, "total_steps": 100},
-            "^warmup_steps: 5, yet warmup_epochs",
+            "^warmup_steps: is 5, but warmup_epochs",
         ),
         (
             warmup_linear,
@@ -138,9 +158,9 @@ def test_the_last_step_is_exact():
             {"schedules": [constant()] * 2, "boundary_epochs": [2.0]},
             "boundary_epochs: .* needs steps_per_epoch",
         ),
-        (join, {"schedules": []}, "^schedules: "),
+        (join, {"schedules": [], "boundary_steps": []}, "^schedules: "),
     ],
 )
-def test_refuses(factory, args, message):
+def test_wrong_arguments_are_refused(factory, args, message):
     with pytest.raises(ValueError, match=message):
         factory(**args)

@@ -1,4 +1,4 @@
-"""Links of a chain and parameter groups, against Optax."""
+"""Transforms and groups of params, against Optax."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def tree(seed):
 
 
 def descend(optimizer, steps=10):
-    """The parameters after some steps along random gradients, through one compiled program."""
+    """The params after several steps along random gradients, by one compiled program."""
     traces = []
 
     @jax.jit
@@ -52,12 +52,14 @@ def descend(optimizer, steps=10):
 
 
 def assert_same(ours, theirs):
-    for (name, a), b in zip(named_leaves(ours).items(), named_leaves(theirs).values(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-7, err_msg=name)
+    ours, theirs = named_leaves(ours), named_leaves(theirs)
+    assert ours.keys() == theirs.keys()
+    for name, leaf in ours.items():
+        np.testing.assert_allclose(leaf, theirs[name], rtol=1e-6, atol=2e-7, err_msg=name)
 
 
 def mask(*names):
-    """Optax's mask: True for these leaves of `tree`."""
+    """A mask for Optax that is True for these leaves of `tree`."""
     return lambda params: jax.tree.unflatten(
         jax.tree.structure(params), [name in names for name in named_leaves(params)]
     )
@@ -67,13 +69,11 @@ WEIGHTS = ("stem/weight", "blocks/0/weight", "head/weight")
 
 
 @pytest.mark.parametrize(
-    "link, theirs",
+    "ours, theirs",
     [
         (clip_by_global_norm(0.5), optax.clip_by_global_norm(0.5)),
-        (
-            clip_by_global_norm(6.0),
-            optax.clip_by_global_norm(6.0),
-        ),  # some steps are clipped, some are not
+        # some steps are clipped, some are not
+        (clip_by_global_norm(6.0), optax.clip_by_global_norm(6.0)),
         (clip_by_value(0.3), optax.clip(0.3)),
         (decayed_weights(0.2), optax.add_decayed_weights(0.2, mask(*WEIGHTS))),
         (decayed_weights(0.2, exclude=""), optax.add_decayed_weights(0.2)),
@@ -88,24 +88,21 @@ WEIGHTS = ("stem/weight", "blocks/0/weight", "head/weight")
         (frozen(), optax.set_to_zero()),
     ],
 )
-def test_links_equal_optax(link, theirs):
-    assert_same(
-        descend(chain(link, adam(0.1, eps=0.1))),
-        descend(optax.chain(theirs, optax.adam(0.1, eps=0.1))),
-    )
+def test_transforms_equal_optax(ours, theirs):
+    reference = optax.chain(theirs, optax.adam(0.1, eps=0.1))
+    assert_same(descend(chain(ours, adam(0.1, eps=0.1))), descend(reference))
 
 
-def test_a_global_norm_joins_all_leaves_and_zero_gradients_stay_zero():
+def test_the_global_norm_is_over_all_leaves_and_zero_gradients_stay_zero():
     updates, _ = clip_by_global_norm(1.0).update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, {})
     np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [0.6, 0.8], rtol=1e-6)
     zeros = {"a": jnp.zeros(3)}
     assert not clip_by_global_norm(1.0).update(zeros, {})[0]["a"].any()
 
 
-def test_a_clipped_nan_stays_seen():
-    updates, _ = clip_by_global_norm(1.0).update(
-        {"a": jnp.array([1.0, jnp.nan]), "b": jnp.ones(2)}, {}
-    )
+def test_clipping_does_not_hide_a_nan():
+    grads = {"a": jnp.array([1.0, jnp.nan]), "b": jnp.ones(2)}
+    updates, _ = clip_by_global_norm(1.0).update(grads, {})
     assert jnp.isnan(updates["a"]).all() and jnp.isnan(updates["b"]).all()
 
 
@@ -132,7 +129,7 @@ def test_groups_equal_optax():
     assert_same(descend(ours), descend(theirs))
 
 
-def test_the_first_rule_wins_and_names_survive_nesting():
+def test_the_first_rule_that_matches_wins_and_nested_groups_see_the_same_names():
     inner = groups([[".*/bias", frozen()], ["stem/weight", adamw(0.1, exclude="stem/weight")]])
     params = descend(groups([["stem/.*", inner], [".*", frozen()]]))
     assert_same(params["stem"]["weight"], descend(optax.adam(0.1))["stem"]["weight"])
@@ -140,14 +137,13 @@ def test_the_first_rule_wins_and_names_survive_nesting():
     np.testing.assert_array_equal(params["head"]["weight"], tree(0)["head"]["weight"])
 
 
-def test_groups_state_reads_well_and_a_frozen_leaf_needs_none():
-    state = groups([["stem/.*", frozen()], [".*", adam()]]).init(
-        {"stem": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
-    )
+def test_the_state_of_groups_has_readable_names_and_nothing_for_a_frozen_leaf():
+    params = {"stem": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(2)}}
+    state = groups([["stem/.*", frozen()], [".*", adam()]]).init(params)
     assert set(named_leaves(state)) == {"1/step", "1/m/head/w", "1/v/head/w"}
 
 
-def test_groups_vmap():
+def test_groups_under_vmap_equal_each_replica_alone():
     optimizer = groups([[".*/(bias|scale)", sgd(0.1)], [".*", adamw()]])
     params, grads = (jax.tree.map(lambda *x: jnp.stack(x), tree(s), tree(s + 1)) for s in (0, 2))
     updates, _ = jax.vmap(lambda p, g: optimizer.update(g, optimizer.init(p), p))(params, grads)
@@ -167,7 +163,7 @@ def test_groups_vmap():
         (lambda: decayed_weights(0.1, exclude="tail/.*"), r"'tail/\.\*' matches no name"),
     ],
 )
-def test_rules_that_do_not_fit_the_parameters(make, message):
+def test_rules_that_do_not_fit_the_params_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make().init(tree(0))
 
@@ -184,6 +180,6 @@ def test_rules_that_do_not_fit_the_parameters(make, message):
         (lambda: groups([["(", adam()]]), "rules"),
     ],
 )
-def test_refuses(make, argument):
+def test_arguments_out_of_range_are_refused(make, argument):
     with pytest.raises(ValueError, match=f"^{argument}: "):
         make()

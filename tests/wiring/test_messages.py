@@ -95,7 +95,7 @@ def changed(config, *overrides):
             "training.accumulate=3",
             "c: training.accumulate: a batch of 16 does not divide into 3 microbatches",
         ),
-        ("training.ema=1.5", "c: training.ema: must lie between 0 and 1, got 1.5"),
+        ("training.ema=1.5", "c: training.ema: must be above 0 and below 1, got 1.5"),
         ("checkpoint.keep=0", "c: checkpoint.keep: must be at least 1, got 0"),
         ("logging.every_steps=-1", "c: logging.every_steps: must be at least 0, got -1"),
         ("seed=-1", "c: seed: must be an integer from 0 to 4294967295, found -1"),

@@ -1,7 +1,8 @@
 """`train.py --processes N`: several processes on this machine that train together, to try it out.
 
-Each is the same command with JAX's variables of who it is. What they say is told with their number before it. Where one ends
-badly, all are ended: without it the others can only wait.
+Each process runs the same command, with the variables by which JAX's processes find each other.
+Their output is printed with the process number in front. If one fails, all are ended, since the
+others can only wait for it.
 """
 
 import os
@@ -17,63 +18,64 @@ from pathlib import Path
 
 from utils import BAD_INPUT, DONE, FAILED, STOPPED, UserError
 
-GRACE = 10.0  # seconds that the others have to tell what they know when one has failed
-ENDING = 90.0  # seconds that they have to come to their end when one has come to its own
-# What C++ says of each connection, and at length of the end of another process, whose cause is told here.
+GRACE = 10.0  # seconds that the other processes have for their messages after one has failed
+ENDING = 90.0  # seconds that the other processes have to finish after one has finished
+# What C++ logs about every connection and, at length, about the end of another process, whose cause
+# is printed here.
 NOISE = (
-    r"\[Gloo\] Rank|[WEF]\d{4} \S+ +\d+ (preemption_\w+|coordination_\w+|client|service)\.(cc|h):| +@ +0x|\*\*\* Check failure"
-    r"|Additional GRPC error|:UNKNOWN:"
+    r"\[Gloo\] Rank|[WEF]\d{4} \S+ +\d+ (preemption_\w+|coordination_\w+|client|service)\.(cc|h):"
+    r"| +@ +0x|\*\*\* Check failure|Additional GRPC error|:UNKNOWN:"
 )
-SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # what JAX would take for word of other processes
+SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # by these JAX would look for other processes
 
 
 def launch(count):
-    """Start the processes, tell what they say, and answer the exit code of all."""
+    """Start `count` processes, print their output, and return the exit code of the whole run."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)
     }
     environment |= {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAX_NUM_PROCESSES": str(count),
+        "PYTHONUNBUFFERED": "1",
     }
-    environment |= {"PYTHONUNBUFFERED": "1"}
-    started = [
+    processes = [
         start(environment | {"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count))
         for i in range(count)
     ]
-    complaints = {}  # a mistake is most often found by all
-    said = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(started)]
-    said += [(i, p.stderr, sys.stderr, complaints) for i, p in enumerate(started)]
-    tellers = [threading.Thread(target=tell, args=each) for each in said]
-    for teller in tellers:
-        teller.start()
+    first_with = {}  # error line -> the process that printed it first; most errors come from all
+    streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
+    streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
+    forwarders = [threading.Thread(target=forward, args=stream) for stream in streams]
+    for forwarder in forwarders:
+        forwarder.start()
     try:
-        return watched(started, Interrupts(started))
+        return wait_for(processes, Interrupts(processes))
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
-        for process in started:
+        for process in processes:
             process.wait()
-        for teller in tellers:
-            teller.join()
+        for forwarder in forwarders:
+            forwarder.join()
 
 
 def start(environment):
-    """One process, in a session of its own, so that Ctrl-C comes from here alone."""
-    command = [sys.executable, *sys.orig_argv[1:]]
-    pipes = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "errors": "replace",
-    }
+    """Start one process in a session of its own, so that Ctrl-C reaches it only through us."""
     return subprocess.Popen(
-        command, env=environment, start_new_session=True, preexec_fn=end_with_parent, **pipes
+        [sys.executable, *sys.orig_argv[1:]],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=end_with_parent,
     )
 
 
 def end_with_parent():
-    """Linux ends a process whose parent is gone, however that was ended."""
+    """Have Linux end this process when its parent is gone, however the parent ended."""
     if sys.platform == "linux":
         import ctypes
 
@@ -81,71 +83,76 @@ def end_with_parent():
 
 
 def free_port():
-    """A port that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port on which no process listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def share_of_gpus(number, count, devices=Path("/dev")):
-    """The variable that gives a process its share of the machine's GPUs, or of those that are visible; nothing without any."""
-    there = sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(there)).split(",")
+    """The variable that gives a process its share of the visible GPUs; {} if there are none."""
+    all_gpus = sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(all_gpus)).split(",")
     if gpus == [""] or os.environ.get("JAX_PLATFORMS") == "cpu":
         return {}
     if len(gpus) < count:
         raise UserError(
-            f"--processes {count}: there are {len(gpus)} GPUs; take so many at most, or set JAX_PLATFORMS=cpu"
+            f"--processes {count}: there are only {len(gpus)} GPUs; "
+            f"use at most {len(gpus)} processes, or set JAX_PLATFORMS=cpu"
         )
     each = len(gpus) // count
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
-def tell(number, stream, out, complaints):
-    """Say what a process says, line by line; of `complaints`, {line: who had it first}, each is said once, where it is given."""
+def forward(number, stream, out, first_with):
+    """Print the lines of process `number` with its number in front, except for noise.
+
+    With `first_with`, {line: the process that printed it first}, other processes do not repeat it.
+    """
     for line in stream:
-        again = complaints is not None and complaints.setdefault(line, number) != number
-        if not (again or re.match(NOISE, line)):
-            with suppress(
-                OSError
-            ):  # whoever reads us has seen enough; the process must not wait for it
+        repeated = first_with is not None and first_with.setdefault(line, number) != number
+        if not (repeated or re.match(NOISE, line)):
+            # Our reader may have closed the pipe; the process must still be able to write to us.
+            with suppress(OSError):
                 out.write(f"[{number}] {line}")
                 out.flush()
 
 
 class Interrupts:
-    """A first SIGINT or SIGTERM asks the processes to stop and save, a second one ends them."""
+    """A first SIGINT or SIGTERM asks the processes to save and stop; a second one kills them."""
 
     def __init__(self, processes):
         self.processes, self.count = processes, 0
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.note)
+            signal.signal(number, self.handle)
 
-    def note(self, number, _frame):
+    def handle(self, _number, _frame):
         self.count += 1
-        said = (
-            "Stopping: all save and end; once more ends them at once"
-            if self.count == 1
+        first = self.count == 1
+        message = (
+            "Stopping: all processes save and end; a second signal ends them at once"
+            if first
             else "Ended at once"
         )
-        os.write(2, f"{said}\n".encode())
+        os.write(2, f"{message}\n".encode())
         for process in self.processes:
-            process.send_signal(signal.SIGTERM if self.count == 1 else signal.SIGKILL)
+            process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
 
-def watched(processes, interrupts):
-    """Wait for the processes: the exit code of the first that failed, else that of all."""
-    failed, until = None, float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < until:
+def wait_for(processes, interrupts):
+    """Wait for the processes; return the exit code of the one that failed first, or of all."""
+    failed, deadline = None, float("inf")
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
         if bad := [i for i, code in enumerate(codes) if code not in (None, DONE, STOPPED)]:
             failed = min(bad, key=lambda i: rank(codes[i]))
-            until = min(until, time.monotonic() + (0 if codes[failed] == BAD_INPUT else GRACE))
+            grace = 0 if codes[failed] == BAD_INPUT else GRACE
+            deadline = min(deadline, time.monotonic() + grace)
         elif any(code is not None for code in codes):
-            until = min(until, time.monotonic() + ENDING)
+            deadline = min(deadline, time.monotonic() + ENDING)
         time.sleep(0.05)
     codes = [process.poll() for process in processes]
-    if failed is None:  # all have ended in order, or some never did
+    if failed is None:  # a process may have failed last, or not have ended by the deadline
         failed = next((i for i, code in enumerate(codes) if code not in (DONE, STOPPED)), None)
     if failed is None:
         return max(codes)
@@ -155,22 +162,21 @@ def watched(processes, interrupts):
 
 
 def rank(code):
-    """Which of several ends was the cause: one that was killed or found a mistake, one that failed, which may be since another
-    did, one that JAX ended since another was lost."""
+    """How likely an exit code is the cause of the other failures; 0 is the most likely.
+
+    0: a mistake was found, or a signal killed the process. 1: the process failed, perhaps because
+    another one did. 2: JAX ended it, because another one was lost.
+    """
     return {-signal.SIGABRT: 2, BAD_INPUT: 0}.get(code, 0 if code < 0 else 1)
 
 
 def describe(number, code):
-    """What became of a process, and of the run."""
+    """Why a process failed, and how to continue the run."""
     if code is None:
-        what = f"did not end within {ENDING:.0f} seconds of the others"
+        reason = f"did not end within {ENDING:.0f} seconds of the others"
     elif code < 0:
-        what = f"was ended by {signal.Signals(-code).name}"
+        reason = f"was ended by {signal.Signals(-code).name}"
     else:
-        what = f"ended with exit code {code}"
-    hint = (
-        ""
-        if code == BAD_INPUT
-        else ". --resume auto goes on from the last checkpoint, if there is one"
-    )
-    return f"Process {number} {what}, so all are ended{hint}"
+        reason = f"ended with exit code {code}"
+    hint = ". --resume auto continues from the last checkpoint, if there is one"
+    return f"Process {number} {reason}, so all are ended{'' if code == BAD_INPUT else hint}"

@@ -1,7 +1,8 @@
-"""Several processes that train one run, by JAX's own runtime: what all of them agree on, and how they stop.
+"""Several processes that train one run: what they agree on, and how they stop.
 
-Each runs the same program on the same numbers, so what it decides by its clock, its disk or its signals is decided by process 0
-and told to the others; `agreed` is the one way to do so. With one process all of it is free.
+All of them run the same program on the same numbers. What depends on a clock, a disk or a signal
+is therefore decided by process 0 and sent to the others, by `agreed` or `from_first`. With one
+process both cost nothing.
 """
 
 import hashlib
@@ -15,11 +16,13 @@ import numpy as np
 
 from utils import RunError, UserError, first_line
 
-LETTER = 4096  # bytes of what is told at once: few lengths, so that few programs are compiled
+BLOCK = 4096  # messages are padded to multiples of this, so that few programs are compiled
+SIGNS_OF_LOSS = ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "heartbeat", "coordination", "NCCL")
+SIGNS_OF_LOSS += ("Barrier", "preempted")
 
 
 def several():
-    """Whether there are others."""
+    """Whether more than one process trains this run."""
     return jax.process_count() > 1
 
 
@@ -29,7 +32,7 @@ def is_first():
 
 
 def agreed(numbers):
-    """A list of numbers as process 0 has them; all must call this at the same place."""
+    """The list of numbers of process 0; all processes must call this at the same point."""
     if not several():
         return numbers
     from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -38,56 +41,56 @@ def agreed(numbers):
 
 
 def from_first(make):
-    """What `make` answers in process 0, as JSON has it, in every process; and so with its mistake."""
+    """What make() returns in process 0, sent to all processes as JSON; its UserError or RunError
+    becomes an error in all of them."""
     if not several():
         return make()
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    written, failure = np.zeros(0, np.uint8), None
+    message, failure = np.zeros(0, np.uint8), None
     if is_first():
         try:
-            text = json.dumps({"answer": make()})
+            text = json.dumps({"value": make()})
         except (UserError, RunError) as error:
             failure, text = error, json.dumps({type(error).__name__: first_line(error)})
-        written = np.frombuffer(text.encode(), np.uint8)
-    [length] = agreed([len(written)])
-    letter = np.zeros(-(-length // LETTER) * LETTER, np.uint8)
-    letter[: len(written)] = written
-    told = json.loads(bytes(broadcast_one_to_all(letter)).rstrip(b"\0"))
-    if "answer" not in told:
-        raise failure or OfOthers(0)
-    return told["answer"]
+        message = np.frombuffer(text.encode(), np.uint8)
+    [length] = agreed([len(message)])
+    padded = np.zeros(-(-length // BLOCK) * BLOCK, np.uint8)
+    padded[: len(message)] = message
+    received = json.loads(bytes(broadcast_one_to_all(padded)).rstrip(b"\0"))
+    if "value" not in received:
+        raise failure or OtherProcessFailed(0)
+    return received["value"]
 
 
-def check_alike(mine):
-    """Refuse to train together with a process 0 that goes by something else; `mine` is {name: what JSON holds}."""
+def check_alike(values):
+    """Refuse to train with a process 0 that has other `values`, {name: what JSON can hold}."""
     if not several():
         return
-    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in mine.items()}
-    digests = {
-        name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in mine.items()
-    }
+    texts = {name: json.dumps(v, sort_keys=True, default=str) for name, v in values.items()}
+    digests = {name: hashlib.sha256(t.encode()).hexdigest()[:16] for name, t in texts.items()}
     first = from_first(lambda: digests)
-    wrong = [name for name in {**first, **digests} if first.get(name) != digests.get(name)]
+    different = [name for name in {**first, **digests} if first.get(name) != digests.get(name)]
     with together():
-        if wrong:
-            found = mine.get(wrong[0], "nothing")[:200]
+        if different:
+            name = different[0]
             raise UserError(
-                f"{wrong[0]}: is {found} in process {jax.process_index()}, and something else in process 0; processes that train "
-                "together need the same config, data and code (to train each by itself, say distributed.coordinator=none)"
+                f"{name}: is {texts.get(name, 'not set')[:200]} in process {jax.process_index()}, "
+                "but different in process 0; processes that train together need the same config, "
+                "data and code (to train each one alone, set distributed.coordinator=none)"
             )
 
 
-class OfOthers(RunError):
-    """Another process failed, and has told why."""
+class OtherProcessFailed(RunError):
+    """Another process failed, and has printed the reason."""
 
     def __init__(self, number):
-        super().__init__(f"process {number} failed, and has told why; so this one ends as well")
+        super().__init__(f"process {number} failed and has printed the reason; this one ends too")
 
 
 @contextmanager
 def temporary_folder(prefix, base=None):
-    """A folder that is gone afterwards, the same for all; `base` is where all of them can see it."""
+    """A temporary folder, the same for all processes, in `base`, which all of them can see."""
     if not is_first():
         yield from_first(None)
         return
@@ -99,7 +102,7 @@ def temporary_folder(prefix, base=None):
 
 @contextmanager
 def together():
-    """What each process does by itself, but none goes on from alone: where one fails, all do."""
+    """Wait until all processes have run the body; if it fails in one of them, raise in all."""
     failure = None
     try:
         yield
@@ -110,44 +113,36 @@ def together():
 
         failed = np.flatnonzero(process_allgather(np.int32(failure is not None)))
         if failure is None and failed.size:
-            raise OfOthers(failed[0])
+            raise OtherProcessFailed(failed[0])
     if failure is not None:
         raise failure
 
 
 class Stopping:
-    """Whether all processes are to stop now, once any has had a signal: JAX finds the next poll that all of them come to."""
+    """Whether all processes are to stop, after a signal to any of them.
+
+    JAX chooses the next poll that all of them reach.
+    """
 
     def __init__(self):
         self.polls = 0
 
     def due(self):
-        """Whether this is the poll to stop at; all must call it equally often."""
+        """Whether to stop at this poll; all processes must call this equally often."""
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-        self.polls += 1  # it waits for this very number, so it must grow by one
+        self.polls += 1  # JAX waits for exactly this number, so it must grow by one
         return reached_preemption_sync_point(self.polls)
 
 
 def lost(error):
-    """What to say of an error that tells of a lost process, else None."""
-    kinds = (
-        "Gloo",
-        "UNAVAILABLE",
-        "DEADLINE_EXCEEDED",
-        "heartbeat",
-        "coordination",
-        "NCCL",
-        "Barrier",
-        "preempted",
-    )
-    if (
-        not several()
-        or isinstance(error, UserError)
-        or not any(kind in str(error) for kind in kinds)
-    ):
+    """The message for an error that means that another process is lost; None for other errors."""
+    if not several() or isinstance(error, UserError):
+        return None
+    if not any(sign in str(error) for sign in SIGNS_OF_LOSS):
         return None
     return (
-        f"Process {jax.process_index()} of {jax.process_count()} has lost another one, or the way to it: {first_line(error)}\n"
-        "It cannot go on alone; start all of them anew with --resume auto, which goes on from the last checkpoint"
+        f"Process {jax.process_index()} of {jax.process_count()} has lost another process, or the "
+        f"connection to it: {first_line(error)}\nIt cannot continue alone; start all processes "
+        "again with --resume auto, which continues from the last checkpoint"
     )

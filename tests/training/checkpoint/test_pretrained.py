@@ -228,7 +228,7 @@ def test_the_option_is_a_path_or_an_object(tmp_path):
             {"paht": "a"},
             [
                 "no such key 'paht'; did you mean 'path'? (path, fresh",
-                "path must be that of a checkpoint, got None",
+                "path must be the path of a checkpoint, got None",
             ],
         ),
         ({"path": "a", "fresh": "head/.*"}, ["fresh must be a list of regexes, got 'head/.*'"]),

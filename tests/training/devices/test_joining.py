@@ -1,4 +1,4 @@
-"""What an environment tells of other processes, and waiting for them."""
+"""How a process finds the other processes in its environment, and how it waits for them."""
 
 import signal
 import socket
@@ -20,8 +20,15 @@ SLURM = {
     "SLURM_LOCALID": "0",
 }
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-TOLD_MPI = {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "local_device_ids": 0}
-OTHERS = (
+MPI_ARGUMENTS = {
+    "coordinator_address": "a:1",
+    "num_processes": 2,
+    "process_id": 1,
+    "local_device_ids": 0,
+}
+CLEARED = (
+    *JAX,
+    *SLURM,
     *MPI,
     "OMPI_MCA_orte_hnp_uri",
     "KUBERNETES_SERVICE_HOST",
@@ -30,16 +37,29 @@ OTHERS = (
 )
 
 
+@pytest.fixture
+def environment(monkeypatch):
+    """Set the variables of an environment in which nothing else names other processes."""
+
+    def set_variables(variables):
+        for name in CLEARED:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "arguments"),
     [
         ({}, None),
-        (JAX, {"coordinator": "10.0.0.1:1234", "num_processes": 4, "process_id": 3}),
+        (JAX, {"coordinator_address": "10.0.0.1:1234", "num_processes": 4, "process_id": 3}),
         (SLURM, {}),
         (SLURM | {"SLURM_NTASKS": "1"}, None),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # in a batch script, but not under srun
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script without srun
         (MPI | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1"}, {}),
-        (MPI | {"JAX_COORDINATOR_ADDRESS": "a:1"}, TOLD_MPI),
+        (MPI | {"JAX_COORDINATOR_ADDRESS": "a:1"}, MPI_ARGUMENTS),
         (MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),  # a notebook in a cluster
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, {}),
@@ -47,47 +67,37 @@ OTHERS = (
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, {}),
     ],
 )
-def test_the_environment_tells_whether_there_are_others(monkeypatch, variables, told):
-    for name in (*JAX, *SLURM, *OTHERS):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert joining.said_by_environment() == told
+def test_other_processes_are_found_in_the_environment(environment, variables, arguments):
+    environment(variables)
+    assert joining.from_environment() == arguments
 
 
-def test_open_mpi_5_needs_to_be_told_where_process_0_is(monkeypatch):
-    for name in (*JAX, *SLURM, *OTHERS):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in MPI.items():
-        monkeypatch.setenv(name, value)
+def test_open_mpi_5_needs_the_address_of_process_0(environment):
+    environment(MPI)
     with pytest.raises(UserError, match=r"add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"):
-        joining.said_by_environment()
+        joining.from_environment()
 
 
-def test_one_may_train_alone_whatever_the_environment_says(monkeypatch):
-    for name, value in SLURM.items():
-        monkeypatch.setenv(name, value)
-    assert joining.said_by_environment() == {}
+def test_coordinator_none_trains_alone_in_any_environment(environment, monkeypatch):
+    environment(SLURM)
+    assert joining.from_environment() == {}
     monkeypatch.setattr("jax.distributed.initialize", None)
     joining.join({"coordinator": "none"})
 
 
-def test_numbers_that_are_none_are_told(monkeypatch):
-    for name, value in (JAX | {"JAX_PROCESS_ID": "x"}).items():
-        monkeypatch.setenv(name, value)
+def test_variables_that_are_not_numbers_are_refused(environment):
+    environment(JAX | {"JAX_PROCESS_ID": "x"})
     with pytest.raises(UserError, match="JAX_PROCESS_ID must be numbers"):
-        joining.said_by_environment()
+        joining.from_environment()
 
 
-def test_a_second_process_0_is_told():
+def test_a_second_process_0_is_refused():
     with socket.socket(socket.AF_INET6) as other:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(
-            UserError,
-            match=rf"distributed: port {port} is in use here; another process may have process_id 0",
-        ):
+        message = f"distributed: port {port} is in use on this machine; another process may have"
+        with pytest.raises(UserError, match=message):
             joining.join({"coordinator": f"127.0.0.1:{port}", "num_processes": 2, "process_id": 0})
 
 
@@ -102,17 +112,15 @@ joining.join({"coordinator": "127.0.0.1:9", "num_processes": 2, "process_id": 1}
 """
 
 
-def test_waiting_for_others_is_told_and_can_be_ended():
+def test_waiting_for_others_is_announced_and_a_signal_ends_it():
     started = subprocess.Popen(
         [sys.executable, "-c", WAITING], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     try:
-        said = started.stderr.readline()
+        line = started.stderr.readline()
         started.terminate()
         assert started.wait(timeout=20) == -signal.SIGTERM
     finally:
         started.kill()
-    assert (
-        said
-        == "Still waiting for the other processes (coordinator_address 127.0.0.1:9, num_processes 2, process_id 1)\n"
-    )
+    given = "coordinator_address 127.0.0.1:9, num_processes 2, process_id 1"
+    assert line == f"Still waiting for the other processes ({given})\n"

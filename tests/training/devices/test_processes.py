@@ -1,4 +1,4 @@
-"""What several processes tell each other and put together."""
+"""What several processes agree on, and the arrays that they put together."""
 
 import json
 
@@ -8,7 +8,7 @@ from tests.processes import finished, start_all
 from training.devices import processes
 
 
-def test_alone_nothing_is_exchanged():
+def test_one_process_alone_exchanges_nothing():
     assert processes.agreed([3, 4.5]) == [3, 4.5]
     assert processes.from_first(lambda: [1]) == [1]
     with pytest.raises(KeyError), processes.together():
@@ -26,79 +26,71 @@ from training.devices.mesh import make_mesh, replicated, sharded
 from utils import UserError
 
 joining.join()
-me, found = jax.process_index(), {}
-found["agreed"] = processes.agreed([me, 0.5 + me])
-found["told"] = processes.from_first(lambda: {"by": me})
+me, results = jax.process_index(), {}
+results["agreed"] = processes.agreed([me, 0.5 + me])
+results["from_first"] = processes.from_first(lambda: {"by": me})
 def attempt(do):
     try:
         do()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-def fails(who):
+def fails(number):
     with processes.together():
-        if me == who:
+        if me == number:
             raise UserError("a file is missing")
 def refuses():
     raise UserError("no such run")
-found["long"] = len(processes.from_first(lambda: "x" * 10_000))
-found["alike"] = [attempt(lambda: processes.check_alike(what)) for what in ({"seed": 3, "data": me}, {"seed": 3})]
-found["failed"] = [attempt(lambda: fails(1)), attempt(lambda: processes.from_first(refuses))]
+results["long"] = len(processes.from_first(lambda: "x" * 10_000))
+values = ({"seed": 3, "data": me}, {"seed": 3})
+results["alike"] = [attempt(lambda: processes.check_alike(value)) for value in values]
+results["failed"] = [attempt(lambda: fails(1)), attempt(lambda: processes.from_first(refuses))]
 whole = np.arange(48.0, dtype=np.float32).reshape(8, 6)
-for name, sizes in {"cut": (-1, 1, 1), "both": (2, 2, 1), "shared": (1, 2, 2), "same": (1, 1, 4)}.items():
+meshes = {"cut": (-1, 1, 1), "both": (2, 2, 1), "shared": (1, 2, 2), "same": (1, 1, 4)}
+for name, sizes in meshes.items():
     mesh = make_mesh(MeshOptions(*sizes))
     rows = rows_of_process(mesh, 8)
-    arrays = [put(whole, replicated(mesh)), put(whole, sharded(mesh)), put_rows(whole[rows], mesh, 8)]
-    arrays.append(put_rows(whole.T[:, rows], mesh, 8, axis=1).T)
-    found[name] = [rows.tolist(), [bool((fetched(array) == whole).all()) for array in arrays]]
-class Noted:
-    seen = set()
+    arrays = [put(whole, replicated(mesh)), put(whole, sharded(mesh))]
+    arrays += [put_rows(whole[rows], mesh, 8), put_rows(whole.T[:, rows], mesh, 8, axis=1).T]
+    results[name] = [rows.tolist(), [bool((fetched(array) == whole).all()) for array in arrays]]
+class Recorded:
+    read = set()  # the indices of the examples that were read
     def __len__(self):
         return 36
     def __getitem__(self, i):
-        self.seen.add(i)
+        self.read.add(i)
         return np.full(4, i / 36, np.float32), np.int32(i % 3)
 from model.mlp import mlp
 from training.fit import fit
 from training.optimizers import adam
-run = fit(mlp((4,), 3, dims=(8,)), Noted(), optimizer=adam(), batch_size=12, epochs=1, eval_every=0)
-found["read"] = [sorted(Noted.seen), run.history[0]["train_loss"]]
-print("FOUND" + json.dumps(found))
+model, options = mlp((4,), 3, dims=(8,)), {"batch_size": 12, "epochs": 1, "eval_every": 0}
+run = fit(model, Recorded(), optimizer=adam(), **options)
+results["read"] = [sorted(Recorded.read), run.history[0]["train_loss"]]
+print("RESULTS" + json.dumps(results))
 """
 
 
 def test_two_processes_agree_and_put_their_rows_together():
-    first, second = (
-        json.loads(out.split("FOUND")[1])
-        for out, _ in finished(start_all(PROGRAM, processes=2, devices=2))
-    )
+    outputs = finished(start_all(PROGRAM, processes=2, devices=2))
+    first, second = (json.loads(out.split("RESULTS")[1]) for out, _ in outputs)
     assert first["agreed"] == second["agreed"] == [0, 0.5]
-    assert first["told"] == second["told"] == {"by": 0}
+    assert first["from_first"] == second["from_first"] == {"by": 0}
     assert first["long"] == second["long"] == 10_000
-    assert (
-        first["alike"][0].startswith("OfOthers: process 1 failed")
-        and first["alike"][1] is second["alike"][1] is None
-    )
+    assert first["alike"][0].startswith("OtherProcessFailed: process 1 failed")
+    assert first["alike"][1] is second["alike"][1] is None
     assert second["alike"][0].startswith(
-        "UserError: data: is 1 in process 1, and something else in process 0; processes that"
+        "UserError: data: is 1 in process 1, but different in process 0; processes that"
     )
-    other = "OfOthers: process {} failed, and has told why; so this one ends as well"
+    other = "OtherProcessFailed: process {} failed and has printed the reason; this one ends too"
     assert first["failed"] == [other.format(1), "UserError: no such run"]
     assert second["failed"] == ["UserError: a file is missing", other.format(0)]
-    low, high, all_rows = list(range(4)), list(range(4, 8)), list(range(8))
-    wanted = {
-        "cut": (low, high),
-        "both": (low, high),
-        "shared": (low, high),
-        "same": (all_rows, all_rows),
-    }
-    for name, (mine, theirs) in wanted.items():
-        assert (first[name][0], second[name][0]) == (mine, theirs), name
+    halves, everything = (list(range(4)), list(range(4, 8))), (list(range(8)), list(range(8)))
+    rows = {"cut": halves, "both": halves, "shared": halves, "same": everything}
+    for name, expected in rows.items():
+        assert (first[name][0], second[name][0]) == expected, name
         assert first[name][1] == second[name][1] == [True] * 4, name
-    (mine, loss), (theirs, same) = first["read"], second["read"]
-    assert loss == same
-    assert set(mine) & set(theirs) <= {
-        0,
-        35,
-    }  # which tell data from other data; else each its own
-    assert set(mine) | set(theirs) == set(range(36))
-    assert abs(len(mine) - len(theirs)) <= 2
+    (read_by_first, loss), (read_by_second, other_loss) = first["read"], second["read"]
+    assert loss == other_loss
+    # Both read the first and the last example for the fingerprint; the others are read only once.
+    assert set(read_by_first) & set(read_by_second) <= {0, 35}
+    assert set(read_by_first) | set(read_by_second) == set(range(36))
+    assert abs(len(read_by_first) - len(read_by_second)) <= 2

@@ -67,10 +67,10 @@ def test_a_mesh_that_the_machine_cannot_have_is_told():
         match=r"mesh: 8 devices do not divide by data 1 x fsdp 3 x tensor 1, so there is no number",
     ):
         mesh_shape(MeshOptions(fsdp=3), 8)
-    with pytest.raises(ValueError, match=r"fsdp: must be a number from 1, or -1, got 0"):
+    with pytest.raises(ValueError, match=r"fsdp: must be an integer of at least 1, or -1, got 0"):
         MeshOptions(fsdp=0)
     with pytest.raises(
-        ValueError, match=r"fsdp: is -1, and so is tensor; only one can be all that is left"
+        ValueError, match=r"fsdp: is -1, and so is tensor; only one of them can be -1"
     ):
         MeshOptions(fsdp=-1, tensor=-1)
 

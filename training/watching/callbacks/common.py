@@ -1,4 +1,4 @@
-"""What several callbacks need: ranges, class labels, the sets they look at, and where their files go."""
+"""What several callbacks need: class labels, the sets they look at, and where their files go."""
 
 import logging
 from contextlib import contextmanager
@@ -14,13 +14,6 @@ from utils import RunError, UserError, atomic_write
 logger = logging.getLogger("main")
 
 MEND = "leave it out of `callbacks`, or look at what the model and the data give"
-
-
-def at_least(smallest, **arguments):
-    """Refuse an argument below its smallest."""
-    for name, value in arguments.items():
-        if value < smallest:
-            raise ValueError(f"{name}: must be at least {smallest}, got {value}")
 
 
 def class_label(name, output, target):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import Callback
+from training.ranges import at_least
 from training.tally import tracked
 from training.watching.callbacks.common import (
-    at_least,
     check_labels,
     check_sets,
     class_label,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from training.base import Callback
 from training.options import sign_of
-from training.watching.callbacks.common import at_least
+from training.ranges import at_least
 
 
 def early_stopping(

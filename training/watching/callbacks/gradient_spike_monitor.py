@@ -6,8 +6,8 @@ import math
 from contextlib import suppress
 
 from training.base import Callback
-from training.ranges import fraction
-from training.watching.callbacks.common import append_lines, at_least
+from training.ranges import at_least, fraction
+from training.watching.callbacks.common import append_lines
 from training.watching.metric_log import sayable
 from utils import atomic_write
 

@@ -7,8 +7,7 @@ import time
 import jax
 
 from training.base import Callback
-from training.ranges import positive
-from training.watching.callbacks.common import at_least
+from training.ranges import at_least, positive
 from utils import UserError, first_line
 
 logger = logging.getLogger("main")

@@ -5,8 +5,7 @@ from typing import Literal
 
 from training.base import Callback
 from training.options import sign_of
-from training.ranges import nonnegative, share
-from training.watching.callbacks.common import at_least
+from training.ranges import at_least, between_0_and_1, nonnegative, share
 
 logger = logging.getLogger("main")
 
@@ -30,8 +29,7 @@ def reduce_on_plateau(
     at_least(0, cooldown=cooldown)
     nonnegative(min_delta=min_delta)
     share(min_scale=min_scale)
-    if not 0 < factor < 1:
-        raise ValueError(f"factor: must lie between 0 and 1, got {factor}")
+    between_0_and_1(factor=factor)
     return ReduceOnPlateau(
         monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
     )

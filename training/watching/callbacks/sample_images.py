@@ -12,9 +12,9 @@ from data_loader.base import has_items
 from data_loader.nest import named_nest
 from training.base import Callback
 from training.loss import cross_entropy
+from training.ranges import at_least
 from training.tally import tracked
 from training.watching.callbacks.common import (
-    at_least,
     check_labels,
     check_sets,
     class_label,
