@@ -12,8 +12,8 @@ tables of the target. A target is an object with
 
 The functions in `layers` receive the arguments of the marked function, those in `table` the
 operands and then the parameters of the equation. During such a call, `target.out` holds the shapes
-and dtypes of the equation's results, `target.given` the shapes of its operands, and `target.walk`
-this walk.
+and dtypes of the equation's results, `target.operand_shapes` the shapes of its operands, and
+`target.walk` this walk.
 """
 
 from collections import Counter
@@ -163,7 +163,7 @@ class Walk:
     def results(self, eqn, operands, compute, data_shape=None):
         """The results of a table's function, as Values."""
         self.target.out = [var.aval for var in eqn.outvars]
-        self.target.given = [value.shape for value in operands]
+        self.target.operand_shapes = [value.shape for value in operands]
         results = compute()
         results = results if eqn.primitive.multiple_results else [results]
         attributes = {"data_shape": data_shape, "origin": (eqn, operands)}

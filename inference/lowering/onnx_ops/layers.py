@@ -66,7 +66,7 @@ def group_norm(t, params, x, *, groups, eps):
 
 
 def by_statistics(t, params, statistics, x, *, eps):
-    """One scale and shift per channel, which `folding` merges into a convolution before it."""
+    """One scale and shift per channel, which can be folded into the convolution before it."""
     scale, bias, mean, var = params["scale"], params["bias"], statistics["mean"], statistics["var"]
     if all(value.constant for value in (scale, bias, mean, var)):
         factor = scale.data / np.sqrt(var.data + np.asarray(eps, var.dtype))

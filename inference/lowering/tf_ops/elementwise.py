@@ -109,7 +109,7 @@ def minimum(target, x, y):
 
 
 def equal(target, x, y):
-    """In TFLite no number equals inf, not even inf itself, so that is written as a comparison."""
+    """In TFLite no number equals inf, not even inf: equality with inf is computed as >= or <=."""
     x, y, sign = infinite_last(x, y)
     return tf.equal(x, y) if sign == 0 else x >= y if sign > 0 else x <= y
 

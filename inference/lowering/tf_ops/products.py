@@ -63,8 +63,8 @@ def transposed(x, order):
 def reshaped(target, x, shape):
     if isinstance(x, np.ndarray):
         return x.reshape(shape)
-    known = [None if not isinstance(d, int) else d for d in shape]
-    return x if x.shape.as_list() == known else tf.reshape(x, target.new_sizes(shape))
+    static = [d if isinstance(d, int) else None for d in shape]
+    return x if x.shape.as_list() == static else tf.reshape(x, target.new_sizes(shape))
 
 
 PRIMITIVES = {"dot_general": widened(dot_general)}

@@ -47,7 +47,7 @@ def split(target, x, *, sizes, axis):
 
 def slice_(target, x, *, start_indices, limit_indices, strides):
     """A slice; one that reaches the end of an axis does not need the axis's size."""
-    limits = zip(limit_indices, target.given[0], strict=True)
+    limits = zip(limit_indices, target.operand_shapes[0], strict=True)
     ends = [None if end == size else target.size(end) for end, size in limits]
     steps = strides or (1,) * len(ends)
     parts = zip(start_indices, ends, steps, strict=True)
