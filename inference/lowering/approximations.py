@@ -1,6 +1,9 @@
-"""Coefficients of the special functions that a target has no op for, to float32's precision; highest power first."""
+"""Coefficients for special functions that a target lacks, at float32 precision.
 
-# erf(x) = x * above(x^2) / below(x^2), as XLA computes it, for |x| up to ERF_END, where it is 1
+Each tuple begins with the highest power.
+"""
+
+# erf(x) = x * above(x^2) / below(x^2), as in XLA, for |x| up to ERF_END, where erf(x) is 1
 ERF_END = 3.832506856900711
 ERF_ABOVE = (
     0.00022905065861350646,
@@ -14,23 +17,19 @@ ERF_BELOW = (
     *(0.11098505178285362, 0.49746925110067538, 1.0),
 )
 
-# erfc(x) = exp(-x^2) / x * polynomial of 1 / x^2, for x from 1 to 2, and from 2 on: Cephes'
+# erfc(x) = exp(-x^2) / x * polynomial(1 / x^2), as in Cephes: for 1 <= x < 2, and for x >= 2
 ERFC_BELOW_2 = (
-    *(
-        2.326819970068386e-2,
-        -1.387039388740657e-1,
-        3.687424674597105e-1,
-        -5.824733027278666e-1,
-        6.210004621745983e-1,
-    ),
-    *(-4.944515323274145e-1, 3.404879937665872e-1, -2.741127028184656e-1, 5.638259427386472e-1),
+    *(2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1),
+    *(-5.824733027278666e-1, 6.210004621745983e-1, -4.944515323274145e-1),
+    *(3.404879937665872e-1, -2.741127028184656e-1, 5.638259427386472e-1),
 )
 ERFC_ABOVE_2 = (
     *(-1.047766399936249e1, 1.297719955372516e1, -7.495518717768503, 2.921019019210786),
     *(-1.015265279202700, 4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1),
 )
 
-# erf_inv(x) = x * polynomial of w = -log(1 - x^2): of w - 2.5 for w below 5, else of sqrt(w) - 3: Giles, 2010
+# erf_inv(x) = x * polynomial(v) with w = -log(1 - x^2) and v = w - 2.5 for w < 5, else sqrt(w) - 3
+# (Giles, 2010)
 ERF_INV_BELOW_5 = (
     *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
     *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),

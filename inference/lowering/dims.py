@@ -1,4 +1,4 @@
-"""Symbolic sizes, as JAX writes them, computed in a target's own numbers."""
+"""Evaluates symbolic sizes, as JAX writes them, in the numbers of a target."""
 
 import ast
 
@@ -6,23 +6,23 @@ BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Pow: "pow"}
 
 
 def evaluate(dimension, symbol, operations):
-    """A size: `symbol(name)` is the number of a symbol, `operations` are {name: function} of
+    """The value of a size; `symbol(name)` is the value of a symbol.
 
-    number, neg, add, sub, mul, pow, floordiv, mod, max, min.
+    `operations` are {name: function} for number, neg, add, sub, mul, pow, floordiv, mod, max, min.
     """
 
-    def found(node):
+    def value(node):
         match node:
             case ast.Constant(value=number):
                 return operations["number"](number)
             case ast.Name(id=name):
                 return symbol(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return operations["neg"](found(operand))
+                return operations["neg"](value(operand))
             case ast.BinOp(left=left, op=op, right=right):
-                return operations[BINARY[type(op)]](found(left), found(right))
+                return operations[BINARY[type(op)]](value(left), value(right))
             case ast.Call(func=ast.Name(id=name), args=args):
-                return operations[name](*map(found, args))
+                return operations[name](*map(value, args))
         raise AssertionError(ast.dump(node))
 
-    return found(ast.parse(str(dimension).replace("^", "**"), mode="eval").body)
+    return value(ast.parse(str(dimension).replace("^", "**"), mode="eval").body)

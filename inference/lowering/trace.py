@@ -1,4 +1,4 @@
-"""A function as a jaxpr whose layers are whole ops, of a batch of any size."""
+"""Traces a function to a jaxpr whose layers are single ops, for a batch of any size."""
 
 import traceback
 from pathlib import Path
@@ -12,39 +12,37 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
-HIDDEN = (str(Path(jax.__file__).parent), __file__)  # whose frames are no place in the user's code
+HIDDEN = (str(Path(jax.__file__).parent), __file__)  # files whose frames are not the user's code
 
 
 class Traced(NamedTuple):
-    """A jaxpr over the leaves of `weights`, then of `inputs`; all dictionaries are {name: ...} in the jaxpr's order."""
+    """A jaxpr over the leaves of `weights`, then of `inputs`; each dict is in the jaxpr's order."""
 
     jaxpr: object
-    weights: dict  # arrays on the host
-    inputs: dict  # shapes and types
-    outputs: dict
-    precision: (
-        str  # the narrowest type of floats that anything in it has: float32, float16 or bfloat16
-    )
+    weights: dict  # {name: array on the host}
+    inputs: dict  # {name: shape and dtype}
+    outputs: dict  # {name: shape and dtype}
+    precision: str  # the narrowest float type in the jaxpr: float32, float16 or bfloat16
 
 
 def trace(function, weights, inputs, batch=None):
-    """The function (weights, inputs) -> outputs traced over examples of the shapes `inputs`, a tree; a batch of None is any size.
+    """Trace `function(weights, inputs) -> outputs`; `inputs` is the tree of one example's shapes.
 
-    `weights` are {"params": ..., "state": ...}; the names of parameters are those of the model's table, without "params".
-    An input, or output, that is no tree is called so; an output that is named like an input has "output/" before its name.
+    `weights` is {"params": ..., "state": ...}; the names of params omit "params/". A batch of None
+    is left free. An input that is a single array is named "input", such an output "output". An
+    output with the name of an input is prefixed with "output/".
     """
     shapes = of_batch(inputs, symbol() if batch is None else batch)
     try:
         traced = traced_once(function, weights, shapes)
     except UserError:
         raise
-    except Exception as error:  # of the user's code: of any kind
+    except Exception as error:  # the user's code may raise anything
         raise UserError(refusal(error, function, weights, inputs, batch)) from error
-    names = {name.removeprefix("params/"): leaf for name, leaf in named_leaves(weights).items()}
-    given = named(shapes, "input")
-    return Traced(
-        traced.jaxpr, names, given, named(traced.out_info, "output", given), precision(traced.jaxpr)
-    )
+    arrays = {name.removeprefix("params/"): leaf for name, leaf in named_leaves(weights).items()}
+    in_shapes = named(shapes, "input")
+    out_shapes = named(traced.out_info, "output", in_shapes)
+    return Traced(traced.jaxpr, arrays, in_shapes, out_shapes, precision(traced.jaxpr))
 
 
 def of_batch(inputs, size):
@@ -58,17 +56,19 @@ def traced_once(function, weights, shapes):
 
 
 def refusal(error, function, weights, inputs, batch):
-    """Why the function cannot be traced: that the batch is free is why, if with a batch of 2 it can."""
-    told = f"{first_line(error) or type(error).__name__} ({place(error)})"
+    """The message for a failed trace; it blames the free batch if a batch of 2 can be traced."""
+    cause = f"{first_line(error) or type(error).__name__} ({place(error)})"
     if batch is None and (
         isinstance(error, jax.errors.InconclusiveDimensionOperation)
-        or traces(function, weights, inputs, 2)
+        or can_trace(function, weights, inputs, 2)
     ):
-        return f"the model asks for the size of its batch, which is to stay free: {told}; fix it with --batch N"
-    return f"the model cannot be traced: {type(error).__name__}: {told}"
+        return (
+            f"the model uses the size of its batch, which is free: {cause}; set it with --batch N"
+        )
+    return f"the model cannot be traced: {type(error).__name__}: {cause}"
 
 
-def traces(function, weights, inputs, batch):
+def can_trace(function, weights, inputs, batch):
     try:
         traced_once(function, weights, of_batch(inputs, batch))
     except Exception:
@@ -77,7 +77,7 @@ def traces(function, weights, inputs, batch):
 
 
 def place(error):
-    """The innermost line of the user's code that an error came from."""
+    """File and line of the innermost frame of an error that is in the user's code."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -87,19 +87,16 @@ def place(error):
 
 
 def precision(jaxpr):
-    """The narrowest type of floats in a jaxpr, by the digits that it keeps."""
-    digits = min(mantissas(jaxpr), default=23)
-    return "float32" if digits > 10 else "float16" if digits > 7 else "bfloat16"
+    """The narrowest float type in a jaxpr, from the bits of its mantissa."""
+    bits = min(mantissas(jaxpr), default=23)
+    return "float32" if bits > 10 else "float16" if bits > 7 else "bfloat16"
 
 
 def mantissas(jaxpr):
-    """The sizes of the mantissas of all floats in a jaxpr, and in those within it."""
+    """The mantissa bits of all floats in a jaxpr and in the jaxprs within it."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    for var in (
-        *jaxpr.constvars,
-        *jaxpr.invars,
-        *(var for eqn in jaxpr.eqns for var in eqn.outvars),
-    ):
+    results = [var for eqn in jaxpr.eqns for var in eqn.outvars]
+    for var in (*jaxpr.constvars, *jaxpr.invars, *results):
         if jax.dtypes.issubdtype(getattr(var.aval, "dtype", bool), np.floating):
             yield jax.numpy.finfo(var.aval.dtype).nmant
     for eqn in jaxpr.eqns:
@@ -112,7 +109,7 @@ def mantissas(jaxpr):
 
 
 def symbol():
-    """The size of a batch, of which nothing is known but that it is not 0."""
+    """The size of a free batch; all that is known about it is that it is at least 1."""
     return export.symbolic_shape("batch", constraints=["batch >= 1"])[0]
 
 
@@ -120,13 +117,12 @@ def shape_of(leaf):
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
 
 
-def named(tree, alone, taken=()):
-    """The leaves of a tree by their paths; one whose name is `taken` has that of a tree that is a leaf before it."""
-    leaves = named_leaves(tree)
-    names, found = {"": alone}, {}
-    for path, leaf in leaves.items():
-        name = names.get(path, path)
-        while name in taken or name in found:
-            name = f"{alone}/{name}"
-        found[name] = leaf
-    return found
+def named(tree, default, taken=()):
+    """{path: leaf}; `default` names a tree of one leaf and is put in front of taken names."""
+    leaves = {}
+    for path, leaf in named_leaves(tree).items():
+        name = path or default
+        while name in taken or name in leaves:
+            name = f"{default}/{name}"
+        leaves[name] = leaf
+    return leaves

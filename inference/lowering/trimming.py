@@ -1,21 +1,21 @@
-"""Smaller kernels with the same results: taps of a convolution that never read anything but its padding."""
+"""Smaller kernels with the same results: without the taps that only ever read padding."""
 
 
 def trimmed(weight, size, stride, pads, dilation):
-    """(weight, pads) of a convolution of images of this size, without the taps that never meet a pixel.
+    """(weight, pads) of a convolution over images of this size, without taps that read no pixel.
 
-    A 7x7 kernel over 3x3 pixels is one of 5x5, and over a single pixel one of 1x1.
+    A 7x7 kernel over 3x3 pixels becomes 5x5, and over a single pixel 1x1.
     """
-    kept = []
+    trimmed_pads = []
     for axis, geometry in enumerate(zip(size, stride, pads, dilation, strict=True)):
-        first, end, pair = kept_taps(weight.shape[axis], *geometry)
+        first, end, pair = used_taps(weight.shape[axis], *geometry)
         weight = weight[first:end] if axis == 0 else weight[:, first:end]
-        kept.append(pair)
-    return weight, tuple(kept)
+        trimmed_pads.append(pair)
+    return weight, tuple(trimmed_pads)
 
 
-def kept_taps(kernel, size, stride, pads, dilation):
-    """(first, end, pads) of the taps along one axis that read a pixel for some output."""
+def used_taps(kernel, size, stride, pads, dilation):
+    """(first, end, pads) of the taps along one axis that read a pixel for at least one output."""
     out = (sum(pads) + size - dilation * (kernel - 1) - 1) // stride + 1
     reads = [
         any(0 <= o * stride + k * dilation - pads[0] < size for o in range(out))
@@ -23,9 +23,7 @@ def kept_taps(kernel, size, stride, pads, dilation):
     ]
     if not any(reads):
         return 0, kernel, pads
-    first, last = reads.index(True), kernel - 1 - reads[::-1].index(True)
-    first, after = (
-        min(first, pads[0] // dilation),
-        min(kernel - 1 - last, pads[1] // dilation),
-    )  # no padding below 0
-    return first, kernel - after, (pads[0] - first * dilation, pads[1] - after * dilation)
+    # remove no more taps than there is padding for them: padding must not become negative
+    before = min(reads.index(True), pads[0] // dilation)
+    after = min(reads[::-1].index(True), pads[1] // dilation)
+    return before, kernel - after, (pads[0] - before * dilation, pads[1] - after * dilation)

@@ -1,7 +1,8 @@
-"""What both tables are tested on: functions of a batch of examples, by the inputs that they share.
+"""The test cases of both op tables: functions of a batch of examples, grouped by their inputs.
 
-A group's cases are converted together. `ONNX_GAPS` and `TFLITE_GAPS` say what a target does not do, and why; `REMARKS` what
-one should know of a case that works. docs/export_coverage.md is made of these (`python -m tests.inference.coverage`).
+The cases of a group are exported together. `ONNX_GAPS` and `TFLITE_GAPS` are the cases that a
+target does not support, with the reason; `REMARKS` are notes on cases that it does support.
+`python -m tests.inference.coverage` writes docs/export_coverage.md from all of these.
 """
 
 import functools
@@ -10,33 +11,23 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from tests.inference.elementwise_cases import BINARY, INTEGERS, UNARY
 from tests.inference.layer_cases import ACTIVATIONS, IMAGES, SEQUENCES
 from tests.inference.made import BATCH, normal, random, whole
-from tests.inference.primitive_cases import (
-    ALONG,
-    BINARY,
-    CONTROL,
-    CONVOLUTIONS,
-    INDEXING,
-    INTEGERS,
-    PRODUCTS,
-    UNARY,
-)
+from tests.inference.primitive_cases import ALONG, CONTROL, CONVOLUTIONS, INDEXING, PRODUCTS
 from utils import named_leaves
 
 
 class Group(NamedTuple):
-    """Cases of the same inputs."""
+    """Cases with the same inputs."""
 
     inputs: dict  # {name: a batch of BATCH examples}
-    cases: (
-        dict  # {name: function(an array for each input, in order) -> an array, or a tuple of them}
-    )
+    cases: dict  # {name: function(one array per input, in order) -> an array or a tuple of arrays}
 
 
 GROUPS = {
     "Activations": Group({"x": 3 * normal(4, 6)}, ACTIVATIONS),
-    "Layers of sequences": Group(
+    "Layers for sequences": Group(
         {
             "x": normal(5, 8),
             "context": normal(4, 6),
@@ -45,9 +36,9 @@ GROUPS = {
         },
         SEQUENCES,
     ),
-    "Layers of images": Group({"x": normal(6, 7, 4)}, IMAGES),
-    "Numbers one by one": Group({"x": normal(6)}, UNARY),
-    "Two numbers": Group({"x": normal(6), "y": normal(6)}, BINARY),
+    "Layers for images": Group({"x": normal(6, 7, 4)}, IMAGES),
+    "Elementwise ops of one operand": Group({"x": normal(6)}, UNARY),
+    "Elementwise ops of two operands": Group({"x": normal(6), "y": normal(6)}, BINARY),
     "Integers": Group(
         {
             "i": whole(-9, 10, 6),
@@ -55,65 +46,77 @@ GROUPS = {
         },
         INTEGERS,
     ),
-    "Along axes": Group({"x": normal(4, 6)}, ALONG),
+    "Ops along axes": Group({"x": normal(4, 6)}, ALONG),
     "Products": Group({"x": normal(4, 6), "y": normal(6, 4)}, PRODUCTS),
     "Indexing": Group({"x": normal(4, 6), "ids": whole(0, 4, 2)}, INDEXING),
     "Convolutions and windows": Group({"x": normal(6, 7, 4)}, CONVOLUTIONS),
     "Loops and branches": Group({"x": normal(4, 6)}, CONTROL),
 }
 
-NEITHER = dict.fromkeys(
-    ["lgamma", "digamma", "nextafter", "bits of numbers", "fft", "cholesky", "random"],
-    "it has no op for it",
-)
-ONNX_GAPS = {**NEITHER}  # {case: why not}
+RANDOM = "random numbers from a computed key"
+NEITHER = ["lgamma", "digamma", "nextafter", "bitcast", "fft", "cholesky", RANDOM]
+ONNX_GAPS = dict.fromkeys(NEITHER, "there is no such op")  # {case: reason}
+ADDS = "scatter adds up updates to equal positions; supported where all are known to differ"
 TFLITE_GAPS = {
-    **NEITHER,
-    "multiply at": "its scatter adds up what falls on one place; it can where the places are known to differ",
-    "max and min at": "its scatter adds up what falls on one place; it can where the places are known to differ",
-    "conv of batches in groups": "its convolutions have groups of channels alone",
+    **ONNX_GAPS,
+    "at[].multiply": ADDS,
+    "at[].max and at[].min": ADDS,
+    "conv with batch groups": "convolutions only support groups of channels",
 }
 REMARKS = {
-    "argmax": "of equal numbers the first; nan is not looked for",
-    "argmin": "of equal numbers the first; nan is not looked for",
-    "attention": "ONNX: one Attention from opset 23 on where there is no mask, else its parts",
-    "gelu": "ONNX: one Gelu from opset 20 on, five nodes before",
-    "gelu_tanh": "ONNX: one Gelu from opset 20 on, eight nodes before",
+    "argmax": "the first of equal numbers; ONNX: nan is not handled",
+    "argmin": "the first of equal numbers; ONNX: nan is not handled",
+    "attention": "ONNX: one Attention node from opset 23 if there is no mask, else several nodes",
+    "gelu": "ONNX: one Gelu node from opset 20, five nodes before",
+    "gelu_tanh": "ONNX: one Gelu node from opset 20, eight nodes before",
     "half precision": "ONNX: bfloat16 is computed in float32",
-    "integer division": "by 0 is undefined",
-    "reductions": "ONNX: max and min leave out nan",
-    "reduce_precision": "ONNX: to the bits of float16 or bfloat16",
-    "rms_norm": "ONNX: one RMSNormalization from opset 23 on, its parts before",
-    "sort": "nan has no place in the order",
+    "integer division": "division by 0 is undefined",
+    "reductions": "ONNX: max and min ignore nan",
+    "reduce_precision": "only to the bits of float16 or bfloat16",
+    "rms_norm": "ONNX: one RMSNormalization node from opset 23, several nodes before",
+    "sort": "the position of nan is undefined",
 }
 
 
 def together(group):
-    """One function of all the cases of a group, for `trace`: (no weights, {name: input}) -> {name of a case: result}."""
+    """All cases of a group as one function for `trace`: (weights, inputs) -> {case: result}."""
 
     def function(_, inputs):
-        given = [inputs[name] for name in group.inputs]
-        return {name: case(*given) for name, case in group.cases.items()}
+        args = [inputs[name] for name in group.inputs]
+        return {name: case(*args) for name, case in group.cases.items()}
 
     return function
 
 
 def without(group, gaps):
-    """The group without the cases that are gaps of a target."""
-    return group._replace(
-        cases={name: case for name, case in group.cases.items() if name not in gaps}
-    )
+    """The group without the cases that a target does not support."""
+    cases = {name: case for name, case in group.cases.items() if name not in gaps}
+    return group._replace(cases=cases)
+
+
+def only(name):
+    """A group of a single case."""
+    group = next(group for group in GROUPS.values() if name in group.cases)
+    return group._replace(cases={name: group.cases[name]})
+
+
+def first(group, batch):
+    """The first examples of the inputs of a group."""
+    return {name: array[:batch] for name, array in group.inputs.items()}
 
 
 @functools.cache
-def jax_answers(name, batch):
-    """{case, or case/number of the result: array} for the first examples of a group, all its cases.
+def jax_results(name, batch):
+    """{case, or case/index of the result: array} of all cases of a group, for its first examples.
 
-    Compiled without optimization: half of the tests' time would go there.
+    It is compiled without optimization, which would take half of the tests' time.
     """
-    group = GROUPS[name]
-    given = {key: array[:batch] for key, array in group.inputs.items()}
-    results = jax.jit(together(group), compiler_options={"xla_backend_optimization_level": 0})(
-        None, given
-    )
+    group, options = GROUPS[name], {"xla_backend_optimization_level": 0}
+    results = jax.jit(together(group), compiler_options=options)(None, first(group, batch))
     return {path: np.asarray(leaf) for path, leaf in named_leaves(results).items()}
+
+
+def expected(name, batch, gaps):
+    """`jax_results` without the cases that a target does not support."""
+    results = jax_results(name, batch).items()
+    return {path: array for path, array in results if path.split("/")[0] not in gaps}

@@ -54,7 +54,7 @@ SEQUENCES = {
 
 
 def conv(*args, transposed=False, groups=1, **kwargs):
-    """A convolution of 4 channels with fresh weights."""
+    """A convolution with new weights."""
     if transposed:
         params = learned(conv_transpose2d_init, *args)
         return lambda x: conv_transpose2d(params, x, **kwargs)

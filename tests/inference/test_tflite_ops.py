@@ -1,4 +1,4 @@
-"""Each case of the TFLite table against JAX, in LiteRT."""
+"""Each case of the TFLite table equals JAX in LiteRT."""
 
 import operator
 
@@ -15,92 +15,86 @@ from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from model.layers.activations import gelu
 from model.layers.linear import linear
-from tests.inference.cases import BATCH, GROUPS, TFLITE_GAPS, Group, jax_answers, together, without
+from tests.inference.cases import (
+    BATCH,
+    GROUPS,
+    TFLITE_GAPS,
+    Group,
+    expected,
+    first,
+    only,
+    together,
+    without,
+)
+from tests.inference.models import example
 from utils import named_leaves
+
+ROW = jax.ShapeDtypeStruct((4,), jnp.float32)
+
+
+def write(group, path):
+    """Export all cases of a group."""
+    write_tflite(trace(together(group), {}, example(group.inputs)), path)
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_each_case_equals_jax_at_any_batch(name, tmp_path):
     group = without(GROUPS[name], TFLITE_GAPS)
-    shapes = {
-        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for key, array in group.inputs.items()
-    }
-    write_tflite(trace(together(group), {}, shapes), tmp_path / "cases.tflite")
+    write(group, tmp_path / "cases.tflite")
     model = open_model(tmp_path / "cases.tflite")
     for batch in (1, BATCH):
-        found = model(
-            {key: array[:batch] for key, array in group.inputs.items() if key in model.inputs}
-        )
-        wanted = {
-            path: array
-            for path, array in jax_answers(name, batch).items()
-            if path.split("/")[0] in group.cases
-        }
-        assert set(found) == set(wanted)
-        for path, array in wanted.items():
-            compare(path, found[path], array)
+        inputs = first(group, batch)
+        outputs = model({key: array for key, array in inputs.items() if key in model.inputs})
+        arrays = expected(name, batch, TFLITE_GAPS)
+        assert set(outputs) == set(arrays)
+        for path, array in arrays.items():
+            assert_close(path, outputs[path], array)
 
 
 @pytest.mark.parametrize("case", TFLITE_GAPS)
-def test_a_gap_is_told_as_one(case, tmp_path):
-    group = next(group for group in GROUPS.values() if case in group.cases)
-    shapes = {
-        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for key, array in group.inputs.items()
-    }
+def test_an_unsupported_case_is_refused_with_its_line(case, tmp_path):
     with pytest.raises(Missing, match=r"\(.*cases\.py:"):
-        write_tflite(
-            trace(together(group._replace(cases={case: group.cases[case]})), {}, shapes),
-            tmp_path / "gap.tflite",
-        )
+        write(only(case), tmp_path / "gap.tflite")
 
 
-def moved_about(x):
-    """Whole numbers small enough for sums of them to be exact in any order, through ops that TFLite has for float32 alone."""
+def many_ops(x):
+    """Ops that TFLite only has in float32, on integers so small that every sum is exact."""
     kernel = jnp.ones((3, 1, 2), x.dtype)
     y = jax.lax.conv_general_dilated(
         x[..., None], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
     )
-    y = (
-        jnp.concatenate([jnp.pad(y, ((0, 0), (1, 0), (0, 0))), y[:, :1]], 1)
-        .at[:, 2]
-        .set(4)[:, jnp.array([2, 0, 3])]
-    )
-    y = jnp.where(
-        jnp.argmax(y, 1, keepdims=True) > 0,
-        jnp.sort(y, 1),
-        y.max(1, keepdims=True) + jnp.cumsum(y, 1),
-    )
-    y, rows = jax.lax.scan(
-        lambda carry, row: (carry + row, carry), y[:, 0], jnp.tile(jnp.moveaxis(y, 1, 0), (6, 1, 1))
-    )
+    y = jnp.concatenate([jnp.pad(y, ((0, 0), (1, 0), (0, 0))), y[:, :1]], 1)
+    y = y.at[:, 2].set(4)[:, jnp.array([2, 0, 3])]
+    totals = y.max(1, keepdims=True) + jnp.cumsum(y, 1)
+    y = jnp.where(jnp.argmax(y, 1, keepdims=True) > 0, jnp.sort(y, 1), totals)
+    steps = jnp.tile(jnp.moveaxis(y, 1, 0), (6, 1, 1))
+    y, rows = jax.lax.scan(lambda carry, row: (carry + row, carry), y[:, 0], steps)
     y = jax.lax.cond(y.sum() > 0, lambda y: y + 1, lambda y: y, y)
     return jax.lax.while_loop(lambda y: y.max() < 50, lambda y: y + 9, y) + rows[-1]
 
 
 TRAPS = {
-    "products at places that differ": lambda x, i: (
+    "products at distinct positions": lambda x, i: (
         jnp.nan_to_num(x).at[:, ::2].multiply(2.0).at[:, 1].max(0.5)
     ),
-    "inf is equal to inf": lambda x, i: (
+    "inf equals inf": lambda x, i: (
         x == jnp.inf,
         x != jnp.inf,
         -x == -jnp.inf,
         jnp.nan_to_num(x),
     ),
-    "a largest number among nan": lambda x, i: (
+    "maximum with nan": lambda x, i: (
         x.max(-1),
         jnp.maximum(x, x[:, ::-1]),
         jnp.minimum(x, 0.5),
         jnp.argmax(x, -1),
     ),
-    "whole numbers from 0 to 6": lambda x, i: jnp.clip(i, 0, 6),
-    "half of the x of a gelu": lambda x, i: (gelu(x), 0.5 * x),
+    "integers clipped to 0 to 6": lambda x, i: jnp.clip(i, 0, 6),
+    "half of the input of a gelu": lambda x, i: (gelu(x), 0.5 * x),
     "a constant on the left": lambda x, i: jnp.einsum(
         "ij,bjk->ibk", jnp.ones((2, 4)), jnp.nan_to_num(x)[:, :4, None]
     ),
-    "bits of a narrow type": lambda x, i: (
+    "bits of narrow integers": lambda x, i: (
         i.astype(jnp.uint8) >> 1,
         i.astype(jnp.int8) * jnp.int8(50),
     ),
@@ -124,40 +118,36 @@ TRAPS = {
     "rounding to half precision": lambda x, i: ((i * 1.001).astype(jnp.bfloat16) * 2).astype(
         jnp.float32
     ),
-    "half precision moved about": lambda x, i: moved_about(i.astype(jnp.float16)).astype(
-        jnp.float32
-    ),
-    "a gradient": lambda x, i: jax.grad(lambda i: jnp.sum(i * jnp.sin(i) + jnp.tanh(i)))(
-        i / 9
-    ),  # add_any
+    "many ops in half precision": lambda x, i: many_ops(i.astype(jnp.float16)).astype(jnp.float32),
+    # the gradient contains add_any
+    "a gradient": lambda x, i: jax.grad(lambda i: jnp.sum(i * jnp.sin(i) + jnp.tanh(i)))(i / 9),
     "nan in a total order": lambda x, i: [
-        of.bind(x, x[:, ::-1]) for of in (jax.lax.eq_to_p, jax.lax.lt_to_p, jax.lax.le_to_p)
+        primitive.bind(x, x[:, ::-1])
+        for primitive in (jax.lax.eq_to_p, jax.lax.lt_to_p, jax.lax.le_to_p)
     ],
-    "whether an odd number is": lambda x, i: jax.lax.reduce_xor(x > 1, (1,)),
-    "a row of each example": lambda x, i: i[jnp.arange(i.shape[0]), jnp.clip(i[:, 0], 0, 4)],
+    "parity of booleans": lambda x, i: jax.lax.reduce_xor(x > 1, (1,)),
+    "one element per example": lambda x, i: i[jnp.arange(i.shape[0]), jnp.clip(i[:, 0], 0, 4)],
 }
 
 
-def test_what_the_converter_or_its_ops_would_get_wrong(tmp_path):
+def test_ops_that_the_converter_or_tflite_would_get_wrong(tmp_path):
     x = np.array(
         [[1, np.inf, -np.inf, 0, 2], [np.nan, 1, 2, 3, 9], [3, 2, np.nan, np.inf, 1]], np.float32
     )
     group = Group({"x": x, "i": np.arange(-5, 10, dtype=np.int32).reshape(3, 5)}, TRAPS)
-    shapes = {
-        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for key, array in group.inputs.items()
-    }
-    write_tflite(trace(together(group), {}, shapes), tmp_path / "traps.tflite")
-    found = open_model(tmp_path / "traps.tflite")(group.inputs)
+    write(group, tmp_path / "traps.tflite")
+    outputs = open_model(tmp_path / "traps.tflite")(group.inputs)
     for path, leaf in named_leaves(together(group)(None, group.inputs)).items():
-        compare(path, found[path], np.asarray(leaf))
+        assert_close(path, outputs[path], np.asarray(leaf))
 
 
-WITHOUT_OPS = {
+def in_float8(x):
+    return x.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+
+
+UNSUPPORTED = {  # {message: function}
     "convert_element_type of complex64": lambda x: jnp.abs(x + 1j * x),
-    "convert_element_type of float8_e4m3fn": lambda x: x.astype(jnp.float8_e4m3fn).astype(
-        jnp.float32
-    ),
+    "convert_element_type of float8_e4m3fn": in_float8,
     "convert_element_type of int4": lambda x: x.astype(jnp.int4).astype(jnp.float32),
     "reduce_precision to 4 bits of exponent and 3 of fraction": lambda x: jax.lax.reduce_precision(
         x, 4, 3
@@ -165,22 +155,21 @@ WITHOUT_OPS = {
 }
 
 
-@pytest.mark.parametrize("told", WITHOUT_OPS)
-def test_types_that_no_op_takes_are_told_with_their_place(told, tmp_path):
-    traced = trace(lambda w, x: WITHOUT_OPS[told](x), {}, jax.ShapeDtypeStruct((4,), jnp.float32))
-    with pytest.raises(Missing, match=rf"^{told} \(.*test_tflite_ops\.py:"):
+@pytest.mark.parametrize("message", UNSUPPORTED)
+def test_an_unsupported_dtype_is_refused_with_its_line(message, tmp_path):
+    traced = trace(lambda w, x: UNSUPPORTED[message](x), {}, ROW)
+    with pytest.raises(Missing, match=rf"^{message} \(.*test_tflite_ops\.py:"):
         write_tflite(traced, tmp_path / "a.tflite")
 
 
-def test_a_bug_of_ours_is_none_of_tensorflow(monkeypatch, tmp_path):
+def test_a_bug_in_the_table_is_not_reported_as_missing(monkeypatch, tmp_path):
     import tensorflow as tf
 
     from inference.lowering.tf_ops import PRIMITIVES
 
-    traced = trace(lambda w, x: jnp.sin(x), {}, jax.ShapeDtypeStruct((4,), jnp.float32))
-    monkeypatch.setitem(
-        PRIMITIVES, "sin", lambda target, x, **_: tf.matmul(x, np.ones((3, 4), np.float32))
-    )
+    traced = trace(lambda w, x: jnp.sin(x), {}, ROW)
+    wrong = np.ones((3, 4), np.float32)
+    monkeypatch.setitem(PRIMITIVES, "sin", lambda target, x, **_: tf.matmul(x, wrong))
     with pytest.raises(Missing, match=r"sin: Dimensions must be equal.*\(.*test_tflite_ops\.py:"):
         write_tflite(traced, tmp_path / "a.tflite")
     monkeypatch.setitem(PRIMITIVES, "sin", lambda target, x, **_: tf.sin(int("x")))
@@ -191,41 +180,24 @@ def test_a_bug_of_ours_is_none_of_tensorflow(monkeypatch, tmp_path):
         write_tflite(traced, tmp_path / "a.tflite")
 
 
-def test_sizes_are_what_jax_says():
+def test_evaluated_sizes_equal_those_of_jax():
     n = symbol()
-    sizes = [
-        n,
-        3 * n - 4,
-        -n,
-        n**2 + 1,
-        (n + 1) // 2,
-        (n + 1) % 3 * n,
-        core.max_dim(n, 5),
-        core.min_dim(n + 1, 4),
-    ]
-    ours = {
-        name: getattr(operator, name)
-        for name in ("neg", "add", "sub", "mul", "pow", "floordiv", "mod")
-    }
-    ours |= {"number": int, "max": max, "min": min}
-    for batch in (1, 4, 9):
-        found = [evaluate(size, {"batch": batch}.get, ours) for size in sizes]
-        wanted = [
-            batch,
-            3 * batch - 4,
-            -batch,
-            batch**2 + 1,
-            (batch + 1) // 2,
-            (batch + 1) % 3 * batch,
-        ]
-        assert found == [*wanted, max(batch, 5), min(batch + 1, 4)]
+    sizes = [n, 3 * n - 4, -n, n**2 + 1, (n + 1) // 2, (n + 1) % 3 * n]
+    sizes += [core.max_dim(n, 5), core.min_dim(n + 1, 4)]
+    names = ("neg", "add", "sub", "mul", "pow", "floordiv", "mod")
+    operations = {name: getattr(operator, name) for name in names}
+    operations |= {"number": int, "max": max, "min": min}
+    for b in (1, 4, 9):
+        values = [b, 3 * b - 4, -b, b**2 + 1, (b + 1) // 2, (b + 1) % 3 * b, max(b, 5)]
+        values += [min(b + 1, 4)]
+        assert [evaluate(size, {"batch": b}.get, operations) for size in sizes] == values
 
 
-def compare(name, found, wanted):
-    """Equal within 1e-5 of the largest finite number; of whole numbers to the last bit."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), name
-    if wanted.dtype.kind == "f":
-        scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=1e-30)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * scale, err_msg=name)
+def assert_close(name, found, expected):
+    """Floats within 1e-5 of the largest finite number, anything else exactly equal."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
+    if expected.dtype.kind == "f":
+        scale = np.abs(expected[np.isfinite(expected)]).max(initial=1e-30)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale, err_msg=name)
     else:
-        np.testing.assert_array_equal(found, wanted, err_msg=name)
+        np.testing.assert_array_equal(found, expected, err_msg=name)

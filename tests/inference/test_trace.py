@@ -1,4 +1,4 @@
-"""Tracing what is to be exported: the names of its outputs, its precision, and what is told of a model that cannot be traced."""
+"""Tracing for export: names of outputs, precision, and errors for models that cannot be traced."""
 
 from pathlib import Path
 
@@ -16,24 +16,21 @@ ROW = jax.ShapeDtypeStruct((3,), jnp.float32)
 
 
 def line_of(mark):
-    """The place of a line of this file, as messages tell it."""
+    """File and line of the marked line of this file, in the form that messages use."""
     lines = Path(__file__).read_text().splitlines()
     return f"{__file__}:{next(i for i, line in enumerate(lines, 1) if line.endswith('# ' + mark))}"
 
 
-def test_an_output_that_is_named_like_an_input_has_another_name(tmp_path):
+def test_an_output_with_the_name_of_an_input_is_prefixed(tmp_path):
     def function(_, x):
         return {"image": 2 * x["image"], "output/image": x["image"] + 1, "other": x["image"]}
 
     x = np.ones((2, 3), np.float32)
     traced = trace(function, {}, {"image": ROW})
     write_onnx(traced, tmp_path / "a.onnx")
-    found = open_model(tmp_path / "a.onnx")({"image": x})
-    assert {name: array[0, 0] for name, array in found.items()} == {
-        "output/image": 2,
-        "output/output/image": 2,
-        "other": 1,
-    }
+    outputs = open_model(tmp_path / "a.onnx")({"image": x})
+    first = {name: array[0, 0] for name, array in outputs.items()}
+    assert first == {"output/image": 2, "output/output/image": 2, "other": 1}
     assert list(trace(lambda _, x: {"input": x}, {}, ROW).outputs) == ["output/input"]
 
 
@@ -46,36 +43,35 @@ def in_pairs(_, x):
 
 
 @pytest.mark.parametrize("function", [by_rows, in_pairs])
-def test_a_model_that_needs_the_size_of_its_batch_is_told_to_fix_it(function):
-    with pytest.raises(UserError, match=r"asks for the size of its batch.*--batch N") as error:
+def test_a_model_that_uses_the_size_of_its_batch_is_an_error_that_suggests_batch(function):
+    with pytest.raises(UserError, match=r"uses the size of its batch.*--batch N") as error:
         trace(function, {}, ROW)
     assert line_of(function.__name__.replace("_", " ")) in str(error.value)
     assert trace(function, {}, ROW, batch=2).inputs["input"].shape == (2, 3)
 
 
 @pytest.mark.parametrize("batch", [None, 2])
-def test_a_model_that_cannot_be_traced_is_told_with_its_line(batch):
+def test_a_model_that_cannot_be_traced_is_an_error_with_its_line(batch):
     def function(_, x):
-        return x if x[0, 0] > 0 else -x  # a choice
+        return x if x[0, 0] > 0 else -x  # a branch
 
-    with pytest.raises(
-        UserError, match=r"cannot be traced: TracerBoolConversionError: Attempted boolean"
-    ) as error:
+    message = "cannot be traced: TracerBoolConversionError: Attempted boolean"
+    with pytest.raises(UserError, match=message) as error:
         trace(function, {}, ROW, batch)
-    assert line_of("a choice") in str(error.value) and "--batch" not in str(error.value)
+    assert line_of("a branch") in str(error.value) and "--batch" not in str(error.value)
 
 
-def test_the_narrowest_floats_are_told_wherever_they_are():
-    def within(narrow):
-        return lambda _, x: jax.lax.cond(x.sum() > 0, lambda: jax.jit(narrow)(x), lambda: x)
-
+def test_precision_is_the_narrowest_float_anywhere_in_the_model():
     def precision(narrow):
-        return trace(within(narrow), {}, ROW).precision
+        def function(_, x):
+            return jax.lax.cond(x.sum() > 0, lambda: jax.jit(narrow)(x), lambda: x)
+
+        return trace(function, {}, ROW).precision
+
+    def in_both(x):
+        return (2 * x.astype(jnp.float16)).astype(jnp.bfloat16).astype(float)
 
     assert precision(lambda x: 2 * x.astype(int).astype(float)) == "float32"
     assert precision(lambda x: (2 * x.astype(jnp.float16)).astype(float)) == "float16"
-    assert (
-        precision(lambda x: (2 * x.astype(jnp.float16)).astype(jnp.bfloat16).astype(float))
-        == "bfloat16"
-    )
+    assert precision(in_both) == "bfloat16"
     assert precision(lambda x: jax.lax.reduce_precision(x, 8, 7)) == "bfloat16"

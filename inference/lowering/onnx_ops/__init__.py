@@ -1,6 +1,7 @@
-"""The tables of ONNX, {name: function(target, *operands, **parameters) -> result}: of ops under `@op`, and of JAX's primitives.
+"""The tables of ONNX: {name: function(target, *operands, **params) -> result}.
 
-To add an op, write its function in one of the files and name it in that file's LAYERS.
+LAYERS holds the ops marked `@op`, PRIMITIVES those of JAX. To add an op, write its function in one
+of the files and add it to the LAYERS of that file.
 """
 
 from inference.lowering.onnx_ops import (

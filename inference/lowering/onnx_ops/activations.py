@@ -1,4 +1,4 @@
-"""Activations, one node each where the opset has it."""
+"""Activations, each as one node where the opset has it."""
 
 import math
 
@@ -8,7 +8,7 @@ from inference.lowering.value import Value
 
 
 def in_result_type(function):
-    """The function for operands in the type of the result, since integers are promoted."""
+    """The function for an x cast to the dtype of the result: JAX promotes integers."""
     return lambda t, x, *args, **kwargs: function(t, t.cast(x, t.out[0].dtype), *args, **kwargs)
 
 
@@ -28,14 +28,14 @@ def gelu_tanh(t, x):
 
 
 def erf(t, x):
-    """ONNX Runtime has it in float32 alone."""
+    """ONNX Runtime has Erf only in float32."""
     if t.out[0].dtype != np.float64:
         return t.Erf(x)
     return t.to(t.Erf(t.to(x, np.float32)), np.float64)
 
 
 def leaky_relu(t, x, slope):
-    if isinstance(slope, Value):  # learned
+    if isinstance(slope, Value):  # a learned slope
         return t.Where(t.GreaterOrEqual(x, t.number(0)), x, t.Mul(x, slope))
     return t.LeakyRelu(x, alpha=float(slope))
 

@@ -1,4 +1,4 @@
-"""Attention, whole or in its parts."""
+"""Attention, as one node or in its parts."""
 
 import math
 
@@ -9,15 +9,14 @@ from inference.lowering.value import Value, constant
 
 
 def attention(t, params, x, context=None, *, heads, causal, mask):
-    """Softmax of the products of queries and keys, times the values."""
     context = x if context is None else context
+    dtype = t.out[0].dtype
     params = {
-        name: {k: t.cast(w, t.out[0].dtype) for k, w in linear.items()}
-        for name, linear in params.items()
+        name: {key: t.cast(value, dtype) for key, value in layer.items()}
+        for name, layer in params.items()
     }
-    if (
-        t.opset >= 23 and mask is None
-    ):  # where a mask leaves nothing to attend to, the whole op gives nan
+    # the Attention node gives nan where a mask leaves nothing to attend to
+    if t.opset >= 23 and mask is None:
         q, k, v = (project(t, params[name], source) for name, source in sources(x, context))
         y = t.Attention(q, k, v, q_num_heads=heads, kv_num_heads=heads, is_causal=int(causal))
     else:
@@ -30,15 +29,17 @@ def sources(x, context):
 
 
 def in_parts(t, params, x, context, heads, causal, mask):
-    """Attention before the last projection; the scale is in the query's weights."""
+    """Attention without the output projection; the scale is folded into the query's weights."""
     width = params["query"]["weight"].shape[-1]
     params = params | {"query": scaled(t, params["query"], math.sqrt(heads / width))}
-    orders = [(0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)]  # the keys come transposed
+
+    def split_heads(name, source, order):
+        shape = (*source.shape[:2], heads, width // heads)
+        return t.transpose(t.reshape(project(t, params[name], source), shape), order)
+
+    orders = [(0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)]  # the keys are transposed as well
     q, k, v = (
-        t.transpose(
-            t.reshape(project(t, params[name], source), (*source.shape[:2], heads, width // heads)),
-            order,
-        )
+        split_heads(name, source, order)
         for (name, source), order in zip(sources(x, context), orders, strict=True)
     )
     scores = masked(t, t.MatMul(q, k), x.shape[1], context.shape[1], causal, mask)  # (B, H, T, S)
@@ -46,28 +47,28 @@ def in_parts(t, params, x, context, heads, causal, mask):
     return t.reshape(y, x.shape)
 
 
-def scaled(t, linear, scale):
-    """The layer, with its results times a number."""
-    if all(value.constant for value in linear.values()):
+def scaled(t, params, scale):
+    """The params of a linear layer whose result is multiplied by a number."""
+    if all(value.constant for value in params.values()):
         return {
             name: constant((value.data * scale).astype(value.dtype), value.name)
-            for name, value in linear.items()
+            for name, value in params.items()
         }
     by = np.asarray(scale, t.out[0].dtype)
     return {
-        name: Value(t.Mul(value, by), value.shape, value.dtype) for name, value in linear.items()
+        name: Value(t.Mul(value, by), value.shape, value.dtype) for name, value in params.items()
     }
 
 
-def project(t, linear, x):
-    y = t.MatMul(x, linear["weight"])
-    return t.Add(y, linear["bias"]) if "bias" in linear else y
+def project(t, params, x):
+    y = t.MatMul(x, params["weight"])
+    return t.Add(y, params["bias"]) if "bias" in params else y
 
 
-def masked(t, scores, length, source, causal, mask):
-    """Scores of what may not be attended to become the lowest number."""
+def masked(t, scores, length, context_length, causal, mask):
+    """The scores with the lowest number at masked positions."""
     if causal:
-        past = constant(np.tril(np.ones((length, source), bool)))
+        past = constant(np.tril(np.ones((length, context_length), bool)))
         mask = past if mask is None else t.And(past, mask)
     if mask is None:
         return scores

@@ -1,4 +1,4 @@
-"""Loops and branches: jaxprs as subgraphs, which see the tensors around them."""
+"""Loops and branches: jaxprs as subgraphs, which can read the tensors around them."""
 
 import numpy as np
 
@@ -6,18 +6,19 @@ from inference.lowering.value import Value
 
 
 def cond(t, index, *operands, branches, **_):
-    """Each `else` holds the branches that are left."""
+    """Nested Ifs: each `else` holds the remaining branches."""
 
     def results(number):
         if number == len(branches) - 1:
             return t.walk.jaxpr(branches[number], operands)
-        with t.scope() as taken:
-            returned(t, t.walk.jaxpr(branches[number], operands))
-        with t.scope() as otherwise:
-            returned(t, results(number + 1))
+        with t.scope() as then_branch:
+            add_outputs(t, t.walk.jaxpr(branches[number], operands))
+        with t.scope() as else_branch:
+            add_outputs(t, results(number + 1))
         chosen = t.Not(index) if index.dtype == bool else t.LessOrEqual(index, np.int32(number))
         return values(
-            t.If(chosen, then_branch=taken, else_branch=otherwise, outputs=len(avals)), avals
+            t.If(chosen, then_branch=then_branch, else_branch=else_branch, outputs=len(avals)),
+            avals,
         )
 
     avals = branches[0].out_avals
@@ -25,34 +26,30 @@ def cond(t, index, *operands, branches, **_):
 
 
 def while_(t, *operands, cond_jaxpr, cond_nconsts, body_jaxpr, body_nconsts, **_):
-    """Loop asks before the first round, and at the end of each.
+    """A Loop, which checks its condition before the first iteration and at the end of each.
 
-    Under vmap each example asks for itself: the loop goes on while any of them does, and the others keep their state.
+    Under vmap each example has its own condition: the loop runs until all of them are false, and
+    examples that have finished keep their state.
     """
-    asked, consts = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
+    cond_consts = operands[:cond_nconsts]
+    body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]
-    goes_on = t.walk.jaxpr(cond_jaxpr, [*asked, *start])
-    each = goes_on if cond_jaxpr.out_avals[0].shape else []
+    active = t.walk.jaxpr(cond_jaxpr, [*cond_consts, *start])
+    per_example = active if cond_jaxpr.out_avals[0].shape else []
     with t.scope() as scope:
-        scope.inputs[t.name("round")] = ((), np.int64)
-        scope.inputs[t.name("goes_on")] = ((), bool)
-        going, before = (
-            [argument(t, scope, value) for value in each],
-            [argument(t, scope, value) for value in start],
-        )
-        after = t.walk.jaxpr(body_jaxpr, [*consts, *before])
-        carried = (
-            [chosen(t, *going, *pair) for pair in zip(after, before, strict=True)]
-            if each
-            else after
-        )
-        asks = t.walk.jaxpr(cond_jaxpr, [*asked, *carried])
-        returned(t, [any_of(t, *asks), *(asks if each else []), *carried])
-    whole = [t.walk.whole(value) for value in each]
-    made = t.Loop(
-        None, any_of(t, *goes_on), *whole, *start, body=scope, outputs=len(each) + len(start)
-    )
-    return values(made, [*cond_jaxpr.out_avals[: len(each)], *body_jaxpr.out_avals])[len(each) :]
+        scope.inputs[t.name("iteration")] = ((), np.int64)
+        scope.inputs[t.name("condition")] = ((), bool)
+        masks = [add_argument(t, scope, value) for value in per_example]
+        old = [add_argument(t, scope, value) for value in start]
+        new = t.walk.jaxpr(body_jaxpr, [*body_consts, *old])
+        if masks:
+            new = [where_active(t, *masks, *pair) for pair in zip(new, old, strict=True)]
+        still_active = t.walk.jaxpr(cond_jaxpr, [*cond_consts, *new])
+        add_outputs(t, [any_of(t, *still_active), *(still_active if masks else []), *new])
+    carried = [*(t.walk.whole(value) for value in per_example), *start]
+    names = t.Loop(None, any_of(t, *active), *carried, body=scope, outputs=len(carried))
+    mask_avals = cond_jaxpr.out_avals[: len(per_example)]
+    return values(names, [*mask_avals, *body_jaxpr.out_avals])[len(per_example) :]
 
 
 def any_of(t, value):
@@ -63,43 +60,47 @@ def any_of(t, value):
     return Value(t.to(t.ReduceMax(numbers, keepdims=0), bool), (), bool)
 
 
-def chosen(t, going, after, before):
-    """The new state of the examples that go on, the old one of others."""
-    axes = np.arange(len(going.shape), len(after.shape), dtype=np.int64)
-    which = t.Unsqueeze(going, axes) if len(axes) else going
-    return Value(t.Where(which, t.walk.whole(after), before), after.shape, after.dtype)
+def where_active(t, active, new, old):
+    """The new state of the examples that are active, the old state of the others."""
+    axes = np.arange(len(active.shape), len(new.shape), dtype=np.int64)
+    mask = t.Unsqueeze(active, axes) if len(axes) else active
+    return Value(t.Where(mask, t.walk.whole(new), old), new.shape, new.dtype)
 
 
 def scan(t, *operands, jaxpr, length, num_consts, num_carry, reverse, **_):
-    """Scan slices the first axis of what it goes through, and stacks what each round gives."""
+    """A Scan, which slices its inputs along the first axis and stacks the results of each step."""
     consts, start = operands[:num_consts], operands[num_consts : num_consts + num_carry]
-    rows = operands[num_consts + num_carry :]
+    inputs = operands[num_consts + num_carry :]
     with t.scope() as scope:
-        carried = [argument(t, scope, value) for value in start]
-        taken = [argument(t, scope, aval) for aval in jaxpr.in_avals[num_consts + num_carry :]]
-        if not rows:
-            scope.inputs[t.name("round")] = ((), np.int64)
-        returned(t, t.walk.jaxpr(jaxpr, [*consts, *carried, *taken]))
-    through = rows or [t.table["iota"](t, dimension=0, shape=(length,), dtype=np.int64)]
-    results = len(jaxpr.out_avals)
-    about = {
-        "num_scan_inputs": len(through),
-        "scan_input_directions": [int(reverse)] * len(through),
-    }
-    about["scan_output_directions"] = [int(reverse)] * (results - num_carry) or None
-    names = t.Scan(*start, *through, body=scope, outputs=results, **about)
-    return [names] if results == 1 else list(names)
+        carry = [add_argument(t, scope, value) for value in start]
+        rows = [add_argument(t, scope, aval) for aval in jaxpr.in_avals[num_consts + num_carry :]]
+        if not inputs:
+            scope.inputs[t.name("iteration")] = ((), np.int64)
+        add_outputs(t, t.walk.jaxpr(jaxpr, [*consts, *carry, *rows]))
+    if not inputs:
+        inputs = [t.table["iota"](t, dimension=0, shape=(length,), dtype=np.int64)]
+    outputs = len(jaxpr.out_avals)
+    names = t.Scan(
+        *start,
+        *inputs,
+        body=scope,
+        outputs=outputs,
+        num_scan_inputs=len(inputs),
+        scan_input_directions=[int(reverse)] * len(inputs),
+        scan_output_directions=[int(reverse)] * (outputs - num_carry) or None,
+    )
+    return [names] if outputs == 1 else list(names)
 
 
-def argument(t, scope, like):
-    """A new input of a subgraph."""
+def add_argument(t, scope, like):
+    """A new input of a subgraph, with the shape and dtype of `like`."""
     name = t.name("argument")
     scope.inputs[name] = (like.shape, t.checked(like.dtype))
     return Value(name, like.shape, like.dtype)
 
 
-def returned(t, results):
-    """Make these the outputs of the subgraph."""
+def add_outputs(t, results):
+    """Make these the outputs of the current subgraph."""
     for value in results:
         t.result(value, t.name("result"))
 

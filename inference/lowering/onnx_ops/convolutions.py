@@ -1,4 +1,4 @@
-"""Convolutions. ONNX has the channels before the space, our layers have them last."""
+"""Convolutions. ONNX puts the channels before the spatial axes, our layers put them last."""
 
 import numpy as np
 
@@ -21,25 +21,27 @@ def conv2d(t, params, x, *, stride, padding, dilation):
     product = as_product(t, x, weight, stride, pads, groups)
     if product:
         return t.Add(product, params["bias"]) if "bias" in params else product
-    first, kernels = t.transpose(x, (0, 3, 1, 2)), t.transpose(weight, (3, 2, 0, 1))
-    about = {
-        "strides": stride,
-        "dilations": dilation,
-        "group": groups,
-        "kernel_shape": weight.shape[:2],
-    }
-    return t.transpose(
-        t.Conv(first, kernels, params.get("bias"), pads=onnx_pads(pads), **about), (0, 2, 3, 1)
+    y = t.Conv(
+        t.transpose(x, (0, 3, 1, 2)),
+        t.transpose(weight, (3, 2, 0, 1)),
+        params.get("bias"),
+        pads=onnx_pads(pads),
+        strides=stride,
+        dilations=dilation,
+        group=groups,
+        kernel_shape=weight.shape[:2],
     )
+    return t.transpose(y, (0, 2, 3, 1))
 
 
 def as_product(t, x, weight, stride, pads, groups):
-    """A convolution that looks at one pixel, as what leaves the channels last; None where it is more."""
+    """A 1x1 convolution as a product, which leaves the channels last; None where it is larger."""
     if weight.shape[:2] != (1, 1) or stride != (1, 1) or np.any(pads):
         return None
     if groups == x.shape[-1] == weight.shape[-1]:
         return t.Mul(x, t.reshape(weight, weight.shape[3:]))
-    if groups > 1 or t.tensor(x) in t.turned:  # among convolutions it is one of them
+    # between convolutions a Conv is better: it needs no transposition of its input
+    if groups > 1 or t.tensor(x) in t.transposed:
         return None
     return t.MatMul(x, t.reshape(weight, weight.shape[2:]))
 
@@ -51,96 +53,85 @@ def conv_general_dilated(
     *,
     dimension_numbers,
     padding,
-    lhs_dilation,
     window_strides,
+    lhs_dilation,
     rhs_dilation,
     **params,
 ):
     numbers, dtype, groups = dimension_numbers, t.out[0].dtype, params["feature_group_count"]
     x, weight = t.cast(x, dtype), t.cast(weight, dtype)
     kernels = channels_first(t, weight, numbers.rhs_spec)
-    spreads = any(s > 1 for s in lhs_dilation)
-    if spreads and set(window_strides) == {1} and params["batch_group_count"] == 1:
-        y = transposed(
-            t,
-            t.transpose(x, numbers.lhs_spec),
-            kernels,
-            groups,
-            lhs_dilation,
-            padding,
-            rhs_dilation,
-        )
+    is_dilated = any(s > 1 for s in lhs_dilation)
+    if is_dilated and set(window_strides) == {1} and params["batch_group_count"] == 1:
+        x = t.transpose(x, numbers.lhs_spec)
+        y = transposed_convolution(t, x, kernels, groups, lhs_dilation, padding, rhs_dilation)
         return t.transpose(y, np.argsort(numbers.out_spec))
-    if spreads or np.min(padding, initial=0) < 0:
-        x = prepared(t, x, numbers.lhs_spec, lhs_dilation, padding)
-    first = t.transpose(x, numbers.lhs_spec)
+    if is_dilated or np.min(padding, initial=0) < 0:
+        x = dilated_and_cut(t, x, numbers.lhs_spec, lhs_dilation, padding)
+    shape = [x.shape[axis] for axis in numbers.lhs_spec]
+    x = t.transpose(x, numbers.lhs_spec)
     if params["batch_group_count"] > 1:
         groups = params["batch_group_count"]
-        first = batch_to_channels(t, first, groups, [x.shape[axis] for axis in numbers.lhs_spec])
+        x = batch_to_channels(t, x, groups, shape)
     pads = onnx_pads(np.maximum(padding, 0).reshape(-1, 2))
-    y = t.Conv(
-        first, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, pads=pads
-    )
+    y = t.Conv(x, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, pads=pads)
     return t.transpose(y, np.argsort(numbers.out_spec))
 
 
 def channels_first(t, weight, spec):
     """The weight as (out, in, kernel...)."""
-    return t.walk.value(
-        t.transpose(weight, spec), Value("", [weight.shape[axis] for axis in spec], weight.dtype)
-    )
+    aval = Value("", [weight.shape[axis] for axis in spec], weight.dtype)
+    return t.walk.value(t.transpose(weight, spec), aval)
 
 
-def prepared(t, x, spec, spread, padding):
+def dilated_and_cut(t, x, spec, dilation, padding):
     """x with zeros between its numbers, and without what a negative padding cuts off."""
     config = [(0, 0, 0)] * len(x.shape)
-    for axis, size, (low, high) in zip(spec[2:], spread, padding, strict=True):
-        config[axis] = (int(min(low, 0)), int(min(high, 0)), size - 1)
+    for axis, step, (low, high) in zip(spec[2:], dilation, padding, strict=True):
+        config[axis] = (int(min(low, 0)), int(min(high, 0)), step - 1)
     sizes = list(x.shape)
     for axis, (low, high, between) in enumerate(config):
         sizes[axis] += (sizes[axis] - 1) * between + low + high if any(config[axis]) else 0
-    return Value(t.tensor(pad(t, x, np.zeros((), x.dtype), padding_config=config)), sizes, x.dtype)
+    padded = pad(t, x, np.zeros((), x.dtype), padding_config=config)
+    return Value(t.tensor(padded), sizes, x.dtype)
 
 
-def transposed(t, x, kernels, groups, stride, padding, dilation):
-    """A convolution of spread numbers, which ONNX has as ConvTranspose, of kernels with flipped axes."""
+def transposed_convolution(t, x, kernels, groups, stride, padding, dilation):
+    """A convolution of a dilated input: a ConvTranspose with flipped kernels."""
     out, channels, *sizes = kernels.shape
     spatial = range(3, 3 + len(sizes))
     flipped = reversed_axes(t, kernels, range(2, 2 + len(sizes)))
     grouped = t.reshape(flipped, (groups, out // groups, channels, *sizes))
-    about = Value("", (groups, out // groups, channels, *sizes), kernels.dtype)
-    turned = t.transpose(t.walk.value(grouped, about), (0, 2, 1, *spatial))
-    weight = t.reshape(turned, (groups * channels, out // groups, *sizes))
+    aval = Value("", (groups, out // groups, channels, *sizes), kernels.dtype)
+    grouped = t.transpose(t.walk.value(grouped, aval), (0, 2, 1, *spatial))
+    weight = t.reshape(grouped, (groups * channels, out // groups, *sizes))
     reach = [(size - 1) * d for size, d in zip(sizes, dilation, strict=True)]
     pads = np.array([(r - low, r - high) for r, (low, high) in zip(reach, padding, strict=True)])
-    cut, beyond = np.maximum(pads, 0), np.maximum(-pads, 0)
+    cut, empty = np.maximum(pads, 0), np.maximum(-pads, 0)  # no input reaches the empty rim
     y = t.ConvTranspose(
         x, weight, strides=stride, dilations=dilation, group=groups, pads=onnx_pads(cut)
     )
-    if not beyond.any():
+    if not empty.any():
         return y
-    return t.Pad(
-        y, np.array([0, 0, *beyond[:, 0], 0, 0, *beyond[:, 1]], np.int64)
-    )  # nothing reaches there
+    return t.Pad(y, np.array([0, 0, *empty[:, 0], 0, 0, *empty[:, 1]], np.int64))
 
 
 def reversed_axes(t, x, axes):
     if x.constant:
         return constant(np.flip(x.data, tuple(axes)), x.name)
-    reverse = t.table["rev"](t, x, dimensions=tuple(axes))
-    return Value(reverse, x.shape, x.dtype)
+    return Value(t.table["rev"](t, x, dimensions=tuple(axes)), x.shape, x.dtype)
 
 
 def batch_to_channels(t, x, groups, shape):
     """Groups of examples as groups of channels."""
     batch, channels, *sizes = shape
-    apart = t.reshape(x, (groups, batch // groups, channels, *sizes))
-    together = t.transpose(apart, (1, 0, *range(2, 3 + len(sizes))))
-    return t.reshape(together, (batch // groups, groups * channels, *sizes))
+    x = t.reshape(x, (groups, batch // groups, channels, *sizes))
+    x = t.transpose(x, (1, 0, *range(2, 3 + len(sizes))))
+    return t.reshape(x, (batch // groups, groups * channels, *sizes))
 
 
 def onnx_pads(pads):
-    """((low, high), ...) as lows, then highs."""
+    """((low, high), ...) as [low, ..., high, ...]."""
     return [int(low) for low, _ in pads] + [int(high) for _, high in pads]
 
 

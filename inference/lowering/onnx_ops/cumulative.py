@@ -1,4 +1,4 @@
-"""Running totals along an axis."""
+"""Cumulative ops along an axis."""
 
 import numpy as np
 
@@ -13,16 +13,15 @@ def cumsum(t, x, *, axis, reverse, **_):
 
 
 def cumulative(combine, start):
-    """In log2(n) steps: each number is combined with the total as far before it as that total reaches."""
+    """A cumulative op in log2(n) steps, each of which doubles how far every total reaches back."""
 
     def function(t, x, *, axis, reverse, **_):
         size, reach = x.shape[axis], 1
         if not is_number(size):
-            t.refuse("a running total", "over the batch")
+            t.refuse("a cumulative op", "over the batch")
         while reach < size:
-            x = Value(
-                combine(t, x, shifted(t, x, start(x.dtype), axis, reach, reverse)), x.shape, x.dtype
-            )
+            before = shifted(t, x, start(x.dtype), axis, reach, reverse)
+            x = Value(combine(t, x, before), x.shape, x.dtype)
             reach *= 2
         return x
 
@@ -30,11 +29,10 @@ def cumulative(combine, start):
 
 
 def shifted(t, x, start, axis, distance, reverse):
-    """x moved along an axis; `start` comes in."""
+    """x moved along an axis, filled with `start`."""
     pads = np.zeros(2 * len(x.shape), np.int64)
-    pads[axis], pads[len(x.shape) + axis] = (
-        (-distance, distance) if reverse else (distance, -distance)
-    )
+    distance = -distance if reverse else distance
+    pads[axis], pads[len(x.shape) + axis] = distance, -distance
     return Value(t.Pad(x, pads, start), x.shape, x.dtype)
 
 
@@ -43,7 +41,7 @@ def combined(op):
 
 
 def log_of_sum(t, x, y):
-    """log(exp(x) + exp(y)) around the larger, whose difference is nan where both are -inf."""
+    """log(exp(x) + exp(y)), shifted by the larger of the two, which is kept above -inf."""
     largest = t.Max(x, y)
     near = t.Max(largest, t.number(np.finfo(np.float32).min))
     return t.Add(near, t.Log(t.Add(t.Exp(t.Sub(x, near)), t.Exp(t.Sub(y, near)))))

@@ -1,4 +1,4 @@
-"""Sizes: numbers where they are known, else computed from the shapes of the model's inputs while it runs."""
+"""Sizes: numbers where they are known, else nodes that compute them from the inputs' shapes."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ OPERATIONS |= {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
 
 
 def symbols(inputs):
-    """{symbol: (name of an input, axis)}: where to read the size that a symbol stands for."""
-    places = {}
+    """{symbol: (name of an input, axis)}: which size of the inputs a symbol stands for."""
+    sources = {}
     for name, aval in inputs.items():
         for axis, dimension in enumerate(aval.shape):
             if str(dimension).isidentifier():
-                places.setdefault(str(dimension), (name, axis))
-    return places
+                sources.setdefault(str(dimension), (name, axis))
+    return sources
 
 
 def size(t, dimension):
@@ -24,30 +24,47 @@ def size(t, dimension):
         return np.array([dimension], np.int64)
     operations = {name: getattr(t, op) for name, op in OPERATIONS.items()}
     operations["number"] = lambda number: np.array([number], np.int64)
-    with t.outermost():  # subgraphs see it, too
-        return evaluate(dimension, lambda symbol: of_input(t, *t.symbols[symbol]), operations)
+    with t.outermost():  # so that subgraphs can read it as well
+        return evaluate(dimension, lambda symbol: input_size(t, *t.symbols[symbol]), operations)
 
 
-def of_input(t, name, axis):
+def input_size(t, name, axis):
     """The size of an input along an axis."""
     return t.Shape(name, start=axis, end=axis + 1)
 
 
 def shape(t, dimensions):
-    """A shape as a tensor; as an array where it is known."""
+    """A shape as a tensor, or as an array where it is known."""
     if all(map(is_number, dimensions)):
         return np.array(dimensions, np.int64)
     with t.outermost():
         return t.Concat(*(size(t, dimension) for dimension in dimensions), axis=0)
 
 
-def reshaping(t, dimensions):
-    """A shape for Reshape, which finds one dimension by itself."""
+def reshape_argument(t, dimensions):
+    """The shape for a Reshape, which computes one unknown dimension by itself."""
     free = [d for d in dimensions if not is_number(d)]
-    if len(free) == 1 and 0 not in [d for d in dimensions if is_number(d)]:
+    if len(free) == 1 and not any(map(is_zero, dimensions)):
         return np.array([d if is_number(d) else -1 for d in dimensions], np.int64)
     return shape(t, dimensions)
 
 
 def is_number(dimension):
     return isinstance(dimension, int | np.integer)
+
+
+def is_zero(dimension):
+    return is_number(dimension) and dimension == 0
+
+
+def is_same(a, b):
+    """Whether two sizes are the same, known or not."""
+    return (is_number(a) and is_number(b) and a == b) or str(a) == str(b)
+
+
+def product(dimensions):
+    """The number of elements of a shape, which may be symbolic."""
+    total = 1
+    for dimension in dimensions:
+        total = total * dimension
+    return total

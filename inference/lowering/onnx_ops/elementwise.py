@@ -1,4 +1,4 @@
-"""What is computed number by number. Operands are of one type, and broadcast."""
+"""Elementwise ops. Their operands have one dtype and broadcast."""
 
 import math
 
@@ -8,15 +8,10 @@ import numpy as np
 from inference.lowering.onnx_ops.activations import erf
 from inference.lowering.onnx_ops.graph import stored_type, tensor_type
 
-# ONNX Runtime computes in these types alone; others are widened, and narrowed after: what overflows wraps, as in JAX.
-WIDER = {
-    "int8": np.int32,
-    "int16": np.int32,
-    "uint8": np.int32,
-    "uint16": np.int32,
-    "uint32": np.int64,
-    "uint64": np.int64,
-}
+# ONNX Runtime does not compute in these dtypes. Operands are cast to the wider one and results are
+# cast back, so that an overflow wraps around as in JAX.
+WIDER = dict.fromkeys(["int8", "int16", "uint8", "uint16"], np.int32)
+WIDER |= dict.fromkeys(["uint32", "uint64"], np.int64)
 
 
 def node(op):
@@ -29,7 +24,7 @@ def node(op):
 
 
 def wide(t, compute, *operands):
-    """What `compute` answers for operands of a type that the runtime computes in."""
+    """`compute`, applied to operands in a dtype that ONNX Runtime computes in."""
     dtype = WIDER.get(operands[0].dtype.name)
     if dtype is None:
         return compute(*operands)
@@ -38,7 +33,7 @@ def wide(t, compute, *operands):
 
 
 def never_in_float64(function):
-    """The function in float32 where the result is float64: ONNX Runtime has its node in no other type."""
+    """The function in float32 where the result is float64, which ONNX Runtime's node lacks."""
 
     def narrow(t, *operands, **params):
         aval = t.out[0]
@@ -51,7 +46,7 @@ def never_in_float64(function):
 
 
 def comparison(op):
-    """Of booleans as of integers."""
+    """A comparison; booleans are compared as integers."""
 
     def function(t, x, y, **_):
         if x.dtype == bool and op != "Equal":
@@ -66,23 +61,23 @@ def different(t, x, y, **_):
 
 
 def remainder(t, x, y, **_):
-    """With the sign of the dividend."""
+    """The remainder with the sign of the dividend."""
     return wide(t, lambda a, b: t.Mod(a, b, fmod=1), x, y)
 
 
 def in_total_order(op):
-    """A comparison in which nan is the largest number, and equals nan."""
+    """A comparison in which nan is the largest number and equal to itself."""
 
     def function(t, x, y, **_):
         result = comparison(op)(t, x, y)
         if x.dtype.kind in "biu" or (y.constant and not np.isnan(y.data).any()):
             return result
-        of_x = {
+        with_nan_y = {  # the result where y is nan
             "Less": lambda: t.Not(t.IsNaN(x)),
             "Equal": lambda: t.IsNaN(x),
             "LessOrEqual": lambda: np.True_,
         }
-        return t.Or(result, t.And(t.IsNaN(y), of_x[op]()))
+        return t.Or(result, t.And(t.IsNaN(y), with_nan_y[op]()))
 
     return function
 
@@ -97,36 +92,30 @@ def convert(t, x, *, new_dtype, **_):
 
 
 def to_integer(t, x, dtype):
-    """What is too large becomes the largest integer, and nan 0; Cast leaves both undefined."""
+    """Clamps to the range of the integer, and nan to 0; Cast leaves both undefined."""
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     exact = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
-    wide = t.cast(x, exact)
-    known = t.Where(t.IsNaN(wide), np.zeros((), exact), wide)
+    x = t.cast(x, exact)
+    x = t.Where(t.IsNaN(x), np.zeros((), exact), x)
     if dtype.itemsize < 8:
-        return t.to(t.Min(t.Max(known, exact.type(low)), exact.type(high)), dtype)
-    end = exact.type(
-        2.0 ** (63 if dtype.kind == "i" else 64)
-    )  # one too large: no float64 is the largest integer
-    inside = t.to(
-        t.to(t.Min(t.Max(known, exact.type(low)), np.nextafter(end, 0)), dtype), np.int64
-    )  # which Where takes
-    return t.to(
-        t.Where(t.GreaterOrEqual(known, end), np.asarray(high, dtype).astype(np.int64), inside),
-        dtype,
-    )
+        return t.to(t.Min(t.Max(x, exact.type(low)), exact.type(high)), dtype)
+    end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # high + 1: high is not a float64
+    inside = t.to(t.Min(t.Max(x, exact.type(low)), np.nextafter(end, 0)), dtype)
+    # Where is computed in int64, which it supports
+    highest = np.asarray(high, dtype).astype(np.int64)
+    return t.to(t.Where(t.GreaterOrEqual(x, end), highest, t.to(inside, np.int64)), dtype)
 
 
 def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
-    """By way of a type of so many bits, in which numbers too small for a full mantissa are 0."""
+    """Casts to a dtype with these bits and back; subnormal numbers become 0, as in JAX."""
     narrow = {(5, 10): np.float16, (8, 7): jax.numpy.bfloat16}.get((exponent_bits, mantissa_bits))
     if narrow is None:
         t.refuse("reduce_precision", f"to {exponent_bits} and {mantissa_bits} bits")
     rounded = t.to(t.add("Cast", x, to=tensor_type(narrow)), x.dtype)
     if exponent_bits == 8:
         return rounded
-    is_normal = t.GreaterOrEqual(
-        t.Abs(rounded), np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype))
-    )
+    smallest = np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype))
+    is_normal = t.GreaterOrEqual(t.Abs(rounded), smallest)
     return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, t.number(0)))
 
 
@@ -140,7 +129,6 @@ def integer_pow(t, x, *, y, **_):
 
 
 def power(t, x, y, **_):
-    """A whole exponent is exact for a negative base, too."""
     return t.Pow(x, y)
 
 
@@ -153,7 +141,7 @@ def clamp(t, low, x, high, **_):
 
 
 def select(t, which, *cases, **_):
-    """The case that a number, or a boolean, names."""
+    """The case that a number, or a boolean, selects."""
     if which.dtype == bool:
         return t.Where(which, cases[1], cases[0])
     chosen = cases[-1]
@@ -163,24 +151,24 @@ def select(t, which, *cases, **_):
 
 
 def is_finite(t, x, **_):
-    """inf - inf and nan - nan are nan, which equals nothing."""
+    """Whether x - x is 0: inf - inf and nan - nan are nan."""
     return t.Equal(t.Sub(x, x), np.zeros((), stored_type(x.dtype)))
 
 
 def rounded(t, x, *, rounding_method, **_):
     if int(rounding_method) == 1:
-        return t.Round(x)  # to the even neighbour
+        return t.Round(x)  # half to even
     return t.Mul(t.Sign(x), t.Floor(t.Add(t.Abs(x), t.number(0.5))))
 
 
 def log1p(t, x, **_):
-    """1 + x loses a small x, so near 0 it is 2 atanh(x / (2 + x))."""
+    """2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
     near = t.Mul(t.Atanh(t.Div(x, t.Add(x, t.number(2)))), t.number(2))
     return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Log(t.Add(x, t.number(1))))
 
 
 def expm1(t, x, **_):
-    """exp(x) - 1 loses a small x, so near 0 it is 2 h / (1 - h), where h = tanh(x / 2)."""
+    """2 h / (1 - h) with h = tanh(x / 2) near 0, where exp(x) - 1 would round x away."""
     half = t.Tanh(t.Mul(x, t.number(0.5)))
     near = t.Div(t.Add(half, half), t.Sub(t.number(1), half))
     return t.Where(t.Less(t.Abs(x), t.number(0.5)), near, t.Sub(t.Exp(x), t.number(1)))
@@ -191,24 +179,21 @@ def cube_root(t, x, **_):
 
 
 def atan2(t, y, x, **_):
-    """The angle of the point (x, y); a half turn is added on the left side."""
-    x = t.Add(x, t.number(0))  # -0 becomes 0, or y / x had the wrong sign
+    """The angle of the point (x, y): atan(y / x), plus a half turn where x is negative."""
+    x = t.Add(x, t.number(0))  # turns -0 into 0, with which y / x would have the wrong sign
     half_turn = t.Where(t.Less(y, t.number(0)), t.number(-math.pi), t.number(math.pi))
     angle = t.Add(t.Atan(t.Div(y, x)), t.Where(t.Less(x, t.number(0)), half_turn, t.number(0)))
     is_origin = t.And(t.Equal(x, t.number(0)), t.Equal(y, t.number(0)))
     return t.Where(is_origin, t.number(0), angle)
 
 
+# primitives that are one node of the same name
+SAME_NAME = """
+    add sub mul div max min abs neg sign exp log sqrt
+    sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor
+"""
 PRIMITIVES = {
-    **{
-        name: node(name.capitalize())
-        for name in ("add", "sub", "mul", "div", "max", "min", "abs", "neg", "sign", "exp", "log")
-    },
-    **{
-        name: node(name.capitalize())
-        for name in ("sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")
-    },
-    **{name: node(name.capitalize()) for name in ("asinh", "acosh", "atanh", "ceil", "floor")},
+    **{name: node(name.capitalize()) for name in SAME_NAME.split()},
     "add_any": node("Add"),
     "eq_to": in_total_order("Equal"),
     "lt_to": in_total_order("Less"),

@@ -1,40 +1,41 @@
-"""Reading at places that are known only when the model runs."""
+"""Reads at positions that are computed while the model runs."""
 
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from inference.lowering.onnx_ops.dims import is_number
-from inference.lowering.onnx_ops.positions import Windows, clamped, flat_positions, inside, starts
+from inference.lowering.onnx_ops.dims import is_same
+from inference.lowering.onnx_ops.positions import (
+    Windows,
+    clamped,
+    flat_positions,
+    inside,
+    window_starts,
+)
 from inference.lowering.value import Value
 
 
 def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, **_):
     numbers, out = dimension_numbers, t.out[0]
+    batched = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     kept = [axis for axis in range(len(x.shape)) if axis not in dropped]
-    batched = dict(
-        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    )
     window = dict(zip(kept, numbers.offset_dims, strict=True))
-    about = (numbers.start_index_map, batched, window, len(out.shape), mode)
-    windows = Windows(x.shape, slice_sizes, indices, *about)
-    found = starts(t, windows)
-    is_inside = inside(t, windows, found) if mode == GatherScatterMode.FILL_OR_DROP else None
+    axes = (numbers.start_index_map, dict(batched), window)
+    windows = Windows(x.shape, slice_sizes, indices, *axes, len(out.shape), mode)
+    starts = window_starts(t, windows)
+    is_inside = inside(t, windows, starts) if mode == GatherScatterMode.FILL_OR_DROP else None
     if mode == GatherScatterMode.CLIP or is_inside is not None:
-        found = {axis: clamped(t, start, windows.limit(axis)) for axis, start in found.items()}
-    result = read(t, x, windows, found)
+        starts = {axis: clamped(t, start, windows.limit(axis)) for axis, start in starts.items()}
+    result = read(t, x, windows, starts)
     if is_inside is None:
         return result
-    mask = (
-        t.Unsqueeze(is_inside, np.array(numbers.offset_dims, np.int64))
-        if numbers.offset_dims
-        else is_inside
-    )
-    return t.Where(mask, result, filling(fill_value, out.dtype))
+    if numbers.offset_dims:
+        is_inside = t.Unsqueeze(is_inside, np.array(numbers.offset_dims, np.int64))
+    return t.Where(is_inside, result, filler(fill_value, out.dtype))
 
 
-def filling(value, dtype):
-    """What is read outside."""
+def filler(value, dtype):
+    """The result of a read outside of the array."""
     if value is not None:
         return np.asarray(value, dtype)
     if dtype.kind in "iu":
@@ -42,42 +43,40 @@ def filling(value, dtype):
     return np.asarray(True if dtype.kind == "b" else np.nan, dtype)
 
 
-def read(t, x, windows, found):
-    """The windows, by the simplest node that reads them."""
-    if not windows.listed and not windows.batched:
-        axes = [axis for axis in found if not same(windows.sizes[axis], x.shape[axis])]
-        part = slice_at(t, x, {axis: t.Reshape(found[axis], [1]) for axis in axes}, windows.sizes)
-        gone = [axis for axis in range(len(x.shape)) if axis not in windows.window]
-        return t.Squeeze(part, np.array(gone, np.int64)) if gone else part
-    if len(found) == 1 and is_whole_but(windows, *found):
-        return taken(t, x, windows, *found.items())
-    if (
-        len(found) == 1
-        and not windows.window
-        and len(windows.batched) == len(windows.listed) - 1 == len(x.shape) - 1
-    ):
-        return taken_along(t, x, windows, *found.items())
-    return t.Gather(t.Reshape(x, [-1]), flat_positions(t, windows, found))
+def read(t, x, windows, starts):
+    """The windows, read by the simplest possible node."""
+    if not windows.index_axes and not windows.batched:
+        axes = [axis for axis in starts if not is_same(windows.sizes[axis], x.shape[axis])]
+        begins = {axis: t.Reshape(starts[axis], [1]) for axis in axes}
+        part = slice_at(t, x, begins, windows.sizes)
+        dropped = [axis for axis in range(len(x.shape)) if axis not in windows.window]
+        return t.Squeeze(part, np.array(dropped, np.int64)) if dropped else part
+    if len(starts) == 1 and picks_whole_rows(windows, *starts):
+        return rows(t, x, windows, *starts.items())
+    is_one_per_row = len(windows.batched) + 1 == len(windows.index_axes) == len(x.shape)
+    if len(starts) == 1 and not windows.window and is_one_per_row:
+        return one_per_row(t, x, windows, *starts.items())
+    return t.Gather(t.Reshape(x, [-1]), flat_positions(t, windows, starts))
 
 
-def is_whole_but(windows, axis):
-    """Whether a window is the whole array but along one axis, of which it is one number."""
-    whole = all(same(size, windows.shape[a]) for a, size in enumerate(windows.sizes) if a != axis)
-    return whole and not windows.batched and axis not in windows.window
+def picks_whole_rows(windows, axis):
+    """Whether a window has size 1 along one axis and covers all others."""
+    if windows.batched or axis in windows.window:
+        return False
+    return all(is_same(n, windows.shape[a]) for a, n in enumerate(windows.sizes) if a != axis)
 
 
-def taken(t, x, windows, item):
-    """Whole rows: ONNX puts the axes of the indices where the axis was."""
+def rows(t, x, windows, item):
+    """Whole rows by a Gather, which puts the axes of the indices in place of the axis it reads."""
     axis, start = item
-    listed = len(windows.listed)
-    order = {}
-    for place, (_, out) in enumerate(sorted(windows.window.items())):
-        order[out] = place if place < axis else place + listed
-    order |= {out: axis + place for place, out in enumerate(windows.listed)}
+    order = {}  # {axis of the result: axis of the Gather}
+    for i, (_, out) in enumerate(sorted(windows.window.items())):
+        order[out] = i if i < axis else i + len(windows.index_axes)
+    order |= {out: axis + i for i, out in enumerate(windows.index_axes)}
     return t.transpose(t.Gather(x, start, axis=axis), [order[out] for out in range(windows.rank)])
 
 
-def taken_along(t, x, windows, item):
+def one_per_row(t, x, windows, item):
     """One number for each row."""
     axis, start = item
     left = next(a for a in range(windows.rank) if a not in windows.batched.values())
@@ -86,58 +85,41 @@ def taken_along(t, x, windows, item):
 
 
 def slice_at(t, x, begins, sizes):
-    """A slice of these sizes from places that are known when the model runs."""
+    """A slice of known sizes; `begins` are {axis: tensor with the start}."""
     if not begins:
         return x
-    low = together(t, list(begins.values()))
-    return t.Slice(
-        x,
-        low,
-        t.Add(low, t.shape([sizes[axis] for axis in begins])),
-        np.array(list(begins), np.int64),
-    )
-
-
-def together(t, parts):
-    return parts[0] if len(parts) == 1 else t.Concat(*parts, axis=0)
+    low = t.Concat(*begins.values(), axis=0) if len(begins) > 1 else next(iter(begins.values()))
+    high = t.Add(low, t.shape([sizes[axis] for axis in begins]))
+    return t.Slice(x, low, high, np.array(list(begins), np.int64))
 
 
 def begin(t, start, size, length):
-    """Where a slice begins, moved so that it ends inside, as a tensor of one number."""
-    wide = t.cast(start, np.int64)
-    return t.Reshape(clamped(t, wide, size - length), [1])
+    """The start of a slice, moved so that the slice ends inside, as a tensor of one number."""
+    return t.Reshape(clamped(t, t.cast(start, np.int64), size - length), [1])
 
 
-def same(a, b):
-    return (is_number(a) and is_number(b) and a == b) or str(a) == str(b)
-
-
-def dynamic_slice(t, x, *begins, slice_sizes, **_):
+def dynamic_slice(t, x, *starts, slice_sizes, **_):
     begins = {
         axis: begin(t, start, x.shape[axis], size)
-        for axis, (start, size) in enumerate(zip(begins, slice_sizes, strict=True))
-        if not same(size, x.shape[axis])
+        for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True))
+        if not is_same(size, x.shape[axis])
     }
     return slice_at(t, x, begins, slice_sizes)
 
 
-def dynamic_update_slice(t, x, update, *begins, **_):
-    """Along one axis what comes before, the update, and what comes after; along more, the same within that slice."""
-    axes = [
-        axis
-        for axis, (a, b) in enumerate(zip(x.shape, update.shape, strict=True))
-        if not same(a, b)
-    ]
+def dynamic_update_slice(t, x, update, *starts, **_):
+    """Concatenates what comes before, the update and what comes after, one axis at a time."""
+    sizes = enumerate(zip(x.shape, update.shape, strict=True))
+    axes = [axis for axis, (whole, part) in sizes if not is_same(whole, part)]
     if not axes:
         return update
     axis, size = axes[0], update.shape[axes[0]]
-    low = begin(t, begins[axis], x.shape[axis], size)
+    low = begin(t, starts[axis], x.shape[axis], size)
     high, along = t.Add(low, t.shape([size])), np.array([axis], np.int64)
     if len(axes) > 1:
         shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-        update = dynamic_update_slice(
-            t, Value(t.Slice(x, low, high, along), shape, x.dtype), update, *begins
-        )
+        part = Value(t.Slice(x, low, high, along), shape, x.dtype)
+        update = dynamic_update_slice(t, part, update, *starts)
     before = t.Slice(x, np.array([0]), low, along)
     after = t.Slice(x, high, np.array([np.iinfo(np.int64).max]), along)
     return t.Concat(before, update, after, axis=axis)

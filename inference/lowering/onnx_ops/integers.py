@@ -1,10 +1,10 @@
-"""Logic, and the bits of integers."""
+"""Logical ops and bitwise ops."""
 
 import numpy as np
 
 
 def bitwise(logical, op):
-    """Of booleans, or of each bit."""
+    """`logical` for booleans, `op` for integers."""
 
     def function(t, *operands, **_):
         return t.add(logical if operands[0].dtype == bool else op, *operands)
@@ -13,7 +13,7 @@ def bitwise(logical, op):
 
 
 def shift(direction):
-    """ONNX shifts unsigned numbers alone."""
+    """ONNX shifts unsigned integers only."""
 
     def function(t, x, count, **_):
         unsigned = np.dtype(f"uint{max(32, 8 * x.dtype.itemsize)}")
@@ -25,26 +25,24 @@ def shift(direction):
 
 
 def shift_right_arithmetic(t, x, count, **_):
-    """A negative number keeps its sign: its complement is shifted."""
+    """Shifts the complement of a negative number, so that it keeps its sign."""
     if x.dtype.kind == "u":
         return shift("RIGHT")(t, x, count)
     wider = t.cast(x, np.int64)
     is_negative = t.Less(wider, np.int64(0))
-    size = t.Where(is_negative, t.BitwiseNot(wider), wider)
-    shifted = t.to(
-        t.BitShift(t.to(size, np.uint64), t.cast(count, np.uint64), direction="RIGHT"), np.int64
-    )
+    positive = t.Where(is_negative, t.BitwiseNot(wider), wider)
+    bits = t.to(positive, np.uint64)
+    shifted = t.to(t.BitShift(bits, t.cast(count, np.uint64), direction="RIGHT"), np.int64)
     return t.to(t.Where(is_negative, t.BitwiseNot(shifted), shifted), t.out[0].dtype)
 
 
 def population_count(t, x, **_):
-    """Each bit, shifted to the lowest place, and their sum."""
+    """The sum of all bits, each shifted to the lowest position."""
     size = 8 * x.dtype.itemsize
     bits = t.to(t.cast(x, np.dtype(f"uint{size}")), np.uint64)
-    each = t.BitShift(
-        t.Unsqueeze(bits, np.array([-1])), np.arange(size, dtype=np.uint64), direction="RIGHT"
-    )
-    ones = t.to(t.BitwiseAnd(each, np.uint64(1)), np.int64)
+    bits = t.Unsqueeze(bits, np.array([-1]))
+    shifted = t.BitShift(bits, np.arange(size, dtype=np.uint64), direction="RIGHT")
+    ones = t.to(t.BitwiseAnd(shifted, np.uint64(1)), np.int64)
     return t.to(t.ReduceSum(ones, np.array([-1]), keepdims=0), t.out[0].dtype)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers, embeddings and normalizations, one node each where ONNX has it."""
+"""Linear layers, embeddings and normalizations, each as one node where ONNX has it."""
 
 import math
 
@@ -19,7 +19,7 @@ def linear(t, params, x):
 
 
 def embedding(t, params, ids):
-    """An id past the end gives nan, as in JAX; a negative one counts from the end."""
+    """As in JAX: nan for an id past the end, and a negative id counts from the end."""
     weight = params["weight"]
     count = weight.shape[0]
     ids = t.cast(ids, np.int64)
@@ -29,7 +29,7 @@ def embedding(t, params, ids):
 
 
 def in_float32(function):
-    """The function in at least float32, like the layer; the result has the type of x."""
+    """The function computed in at least float32, like the layer; the result has the dtype of x."""
 
     def wide(t, *operands, **attributes):
         def widen(value):
@@ -55,19 +55,18 @@ def rms_norm(t, params, x, *, eps):
 
 
 def group_norm(t, params, x, *, groups, eps):
-    """Each group is an instance with one channel."""
-    batch, *sizes, channels = x.shape
-    first = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
-    grouped = t.reshape(first, (batch, groups, math.prod(sizes) * channels // groups))
-    y = t.InstanceNormalization(
-        grouped, np.ones(groups, x.dtype), np.zeros(groups, x.dtype), epsilon=float(eps)
-    )
+    """Instance normalization, with each group as one channel."""
+    (batch, *sizes, channels), dtype = x.shape, x.dtype
+    x = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
+    x = t.reshape(x, (batch, groups, math.prod(sizes) * channels // groups))
+    ones, zeros = np.ones(groups, dtype), np.zeros(groups, dtype)
+    y = t.InstanceNormalization(x, ones, zeros, epsilon=float(eps))
     y = t.transpose(t.reshape(y, (batch, channels, *sizes)), (0, *range(2, len(sizes) + 2), 1))
     return t.Add(t.Mul(y, params["scale"]), params["bias"])
 
 
 def by_statistics(t, params, statistics, x, *, eps):
-    """One scale and shift a channel; a convolution before takes them in."""
+    """One scale and shift per channel, which can be folded into the convolution before it."""
     scale, bias, mean, var = params["scale"], params["bias"], statistics["mean"], statistics["var"]
     if all(value.constant for value in (scale, bias, mean, var)):
         factor = scale.data / np.sqrt(var.data + np.asarray(eps, var.dtype))

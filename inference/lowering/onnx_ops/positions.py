@@ -1,4 +1,4 @@
-"""Where gather and scatter reach: the windows of an array that a list of indices names."""
+"""What gather and scatter read or write: one window of an array per index."""
 
 from dataclasses import dataclass
 
@@ -11,89 +11,87 @@ from inference.lowering.value import Value, constant
 
 @dataclass
 class Windows:
-    """A window of `sizes` of an array of `shape` for each index; the result, or the updates, have `rank` axes."""
+    """One window of `sizes` per index, in an array of `shape`; gather's result has `rank` axes.
+
+    For a scatter, its updates take the part of the result.
+    """
 
     shape: tuple
     sizes: tuple
-    indices: Value  # (..., axes that are indexed)
-    indexed: tuple  # the axes of the array that an index names
-    batched: dict  # {axis of the array: axis of the indices} that go together
+    indices: Value  # (..., number of indexed axes)
+    indexed: tuple  # the axes of the array that an index refers to
+    batched: dict  # {axis of the array: axis of the indices} that are paired
     window: dict  # {axis of the array: axis of the result}
     rank: int
     mode: GatherScatterMode
 
     @property
-    def listed(self):
-        """The axes of the result that are those of the indices."""
+    def index_axes(self):
+        """The axes of the result that come from the indices."""
         return [axis for axis in range(self.rank) if axis not in self.window.values()]
 
     def limit(self, axis):
-        """The last place where a window can start."""
+        """The last position at which a window can start."""
         return self.shape[axis] - self.sizes[axis]
 
 
-def starts(t, windows):
-    """{axis: where each window starts, a Value or the name of a tensor of int64}."""
-    indices, found = windows.indices, {}
-    for place, axis in enumerate(windows.indexed):
+def window_starts(t, windows):
+    """{axis: the start of each window, a Value or the name of an int64 tensor}."""
+    indices, starts = windows.indices, {}
+    for i, axis in enumerate(windows.indexed):
         if indices.constant:
-            found[axis] = constant(
-                np.broadcast_to(indices.data, indices.shape)[..., place].astype(np.int64)
-            )
+            column = np.broadcast_to(indices.data, indices.shape)[..., i]
+            starts[axis] = constant(column.astype(np.int64))
         else:
-            found[axis] = t.Gather(t.cast(indices, np.int64), np.asarray(place, np.int64), axis=-1)
-    return found
+            starts[axis] = t.Gather(t.cast(indices, np.int64), np.asarray(i, np.int64), axis=-1)
+    return starts
 
 
 def clamped(t, start, limit):
-    """A start that is moved so far that its window lies inside."""
+    """A start, moved so that its window lies inside."""
     if isinstance(start, Value) and start.constant and is_number(limit):
         return constant(np.clip(start.data, 0, limit))
-    return t.Max(
-        t.Min(start, t.size(limit) if not is_number(limit) else np.int64(limit)), np.int64(0)
-    )
+    highest = np.int64(limit) if is_number(limit) else t.size(limit)
+    return t.Max(t.Min(start, highest), np.int64(0))
 
 
-def inside(t, windows, found):
-    """Which windows lie inside, as the indices lie; None where it is known that all do."""
+def inside(t, windows, starts):
+    """Whether each window lies inside, one boolean per index; None where all are known to."""
     result = None
-    for axis, start in found.items():
+    for axis, start in starts.items():
         limit = windows.limit(axis)
-        if (
-            isinstance(start, Value)
-            and is_number(limit)
-            and np.all((start.data >= 0) & (start.data <= limit))
-        ):
+        is_known = isinstance(start, Value) and is_number(limit)
+        if is_known and np.all((start.data >= 0) & (start.data <= limit)):
             continue
         highest = np.int64(limit) if is_number(limit) else t.size(limit)
-        here = t.And(t.GreaterOrEqual(start, np.int64(0)), t.LessOrEqual(start, highest))
-        result = here if result is None else t.And(result, here)
+        fits = t.And(t.GreaterOrEqual(start, np.int64(0)), t.LessOrEqual(start, highest))
+        result = fits if result is None else t.And(result, fits)
     return result
 
 
-def flat_positions(t, windows, found):
-    """The place of every number of every window in the flattened array, as the result lies."""
-    others = np.array(sorted(windows.window.values()), np.int64)
-    total, step = None, 1
+def flat_positions(t, windows, starts):
+    """The position of every number of every window in the flattened array, in result order."""
+    window_axes = np.array(sorted(windows.window.values()), np.int64)
+    total, stride = None, 1
     for axis in reversed(range(len(windows.shape))):
         parts = []
-        if axis in found:
-            parts.append(t.Unsqueeze(found[axis], others) if len(others) else found[axis])
+        if axis in starts:
+            start = starts[axis]
+            parts.append(t.Unsqueeze(start, window_axes) if len(window_axes) else start)
         if axis in windows.batched:
-            parts.append(
-                along(t, windows.shape[axis], windows.listed[windows.batched[axis]], windows.rank)
-            )
+            index_axis = windows.index_axes[windows.batched[axis]]
+            parts.append(range_along(t, windows.shape[axis], index_axis, windows.rank))
         if axis in windows.window:
-            parts.append(along(t, windows.sizes[axis], windows.window[axis], windows.rank))
+            result_axis = windows.window[axis]
+            parts.append(range_along(t, windows.sizes[axis], result_axis, windows.rank))
         for part in parts:
-            part = t.Mul(part, np.int64(step) if is_number(step) else t.size(step))
+            part = t.Mul(part, np.int64(stride) if is_number(stride) else t.size(stride))
             total = part if total is None else t.Add(total, part)
-        step = step * windows.shape[axis]
+        stride = stride * windows.shape[axis]
     return total
 
 
-def along(t, size, axis, rank):
-    """0, 1, 2, ... along an axis."""
-    return t.table["iota"](
-        t, dimension=axis, shape=[size if a == axis else 1 for a in range(rank)], dtype=np.int64
-    )
+def range_along(t, size, axis, rank):
+    """0, 1, 2, ... along one axis of an array with this rank."""
+    shape = [size if a == axis else 1 for a in range(rank)]
+    return t.table["iota"](t, dimension=axis, shape=shape, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Many numbers to one."""
+"""Reductions of an array along its axes."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def over(t, op, x, axes):
 
 
 def logical(op):
-    """Of booleans, as 0 and 1."""
+    """A reduction of booleans, computed on 0 and 1."""
 
     def function(t, x, *, axes, **_):
         return t.to(over(t, op, t.cast(x, np.int32), axes), bool)
@@ -32,15 +32,16 @@ def logical(op):
 
 
 def odd(t, x, *, axes, **_):
-    """Whether an odd number of booleans is true."""
+    """Whether an odd number of the booleans is true."""
     return t.to(t.Mod(over(t, "ReduceSum", t.cast(x, np.int32), axes), np.int32(2)), bool)
 
 
 def extreme(op):
-    """The place of the largest, or smallest, number: the first of equal ones."""
+    """The index of the largest or smallest number, the first of equal ones."""
 
     def function(t, x, *, axes, index_dtype, **_):
-        x = t.cast(x, np.int32) if x.dtype == bool else t.cast(x, WIDER.get(x.dtype.name, x.dtype))
+        dtype = np.int32 if x.dtype == bool else WIDER.get(x.dtype.name, x.dtype)
+        x = t.cast(x, dtype)
         x = t.cast(x, np.float64) if x.dtype == np.int64 else x
         return t.to(t.add(op, x, axis=axes[0], keepdims=0), index_dtype)
 

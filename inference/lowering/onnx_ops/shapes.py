@@ -1,8 +1,8 @@
-"""What moves numbers, or makes them from sizes."""
+"""Ops that move numbers, or compute them from sizes."""
 
 import numpy as np
 
-from inference.lowering.onnx_ops.dims import is_number
+from inference.lowering.onnx_ops.dims import is_number, is_zero
 from inference.lowering.value import constant
 
 
@@ -23,12 +23,8 @@ def transpose(t, x, *, permutation, **_):
 
 
 def concatenate(t, *operands, dimension, **_):
-    filled = [x for x in operands if not is_none(x.shape[dimension])] or operands[:1]
-    return t.Concat(*filled, axis=dimension) if len(filled) > 1 else filled[0]
-
-
-def is_none(size):
-    return is_number(size) and size == 0
+    parts = [x for x in operands if not is_zero(x.shape[dimension])] or operands[:1]
+    return t.Concat(*parts, axis=dimension) if len(parts) > 1 else parts[0]
 
 
 def stack(t, *operands, axis, **_):
@@ -50,7 +46,7 @@ def split(t, x, *, sizes, axis, **_):
 
 
 def cut(t, x, *, start_indices, limit_indices, strides, **_):
-    """A slice; only the axes that it shortens are named."""
+    """A Slice of only the axes that it shortens."""
     steps = strides or (1,) * len(x.shape)
     parts = zip(start_indices, limit_indices, steps, x.shape, strict=True)
     axes = [
@@ -60,40 +56,33 @@ def cut(t, x, *, start_indices, limit_indices, strides, **_):
     ]
     if not axes:
         return x
-    starts, limits = (
-        t.shape([start_indices[i] for i in axes]),
-        t.shape([limit_indices[i] for i in axes]),
-    )
-    return t.Slice(
-        x, starts, limits, np.array(axes, np.int64), np.array([steps[i] for i in axes], np.int64)
-    )
+    starts = t.shape([start_indices[i] for i in axes])
+    limits = t.shape([limit_indices[i] for i in axes])
+    steps = np.array([steps[i] for i in axes], np.int64)
+    return t.Slice(x, starts, limits, np.array(axes, np.int64), steps)
 
 
 def reverse(t, x, *, dimensions, **_):
-    """Slices that step backwards."""
+    """A Slice with a step of -1."""
     ones = np.ones(len(dimensions), np.int64)
     return t.Slice(x, -ones, np.iinfo(np.int64).min * ones, np.array(dimensions, np.int64), -ones)
 
 
 def pad(t, x, value, *, padding_config, **_):
-    """Around the numbers, and between them; a negative padding cuts off."""
+    """Padding around the numbers and between them; a negative padding cuts off numbers."""
     if x.dtype == bool:
-        return t.to(
-            pad(t, t.cast(x, np.int32), t.cast(value, np.int32), padding_config=padding_config),
-            bool,
-        )
+        x, value = t.cast(x, np.int32), t.cast(value, np.int32)
+        return t.to(pad(t, x, value, padding_config=padding_config), bool)
     sizes = list(x.shape)
     for axis, (_, _, between) in enumerate(padding_config):
         if between:
-            x, sizes[axis] = spread(t, x, value, sizes, axis, between)
+            x, sizes[axis] = pad_between(t, x, value, sizes, axis, between)
     around = [low for low, _, _ in padding_config] + [high for _, high, _ in padding_config]
-    return (
-        t.Pad(x, t.shape(around), value) if any(is_number(d) is False or d for d in around) else x
-    )
+    return x if all(map(is_zero, around)) else t.Pad(x, t.shape(around), value)
 
 
-def spread(t, x, value, sizes, axis, between):
-    """x with `between` values after each number along an axis but the last, and the new size."""
+def pad_between(t, x, value, sizes, axis, between):
+    """(x with `between` values between neighbours along an axis, the new size of the axis)."""
     split_sizes = [*sizes[: axis + 1], 1, *sizes[axis + 1 :]]
     pads = np.zeros(2 * len(split_sizes), np.int64)
     pads[len(split_sizes) + axis + 1] = between

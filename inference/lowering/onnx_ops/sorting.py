@@ -1,4 +1,4 @@
-"""Sorting, by TopK, which keeps equal numbers in their order."""
+"""Sorting with TopK, which keeps equal numbers in their order."""
 
 import numpy as np
 
@@ -7,31 +7,31 @@ from inference.lowering.value import Value
 
 
 def top_k(t, x, *, k, axis=-1, **_):
-    values, places = t.TopK(sortable(t, x), t.shape([k]), axis=axis, outputs=2)
-    return [back(t, values, x), t.to(places, t.out[1].dtype)]
+    values, indices = t.TopK(sortable(t, x), t.shape([k]), axis=axis, outputs=2)
+    return [to_dtype_of(t, values, x), t.to(indices, t.out[1].dtype)]
 
 
 def sort(t, *operands, dimension, num_keys, **_):
-    """By the last key first: sorting keeps equal numbers in order, so that the first key decides."""
+    """Sorts by the last key first. Each sort is stable, so that the first key matters most."""
     size = t.shape([operands[0].shape[dimension]])
-    about = {"axis": dimension, "largest": 0, "outputs": 2}
+    attributes = {"axis": dimension, "largest": 0, "outputs": 2}
     if len(operands) == 1:
-        return [back(t, t.TopK(sortable(t, operands[0]), size, **about)[0], operands[0])]
+        values, _ = t.TopK(sortable(t, operands[0]), size, **attributes)
+        return [to_dtype_of(t, values, operands[0])]
     for key in reversed(range(num_keys)):
-        _, places = t.TopK(sortable(t, operands[key]), size, **about)
-        sorted_ = [t.GatherElements(x, places, axis=dimension) for x in operands]
+        _, indices = t.TopK(sortable(t, operands[key]), size, **attributes)
         operands = [
-            Value(name, x.shape, x.dtype) for name, x in zip(sorted_, operands, strict=True)
+            Value(t.GatherElements(x, indices, axis=dimension), x.shape, x.dtype) for x in operands
         ]
     return operands
 
 
 def sortable(t, x):
-    """x in a type that TopK takes."""
+    """x in a dtype that TopK takes."""
     return t.cast(x, sortable_type(x.dtype))
 
 
-def back(t, tensor, x):
+def to_dtype_of(t, tensor, x):
     return tensor if sortable_type(x.dtype) == x.dtype else t.to(tensor, x.dtype)
 
 

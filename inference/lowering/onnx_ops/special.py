@@ -1,4 +1,4 @@
-"""Special functions that ONNX lacks, by the polynomials that XLA computes them with."""
+"""Special functions that ONNX lacks, computed with the polynomials of XLA."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from inference.lowering.approximations import (
 
 
 def polynomial(t, x, coefficients):
-    """By Horner's rule, the highest power first."""
+    """Horner's rule; the highest power comes first."""
     total = t.number(coefficients[0])
     for coefficient in coefficients[1:]:
         total = t.Add(t.Mul(total, x), t.number(coefficient))
@@ -19,7 +19,7 @@ def polynomial(t, x, coefficients):
 
 
 def erfc(t, x, **_):
-    """1 - erf(x), which would leave nothing of a small result."""
+    """Not computed as 1 - erf(x) for a large x, where the difference would be rounded to 0."""
     size = t.Max(t.Abs(x), t.number(1))
     inverse = t.Reciprocal(size)
     y = t.Mul(inverse, inverse)
@@ -35,8 +35,8 @@ def erf_inv(t, x, **_):
     w = t.Neg(t.Log(t.Mul(t.Sub(t.number(1), x), t.Add(t.number(1), x))))
     below = polynomial(t, t.Sub(w, t.number(2.5)), ERF_INV_BELOW_5)
     above = polynomial(t, t.Sub(t.Sqrt(t.Max(w, t.number(5))), t.number(3)), ERF_INV_ABOVE_5)
-    found = t.Mul(x, t.Where(t.Less(w, t.number(5)), below, above))
-    return t.Where(t.Equal(t.Abs(x), t.number(1)), t.Mul(x, t.number(np.inf)), found)
+    result = t.Mul(x, t.Where(t.Less(w, t.number(5)), below, above))
+    return t.Where(t.Equal(t.Abs(x), t.number(1)), t.Mul(x, t.number(np.inf)), result)
 
 
 PRIMITIVES = {"erfc": erfc, "erf_inv": erf_inv}

@@ -1,4 +1,4 @@
-"""What slides over windows: pooling."""
+"""Pooling: reductions over sliding windows."""
 
 import itertools
 
@@ -17,47 +17,42 @@ def max_pool(t, x, window, *, stride, padding):
 
 
 def avg_pool(t, x, window, *, stride, padding):
-    """Padding does not count."""
+    """The mean of the pixels in each window, without the padding."""
     window, stride, pads = geometry(x, window, stride, padding)
     return pooled(t, "AveragePool", t.cast(x, t.out[0].dtype), (1, 2), window, stride, pads)
 
 
 def pooled(t, op, x, axes, window, stride, pads, **attributes):
-    """Windows over these axes, which ONNX has last, after exactly two others."""
+    """A pooling node over these axes, which ONNX puts last, after exactly two others."""
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = (*others, *axes)
-    first = t.transpose(x, order)
-    y = t.add(op, first, kernel_shape=window, strides=stride, pads=onnx_pads(pads), **attributes)
+    attributes |= {"kernel_shape": window, "strides": stride, "pads": onnx_pads(pads)}
+    y = t.add(op, t.transpose(x, order), **attributes)
     return t.transpose(y, np.argsort(order))
 
 
 def window_op(op, combine, start):
-    """A sliding maximum or sum: one node where ONNX has it, else the windows' numbers one after another."""
+    """A reduction over windows: one node where ONNX has it, else one slice per offset."""
 
     def function(
         t, x, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
     ):
-        is_simple = set(base_dilation) == set(window_dilation) == {1} and x.dtype == np.float32
-        moved = zip(window_dimensions, window_strides, padding, strict=True)
-        axes = [axis for axis, about in enumerate(moved) if about != (1, 1, (0, 0))]
-        if (
-            op
-            and is_simple
-            and 0 < len(axes) == len(x.shape) - 2
-            and fits(window_dimensions, padding)
-        ):
-            window, stride, pads = (
-                [all_[a] for a in axes] for all_ in (window_dimensions, window_strides, padding)
-            )
+        per_window = (window_dimensions, window_strides, padding)
+        dilation = (base_dilation, window_dilation)
+        is_plain = set(base_dilation) == set(window_dilation) == {1} and x.dtype == np.float32
+        per_axis = enumerate(zip(*per_window, strict=True))
+        axes = [axis for axis, values in per_axis if values != (1, 1, (0, 0))]
+        has_node = op and is_plain and 0 < len(axes) == len(x.shape) - 2
+        if has_node and is_allowed(window_dimensions, padding):
+            window, stride, pads = ([values[a] for a in axes] for values in per_window)
             return one_node(t, op, x, axes, window, stride, pads)
-        about = (window_dimensions, window_strides, padding, base_dilation, window_dilation)
-        return one_by_one(t, combine, start(x.dtype), x, *about)
+        return by_slices(t, combine, start(x.dtype), x, *per_window, *dilation)
 
     return function
 
 
-def fits(window, padding):
-    """ONNX Runtime wants every padding smaller than its window."""
+def is_allowed(window, padding):
+    """Whether every padding is smaller than its window, which ONNX Runtime requires."""
     return all(0 <= p < size for size, pads in zip(window, padding, strict=True) for p in pads)
 
 
@@ -68,33 +63,27 @@ def one_node(t, op, x, axes, window, stride, pads):
     return t.Mul(mean, np.asarray(np.prod(window), x.dtype))
 
 
-def one_by_one(t, combine, start, x, window, strides, padding, base_dilation, window_dilation):
-    """Each place of the window is a strided slice; they are combined."""
-    config = [
-        (low, high, base - 1) for (low, high), base in zip(padding, base_dilation, strict=True)
-    ]
+def by_slices(t, combine, start, x, window, strides, padding, base_dilation, window_dilation):
+    """A combination of strided slices, one for each offset in the window."""
+    dilated = zip(padding, base_dilation, strict=True)
+    config = [(low, high, base - 1) for (low, high), base in dilated]
     sizes = [
-        size + (size - 1) * base + low + high
-        for size, (low, high, base) in zip(x.shape, config, strict=True)
+        size + (size - 1) * between + low + high
+        for size, (low, high, between) in zip(x.shape, config, strict=True)
     ]
     padded = Value(t.tensor(pad(t, x, start, padding_config=config)), sizes, x.dtype)
     reach = [(size - 1) * dilation for size, dilation in zip(window, window_dilation, strict=True)]
     total = None
-    for place in itertools.product(*map(range, window)):
-        low = [p * dilation for p, dilation in zip(place, window_dilation, strict=True)]
-        high = [size - r + p for size, r, p in zip(sizes, reach, low, strict=True)]
+    for offset in itertools.product(*map(range, window)):
+        low = [o * dilation for o, dilation in zip(offset, window_dilation, strict=True)]
+        high = [size - r + o for size, r, o in zip(sizes, reach, low, strict=True)]
         part = cut(t, padded, start_indices=low, limit_indices=high, strides=strides)
         part = Value(t.tensor(part), t.out[0].shape, x.dtype)
-        total = (
-            part
-            if total is None
-            else Value(combined(t, combine, total, part), t.out[0].shape, x.dtype)
-        )
+        if total is not None:
+            result = wide(t, lambda a, b: t.add(combine, a, b), total, part)
+            part = Value(result, t.out[0].shape, x.dtype)
+        total = part
     return total
-
-
-def combined(t, op, x, y):
-    return wide(t, lambda a, b: t.add(op, a, b), x, y)
 
 
 def lowest(dtype):

@@ -1,6 +1,7 @@
-"""What TensorFlow computes for each op under `@op` and each primitive: {name: function(target, *operands, **parameters)}.
+"""The tables of TFLite: {name: function(target, *operands, **params) -> result in TensorFlow}.
 
-Every op must have a builtin of TFLite behind it. Importing this imports TensorFlow.
+LAYERS holds the ops marked `@op`, PRIMITIVES those of JAX. Every TensorFlow op used here must have
+a TFLite builtin. Importing this package imports TensorFlow.
 """
 
 from inference.lowering.tf_ops import (
@@ -19,19 +20,10 @@ from inference.lowering.tf_ops import (
     windows,
 )
 
-WITH_LAYERS = (layers, norms, activations, attention)
-WITH_PRIMITIVES = (
-    elementwise,
-    bits,
-    special,
-    shapes,
-    indexing,
-    reductions,
-    products,
-    windows,
-    control,
-)
-LAYERS = {name: function for module in WITH_LAYERS for name, function in module.LAYERS.items()}
+WITH_LAYERS = [layers, norms, activations, attention]
+WITH_PRIMITIVES = [elementwise, bits, special, shapes, indexing]
+WITH_PRIMITIVES += [reductions, products, windows, control]
+LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
 PRIMITIVES = {
-    name: function for module in WITH_PRIMITIVES for name, function in module.PRIMITIVES.items()
+    name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()
 }

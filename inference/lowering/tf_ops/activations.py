@@ -1,4 +1,4 @@
-"""Activations; those that TFLite has come as one op each."""
+"""Activations, each as one op where TFLite has it."""
 
 import math
 
@@ -17,15 +17,15 @@ def leaky_relu(target, x, slope):
 
 
 def elu(target, x, alpha):
-    return (
-        tf.nn.elu(x)
-        if alpha == 1
-        else tf.where(x > 0, x, alpha * expm1(target, tf.minimum(x, np.float32(0))))
-    )
+    if alpha == 1:
+        return tf.nn.elu(x)
+    return tf.where(x > 0, x, alpha * expm1(target, tf.minimum(x, np.float32(0))))
 
 
 def gelu(target, x):
-    """In the form that the converter knows; the shape of the half keeps it from sharing x / 2 with others, when it would not."""
+    """In the form that the converter recognizes as GELU."""
+    # with this shape of the half, the converter does not share x / 2 with other ops, which would
+    # break the form
     half = np.full((1,) * len(x.shape), 0.5, np.float32)
     return half * x * (1 + tf.math.erf(x * np.float32(math.sqrt(0.5))))
 
@@ -51,7 +51,7 @@ def hard_swish(target, x):
 
 
 def softplus(target, x):
-    """log(1 + exp(x)) without a large exponent."""
+    """log(1 + exp(x)) without the exponential of a large number."""
     return tf.nn.relu(x) + log1p(target, tf.exp(-tf.abs(x)))
 
 

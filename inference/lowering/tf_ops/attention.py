@@ -1,4 +1,4 @@
-"""Multi-head attention in products, since TFLite has no op for it."""
+"""Multi-head attention as matrix products, since TFLite has no op for it."""
 
 import math
 
@@ -6,31 +6,27 @@ import numpy as np
 import tensorflow as tf
 
 from inference.lowering.tf_ops.layers import linear
-from inference.lowering.tf_ops.pending import folds, is_known, solid
+from inference.lowering.tf_ops.pending import folds, is_constant, resolved
 
 
 @folds
 def attention(target, params, x, context=None, *, heads, causal, mask):
-    """(B, T, D) attends to (B, S, D); the products are of (B, H, T, D / H)."""
+    """x, (B, T, D), attends to the context, (B, S, D)."""
     context = x if context is None else context
     dim = params["query"]["weight"].shape[-1]
-    shrunk = {
-        name: array * np.float32(1 / math.sqrt(dim // heads))
-        for name, array in params["query"].items()
-    }
+    scale = np.float32(1 / math.sqrt(dim // heads))
+    query = {name: array * scale for name, array in params["query"].items()}
     q, k, v = (
-        split_heads(solid(linear(target, layer, source)), heads)
-        for layer, source in ((shrunk, x), (params["key"], context), (params["value"], context))
+        split_heads(resolved(linear(target, layer, source)), heads)
+        for layer, source in ((query, x), (params["key"], context), (params["value"], context))
     )
     scores = tf.matmul(q, k, transpose_b=True)  # (B, H, T, S)
     if causal:
         past = np.tril(np.ones(scores.shape[-2:], bool))  # (T, S)
-        mask = (
-            past if mask is None else past & mask if is_known(mask) else tf.logical_and(past, mask)
-        )
+        combine = np.logical_and if is_constant(mask) else tf.logical_and
+        mask = past if mask is None else combine(past, mask)
     if mask is not None:
-        lowest = np.finfo(np.float32).min
-        scores = tf.where(mask, scores, lowest)
+        scores = tf.where(mask, scores, np.finfo(np.float32).min)
     y = tf.transpose(tf.matmul(tf.nn.softmax(scores), v), (0, 2, 1, 3))
     return linear(target, params["out"], tf.reshape(y, (-1, *x.shape[1:-1], dim)))
 

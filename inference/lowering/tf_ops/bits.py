@@ -1,4 +1,4 @@
-"""Logic, and the bits of whole numbers."""
+"""Logical ops and bitwise ops."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,15 +11,13 @@ def exclusive_or(target, x, y):
 
 
 def both(target, x, y):
-    """Of whole numbers: x + y counts each common bit twice, x ^ y not at all."""
+    """x & y, which for integers is (x + y - (x ^ y)) / 2; TFLite has no op for it."""
     if is_bool(x):
         return tf.logical_and(x, y)
     if x.dtype.name == "uint32":
         return tf.cast(both(target, tf.cast(x, tf.int32), tf.cast(y, tf.int32)), tf.uint32)
-    x_half, y_half = (
-        tf.bitwise.right_shift(x, 1),
-        tf.bitwise.right_shift(y, 1),
-    )  # whose sum does not overflow
+    # computed on the halves, whose sum does not overflow; the last bits are multiplied
+    x_half, y_half = tf.bitwise.right_shift(x, 1), tf.bitwise.right_shift(y, 1)
     above = tf.bitwise.right_shift(x_half + y_half - tf.bitwise.bitwise_xor(x_half, y_half), 1)
     return above * 2 + (x - x_half * 2) * (y - y_half * 2)
 
@@ -33,7 +31,7 @@ def negation(target, x):
 
 
 def shift_left(target, x, count):
-    """A product with a power of 2; nothing is left of a number that is shifted out of its bits."""
+    """A product with a power of 2, and 0 where every bit is shifted out."""
     bits = 8 * np.dtype(target.out[0].dtype).itemsize
     power = tf.cast(tf.pow(np.int32(2), tf.cast(limited(count, 0, 30), tf.int32)), x.dtype)
     last = tf.where(tf.equal(count, 31), np.asarray(2, x.dtype.name), np.asarray(1, x.dtype.name))
@@ -42,41 +40,37 @@ def shift_left(target, x, count):
 
 
 def shift_right(target, x, count):
-    """Of whole numbers with their sign."""
+    """An arithmetic shift, which keeps the sign."""
     bits = 8 * np.dtype(target.out[0].dtype).itemsize
     return tf.bitwise.right_shift(x, limited(count, 0, bits - 1))
 
 
 def shift_right_logical(target, x, count):
-    """Zeros come in from above."""
+    """A shift that fills the highest bits with zeros."""
     bits = 8 * np.dtype(x.dtype.name).itemsize
     unsigned = tf.cast(x, f"uint{bits}")
     wide = tf.uint32 if bits == 32 else tf.int32
     count = tf.cast(count, tf.int32)
-    moved = tf.bitwise.right_shift(
-        tf.cast(unsigned, wide), tf.cast(limited(count, 0, bits - 1), wide)
-    )
-    return tf.cast(tf.where(count < bits, tf.cast(moved, tf.int32), 0), x.dtype)
+    by = tf.cast(limited(count, 0, bits - 1), wide)
+    shifted = tf.cast(tf.bitwise.right_shift(tf.cast(unsigned, wide), by), tf.int32)
+    return tf.cast(tf.where(count < bits, shifted, 0), x.dtype)
 
 
 def population_count(target, x):
-    """How many bits are set; a number less twice its half is its last bit."""
-    shifted = tf.bitwise.right_shift(
-        x[..., None], np.arange(8 * np.dtype(x.dtype.name).itemsize, dtype=x.dtype.name)
-    )
-    return tf.cast(
-        tf.reduce_sum(shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), x.dtype.name)), -1),
-        x.dtype,
-    )
+    """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
+    dtype = np.dtype(x.dtype.name)
+    shifted = tf.bitwise.right_shift(x[..., None], np.arange(8 * dtype.itemsize, dtype=dtype))
+    ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), dtype))
+    return tf.cast(tf.reduce_sum(ones, -1), x.dtype)
 
 
 PRIMITIVES = {
-    **{
-        "xor": widened(exclusive_or),
-        "and": widened(both),
-        "or": widened(either),
-        "not": widened(negation),
-    },
-    **{"shift_left": widened(shift_left), "shift_right_arithmetic": widened(shift_right)},
-    **{"shift_right_logical": shift_right_logical, "population_count": population_count},
+    "xor": widened(exclusive_or),
+    "and": widened(both),
+    "or": widened(either),
+    "not": widened(negation),
+    "shift_left": widened(shift_left),
+    "shift_right_arithmetic": widened(shift_right),
+    "shift_right_logical": shift_right_logical,
+    "population_count": population_count,
 }

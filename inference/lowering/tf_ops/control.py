@@ -1,133 +1,125 @@
-"""Choices and loops."""
+"""Branches and loops."""
 
 import jax
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.pending import solid
+from inference.lowering.tf_ops.pending import resolved
 
-UNROLLED = 16  # steps of a loop that are written out: a loop costs more than as many small ops
+UNROLLED = 16  # steps up to which a loop is unrolled: a loop costs more than that many small ops
 
 
-def cond(target, which, *operands, branches, **_):
-    """One of several jaxprs; the number is of the nearest where there is none."""
+def cond(target, index, *operands, branches, **_):
+    """Nested conditionals; an index out of range selects the nearest branch."""
     out = target.out
+
+    def branch(i):
+        return tensors(target, target.walk.call(branches[i], *operands), out)
 
     def chosen(i):
         if i == len(branches) - 1:
-            return tensors(target, target.walk.call(branches[i], *operands), out)
-        here = tf.logical_not(which) if which.dtype.name == "bool" else which <= i
-        return tf.cond(
-            here,
-            lambda: tensors(target, target.walk.call(branches[i], *operands), out),
-            lambda: chosen(i + 1),
-        )
+            return branch(i)
+        is_chosen = tf.logical_not(index) if index.dtype.name == "bool" else index <= i
+        return tf.cond(is_chosen, lambda: branch(i), lambda: chosen(i + 1))
 
     return chosen(0)
 
 
 def tensors(target, results, avals):
-    """Results as tensors of one type, which both sides of a choice must agree on."""
-    avals = target.held(avals)
+    """Results as tensors of these dtypes, which all branches must agree on."""
     return [
-        tf.convert_to_tensor(solid(x), tf.as_dtype(aval.dtype))
-        for x, aval in zip(results, avals, strict=True)
+        tf.convert_to_tensor(resolved(x), tf.as_dtype(aval.dtype))
+        for x, aval in zip(results, target.stored(avals), strict=True)
     ]
 
 
 def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts, **_):
-    """Under vmap each example has its own answer to whether it goes on: the loop does while one does, the others keep theirs."""
-    asked, done = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
+    """A loop. Under vmap each example has its own condition: the loop runs until all are false.
+
+    Examples that have finished keep their state.
+    """
+    cond_consts = operands[:cond_nconsts]
+    body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     start = operands[cond_nconsts + body_nconsts :]
     out = target.out
+    per_example = len(cond_jaxpr.out_avals[0].shape) > 0
 
-    def each_goes_on(state):
-        return tensors(target, target.walk.call(cond_jaxpr, *asked, *state), cond_jaxpr.out_avals)[
-            0
-        ]
+    def active(state):
+        results = target.walk.call(cond_jaxpr, *cond_consts, *state)
+        return tensors(target, results, cond_jaxpr.out_avals)[0]
 
-    def goes_on(*state):
-        return tf.reduce_any(each_goes_on(state)) if examples else each_goes_on(state)
+    def condition(*state):
+        return tf.reduce_any(active(state)) if per_example else active(state)
 
     def body(*state):
-        new = tensors(target, target.walk.call(body_jaxpr, *done, *state), out)
-        if not examples:
+        new = tensors(target, target.walk.call(body_jaxpr, *body_consts, *state), out)
+        if not per_example:
             return new
-        goes_on = each_goes_on(state)
-        return [chosen(goes_on, x, old) for x, old in zip(new, state, strict=True)]
+        mask = active(state)
+        return [where_active(mask, x, old) for x, old in zip(new, state, strict=True)]
 
-    examples = len(cond_jaxpr.out_avals[0].shape)  # axes of the answer
-    return looped(goes_on, body, tensors(target, start, out), out)
-
-
-def chosen(goes_on, new, old):
-    """Of examples that go on what is new, of others what was there."""
-    rest = (None,) * (len(new.shape) - len(goes_on.shape))
-    return tf.where(goes_on[(..., *rest)] if rest else goes_on, new, old)
+    return loop(condition, body, tensors(target, start, out), out)
 
 
-def looped(goes_on, body, start, avals):
+def where_active(active, new, old):
+    """The new state of the examples that are active, the old state of the others."""
+    rest = (None,) * (len(new.shape) - len(active.shape))
+    return tf.where(active[(..., *rest)] if rest else active, new, old)
+
+
+def loop(condition, body, start, avals):
     shapes = [
         tf.TensorShape([d if isinstance(d, int) else None for d in aval.shape]) for aval in avals
     ]
-    return list(tf.while_loop(goes_on, body, start, shape_invariants=shapes))
+    return list(tf.while_loop(condition, body, start, shape_invariants=shapes))
 
 
 def scan(target, *operands, jaxpr, length, reverse, num_consts, num_carry, **_):
-    """Short ones written out; else a loop whose results are written into their place step by step."""
-    consts, carry, rows = parted(operands, num_consts, num_carry)
-    is_known, steps = isinstance(length, int), target.size(length)
-    out = target.out
+    """A short scan unrolled; a longer one as a loop that writes one row of each output per step."""
+    consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
+    inputs = operands[num_consts + num_carry :]
+    steps, out = target.size(length), target.out
 
     def step(i, carry):
-        found = target.walk.call(jaxpr, *consts, *carry, *(row(x, i) for x in rows))
-        found = tensors(target, found, jaxpr.out_avals)
-        return found[:num_carry], found[num_carry:]
+        results = target.walk.call(jaxpr, *consts, *carry, *(row(x, i) for x in inputs))
+        results = tensors(target, results, jaxpr.out_avals)
+        return results[:num_carry], results[num_carry:]
 
-    if is_known and length <= UNROLLED:
-        return unrolled(
-            target, step, carry, range(length)[:: -1 if reverse else 1], out[num_carry:]
-        )
+    if isinstance(length, int) and length <= UNROLLED:
+        order = range(length)[:: -1 if reverse else 1]
+        return unrolled(target, step, carry, order, out[num_carry:])
     carry = tensors(target, carry, out[:num_carry])
-    kept = [tf.zeros(target.sizes(aval.shape), aval.dtype) for aval in out[num_carry:]]
+    stacked = [tf.zeros(target.sizes(aval.shape), aval.dtype) for aval in out[num_carry:]]
 
-    def body(i, *state):
-        place = steps - 1 - i if reverse else i
-        new, rows = step(place, state[:num_carry])
-        here = [
-            tf.reshape(tf.equal(tf.range(steps), place), [-1] + [1] * len(x.shape)) for x in rows
-        ]
+    def body(count, *state):
+        i = steps - 1 - count if reverse else count
+        carry, rows = step(i, state[:num_carry])
+        is_row = tf.equal(tf.range(steps), i)
+        masks = [tf.reshape(is_row, [-1] + [1] * len(x.shape)) for x in rows]
         written = [
-            tf.where(h, x[None], old)
-            for h, x, old in zip(here, rows, state[num_carry:], strict=True)
+            tf.where(mask, x[None], old)
+            for mask, x, old in zip(masks, rows, state[num_carry:], strict=True)
         ]
-        return [i + 1, *new, *written]
+        return [count + 1, *carry, *written]
 
-    counter = jax.ShapeDtypeStruct((), np.int32)
-    return looped(lambda i, *_: i < steps, body, [tf.constant(0), *carry, *kept], [counter, *out])[
-        1:
-    ]
+    avals = [jax.ShapeDtypeStruct((), np.int32), *out]
+    start = [tf.constant(0), *carry, *stacked]
+    return loop(lambda count, *_: count < steps, body, start, avals)[1:]
 
 
 def unrolled(target, step, carry, order, avals):
-    """A loop written out; `order` are the numbers of its steps as they are taken."""
+    """An unrolled scan; `order` has the indices of its steps in the order of execution."""
     rows = {}
     for i in order:
         carry, rows[i] = step(i, carry)
     if not rows:
         return [*carry, *(tf.zeros(target.sizes(aval.shape), aval.dtype) for aval in avals)]
-    return [
-        *carry,
-        *(tf.stack(column) for column in zip(*(rows[i] for i in sorted(rows)), strict=True)),
-    ]
+    outputs = zip(*(rows[i] for i in sorted(rows)), strict=True)
+    return [*carry, *(tf.stack(output) for output in outputs)]
 
 
 def row(x, i):
     return x[i] if isinstance(i, int) else tf.gather(x, i)
-
-
-def parted(operands, consts, carry):
-    return operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
 
 
 PRIMITIVES = {"cond": cond, "while": while_, "scan": scan}

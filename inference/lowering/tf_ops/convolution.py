@@ -1,4 +1,4 @@
-"""Convolutions of NHWC images in the forms that TFLite has: SAME or VALID, full, depthwise or grouped."""
+"""Convolutions of NHWC images as TFLite has them: SAME or VALID; full, depthwise or grouped."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,7 +7,7 @@ from model.layers.conv import resolve_padding
 
 
 def convolution(x, weight, stride, pads, dilation):
-    """(B, H, W, in) with a HWIO weight, constant or not; groups follow from its shape."""
+    """x, (B, H, W, in), with an HWIO weight, constant or not, whose shape implies the groups."""
     size, channels, outputs = x.shape[1:3], x.shape[-1], weight.shape[-1]
     groups = channels // weight.shape[2]
     if tuple(pads) == resolve_padding("SAME", size, weight.shape[:2], stride, dilation):
@@ -22,15 +22,15 @@ def convolution(x, weight, stride, pads, dilation):
 
 
 def padded(x, pads):
-    """Zeros around an image; negative numbers of them cut it."""
+    """An image with zeros around it; negative pads cut it off."""
     if any(p < 0 for pair in pads for p in pair):
         (top, bottom), (left, right) = [[max(-p, 0) for p in pair] for pair in pads]
         x = x[:, top : x.shape[1] - bottom, left : x.shape[2] - right]
-    rims = [[max(p, 0) for p in pair] for pair in pads]
-    return tf.pad(x, [(0, 0), *rims, (0, 0)]) if any(map(any, rims)) else x
+    added = [[max(p, 0) for p in pair] for pair in pads]
+    return tf.pad(x, [(0, 0), *added, (0, 0)]) if any(map(any, added)) else x
 
 
 def out_size(size, kernel, stride, pads, dilation):
-    """The height and width of what a convolution gives."""
+    """The height and width of a convolution's result."""
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     return [(sum(p) + n - r) // s + 1 for n, r, s, p in zip(size, reach, stride, pads, strict=True)]

@@ -1,7 +1,7 @@
-"""Arithmetic, comparisons and choices, number by number.
+"""Elementwise arithmetic, comparisons and selections.
 
-TFLite's arithmetic is of float32, int32 and int64: narrower whole numbers are widened for it, and come back cut as they would
-wrap.
+TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and their
+results are cast back, so that an overflow wraps around as in JAX.
 """
 
 import functools
@@ -10,21 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
-NARROW = {"float16", "bfloat16"}  # held in float32, as ops of TFLite take nothing narrower
-PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (bits of the exponent, of the fraction)
+NARROW = {"float16", "bfloat16"}  # stored as float32: TFLite ops support nothing narrower
+PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (exponent bits, mantissa bits)
 
 
-def widened(function, wide=WIDER):
+def widened(function, wider=WIDER):
+    """The function for operands cast to the wider dtype; its result is cast back."""
+
     @functools.wraps(function)
     def call(target, *operands, **params):
-        wider = {x.dtype.name: wide[x.dtype.name] for x in operands if x.dtype.name in wide}
-        if not wider:
+        if wider.keys().isdisjoint(x.dtype.name for x in operands):
             return function(target, *operands, **params)
         out = target.out[0].dtype
-        result = function(
-            target, *[tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands], **params
-        )
-        return tf.cast(result, out)
+        operands = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
+        return tf.cast(function(target, *operands, **params), out)
 
     return call
 
@@ -38,12 +37,12 @@ def is_bool(x):
 
 
 def plain(function):
-    """A function of TensorFlow for a primitive that means the same."""
+    """A TensorFlow function with the same meaning as a primitive."""
     return lambda target, *operands, **_: function(*operands)
 
 
 def divide(target, x, y):
-    """Whole numbers are cut towards 0, as TFLite's division does, which is of 32 bits and signed."""
+    """Division; of integers it truncates, as in TFLite, which only divides signed 32-bit ones."""
     if is_float(x):
         return tf.divide(x, y)
     if x.dtype.name == "int64":
@@ -52,19 +51,18 @@ def divide(target, x, y):
 
 
 def divide_unsigned(x, y):
-    """Half of x is a signed number; twice its quotient is right or one too small."""
+    """x // y from x // 2, which fits a signed number; 2 * (x // 2 // y) may be 1 too small."""
     half = tf.cast(tf.bitwise.right_shift(x, np.ones((), np.uint32)), tf.int32)
     x, y = tf.cast(x, tf.int64), tf.cast(y, tf.int64)
-    is_signed = y < 2**31
-    quotient = 2 * tf.cast(
-        tf.truncatediv(half, tf.cast(tf.where(is_signed, y, 1), tf.int32)), tf.int64
-    )
+    fits = y < 2**31
+    divisor = tf.cast(tf.where(fits, y, 1), tf.int32)
+    quotient = 2 * tf.cast(tf.truncatediv(half, divisor), tf.int64)
     quotient += tf.cast(x - quotient * y >= y, tf.int64)
-    return tf.cast(tf.where(is_signed, quotient, tf.cast(x >= y, tf.int64)), tf.uint32)
+    return tf.cast(tf.where(fits, quotient, tf.cast(x >= y, tf.int64)), tf.uint32)
 
 
 def remainder(target, x, y):
-    """With the sign of x."""
+    """The remainder with the sign of x."""
     size = tf.math.floormod(magnitude(x), magnitude(y))
     return tf.where(x < 0, -size, size)
 
@@ -78,7 +76,7 @@ def power(target, x, y):
 
 
 def integer_pow(target, x, *, y):
-    """By repeated squaring."""
+    """A power by repeated squaring."""
     result, factor, left = None, x, abs(y)
     while left:
         if left & 1:
@@ -90,7 +88,7 @@ def integer_pow(target, x, *, y):
 
 
 def maximum(target, x, y):
-    """nan where one is; TFLite keeps that of its first operand alone."""
+    """nan if either operand is; TFLite's op passes on nan only from its first operand."""
     if is_bool(x):
         return tf.logical_or(x, y)
     if isinstance(x, np.ndarray):
@@ -111,7 +109,7 @@ def minimum(target, x, y):
 
 
 def equal(target, x, y):
-    """TFLite finds no number equal to inf, not even inf: their difference is not 0."""
+    """In TFLite no number equals inf, not even inf: equality with inf is computed as >= or <=."""
     x, y, sign = infinite_last(x, y)
     return tf.equal(x, y) if sign == 0 else x >= y if sign > 0 else x <= y
 
@@ -120,11 +118,11 @@ def not_equal(target, x, y):
     x, y, sign = infinite_last(x, y)
     if sign == 0:
         return tf.not_equal(x, y)
-    return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # nan is neither
+    return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # true for nan
 
 
 def less_in_total_order(target, x, y):
-    """As if nan were the largest number."""
+    """x < y, where nan is the largest number."""
     if not is_float(x):
         return tf.less(x, y)
     return tf.logical_or(x < y, tf.logical_and(tf.equal(x, x), tf.not_equal(y, y)))
@@ -140,21 +138,16 @@ def equal_in_total_order(target, x, y):
 
 
 def infinite_last(x, y):
-    """(x, y, sign) with what is known to be infinite for y, and its sign; 0 where nothing is."""
+    """(x, y, sign) with an infinite constant as y, and its sign; the sign is 0 without one."""
     for a, b in ((x, y), (y, x)):
-        if (
-            isinstance(b, np.ndarray)
-            and b.size
-            and is_float(b)
-            and np.isinf(b).all()
-            and len(np.unique(b)) == 1
-        ):
+        is_constant = isinstance(b, np.ndarray) and b.size and is_float(b)
+        if is_constant and np.isinf(b).all() and len(np.unique(b)) == 1:
             return a, b, int(np.sign(b.flat[0]))
     return x, y, 0
 
 
 def limited(x, low, high):
-    """Within limits; in the other order the converter makes an op of it that there is for floats alone."""
+    """x limited to a range; in the other order the converter uses an op that only floats have."""
     return tf.minimum(tf.maximum(x, low), high)
 
 
@@ -163,7 +156,7 @@ def clamp(target, low, x, high):
 
 
 def select_n(target, which, *cases):
-    """case 0, 1, ... where `which` says so."""
+    """The case whose number is in `which`."""
     if is_bool(which):
         return tf.where(which, cases[1], cases[0])
     chosen = cases[-1]
@@ -173,7 +166,7 @@ def select_n(target, which, *cases):
 
 
 def convert(target, x, *, new_dtype, **_):
-    """A cast; of floats to whole numbers, what lies outside becomes the nearest."""
+    """A cast, which clamps floats to the range of an integer."""
     name = np.dtype(new_dtype).name
     if name == "bool":
         return tf.not_equal(x, tf.zeros((), x.dtype))
@@ -181,7 +174,7 @@ def convert(target, x, *, new_dtype, **_):
 
 
 def rounded_to(x, dtype):
-    """What is left of numbers in a narrower type."""
+    """Numbers rounded to a narrower dtype, as float32."""
     return tf.cast(tf.cast(x, dtype), tf.float32)
 
 
@@ -190,14 +183,12 @@ def reduce_precision(target, x, *, exponent_bits, mantissa_bits):
         return x
     dtype = PRECISIONS.get((exponent_bits, mantissa_bits))
     if dtype is None:
-        target.refuse(
-            "reduce_precision",
-            f"to {exponent_bits} bits of exponent and {mantissa_bits} of fraction",
-        )
-    found = rounded_to(x, dtype)
-    return (
-        tf.where(tf.abs(found) < 2.0**-14, np.float32(0), found) if dtype == "float16" else found
-    )  # as JAX, no subnormals
+        what = f"to {exponent_bits} bits of exponent and {mantissa_bits} of fraction"
+        target.refuse("reduce_precision", what)
+    result = rounded_to(x, dtype)
+    if dtype == "bfloat16":
+        return result
+    return tf.where(tf.abs(result) < 2.0**-14, np.float32(0), result)  # no subnormals, as in JAX
 
 
 def is_finite(target, x):
@@ -214,45 +205,21 @@ def rounded(target, x, *, rounding_method):
 PLAIN = {
     **{"add": tf.add, "add_any": tf.add, "sub": tf.subtract, "mul": tf.multiply},
     **{"neg": tf.negative, "abs": tf.abs, "sign": tf.sign},
-    **{
-        "exp": tf.exp,
-        "log": tf.math.log,
-        "sqrt": tf.sqrt,
-        "rsqrt": tf.math.rsqrt,
-        "square": tf.square,
-    },
-    **{
-        "sin": tf.sin,
-        "cos": tf.cos,
-        "tanh": tf.tanh,
-        "logistic": tf.sigmoid,
-        "ceil": tf.math.ceil,
-        "floor": tf.floor,
-    },
+    **{"exp": tf.exp, "log": tf.math.log, "sqrt": tf.sqrt, "rsqrt": tf.math.rsqrt},
+    **{"square": tf.square, "sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh},
+    **{"logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
     **{"lt": tf.less, "le": tf.less_equal, "gt": tf.greater, "ge": tf.greater_equal},
 }
 OWN = {
-    **{
-        "rem": remainder,
-        "pow": power,
-        "integer_pow": integer_pow,
-        "max": maximum,
-        "min": minimum,
-        "clamp": clamp,
-    },
-    **{"eq": equal, "ne": not_equal},
-    **{
-        "eq_to": equal_in_total_order,
-        "lt_to": less_in_total_order,
-        "le_to": less_equal_in_total_order,
-    },
-    **{"is_finite": is_finite, "round": rounded},
+    **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "select_n": select_n},
+    **{"max": maximum, "min": minimum, "clamp": clamp, "is_finite": is_finite, "round": rounded},
+    **{"eq": equal, "ne": not_equal, "eq_to": equal_in_total_order},
+    **{"lt_to": less_in_total_order, "le_to": less_equal_in_total_order},
 }
 PRIMITIVES = {
     **{name: widened(plain(function)) for name, function in PLAIN.items()},
     **{name: widened(function) for name, function in OWN.items()},
     "div": widened(divide, {name: wider for name, wider in WIDER.items() if name != "uint32"}),
-    "select_n": widened(select_n),
     "convert_element_type": convert,
     "reduce_precision": reduce_precision,
 }

@@ -9,57 +9,52 @@ from inference.lowering.tf_ops.elementwise import is_float, widened
 
 
 def dot_general(target, x, y, *, dimension_numbers, **_):
-    """The common axes first, then the free ones of x, then those of y."""
-    over, common = dimension_numbers
+    """A product; the result has the shared axes first, then the free axes of x, then those of y."""
+    summed, shared = dimension_numbers
     out = target.out[0]
-    x, y = (as_type(each, out.dtype) for each in (x, y))
-    if (
-        isinstance(x, np.ndarray) and not common[0]
-    ):  # TFLite's products have their constant on the right
-        free = len(x.shape) - len(over[0])
-        swapped = product(target, y, x, over[::-1], common, [*out.shape[free:], *out.shape[:free]])
-        rank = len(out.shape)
-        result = moved(swapped, [*range(rank - free, rank), *range(rank - free)])
+    x, y = as_dtype(x, out.dtype), as_dtype(y, out.dtype)
+    if isinstance(x, np.ndarray) and not shared[0]:
+        # TFLite's products have their constant on the right
+        free, rank = len(x.shape) - len(summed[0]), len(out.shape)
+        shape = [*out.shape[free:], *out.shape[:free]]
+        swapped = product(target, y, x, summed[::-1], shared, shape)
+        result = transposed(swapped, [*range(rank - free, rank), *range(rank - free)])
     else:
-        result = product(target, x, y, over, common, out.shape)
+        result = product(target, x, y, summed, shared, out.shape)
     return tf.cast(result, out.dtype)
 
 
-def as_type(x, dtype):
+def as_dtype(x, dtype):
     return x.astype(dtype) if isinstance(x, np.ndarray) else tf.cast(x, dtype)
 
 
-def product(target, x, y, over, common, shape):
-    """As matrices, batches of them where axes are common."""
-    x_free = [i for i in range(len(x.shape)) if i not in (*over[0], *common[0])]
-    y_free = [i for i in range(len(y.shape)) if i not in (*over[1], *common[1])]
-    batch, inner, free = (
-        list(shape[: len(common[0])]),
-        joint(x.shape[i] for i in over[0]),
-        len(x_free),
-    )
-    x, y = moved(x, (*common[0], *x_free, *over[0])), moved(y, (*common[1], *over[1], *y_free))
-    columns = list(shape[len(batch) + free :])
-    y = reshaped(target, y, [*batch, inner, joint(columns)])
+def product(target, x, y, summed, shared, shape):
+    """One matrix product per index of the shared axes."""
+    x_free = [i for i in range(len(x.shape)) if i not in (*summed[0], *shared[0])]
+    y_free = [i for i in range(len(y.shape)) if i not in (*summed[1], *shared[1])]
+    x = transposed(x, (*shared[0], *x_free, *summed[0]))
+    y = transposed(y, (*shared[1], *summed[1], *y_free))
+    first, last = len(shared[0]), len(shared[0]) + len(x_free)  # the free axes of x in the result
+    batch, inner = list(shape[:first]), merged(x.shape[last:])
+    y = reshaped(target, y, [*batch, inner, merged(shape[last:])])
     if batch:
-        x = reshaped(target, x, [*batch, joint(shape[len(batch) : len(batch) + free]), inner])
-    elif len(over[0]) != 1 or not x_free:  # else the free axes stay as they are
-        x = reshaped(target, x, [*(shape[:free] or [1]), inner])
-    return reshaped(target, tf.matmul(x, y) if is_float(x) else whole_product(x, y), shape)
+        x = reshaped(target, x, [*batch, merged(shape[first:last]), inner])
+    elif len(summed[0]) != 1 or not x_free:  # otherwise the free axes need not be merged
+        x = reshaped(target, x, [*(shape[:last] or [1]), inner])
+    return reshaped(target, tf.matmul(x, y) if is_float(x) else integer_product(x, y), shape)
 
 
-def joint(sizes):
-    """-1 where one is free, for a reshape to find."""
-    sizes = list(sizes)
+def merged(sizes):
+    """The product of sizes, or -1, which a reshape accepts, where one of them is free."""
     return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else -1
 
 
-def whole_product(x, y):
-    """TFLite multiplies matrices of floats alone."""
+def integer_product(x, y):
+    """TFLite only has matrix products of floats."""
     return tf.reduce_sum(x[..., :, None] * tf.expand_dims(y, -3), -2)
 
 
-def moved(x, order):
+def transposed(x, order):
     if list(order) == sorted(order):
         return x
     return np.transpose(x, order) if isinstance(x, np.ndarray) else tf.transpose(x, order)
@@ -68,8 +63,8 @@ def moved(x, order):
 def reshaped(target, x, shape):
     if isinstance(x, np.ndarray):
         return x.reshape(shape)
-    known = [None if not isinstance(d, int) else d for d in shape]
-    return x if x.shape.as_list() == known else tf.reshape(x, target.new_sizes(shape))
+    static = [d if isinstance(d, int) else None for d in shape]
+    return x if x.shape.as_list() == static else tf.reshape(x, target.new_sizes(shape))
 
 
 PRIMITIVES = {"dot_general": widened(dot_general)}

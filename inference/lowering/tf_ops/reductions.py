@@ -1,4 +1,4 @@
-"""What makes one number of many: reductions, running ones, places of the largest, and order."""
+"""Reductions, cumulative ops, argmax and argmin, and sorting."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ def reduction(function):
 
 
 def odd(target, x, *, axes, **_):
-    """Whether an odd number of them is true."""
+    """Whether an odd number of the booleans is true."""
     if x.dtype.name != "bool":
         target.refuse("reduce_xor", f"of {x.dtype.name}")
     count = tf.reduce_sum(tf.cast(x, tf.int32), axes)
@@ -19,43 +19,40 @@ def odd(target, x, *, axes, **_):
 
 
 def extreme(function):
-    """nan where there is one; TFLite passes it over."""
+    """A maximum or minimum that is nan if any number is; TFLite skips nan."""
 
     def reduce(target, x, *, axes, **_):
         result = function(x, axes)
         if not is_float(x):
             return result
-        spoilt = tf.reduce_any(tf.not_equal(x, x), axes)
-        return tf.where(spoilt, np.asarray(np.nan, x.dtype.name), result)
+        has_nan = tf.reduce_any(tf.not_equal(x, x), axes)
+        return tf.where(has_nan, np.asarray(np.nan, x.dtype.name), result)
 
     return widened(reduce)
 
 
-def place(function):
-    """The first place of the largest, or smallest; of the first nan where there is one."""
+def index_of(function):
+    """The first index of the largest or smallest number, or of the first nan if there is one."""
 
     def find(target, x, *, axes, index_dtype):
         (axis,) = axes
         x = tf.cast(x, tf.int32) if x.dtype.name == "bool" else x
-        found = function(x, axis, output_type=tf.int32)
+        index = function(x, axis, output_type=tf.int32)
         if is_float(x):
             is_nan = tf.not_equal(x, x)
-            found = tf.where(
-                tf.reduce_any(is_nan, axis),
-                tf.argmax(tf.cast(is_nan, tf.int32), axis, tf.int32),
-                found,
-            )
-        return tf.cast(found, index_dtype)
+            first_nan = tf.argmax(tf.cast(is_nan, tf.int32), axis, tf.int32)
+            index = tf.where(tf.reduce_any(is_nan, axis), first_nan, index)
+        return tf.cast(index, index_dtype)
 
     return find
 
 
-def running_sum(target, x, *, axis, reverse):
+def cumsum(target, x, *, axis, reverse):
     return tf.cumsum(x, axis, reverse=reverse)
 
 
-def running(combine, start):
-    """A running combination, of twice as many numbers after each step."""
+def cumulative(combine, start):
+    """A cumulative op in log2(n) steps, each of which doubles how far every total reaches back."""
 
     def scan(target, x, *, axis, reverse):
         size, reach = x.shape[axis], 1
@@ -69,12 +66,12 @@ def running(combine, start):
 
 
 def shifted(x, axis, by, first):
-    """x moved along an axis, with `first` where nothing comes from."""
-    where = slice(None, -by) if by > 0 else slice(-by, None)
-    kept = x[(slice(None),) * axis + (where,)]
-    rims = [[0, 0] for _ in x.shape]
-    rims[axis] = [max(by, 0), max(-by, 0)]
-    return tf.pad(kept, rims, constant_values=first)
+    """x moved along an axis, filled with `first`."""
+    part = slice(None, -by) if by > 0 else slice(-by, None)
+    kept = x[(slice(None),) * axis + (part,)]
+    pads = [[0, 0] for _ in x.shape]
+    pads[axis] = [max(by, 0), max(-by, 0)]
+    return tf.pad(kept, pads, constant_values=first)
 
 
 def lowest(dtype):
@@ -92,52 +89,53 @@ def log_add_exp(target, x, y):
 
 
 def sort(target, *operands, dimension, is_stable, num_keys):
-    """By the first operands, of which the first weighs most; the others follow."""
+    """Sorts all operands by the first `num_keys`, of which the first matters most."""
     order = [i for i in range(len(operands[0].shape)) if i != dimension] + [dimension]
     back = np.argsort(order)
     rows = [tf.transpose(x, order) for x in operands]
-    for i in reversed(range(num_keys)):  # each keeps the order of what is equal for it
-        places = ascending(rows[i])
-        rows = [taken(x, places) for x in rows]
+    for i in reversed(range(num_keys)):  # each sort is stable
+        indices = argsort(rows[i])
+        rows = [take(x, indices) for x in rows]
     return [tf.transpose(x, back) for x in rows]
 
 
-def ascending(keys):
-    """The places of each row's numbers, the smallest first."""
-    keys = (
-        tf.cast(keys, tf.int32) if keys.dtype.name in ("bool", "int8", "uint8", "int16") else keys
-    )
+def argsort(keys):
+    """The indices of each row's numbers, the smallest first."""
+    if keys.dtype.name in ("bool", "int8", "uint8", "int16"):
+        keys = tf.cast(keys, tf.int32)
     return tf.math.top_k(-keys if is_float(keys) else -1 - keys, keys.shape[-1]).indices
 
 
-def taken(rows, places):
-    """From each row, what stands at its places."""
-    size, count = rows.shape[-1], places.shape[-1]
-    flat = tf.gather(tf.reshape(rows, (-1, size)), tf.reshape(places, (-1, count)), batch_dims=1)
-    return tf.reshape(flat, [-1 if n is None else n for n in places.shape])
+def take(rows, indices):
+    """The numbers of each row at its indices."""
+    size, count = rows.shape[-1], indices.shape[-1]
+    flat = tf.gather(tf.reshape(rows, (-1, size)), tf.reshape(indices, (-1, count)), batch_dims=1)
+    return tf.reshape(flat, [-1 if n is None else n for n in indices.shape])
 
 
 def top_k(target, x, *, k, axis=-1, **_):
     order = [i for i in range(len(x.shape)) if i != axis % len(x.shape)] + [axis % len(x.shape)]
-    found, places = tf.math.top_k(tf.transpose(x, order), k)
+    values, indices = tf.math.top_k(tf.transpose(x, order), k)
     back = np.argsort(order)
-    return tf.transpose(found, back), tf.transpose(places, back)
+    return tf.transpose(values, back), tf.transpose(indices, back)
 
 
 PRIMITIVES = {
-    **{
-        "reduce_sum": reduction(tf.reduce_sum),
-        "reduce_prod": reduction(tf.reduce_prod),
-        "mean": reduction(tf.reduce_mean),
-    },
-    **{
-        "reduce_and": reduction(tf.reduce_all),
-        "reduce_or": reduction(tf.reduce_any),
-        "reduce_xor": odd,
-    },
-    **{"reduce_max": extreme(tf.reduce_max), "reduce_min": extreme(tf.reduce_min)},
-    **{"argmax": place(tf.argmax), "argmin": place(tf.argmin)},
-    **{"cumsum": running_sum, "cumprod": running(lambda target, x, y: x * y, lambda dtype: 1)},
-    **{"cummax": running(maximum, lowest), "cummin": running(minimum, highest)},
-    **{"cumlogsumexp": running(log_add_exp, lowest), "sort": sort, "top_k": top_k},
+    "reduce_sum": reduction(tf.reduce_sum),
+    "reduce_prod": reduction(tf.reduce_prod),
+    "mean": reduction(tf.reduce_mean),
+    "reduce_and": reduction(tf.reduce_all),
+    "reduce_or": reduction(tf.reduce_any),
+    "reduce_xor": odd,
+    "reduce_max": extreme(tf.reduce_max),
+    "reduce_min": extreme(tf.reduce_min),
+    "argmax": index_of(tf.argmax),
+    "argmin": index_of(tf.argmin),
+    "cumsum": cumsum,
+    "cumprod": cumulative(lambda target, x, y: x * y, lambda dtype: 1),
+    "cummax": cumulative(maximum, lowest),
+    "cummin": cumulative(minimum, highest),
+    "cumlogsumexp": cumulative(log_add_exp, lowest),
+    "sort": sort,
+    "top_k": top_k,
 }

@@ -1,4 +1,4 @@
-"""What moves numbers about without changing them."""
+"""Ops that move numbers without changing them."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def transpose(target, x, *, permutation):
 
 
 def reverse(target, x, *, dimensions):
-    for axis in dimensions:  # TFLite's takes one axis
+    for axis in dimensions:  # TFLite reverses one axis at a time
         x = tf.reverse(x, [axis])
     return x
 
@@ -42,52 +42,42 @@ def tile(target, x, *, reps):
 
 def split(target, x, *, sizes, axis):
     edges = np.cumsum([0, *sizes])
-    return [cut(target, x, {axis: (int(a), int(b), 1)}) for a, b in itertools.pairwise(edges)]
+    return [cut(x, {axis: (int(a), int(b), 1)}) for a, b in itertools.pairwise(edges)]
 
 
 def slice_(target, x, *, start_indices, limit_indices, strides):
-    """To the end of an axis nothing need be known of its size."""
-    ends = [
-        None if end == size else target.size(end)
-        for end, size in zip(limit_indices, target.given[0], strict=True)
-    ]
+    """A slice; one that reaches the end of an axis does not need the axis's size."""
+    limits = zip(limit_indices, target.operand_shapes[0], strict=True)
+    ends = [None if end == size else target.size(end) for end, size in limits]
     steps = strides or (1,) * len(ends)
-    return x[
-        tuple(
-            slice(target.size(a), b, step)
-            for a, b, step in zip(start_indices, ends, steps, strict=True)
-        )
-    ]
+    parts = zip(start_indices, ends, steps, strict=True)
+    return x[tuple(slice(target.size(start), end, step) for start, end, step in parts)]
 
 
-def cut(target, x, where):
-    return x[tuple(slice(*where.get(axis, (None,))) for axis in range(len(x.shape)))]
+def cut(x, parts):
+    """x[...] with a slice of these arguments, {axis: (start, stop)}."""
+    return x[tuple(slice(*parts.get(axis, (None,))) for axis in range(len(x.shape)))]
 
 
 def pad(target, x, value, *, padding_config):
-    """Numbers around and between; where there are fewer than none, some are cut away."""
+    """Padding around the numbers and between them; a negative padding cuts off numbers."""
     for axis, (_, _, between) in enumerate(padding_config):
-        x = spread(target, x, value, axis, between) if between else x
-    where = {
-        i: (max(-low, 0), high if high < 0 else None)
-        for i, (low, high, _) in enumerate(padding_config)
-    }
-    x = cut(target, x, where) if any(low < 0 or high < 0 for low, high, _ in padding_config) else x
-    rims = [(max(low, 0), max(high, 0)) for low, high, _ in padding_config]
-    return tf.pad(x, rims, constant_values=value) if any(map(any, rims)) else x
+        x = pad_between(x, value, axis, between) if between else x
+    if any(low < 0 or high < 0 for low, high, _ in padding_config):
+        pads = enumerate(padding_config)
+        x = cut(x, {i: (max(-low, 0), min(high, 0) or None) for i, (low, high, _) in pads})
+    pads = [(max(low, 0), max(high, 0)) for low, high, _ in padding_config]
+    return tf.pad(x, pads, constant_values=value) if any(map(any, pads)) else x
 
 
-def spread(target, x, value, axis, between):
-    """`between` times the value after each number but the last."""
+def pad_between(x, value, axis, between):
+    """x with `between` values between neighbours along an axis."""
     size = x.shape[axis]
-    wide = tf.pad(
-        tf.expand_dims(x, axis + 1),
-        [(0, between if i == axis + 1 else 0) for i in range(len(x.shape) + 1)],
-        constant_values=value,
-    )
+    pads = [(0, between if i == axis + 1 else 0) for i in range(len(x.shape) + 1)]
+    wide = tf.pad(tf.expand_dims(x, axis + 1), pads, constant_values=value)
     shape = [-1 if n is None else n for n in x.shape]
     shape[axis] = size * (between + 1)
-    return cut(target, tf.reshape(wide, shape), {axis: (0, (size - 1) * (between + 1) + 1)})
+    return cut(tf.reshape(wide, shape), {axis: (0, (size - 1) * (between + 1) + 1)})
 
 
 def iota(target, *, shape, dimension, **_):
@@ -102,21 +92,17 @@ def dim_as_value(target, *, dim):
 
 
 PRIMITIVES = {
-    **{
-        "reshape": reshape,
-        "squeeze": squeeze,
-        "transpose": transpose,
-        "rev": reverse,
-        "concatenate": concatenate,
-    },
-    **{
-        "tile": tile,
-        "stack": stack,
-        "unstack": unstack,
-        "split": split,
-        "slice": slice_,
-        "pad": pad,
-        "iota": iota,
-        "dim_as_value": dim_as_value,
-    },
+    "reshape": reshape,
+    "squeeze": squeeze,
+    "transpose": transpose,
+    "rev": reverse,
+    "concatenate": concatenate,
+    "tile": tile,
+    "stack": stack,
+    "unstack": unstack,
+    "split": split,
+    "slice": slice_,
+    "pad": pad,
+    "iota": iota,
+    "dim_as_value": dim_as_value,
 }

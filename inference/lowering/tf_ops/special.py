@@ -1,4 +1,4 @@
-"""Functions that TFLite has no op for, made of those that it has: rational approximations to float32's precision."""
+"""Functions without a TFLite op, computed from others at float32 precision."""
 
 import math
 
@@ -46,13 +46,13 @@ def erf_inv(target, x, **_):
 
 
 def expm1(target, x, **_):
-    """Near 0, where exp(x) - 1 cancels, tanh(x / 2) (exp(x) + 1)."""
+    """tanh(x / 2) (exp(x) + 1) near 0, where exp(x) - 1 would round x away."""
     exp = tf.exp(x)
     return tf.where(tf.abs(x) < 0.5, tf.tanh(x * 0.5) * (exp + 1), exp - 1)
 
 
 def log1p(target, x, **_):
-    """Near 0, where 1 + x is rounded, the series of 2 artanh(s)."""
+    """The series of 2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
     s = x / (x + 2)
     near = 2 * s * polynomial(s * s, [1 / n for n in range(15, 0, -2)])
     return tf.where(tf.abs(x) < 0.5, near, tf.math.log(1 + x))
@@ -79,7 +79,7 @@ def atan2(target, y, x, **_):
 
 
 def sinh(target, x, **_):
-    """Halves of exponentials of x - log 2, which overflow no sooner than the result."""
+    """exp(x) / 2 as exp(x - log 2), which overflows no sooner than the result."""
     m = expm1(target, x)
     large = tf.exp(x - math.log(2)) - tf.exp(-x - math.log(2))
     return tf.where(tf.abs(x) < 1, 0.5 * (m + m / (m + 1)), large)
@@ -90,7 +90,7 @@ def cosh(target, x, **_):
 
 
 def asinh(target, x, **_):
-    size = tf.minimum(tf.abs(x), 1e18)  # whose square is finite
+    size = tf.minimum(tf.abs(x), 1e18)  # its square is finite
     near = log1p(target, size + size * size / (1 + tf.sqrt(size * size + 1)))
     return tf.sign(x) * tf.where(tf.abs(x) < 1e18, near, tf.math.log(tf.abs(x)) + math.log(2))
 

@@ -1,4 +1,4 @@
-"""What the walk asks of TensorFlow: tensors of the running tf.function, with a batch whose size the graph seldom needs."""
+"""The target of the walk that computes in TensorFlow, while a tf.function is traced."""
 
 import operator
 
@@ -8,78 +8,71 @@ import tensorflow as tf
 
 from inference.lowering.dims import evaluate
 from inference.lowering.tf_ops.elementwise import NARROW
-from inference.lowering.tf_ops.pending import Pending, solid
+from inference.lowering.tf_ops.pending import Pending, resolved
 from inference.lowering.walk import Missing
 from utils import first_line
 
 TYPES = {"float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"}
 
-SIZES = {
-    name: getattr(operator, name) for name in ("neg", "add", "sub", "mul", "pow", "floordiv", "mod")
-}
+ARITHMETIC = ("neg", "add", "sub", "mul", "pow", "floordiv", "mod")
+SIZES = {name: getattr(operator, name) for name in ARITHMETIC}
 SIZES |= {"number": np.int32, "max": tf.maximum, "min": tf.minimum}
 
 
 class Target:
-    """Computes with tensors; constants stay arrays until an op takes them.
+    """Computes with tensors; constants stay arrays until an op uses them.
 
-    What JAX holds in float16 or bfloat16 is held in float32 here, as most ops of TFLite take nothing narrower; it is rounded
-    where the model asks for it by a conversion.
-    `products`: means over few channels as products, which is faster, but not fit for int8.
+    Values that are float16 or bfloat16 in JAX are float32 here, since most TFLite ops support
+    nothing narrower; they are rounded where the model converts to the narrow dtype.
+    `products`: compute means over few channels as products, which is faster, but unfit for int8.
     """
 
     def __init__(self, layers, table, inputs, products=True):
         self.layers = {name: self.guarded(name, function) for name, function in layers.items()}
         self.table = {name: self.guarded(name, function) for name, function in table.items()}
-        self.inputs = inputs  # (shape, tensor), of which the graph reads the size of the batch where it must know it
+        self.inputs = inputs  # (shape, tensor), from which the graph reads the size of a free batch
         self.products = products
 
     def operand(self, value):
         if isinstance(value.data, Pending) and value.uses > 1 and not value.data.shared:
             value.data = value.data.tensor()
-        return (
-            value.data.astype(np.float32)
-            if value.constant and value.dtype.name in NARROW
-            else value.data
-        )
+        is_narrow = value.constant and value.dtype.name in NARROW
+        return value.data.astype(np.float32) if is_narrow else value.data
 
     def whole(self, value):
-        """A tensor of all numbers of a Value, nothing pending, nothing left to broadcast."""
-        return solid(self.walk.whole(value))
+        """The full tensor of a Value: nothing is pending, every broadcast is carried out."""
+        return resolved(self.walk.whole(value))
 
     def expanded(self, value):
-        return tf.broadcast_to(solid(self.operand(value)), self.sizes(value.shape))
+        return tf.broadcast_to(resolved(self.operand(value)), self.sizes(value.shape))
 
-    def held(self, avals):
-        """Shapes and types as they are held here."""
+    def stored(self, avals):
+        """Shapes and dtypes as they are here: float32 for the narrow ones."""
         return [
             jax.ShapeDtypeStruct(aval.shape, np.float32) if aval.dtype.name in NARROW else aval
             for aval in avals
         ]
 
     def new_sizes(self, shape):
-        """A shape for tf.reshape: -1 for the one dimension that is free, so that nothing is computed for it."""
-        free = [d for d in shape if not isinstance(d, int)]
-        return (
-            [d if isinstance(d, int) else -1 for d in shape]
-            if len(free) <= 1
-            else self.sizes(shape)
-        )
+        """A shape for tf.reshape: -1 for a single free dimension, so that it is not computed."""
+        if sum(not isinstance(d, int) for d in shape) > 1:
+            return self.sizes(shape)
+        return [d if isinstance(d, int) else -1 for d in shape]
 
     def sizes(self, shape):
-        """A shape for the ops that take no -1."""
+        """A shape for ops that do not support -1."""
         if all(isinstance(d, int) for d in shape):
             return np.array(shape, np.int32)
         return tf.stack([self.size(d) for d in shape])
 
     def size(self, dimension):
-        """A dimension as a number, or a tensor of one."""
+        """A dimension as a number, or as a scalar tensor."""
         if isinstance(dimension, int):
             return np.int32(dimension)
         return evaluate(dimension, lambda _: self.batch(), SIZES)
 
     def batch(self):
-        """The size of the batch, the one symbol there is, read from an input."""
+        """The size of the batch, which is the only symbol, read from an input."""
         return next(
             tf.shape(tensor)[0]
             for shape, tensor in self.inputs
@@ -87,16 +80,16 @@ class Target:
         )
 
     def guarded(self, name, function):
-        """A function of the table; what TensorFlow refuses of it, as a rank that an op has not, is as good as missing."""
+        """A table's function that raises Missing for what TensorFlow refuses, as some rank."""
 
         def call(target, *operands, **params):
             for aval in self.out:
                 if aval.dtype.name not in TYPES | NARROW:
                     self.refuse(name, f"of {aval.dtype}")
-            self.out = self.held(self.out)
+            self.out = self.stored(self.out)
             if not getattr(function, "folds", False):
                 operands, params = jax.tree.map(
-                    solid, (operands, params), is_leaf=lambda x: isinstance(x, Pending)
+                    resolved, (operands, params), is_leaf=lambda x: isinstance(x, Pending)
                 )
             try:
                 return function(target, *operands, **params)
@@ -108,12 +101,12 @@ class Target:
         return call
 
     def refuse(self, name, what):
-        """Of a primitive that the table has, a kind that it has not."""
+        """Raise Missing for a variant of a primitive that the table cannot express."""
         raise Missing(f"{name} {what}", self.walk.place)
 
 
 def is_refusal(error):
-    """Whether it is TensorFlow that raised the error; others are bugs of ours."""
+    """Whether TensorFlow raised the error; any other error is our own bug."""
     if isinstance(error, tf.errors.OpError):
         return True
     trace = error.__traceback__

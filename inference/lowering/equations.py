@@ -1,0 +1,97 @@
+"""Single equations of a jaxpr: which are calls, no-ops, elementwise or constant."""
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from inference.lowering.value import Value, broadcast, joint_shape, on_host
+
+# {primitive that only calls a jaxpr: the parameter that holds the jaxpr}
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+}
+IDENTITIES = {"copy", "copy_p", "stop_gradient", "optimization_barrier", "name"}
+IDENTITIES |= {"sharding_constraint", "device_put"}
+
+# Primitives whose operands may have 1 where the result has more.
+ELEMENTWISE = """
+    add sub mul div rem pow integer_pow max min clamp select_n convert_element_type
+    eq ne lt le gt ge eq_to lt_to le_to and or xor not is_finite
+    sign abs neg square nextafter reduce_precision
+    exp exp2 expm1 log log1p sqrt rsqrt cbrt erf erfc erf_inv lgamma digamma logistic
+    sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
+    ceil floor round shift_left shift_right_arithmetic shift_right_logical population_count
+"""
+ELEMENTWISE = set(ELEMENTWISE.split())
+LARGE = 2**20  # numbers; the target computes a larger constant, unless its operands are as large
+
+
+def is_identity(eqn):
+    name, params = eqn.primitive.name, eqn.params
+    if name == "convert_element_type":
+        return params["new_dtype"] == eqn.invars[0].aval.dtype
+    if name == "reduce_precision":
+        full = jax.numpy.finfo(eqn.invars[0].aval.dtype)
+        return params["exponent_bits"] >= full.nexp and params["mantissa_bits"] >= full.nmant
+    return name in IDENTITIES
+
+
+def passes_operands(eqn):
+    """Whether the equation passes its operands on unchanged."""
+    return eqn.primitive.name in CALLS or is_identity(eqn)
+
+
+def open_jaxpr(jaxpr):
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def needed_equations(jaxpr):
+    """The equations that the results depend on, in order."""
+    needed, kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}, []
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            needed |= {atom for atom in eqn.invars if not isinstance(atom, Literal)}
+    return kept[::-1]
+
+
+def can_fold(eqn, operands):
+    """Whether the results are constants of known size, not much larger than their operands."""
+    if not all(value.constant for value in operands) or eqn.primitive.name == "dim_as_value":
+        return False
+    if not all(isinstance(d, int) for var in eqn.outvars for d in var.aval.shape):
+        return False
+    size = sum(var.aval.size for var in eqn.outvars)
+    return size <= max(LARGE, 2 * sum(value.data.size for value in operands))
+
+
+def fold(eqn, operands):
+    """The results of an equation of constants; a result made from one weight keeps its name."""
+    shape = None
+    if eqn.primitive.name in ELEMENTWISE and any(x.data_shape != x.shape for x in operands):
+        shape = joint_shape([x.data_shape for x in operands if x.data_shape])
+    with jax.ensure_compile_time_eval():  # the walk itself may be traced
+        arrays = [broadcast(x.data, shape if shape and x.data_shape else x.shape) for x in operands]
+        results = eqn.primitive.bind(*arrays, **eqn.params)
+    results = results if eqn.primitive.multiple_results else [results]
+    names = {value.name for value in operands} - {""}
+    name = names.pop() if len(names) == 1 else ""
+    return [
+        Value(on_host(array), var.aval.shape, var.aval.dtype, name=name, data_shape=shape)
+        for array, var in zip(results, eqn.outvars, strict=True)
+    ]
+
+
+def divisor_of_mean(eqn, operands, count):
+    """Whether dividing the result of this equation, a sum, by `count` makes it a mean."""
+    if eqn.primitive.name != "reduce_sum" or not count.constant or count.data.size != 1:
+        return False
+    sizes = [operands[0].shape[axis] for axis in eqn.params["axes"]]
+    return all(isinstance(size, int) for size in sizes) and bool(np.prod(sizes) == count.data)
