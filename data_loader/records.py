@@ -41,7 +41,7 @@ def tf_example(
     image_size: tuple[int, int] | None = None,
     color: Literal["rgb", "gray"] = "rgb",
 ) -> Parsed:
-    """Features `x`, `y` of a tf.train.Example; bytes are an image, or raw numbers with a `shape`."""
+    """Features `x` and `y` of a tf.train.Example; bytes are an image, or numbers with a `shape`."""
     try:
         features = protobuf.features(record)
         values = {name: protobuf.values(features[name]) for name in (x, y) if name in features}

@@ -106,6 +106,17 @@ def test_unsuitable_features_are_named(tf_folder, arguments, message):
         tf_example(record, **arguments)
 
 
+def test_the_value_that_does_not_fit_into_int32_is_named():
+    def feature(name, *numbers):
+        # Each number is a varint field of an Int64List.
+        values = b"".join(b"\x08" + protobuf.encoded(n % 2**64) for n in numbers)
+        return message(1, message(1, name), message(2, message(3, values)))
+
+    record = message(1, feature(b"x", 5, -(2**63)), feature(b"y", 1))
+    with pytest.raises(UserError, match="'x' has -9223372036854775808, which does not fit"):
+        tf_example(record, x="x", y="y")
+
+
 def test_write_records_keeps_values_types_and_order(tmp_path):
     x = np.random.default_rng(0).normal(size=(25, 3, 2)).astype(np.float32)
     y = np.arange(25, dtype=np.int8)
