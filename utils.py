@@ -108,10 +108,8 @@ def peak_of_process():
 
 
 def user_cache():
-    """The user's cache folder for Rawtree: everything in it can be created again."""
-    # expanduser alone raises where the system has no entry for the user.
-    home = Path(os.environ.get("HOME") or "~").expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "rawtree"
+    """The folder for files that can be created again; RuntimeError if the home folder is unknown."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawtree"
 
 
 @contextmanager

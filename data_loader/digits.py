@@ -157,17 +157,17 @@ def _curve(points):
 
 def _cached(seed, count):
     """draw(seed, count), cached in a file of the user's cache folder."""
-    path = user_cache() / f"digits-v{VERSION}-seed{seed}-{count}.npz"
+    name = f"digits-v{VERSION}-seed{seed}-{count}.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(user_cache() / name, allow_pickle=False) as file:
             return file["x"], file["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # missing or damaged
-        x, y = draw(seed, count)
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+        x, y = draw(seed, count)  # the file is missing or damaged
     buffer = io.BytesIO()
     np.savez(buffer, x=x, y=y)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, buffer.getvalue())
-    except (OSError, RunError) as error:
+        user_cache().mkdir(parents=True, exist_ok=True)
+        atomic_write(user_cache() / name, buffer.getvalue())
+    except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder
         logging.getLogger("main").warning("digits: cannot be cached for the next run: %s", error)
     return x, y

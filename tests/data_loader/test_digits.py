@@ -98,6 +98,23 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_no_error(cache, warni
     assert len(warnings_seen) == 1 and str(cache) in warnings_seen[0]
 
 
+def test_without_a_home_folder_nothing_is_cached(monkeypatch, warnings_seen):
+    def no_entry(_):
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert len(digits(0, 20, 10).load()["train"]) == 20
+    assert len(warnings_seen) == 1 and "cannot be cached" in warnings_seen[0]
+
+
+def test_the_cache_needs_no_home_folder_if_xdg_cache_home_is_set(cache, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.home", lambda: pytest.fail("home folder used"))
+    digits(0, 20, 10).load()
+    assert len(list(cache.iterdir())) == 1
+
+
 @pytest.mark.parametrize(("name", "value"), [("seed", -1), ("train_size", 0), ("test_size", -5)])
 def test_an_argument_out_of_range_is_named(name, value):
     with pytest.raises(ValueError, match=f"^{name}: must be at least [01], got {value}$"):
