@@ -108,7 +108,7 @@ def peak_of_process():
 
 
 def user_cache():
-    """The folder for files that can be created again; RuntimeError if the home folder is unknown."""
+    """The folder for files that can be created again; RuntimeError if the home is unknown."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawtree"
 
 

@@ -49,7 +49,7 @@ class Subset:
         return self.dataset[index if takes_rows(self.dataset) else int(index)]
 
     def read_batches(self, order, collate_fn):
-        """The batches, read by the whole dataset's own method; only for use if `reads(self)`."""
+        """The batches, read by the method of the whole dataset, which must have one."""
         return self.dataset.read_batches(self.indices[order], collate_fn)
 
 
@@ -58,9 +58,11 @@ def takes_rows(dataset):
     return type(dataset) is Arrays or (type(dataset) is Subset and takes_rows(dataset.dataset))
 
 
-def reads(dataset):
+def reads_batches(dataset):
     """Whether a dataset has its own way to read batches."""
-    return reads(dataset.dataset) if type(dataset) is Subset else hasattr(dataset, "read_batches")
+    if type(dataset) is Subset:
+        return reads_batches(dataset.dataset)
+    return hasattr(dataset, "read_batches")
 
 
 def held_out(n, val_size):
@@ -90,7 +92,7 @@ def _subset(dataset, indices):
     return Subset(dataset, indices)
 
 
-class Firsts:
+class FirstBatches:
     """The first batches of an iterable of batches, in every epoch."""
 
     def __init__(self, iterable, count):
@@ -103,7 +105,7 @@ class Firsts:
 def first_batches(dataset, count, batch_size):
     """The first `count` batches of a dataset, or of an iterable of batches, of the same kind."""
     if not has_items(dataset):
-        return Firsts(dataset, count)
+        return FirstBatches(dataset, count)
     return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))
 
 
@@ -120,7 +122,7 @@ def collate(examples) -> Batch:
 
 def batches(dataset, order, collate_fn=collate, start=0):
     """One batch for each row of `order`, from row `start` on."""
-    if reads(dataset):
+    if reads_batches(dataset):
         yield from dataset.read_batches(order[start:], collate_fn)
         return
     by_rows = takes_rows(dataset) and collate_fn is collate
