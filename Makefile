@@ -1,9 +1,10 @@
-# make train: set up a private .venv and train the sample.  make test: the same for the tests.
+# make train: create .venv with what training requires, and train the sample config.
+# make test: add what the tests require, and run them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Memory in huge pages, for glibc 2.35 or newer: see huge_pages.py.
+# Memory in huge pages, with glibc 2.35 or newer; see huge_pages.py.
 ifneq ($(RAWTREE_HUGE_PAGES),0)
 ifeq ($(findstring glibc.malloc.hugetlb,$(GLIBC_TUNABLES)),)
 export GLIBC_TUNABLES := $(GLIBC_TUNABLES:%=%:)glibc.malloc.hugetlb=1
@@ -37,7 +38,7 @@ schema: $(VENV)/train.done
 	$(BIN)/python -m wiring.schema
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Rawtree needs Python 3.11 to 3.13, found %d.%d; name another with make PYTHON=python3.12" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Rawtree needs Python 3.11 to 3.13, found %d.%d; choose another one with make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/train.done: requirements.txt | $(VENV)/bin/python

@@ -1,47 +1,45 @@
-"""Memory in huge pages: a training step spends much of its time on page faults, and glibc asks for larger pages where a variable
-says so that is read when a process starts. So the process starts once more.
+"""Memory in huge pages, since a training step otherwise spends much of its time on page faults.
 
-RAWTREE_HUGE_PAGES=0 leaves everything as it is; GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `make` sets it, saves the second start.
+glibc uses huge pages where an environment variable requests them, and reads it only when a process
+starts. So the process sets the variable and replaces itself by a second start of the same command.
+RAWTREE_HUGE_PAGES=0 turns this off; GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which `make` sets, saves
+the second start.
 """
 
 import os
 import sys
 
-QUICK = {
-    "--check",
-    "--list",
-    "--report",
-    "--help",
-    "-h",
-}  # what trains nothing, and is sooner done without
+# Commands that train nothing: they are faster without a second start.
+QUICK = {"--check", "--list", "--report", "--help", "-h"}
 TUNABLE = "glibc.malloc.hugetlb"
 SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def start_again_with_them():
-    """Replace this process by the same one with huge pages, where they are of use and it has them not; before anything is
-    imported that takes long."""
-    before = os.environ.get("GLIBC_TUNABLES", "")
+    """Replace this process by the same command with huge pages, if they are useful and missing.
+
+    To be called before any slow import.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
     unwanted = os.environ.get("RAWTREE_HUGE_PAGES") == "0" or QUICK & set(sys.argv)
-    if TUNABLE in before or unwanted or not (may_start_again() and are_of_use()):
+    if TUNABLE in tunables or unwanted or not (is_plain_script() and are_available()):
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [before, f"{TUNABLE}=1"]))
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{TUNABLE}=1"]))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def may_start_again():
-    """Whether the process is a plain run of the script: not one that a debugger watches, nor a notebook's."""
-    named = sys.argv[0] in sys.orig_argv or "-m" in sys.orig_argv
-    return (
-        bool(sys.executable) and named and sys.gettrace() is None and "IPython" not in sys.modules
-    )
+def is_plain_script():
+    """Whether Python was started with this script, outside a debugger and a notebook."""
+    in_command = sys.argv[0] in sys.orig_argv or "-m" in sys.orig_argv
+    observed = sys.gettrace() is not None or "IPython" in sys.modules
+    return bool(sys.executable) and in_command and not observed
 
 
-def are_of_use():
-    """Whether glibc knows the variable (2.35) and the kernel has huge pages to give."""
+def are_available():
+    """Whether glibc supports the variable (2.35 or newer) and the kernel offers huge pages."""
     try:
         version = os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ").split(".")
         with open(SETTING) as file:
             return [int(part) for part in version] >= [2, 35] and "[never]" not in file.read()
-    except (AttributeError, ValueError, OSError):  # another system, another C library
+    except (AttributeError, ValueError, OSError):  # another system or another C library
         return False

@@ -1,4 +1,4 @@
-"""Small things used everywhere: user-facing errors, tree paths, sizes, atomic writes."""
+"""Small helpers used everywhere: errors for the user, tree paths, sizes, atomic writes."""
 
 import os
 import re
@@ -7,28 +7,30 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DONE, FAILED, BAD_INPUT, STOPPED = (
-    0,
-    1,
-    2,
-    75,
-)  # exit codes; 75: stopped by a signal with a checkpoint written
+# Exit codes. STOPPED: a signal stopped the run after it had written a checkpoint.
+DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 
 class UserError(Exception):
-    """A mistake that the user can mend; shown as one message without a traceback, exit code 2."""
+    """A mistake that the user can fix; printed as one message without a traceback, exit code 2."""
 
 
 class Damaged(UserError):
-    """A file that is not what was written into it."""
+    """A file whose content is not what was written into it."""
 
 
 class UnknownFact(ValueError):
-    """An argument was left to a fact that nothing tells; not worth a line where what would tell it is wrong itself."""
+    """An argument was to be inferred from a fact of the run that is unknown.
+
+    Not reported where the config has another problem, since that may be why the fact is unknown.
+    """
 
 
 class RunError(Exception):
-    """The run cannot go on, through no mistake in the config (disk, network, divergence); one message, exit code 1."""
+    """A run cannot continue for a reason outside its config, such as disk, network or divergence.
+
+    Printed as one message without a traceback, exit code 1.
+    """
 
 
 def first_line(error):
@@ -37,7 +39,7 @@ def first_line(error):
 
 
 def where_and_why(error):
-    """File, line and message of an error in a user's file."""
+    """File, line and message of an error that was raised in a user's file."""
     if isinstance(error, SyntaxError):
         return f"{os.path.relpath(error.filename)}, line {error.lineno}: {error.msg}"
     frames = [
@@ -45,11 +47,12 @@ def where_and_why(error):
         for frame in traceback.extract_tb(error.__traceback__)
         if "importlib" not in frame.filename
     ]
-    return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
+    file, line = os.path.relpath(frames[-1].filename), frames[-1].lineno
+    return f"{file}, line {line}: {type(error).__name__}: {error}"
 
 
 def path_name(path):
-    """The name of a leaf: the keys on the way to it, joined by '/', as in `blocks/0/norm/scale`."""
+    """The name of a leaf: the keys of its path joined by '/', as in `blocks/0/norm/scale`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
 
 
@@ -68,16 +71,18 @@ def map_named(fn, tree, *rest):
 
 
 def match_rules(rules, names, default=None):
-    """{name: value of the first (regex, value) rule that matches the whole name}; a rule that matches no name is an error."""
+    """{name: value of the first (regex, value) rule that matches the whole name}.
+
+    A rule that matches no name is an error.
+    """
     names = list(names)
-    found = {
-        name: next((i for i, (regex, _) in enumerate(rules) if re.fullmatch(regex, name)), None)
-        for name in names
-    }
     for regex, _ in rules:
         if not any(re.fullmatch(regex, name) for name in names):
             raise UserError(f"the rule {regex!r} matches no name; there are: {', '.join(names)}")
-    return {name: default if i is None else rules[i][1] for name, i in found.items()}
+    return {
+        name: next((value for regex, value in rules if re.fullmatch(regex, name)), default)
+        for name in names
+    }
 
 
 def format_bytes(n):
@@ -89,8 +94,10 @@ def format_bytes(n):
 
 
 def peak_of_process():
-    """The most bytes of main memory that this process has held."""
-    try:  # getrusage would count what the process was before it became Python, as large as the one that started it
+    """The peak main memory of this process, in bytes."""
+    # Not getrusage: it also counts the time before the process became Python, when it was as large
+    # as its parent.
+    try:
         with open("/proc/self/status") as file:
             return int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1]) * 1024
     except (OSError, TypeError):
@@ -101,17 +108,16 @@ def peak_of_process():
 
 
 def user_cache():
-    """The folder for what can be made again, as the user's system has it."""
-    home = Path(
-        os.environ.get("HOME") or "~"
-    ).expanduser()  # expanduser alone raises where nobody knows the user
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "rawtree"
+    """The folder for files that can be created again; RuntimeError if the home is unknown."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawtree"
 
 
 @contextmanager
 def atomic_file(path):
-    """A binary file to write into, so that `path` is either as it was or whole: temporary file, fsync, rename, fsync of the
-    folder."""
+    """A binary file to write into; `path` is either unchanged or has the complete new content.
+
+    The steps: write a temporary file, fsync it, rename it, fsync the folder.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -125,8 +131,8 @@ def atomic_file(path):
             os.fsync(folder)
         finally:
             os.close(folder)
-    except BaseException as error:  # an interrupt, too, leaves nothing behind
-        with suppress(OSError):  # where it could not be made, there is none to remove
+    except BaseException as error:  # also KeyboardInterrupt: the temporary file is always removed
+        with suppress(OSError):  # it does not exist if it could not be created
             temporary.unlink()
         if isinstance(error, OSError):
             raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -134,6 +140,6 @@ def atomic_file(path):
 
 
 def atomic_write(path, data):
-    """Write bytes so that `path` is either as it was or whole."""
+    """Write bytes to `path`, which is either unchanged or has the complete new content."""
     with atomic_file(path) as file:
         file.write(data)

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from data_loader.base import Arrays, Data, check_labels
+from data_loader.base import Arrays, Data, check_labels, check_minimums
 from utils import UserError
 
 
 class Header(NamedTuple):
-    """What is known of an array before it is read."""
+    """What the header of a .npy file says about its array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -23,30 +23,27 @@ class Header(NamedTuple):
 def arrays(
     train: str, test: str | None = None, x: str = "x", y: str = "y", num_classes: int | None = None
 ) -> Data:
-    """Your own data: `train` and `test` name a .npz file with the arrays `x` and `y`, or a folder with x.npy and y.npy."""
-    if num_classes is not None and num_classes < 1:
-        raise ValueError(f"num_classes: {num_classes} is too small; at least 1")
+    """Your own arrays `x` and `y`: `train` and `test` are .npz files or folders of .npy files."""
+    check_minimums(num_classes=(num_classes, 1))
     paths = {"train": Path(train)} | ({"test": Path(test)} if test else {})
     headers = {key: {name: _header(path, name) for name in (x, y)} for key, path in paths.items()}
     for key, path in paths.items():
         _check(path, headers[key], headers["train"])
     inputs, targets = headers["train"][x], headers["train"][y]
-    labels = targets.dtype.kind in "iub"
-    if labels and num_classes is None:
+    has_labels = targets.dtype.kind in "iub"
+    if has_labels and num_classes is None:
         num_classes = 1 + max(int(_read(path, y).max()) for path in paths.values())
 
     def load():
-        return {
-            key: _load(path, x, y, num_classes if labels else None) for key, path in paths.items()
-        }
+        label_classes = num_classes if has_labels else None
+        return {key: _load(path, x, y, label_classes) for key, path in paths.items()}
 
     example = (
         np.zeros(inputs.shape[1:], inputs.dtype),
-        np.zeros(targets.shape[1:], np.int32 if labels else targets.dtype),
+        np.zeros(targets.shape[1:], np.int32 if has_labels else targets.dtype),
     )
-    return Data(
-        example, {key: header[x].shape[0] for key, header in headers.items()}, load, num_classes
-    )
+    sizes = {key: header[x].shape[0] for key, header in headers.items()}
+    return Data(example, sizes, load, num_classes)
 
 
 def _load(path, x, y, num_classes):
@@ -57,23 +54,24 @@ def _load(path, x, y, num_classes):
     return Arrays(inputs, targets, str(path))
 
 
-def _check(path, headers, train):
-    """Refuse arrays that are no numbers, or do not go together: x with y, test with train."""
+def _check(path, headers, train_headers):
+    """Refuse arrays that are not numeric, or do not match each other or the training set."""
     for name, (shape, dtype) in headers.items():
         if dtype.kind not in "fiub" or not shape or 0 in shape:
             raise UserError(
-                f"{path}: {name} is {dtype} {list(shape)}; it needs numbers, one row for each of the examples"
+                f"{path}: {name} is {dtype} {list(shape)}; it must be an array of numbers with one "
+                "row per example"
             )
-        expected = train[name]
-        if (shape[1:], dtype) != (expected.shape[1:], expected.dtype):
+        train = train_headers[name]
+        if (shape[1:], dtype) != (train.shape[1:], train.dtype):
             raise UserError(
-                f"{path}: an example of {name} is {dtype} {list(shape[1:])}, in the training set it is "
-                f"{expected.dtype} {list(expected.shape[1:])}; they need to be alike"
+                f"{path}: an example of {name} is {dtype} {list(shape[1:])}, in the training set "
+                f"it is {train.dtype} {list(train.shape[1:])}; they must be the same"
             )
     counts = {name: header.shape[0] for name, header in headers.items()}
     if len(set(counts.values())) > 1:
-        found = " and ".join(f"{name} has {n} examples" for name, n in counts.items())
-        raise UserError(f"{path}: {found}; they need equally many")
+        message = " and ".join(f"{name} has {n} examples" for name, n in counts.items())
+        raise UserError(f"{path}: {message}; the numbers must be the same")
 
 
 def _header(path, name):
@@ -86,33 +84,27 @@ def _header(path, name):
 
 def _read(path, name):
     with _opened(path, name) as file:
-        if path.is_dir():
-            return np.load(
-                file.name, mmap_mode="r", allow_pickle=False
-            )  # may be larger than the memory
+        if path.is_dir():  # memory-mapped, since the array may be larger than the memory
+            return np.load(file.name, mmap_mode="r", allow_pickle=False)
         return npy.read_array(file, allow_pickle=False)
 
 
 @contextmanager
 def _opened(path, name):
-    """The .npy file of an array in a folder or a .npz file; what is wrong with either is a UserError."""
+    """The .npy file of an array in a folder or a .npz file; what cannot be read is a UserError."""
     if not path.exists():
-        raise UserError(f"{path}: no such file; give a .npz file, or a folder of .npy files")
+        raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")
     try:
-        root = (
-            path if path.is_dir() else zipfile.Path(path)
-        )  # a .npz file is a zipped folder of .npy files
+        root = path if path.is_dir() else zipfile.Path(path)  # a .npz file is a zip of .npy files
         member = root / f"{name}.npy"
         if not member.exists():
-            there = sorted(
-                file.name.removesuffix(".npy")
-                for file in root.iterdir()
-                if file.name.endswith(".npy")
-            )
-            raise UserError(f"{path}: no array {name!r}; there are: {', '.join(there) or 'none'}")
+            files = [file.name for file in root.iterdir()]
+            names = sorted(file.removesuffix(".npy") for file in files if file.endswith(".npy"))
+            raise UserError(f"{path}: no array {name!r}; there are: {', '.join(names) or 'none'}")
         with member.open("rb") as file:
             yield file
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(
-            f"{path}: {name} cannot be read ({error}); write it again with numpy.savez or numpy.save"
+            f"{path}: {name} cannot be read ({error}); "
+            "write it again with numpy.savez or numpy.save"
         ) from error

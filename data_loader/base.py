@@ -1,4 +1,4 @@
-"""The protocols of data: what a dataset is, and what a dataset factory answers."""
+"""The protocols of data: what a dataset is, and what a dataset factory returns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, NewType, Protocol
@@ -10,9 +10,10 @@ from utils import UserError
 
 
 class Dataset(Protocol):
-    """Anything with a length and items; an item is one example, a tuple (x, y) or any nest of arrays.
+    """Anything with a length and items, each one example: a tuple (x, y) or any nest of arrays.
 
-    It may also have `read_batches(order, collate_fn)`, which yields the batch of each row of indices in a way of its own.
+    It may also have `read_batches(order, collate_fn)`, its own way to yield one batch for each row
+    of indices.
     """
 
     def __len__(self): ...
@@ -25,7 +26,7 @@ Parsed = NewType("Parsed", object)  # def fn(record: bytes) -> Parsed, one examp
 
 
 def length(data):
-    """How many items, or None where nobody knows: a __len__ may raise, as a DataLoader's over an IterableDataset."""
+    """The number of items, or None if unknown, as for a DataLoader over an IterableDataset."""
     try:
         return len(data)
     except TypeError:
@@ -33,21 +34,24 @@ def length(data):
 
 
 def has_items(data):
-    """Whether single examples can be asked for; torch's IterableDataset inherits a __getitem__, but has no length."""
+    """Whether single examples can be read by index.
+
+    Also needs a length, since torch's IterableDataset inherits a __getitem__ but has no length.
+    """
     return hasattr(data, "__getitem__") and length(data) is not None
 
 
 class Arrays:
-    """A dataset held whole in NumPy arrays (or nests of them), so that it can live on the device."""
+    """A dataset held in NumPy arrays (or nests of them), so that it can live on the device."""
 
     def __init__(self, x, y, source="arrays"):
         lengths = {name: len(a) for name, a in named_nest({"x": x, "y": y})}
         if len(set(lengths.values())) != 1:
             raise UserError(
-                f"{source}: needs one row for each example in every array, found {lengths}"
+                f"{source}: every array needs one row per example, found the lengths {lengths}"
             )
         self.arrays = (x, y)
-        self.source = source  # where it came from, for the run's records
+        self.source = source  # where the data came from, for the records of the run
         self.length = next(iter(lengths.values()))
 
     def __len__(self):
@@ -58,50 +62,65 @@ class Arrays:
 
 
 class Data(NamedTuple):
-    """What a dataset factory answers at once, from headers or constants; the pixels come with load()."""
+    """What a dataset factory returns at once, from headers or constants; load() reads the examples.
+
+    The keys of `sizes` are train and test, and val if the data has its own validation set.
+    """
 
     example: Any  # one raw example of zeros: shapes and types only
-    sizes: dict[
-        str, int
-    ]  # {"train": 60000, "test": 10000}, and "val" where the data brings its own
+    sizes: dict[str, int]  # {"train": 60000, "test": 10000}
     load: Callable  # () -> {"train": Dataset, "test": Dataset}, the same keys as sizes
     num_classes: int | None = None
     vocab_size: int | None = None
 
 
+def check_minimums(**arguments):
+    """Raise one ValueError for all arguments below their minimum; name=(value or None, minimum)."""
+    errors = [
+        f"{name}: must be at least {minimum}, got {value}"
+        for name, (value, minimum) in arguments.items()
+        if value is not None and value < minimum
+    ]
+    if errors:
+        raise ValueError("\n".join(errors))
+
+
 def check_labels(source, labels, num_classes):
-    """Refuse labels outside 0..num_classes-1, naming the first."""
+    """Raise an error that names the first label outside 0..num_classes-1."""
     labels = np.asarray(labels)
     bad = np.argwhere((labels < 0) | (labels >= num_classes))
     if bad.size:
         example, label = bad[0][0], labels[tuple(bad[0])]
         raise UserError(
-            f"{source}: label {label} of example {example} is outside the {num_classes} classes 0..{num_classes - 1}"
+            f"{source}: label {label} of example {example} is outside the {num_classes} classes "
+            f"0..{num_classes - 1}"
         )
 
 
 def loaded(data):
-    """The datasets of a Data, once they are known to be what it said: the same sets, sizes, shapes, and labels."""
+    """The datasets of a Data, checked against its sets, sizes, example and number of classes."""
     sets = data.load()
     if not isinstance(sets, dict):
-        raise UserError(f"data: load() must give {{set: dataset}}, gave {type(sets).__name__}")
+        raise UserError(f"data: load() must return {{set: dataset}}, got {type(sets).__name__}")
     if sets.keys() != data.sizes.keys():
         raise UserError(
-            f"data: load() gave the sets {sorted(sets)}, sizes names {sorted(data.sizes)}; they must be the same"
+            f"data: load() returned the sets {sorted(sets)}, but `sizes` names "
+            f"{sorted(data.sizes)}; they must be the same"
         )
     for name, dataset in sets.items():
         if not has_items(dataset):
             raise UserError(
-                f"data: the {name} set gives no single examples; it needs __len__ and __getitem__"
+                f"data: examples of the {name} set cannot be read by index; "
+                "it needs __len__ and __getitem__"
             )
         if len(dataset) != data.sizes[name]:
             raise UserError(
-                f"data: the {name} set has {len(dataset)} examples, sizes says {data.sizes[name]}"
+                f"data: the {name} set has {len(dataset)} examples, `sizes` says {data.sizes[name]}"
             )
-        found, promised = _form(dataset[0]), _form(data.example)
-        if found != promised:
+        actual, expected = _form(dataset[0]), _form(data.example)
+        if actual != expected:
             raise UserError(
-                f"data: an example of the {name} set is {found}, the data's `example` says {promised}"
+                f"data: an example of the {name} set is {actual}, `example` says {expected}"
             )
         if type(dataset) is Arrays and data.num_classes is not None:
             labels = dataset.arrays[1]
@@ -111,7 +130,7 @@ def loaded(data):
 
 
 def _form(example):
-    """Shape and kind of number of every leaf; the number of bits is the device's affair."""
+    """Shape and kind of number of every leaf; not the number of bits, which the device decides."""
     return {
         name: f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf))}"
         for name, leaf in named_nest(example)

@@ -1,4 +1,4 @@
-"""CIFAR-10, the small colour photographs of Krizhevsky, in their binary form."""
+"""CIFAR-10, Krizhevsky's small colour photographs, in the binary version."""
 
 import gzip
 import tarfile
@@ -21,20 +21,19 @@ RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
 
 def cifar10(dir: str = "data") -> Data:
-    """CIFAR-10 from `dir` (the archive, or its unpacked folder), else downloaded."""
+    """CIFAR-10 from `dir`, as the archive or its unpacked folder; downloaded if missing."""
 
     def load():
-        content = _content(Path(dir))
-        return {key: _decode(Path(dir), files, content) for key, files in FILES.items()}
+        contents = _contents(Path(dir))
+        return {key: _decode(Path(dir), files, contents) for key, files in FILES.items()}
 
     example = (np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int32))
-    return Data(
-        example, {key: PER_FILE * len(files) for key, files in FILES.items()}, load, num_classes=10
-    )
+    sizes = {key: PER_FILE * len(files) for key, files in FILES.items()}
+    return Data(example, sizes, load, num_classes=10)
 
 
-def _content(dir):
-    """{file: bytes} from the unpacked folder or the archive, which is downloaded if neither is there."""
+def _contents(dir):
+    """{file: bytes} from the unpacked folder or the archive; if both are missing, downloaded."""
     for folder in (dir, dir / FOLDER):
         if (folder / FILES["test"][0]).is_file():
             return {file: _read(folder / file) for files in FILES.values() for file in files}
@@ -50,7 +49,7 @@ def _download(archive):
     except Unreachable as error:
         raise Unreachable(
             f"cifar10: neither {ARCHIVE} nor {FOLDER} is in {archive.parent}, and {error}\n"
-            f"Put one of them into {archive.parent}, or run once where there is a network"
+            f"Put one of them into {archive.parent}, or run once with a network connection"
         ) from None
 
 
@@ -73,19 +72,20 @@ def _unpack(archive):
                 for file in files
             }
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, KeyError) as error:
-        raise damaged(archive, f"is not the whole archive ({error})") from error
+        raise damaged(archive, f"is not the complete archive ({error})") from error
     except OSError as error:
         raise RunError(f"{archive}: cannot be read: {error.strerror}") from error
 
 
-def _decode(dir, files, content):
-    """The images and labels of some files, in their order."""
+def _decode(dir, files, contents):
+    """The images and labels of some files, in the order of the files."""
     for file in files:
-        if len(content[file]) != PER_FILE * RECORD:
+        if len(contents[file]) != PER_FILE * RECORD:
             raise damaged(
-                dir / file, f"has {len(content[file])} bytes, expected {PER_FILE * RECORD}"
+                dir / file, f"has {len(contents[file])} bytes, expected {PER_FILE * RECORD}"
             )
-    records = np.frombuffer(b"".join(content[file] for file in files), np.uint8).reshape(-1, RECORD)
+    data = b"".join(contents[file] for file in files)
+    records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
     check_labels("cifar10", records[:, 0], 10)
     images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Arrays(np.ascontiguousarray(images), records[:, 0].astype(np.int32), "cifar10")

@@ -1,24 +1,23 @@
-"""Handwritten-looking digits drawn from a seed: a dataset of MNIST's form that needs neither files nor network."""
+"""Drawn digits that look handwritten: a dataset in MNIST's format without files or network."""
 
 import functools
 import io
 import logging
-import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 
-from data_loader.base import Arrays, Data
+from data_loader.base import Arrays, Data, check_minimums
 from data_loader.loader import random_stream
-from utils import RunError, atomic_write
+from utils import RunError, atomic_write, user_cache
 
-VERSION = 1  # of the drawing; a change to any image must raise it, for the cache is keyed by it
+VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28
-POINTS = 48  # along a whole digit: about one a pixel
-CHUNK = 500  # images drawn at once: their arrays fit a core's cache
+POINTS = 48  # along the strokes of a digit: about one per pixel
+BLOCK = 500  # images drawn at once: their arrays fit into a core's cache
 
-# The hands that wrote each digit: strokes separated by commas, a stroke as the xy of the points (0-9, y down) its curve passes.
+# For each digit, the styles in which it is drawn. A style lists strokes, separated by commas. A
+# stroke lists the points through which its curve passes, as two numbers x and y (0-9, y downwards).
 STYLES = (
     ("60 31 14 17 39 68 85 82 50", "70 41 25 28 49 67 74 71 50", "40 71 85 68 39 17 14 31 70"),
     ("50 53 56 59", "33 50, 50 54 59", "32 50, 50 54 59, 29 59 79", "60 54 39"),
@@ -46,14 +45,8 @@ STYLES = (
 
 
 def digits(seed: int = 0, train_size: int = 60_000, test_size: int = 10_000) -> Data:
-    """Digits 0-9 as 28x28 grey images, drawn by the program with strokes, hands and noise that vary."""
-    for name, value, least in (
-        ("seed", seed, 0),
-        ("train_size", train_size, 1),
-        ("test_size", test_size, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name}: {value} is too small; at least {least}")
+    """Digits 0-9 as 28x28 grey images, drawn from a seed with varied styles, strokes and noise."""
+    check_minimums(seed=(seed, 0), train_size=(train_size, 1), test_size=(test_size, 1))
 
     def load():
         x, y = _cached(seed, train_size + test_size)
@@ -67,66 +60,57 @@ def digits(seed: int = 0, train_size: int = 60_000, test_size: int = 10_000) -> 
 
 
 def draw(seed, count):
-    """(images (count, 28, 28, 1) uint8, labels (count,) int32): a pure function of its arguments."""
+    """(images (count, 28, 28, 1) uint8, labels (count,) int32): depends only on the arguments."""
     x = np.empty((count, SIZE, SIZE, 1), np.uint8)
     y = np.empty(count, np.int32)
-    for i, start in enumerate(range(0, count, CHUNK)):
+    for i, start in enumerate(range(0, count, BLOCK)):
         random = random_stream(seed, i)
-        part = slice(start, min(start + CHUNK, count))
-        y[part] = random.permutation(np.arange(start, part.stop) % 10)
-        x[part, :, :, 0] = _ink(random, _strokes(random, y[part]))
+        rows = slice(start, min(start + BLOCK, count))
+        y[rows] = random.permutation(np.arange(start, rows.stop) % 10)
+        x[rows, :, :, 0] = _ink(random, _strokes(random, y[rows]))
     return x, y
 
 
 def _strokes(random, labels):
-    """The points of each digit in pixels (n, POINTS, 2): a hand chosen, its points moved by a tremor, then an affine map."""
+    """The points of each digit in pixels (n, POINTS, 2): a random style, tremor and affine map."""
     n = len(labels)
     points = np.empty((n, POINTS, 2), np.float32)
-    style = random.integers(
-        0, 12, n
-    )  # 12: a multiple of 2, 3 and 4, so that a digit's hands are equally frequent
-    for digit, hands in enumerate(_glyphs()):
-        for i, (weights, controls) in enumerate(hands):
-            rows = np.flatnonzero((labels == digit) & (style % len(hands) == i))
+    # 12 is a multiple of 2, 3 and 4, so that all styles of a digit are equally frequent.
+    style = random.integers(0, 12, n)
+    for digit, glyphs in enumerate(_glyphs()):
+        for i, (weights, controls) in enumerate(glyphs):
+            rows = np.flatnonzero((labels == digit) & (style % len(glyphs) == i))
             tremor = random.normal(0, 0.07, (len(rows), *controls.shape)).astype(np.float32)
             points[rows] = weights @ (controls + tremor)
     turn, slant = random.normal(0, 0.13, n), random.normal(-0.12, 0.17, n)
-    wide, high = random.uniform(5.5, 8.5, n), random.uniform(8, 10, n)
-    rows = [
-        wide * np.cos(turn),
-        wide * np.sin(turn),
-        high * (slant - np.sin(turn)),
-        high * np.cos(turn),
-    ]
-    affine = np.stack(rows, -1).reshape(n, 2, 2)
+    width, height = random.uniform(5.5, 8.5, n), random.uniform(8, 10, n)
+    x_axis = [width * np.cos(turn), width * np.sin(turn)]
+    y_axis = [height * (slant - np.sin(turn)), height * np.cos(turn)]
+    affine = np.stack(x_axis + y_axis, -1).reshape(n, 2, 2)
     shift = random.normal((SIZE - 1) / 2, 0.9, (n, 1, 2))
     return points @ affine.astype(np.float32) + shift.astype(np.float32)
 
 
 def _ink(random, points):
-    """The image of a pen with a Gaussian tip. A Gaussian is a product over rows and columns, so a digit is one matmul."""
+    """The images (n, SIZE, SIZE) that a pen with a Gaussian tip draws along the points.
+
+    A Gaussian is a product of a row and a column factor, so a digit is one matmul.
+    """
     n = len(points)
 
     def uniform(low, high):
         return random.uniform(low, high, (n, 1, 1)).astype(np.float32)
 
-    tip, pressure, brightness, grain = (
-        uniform(0.6, 1.25),
-        uniform(0.9, 1.8),
-        uniform(0.6, 1),
-        uniform(0, 0.16),
-    )
+    tip, pressure = uniform(0.6, 1.25), uniform(0.9, 1.8)
+    brightness, grain = uniform(0.6, 1), uniform(0, 0.16)
     pixels = np.arange(SIZE, dtype=np.float32)
-    x, y = (
-        np.exp(-0.5 * ((points[:, :, i, None] - pixels) / tip) ** 2) for i in (0, 1)
-    )  # (n, POINTS, SIZE)
-    steps = np.linalg.norm(np.diff(points, axis=1), axis=2)
-    spacing = (
-        np.minimum(steps, 2).mean(1).reshape(n, 1, 1)
-    )  # at most 2: a jump to the next stroke is no step of the pen
-    ink = (
-        y.transpose(0, 2, 1) @ x * (pressure * spacing / (tip * np.float32(np.sqrt(2 * np.pi))))
-    )  # 1: a line in full ink
+    # Both (n, POINTS, SIZE).
+    x, y = (np.exp(-0.5 * ((points[:, :, i, None] - pixels) / tip) ** 2) for i in (0, 1))
+    distances = np.linalg.norm(np.diff(points, axis=1), axis=2)
+    # At most 2 pixels, since a jump to the next stroke leaves no ink.
+    spacing = np.minimum(distances, 2).mean(1).reshape(n, 1, 1)
+    # Scaled so that 1 is a line in full ink.
+    ink = y.transpose(0, 2, 1) @ x * (pressure * spacing / (tip * np.float32(np.sqrt(2 * np.pi))))
     noise = random.standard_normal((n, SIZE, SIZE), np.float32) * grain
     return (np.clip(np.minimum(ink, 1) * brightness + noise, 0, 1) * 255).astype(np.uint8)
 
@@ -137,30 +121,30 @@ def _glyphs():
 
 
 def _glyph(style):
-    """(weights (POINTS, c), control points (c, 2) in -1..1) of one hand: points = weights @ controls, evenly spaced."""
+    """(weights (POINTS, c), control points (c, 2) in -1..1) of one style.
+
+    `weights @ controls` are points with even spacing along the strokes.
+    """
     strokes = [
-        np.array([[int(p[0]), int(p[1])] for p in s.split()], np.float32) / 4.5 - 1
-        for s in style.split(",")
+        np.array([[int(x), int(y)] for x, y in stroke.split()], np.float32) / 4.5 - 1
+        for stroke in style.split(",")
     ]
     controls = np.concatenate(strokes)
     ends = np.cumsum([len(stroke) for stroke in strokes])[:-1]
-    curves = [
-        _curve(unit) for unit in np.split(np.eye(len(controls)), ends)
-    ]  # of unit vectors: a curve's weights
-    steps = [
-        np.r_[0, np.linalg.norm(np.diff(curve @ controls, axis=0), axis=1)] for curve in curves
-    ]  # 0: the pen is lifted
-    way = np.cumsum(np.concatenate(steps))
-    even = np.searchsorted(way, (np.arange(POINTS) + 0.5) / POINTS * way[-1])
-    return np.concatenate(curves)[even].astype(np.float32), controls
+    # The curve through unit vectors gives the weight of each control point.
+    weights = [_curve(unit) for unit in np.split(np.eye(len(controls)), ends)]
+    # Each stroke starts with distance 0, since the pen is lifted between strokes.
+    distances = [np.r_[0, np.linalg.norm(np.diff(w @ controls, axis=0), axis=1)] for w in weights]
+    travelled = np.cumsum(np.concatenate(distances))
+    even = np.searchsorted(travelled, (np.arange(POINTS) + 0.5) / POINTS * travelled[-1])
+    return np.concatenate(weights)[even].astype(np.float32), controls
 
 
 def _curve(points):
-    """Places on the Catmull-Rom curve through points (n, d): 64 on each of its n - 1 pieces."""
+    """Samples of the Catmull-Rom curve through points (n, d): 64 on each of its n - 1 pieces."""
     padded = np.concatenate([points[:1], points, points[-1:]])
-    a, b, c, d = (
-        padded[i : i + len(points) - 1, None] for i in range(4)
-    )  # each piece runs from b to c; (n - 1, 1, d)
+    # Each piece runs from b to c; all four are (n - 1, 1, d).
+    a, b, c, d = (padded[i : i + len(points) - 1, None] for i in range(4))
     u = np.arange(64)[:, None] / 64
     curve = (
         b
@@ -172,19 +156,18 @@ def _curve(points):
 
 
 def _cached(seed, count):
-    """draw(seed, count), kept in the user's cache folder from the first call on."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawtree"
-    path = folder / f"digits-v{VERSION}-seed{seed}-{count}.npz"
+    """draw(seed, count), cached in a file of the user's cache folder."""
+    name = f"digits-v{VERSION}-seed{seed}-{count}.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(user_cache() / name, allow_pickle=False) as file:
             return file["x"], file["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        x, y = draw(seed, count)  # absent or damaged
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+        x, y = draw(seed, count)  # the file is missing or damaged
     buffer = io.BytesIO()
     np.savez(buffer, x=x, y=y)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, buffer.getvalue())
-    except (OSError, RunError) as error:
-        logging.getLogger("main").warning("digits: not kept for the next run: %s", error)
+        user_cache().mkdir(parents=True, exist_ok=True)
+        atomic_write(user_cache() / name, buffer.getvalue())
+    except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder
+        logging.getLogger("main").warning("digits: cannot be cached for the next run: %s", error)
     return x, y

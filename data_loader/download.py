@@ -1,4 +1,4 @@
-"""Fetching a file from a list of mirrors: checked, atomic, and never waiting long for a machine without a network."""
+"""Download a file from a list of mirrors: checked, atomic, and with a short wait if offline."""
 
 import gzip
 import hashlib
@@ -14,43 +14,47 @@ from urllib.request import urlopen
 
 from utils import RunError, UserError, atomic_write
 
-TIMEOUT = 5  # seconds of silence after which a mirror is given up
-SLOWEST = 10_000  # bytes per second, on the whole, below which it is given up too
+TIMEOUT = 5  # seconds without data after which a mirror is given up
+SLOWEST = 10_000  # bytes per second on average, below which a mirror is given up
 
 
 class Unreachable(RunError):
-    """No mirror answered with a file: no network, most likely."""
+    """No mirror returned a file, probably because there is no network."""
 
 
 class WrongContent(Exception):
-    """A mirror answered, but not with the file that was asked for."""
+    """A mirror returned something other than the requested file."""
 
 
 def fetch(urls, path, digest=None, timeout=TIMEOUT):
-    """Download `path` from the first mirror that has it; digest: md5 or sha256 of the file, packed or unpacked."""
-    path, reasons = Path(path), {}
+    """Download `path` from the first mirror that has it.
+
+    `digest` is the md5 or sha256 of the file, gzip-compressed or not.
+    """
+    path, errors = Path(path), {}
     for url in urls:
         try:
             data = _try(url, timeout)
             _check(data, digest)
         except (OSError, HTTPException, WrongContent) as error:
-            reasons[url] = error
+            errors[url] = error
         else:
             return _save(path, data)
-    answered = any(isinstance(error, WrongContent) for error in reasons.values())
-    lines = "".join(f"\n  {url}: {error}" for url, error in reasons.items())
-    raise (RunError if answered else Unreachable)(f"{path.name} could not be downloaded:{lines}")
+    reached = any(isinstance(error, WrongContent) for error in errors.values())
+    lines = "".join(f"\n  {url}: {error}" for url, error in errors.items())
+    raise (RunError if reached else Unreachable)(f"{path.name} could not be downloaded:{lines}")
 
 
-def damaged(path, found):
-    """The error for a file that is there but is not what it should be."""
+def damaged(path, problem):
+    """The error for a file that exists but has the wrong content."""
     return UserError(
-        f"{path}: {found}; delete it, so that it is downloaded again, or put a whole copy there"
+        f"{path}: {problem}; delete it, so that it is downloaded again, or replace it with a "
+        "complete copy"
     )
 
 
 def _try(url, timeout):
-    """The bytes of a mirror. A fault that passes, unlike silence or a refusal, is tried once more."""
+    """The bytes from a mirror; one retry, but not after silence or an HTTP error."""
     try:
         return _read(url, timeout)
     except (TimeoutError, HTTPError):
@@ -66,60 +70,54 @@ def _read(url, timeout):
     with _open(url, timeout) as response:
         start, data = time.monotonic(), bytearray()
         total = int(response.headers.get("Content-Length") or 0)
-        with tqdm(
-            desc=url,
-            total=total or None,
-            unit="B",
-            unit_scale=True,
-            disable=not sys.stderr.isatty(),
-        ) as bar:
-            while chunk := response.read1(1 << 20):
-                data += chunk
-                bar.update(len(chunk))
-                if time.monotonic() - start > timeout + len(data) / SLOWEST:
-                    raise TimeoutError(
-                        f"too slow: {len(data)} bytes in {time.monotonic() - start:.0f} s"
-                    )
+        quiet = not sys.stderr.isatty()
+        with tqdm(desc=url, total=total or None, unit="B", unit_scale=True, disable=quiet) as bar:
+            while received := response.read1(1 << 20):
+                data += received
+                bar.update(len(received))
+                elapsed = time.monotonic() - start
+                if elapsed > timeout + len(data) / SLOWEST:
+                    raise TimeoutError(f"too slow: {len(data)} bytes in {elapsed:.0f} s")
     if len(data) < total:
         raise ConnectionError(f"the connection ended after {len(data)} of {total} bytes")
     return bytes(data)
 
 
 def _open(url, timeout):
-    """urlopen in a thread of its own: a name lookup that hangs heeds no timeout."""
-    answer = Future()
+    """urlopen in its own thread, since its timeout does not cover a name lookup that hangs."""
+    response = Future()
 
     def work():
         try:
-            answer.set_result(urlopen(url, timeout=timeout))
+            response.set_result(urlopen(url, timeout=timeout))
         except Exception as error:
             reason = getattr(error, "reason", None)  # what a URLError wraps
-            answer.set_exception(reason if isinstance(reason, OSError) else error)
+            response.set_exception(reason if isinstance(reason, OSError) else error)
 
     threading.Thread(target=work, daemon=True).start()
     try:
-        return answer.result(timeout)
+        return response.result(timeout)
     except TimeoutError as error:
-        raise TimeoutError(f"no answer in {timeout} s") from error
+        raise TimeoutError(f"no response in {timeout} s") from error
 
 
 def _check(data, digest):
-    """Raise WrongContent unless the digest is that of the data, packed or unpacked."""
+    """Raise WrongContent unless the digest is that of the data, as received or unpacked."""
     if digest is None:
         return
     kind = {32: "md5", 64: "sha256"}[len(digest)]
-    found = hashlib.new(kind, data).hexdigest()
+    actual = hashlib.new(kind, data).hexdigest()
     try:
-        if digest not in (found, hashlib.new(kind, _unpack(data)).hexdigest()):
+        if digest not in (actual, hashlib.new(kind, _unpack(data)).hexdigest()):
             raise WrongContent(
-                f"answered with other content: {len(data)} bytes of {kind} {found}, expected {digest}"
+                f"returned other content: {len(data)} bytes with {kind} {actual}, expected {digest}"
             )
     except ValueError as error:
-        raise WrongContent(f"answered with {error}") from error
+        raise WrongContent(f"returned {error}") from error
 
 
 def _unpack(data):
-    """The bytes inside gzip-compressed bytes; others are returned as they are. Damaged ones raise ValueError."""
+    """The bytes inside gzip data, or other data unchanged; damaged gzip data is a ValueError."""
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
@@ -132,5 +130,5 @@ def _save(path, data):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{path.parent}: cannot be made: {error.strerror}") from error
+        raise RunError(f"{path.parent}: cannot be created: {error.strerror}") from error
     atomic_write(path, data)

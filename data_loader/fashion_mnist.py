@@ -1,4 +1,4 @@
-"""Fashion-MNIST, Zalando's images of clothes in MNIST's form."""
+"""Fashion-MNIST, Zalando's images of clothes in MNIST's format."""
 
 from data_loader.base import Data
 from data_loader.idx import idx_data
@@ -7,7 +7,7 @@ MIRRORS = (
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
 )
-DIGESTS = {  # md5 of the files as they come, gzip-compressed
+DIGESTS = {  # md5 of the gzip-compressed files
     "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
     "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
@@ -16,5 +16,5 @@ DIGESTS = {  # md5 of the files as they come, gzip-compressed
 
 
 def fashion_mnist(dir: str = "data/fashion_mnist") -> Data:
-    """Fashion-MNIST from `dir`, else downloaded. Its files are named as MNIST's: keep them in a folder of their own."""
+    """Fashion-MNIST from `dir`, else downloaded; its file names are the same as those of MNIST."""
     return idx_data("fashion_mnist", (dir,), MIRRORS, DIGESTS)

@@ -1,4 +1,4 @@
-"""Images in one folder per class, read from disk when they are asked for."""
+"""Images in one folder per class, read from disk when they are used."""
 
 import importlib.util
 from pathlib import Path
@@ -14,24 +14,20 @@ MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}  # Pillow's name, channels
 
 
 def folder(dir: str, image_size: list[int], color: Literal["rgb", "gray"] = "rgb") -> Data:
-    """Images of `dir`/train/<class>/ (and val, test), or of `dir`/<class>/ alone, resized to [height, width]."""
+    """Images of `dir`/{train,val,test}/<class>/ or `dir`/<class>/, resized to [height, width]."""
     if len(image_size) != 2 or min(image_size) < 1:
-        raise ValueError(f"image_size: {image_size} is not [height, width], both at least 1")
+        raise ValueError(f"image_size: must be [height, width], both at least 1, got {image_size}")
     if importlib.util.find_spec("PIL") is None:
         raise UserError("folder: reading images needs Pillow; install it with: pip install pillow")
     roots = _roots(Path(dir))
     classes = _classes(roots["train"])
-    datasets = {
-        key: Images(_files(path, classes), classes, image_size, color)
-        for key, path in roots.items()
+    sets = {
+        name: Images(_files(root, classes), classes, image_size, color)
+        for name, root in roots.items()
     }
     example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
-    return Data(
-        example,
-        {key: len(d) for key, d in datasets.items()},
-        lambda: datasets,
-        num_classes=len(classes),
-    )
+    sizes = {name: len(dataset) for name, dataset in sets.items()}
+    return Data(example, sizes, lambda: sets, len(classes))
 
 
 class Images:
@@ -58,11 +54,14 @@ def pixels(path, image_size, color):
     try:
         return decoded(path, image_size, color)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: not a readable image ({error}); mend or delete it") from error
+        raise UserError(f"{path}: not a readable image ({error}); replace or delete it") from error
 
 
 def decoded(file, image_size, color):
-    """The image of a path or an open file, upright, and resized to an image_size: uint8 (height, width, channels)."""
+    """The image of a path or an open file, upright: uint8 (height, width, channels).
+
+    It keeps its size if `image_size` is None.
+    """
     from PIL import Image, ImageOps
 
     with Image.open(file) as image:
@@ -73,7 +72,7 @@ def decoded(file, image_size, color):
 
 
 def _roots(root):
-    """{set: its folder of class folders}: train, val and test where there is a train, else all of it is for training."""
+    """{set: its folder of class folders}; without a train folder, `root` is the training set."""
     names = _classes(root)
     if "train" not in names:
         return {"train": root}
@@ -86,7 +85,7 @@ def _roots(root):
 
 
 def _classes(root):
-    """The names of the class folders, sorted: a class's label is its place."""
+    """The sorted names of the class folders; a class's label is its index in this list."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; it should hold one folder of images per class")
     classes = sorted(
@@ -98,7 +97,7 @@ def _classes(root):
 
 
 def _files(root, classes):
-    """[(path, label)] of the images under root; a class unknown to training, or an empty one, is an error."""
+    """[(path, label)] of the images under root; a new class or one without images is an error."""
     unknown = sorted(set(_classes(root)) - set(classes))
     if unknown:
         raise UserError(
@@ -107,7 +106,7 @@ def _files(root, classes):
     files = []
     for label, name in enumerate(classes):
         images = sorted(path for path in (root / name).glob("*") if path.suffix.lower() in ENDINGS)
-        if not images and (root / name).is_dir():  # a class may be absent from the test set
+        if not images and (root / name).is_dir():  # a class may be missing in the test set
             raise UserError(
                 f"{root / name}: no images in it; known endings: {', '.join(sorted(ENDINGS))}"
             )

@@ -1,4 +1,4 @@
-"""The four IDX files of MNIST and its relatives: found or downloaded, checked, read."""
+"""The four IDX files of MNIST and similar datasets: find or download, check, read."""
 
 import gzip
 import itertools
@@ -20,30 +20,30 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 ALL_FILES = FILES["train"] + FILES["test"]
-SIZES = {
-    "train": 60_000,
-    "test": 10_000,
-}  # as published; files that are there answer for themselves
+SIZES = {"train": 60_000, "test": 10_000}  # as published, for files that are still to be downloaded
 IMAGE = (28, 28)
 
 
 def idx_data(name, folders, mirrors, digests, stand_in=None):
-    """The Data of `name`: files found in `folders`, else downloaded into the last; `stand_in` is for where neither works."""
-    found = _find(folders)
+    """The Data of `name`: files in `folders`, else downloaded into the last of them.
+
+    `stand_in` is the dataset factory to use if there are no files and no mirror can be reached.
+    """
+    local = _find(folders)
     sizes = {
-        key: idx_shape(found[images], 3)[0] if images in found else SIZES[key]
+        key: idx_shape(local[images], 3)[0] if images in local else SIZES[key]
         for key, (images, _) in FILES.items()
     }
 
     def load():
-        found = _find(folders)
+        local = _find(folders)
         try:
             paths = {
-                file: found.get(file) or _download(name, folders, file, mirrors, digests[file])
+                file: local.get(file) or _download(name, folders, file, mirrors, digests[file])
                 for file in digests
             }
         except Unreachable as error:
-            if stand_in is None or found:
+            if stand_in is None or local:
                 raise
             return _replaced(name, folders, stand_in, error)
         return {
@@ -56,12 +56,12 @@ def idx_data(name, folders, mirrors, digests, stand_in=None):
 
 
 def _find(folders):
-    """{file: path} of the files that are there, plain or compressed; the first folder that has one counts."""
-    found = {}
+    """{file: path} of the existing files, plain or compressed; the first folder has priority."""
+    paths = {}
     for folder, file, end in itertools.product(folders, ALL_FILES, ("", ".gz")):
         if (path := Path(folder, file + end)).is_file():
-            found.setdefault(file, path)
-    return found
+            paths.setdefault(file, path)
+    return paths
 
 
 def _download(name, folders, file, mirrors, digest):
@@ -70,19 +70,22 @@ def _download(name, folders, file, mirrors, digest):
         fetch([f"{mirror}{path.name}" for mirror in mirrors], path, digest)
     except Unreachable as error:
         raise Unreachable(
-            f"{name}: {file} is not in {_places(folders)}, and {error}\n"
-            f"Put the files {', '.join(ALL_FILES)} (plain or .gz) into {path.parent}, or run once where there is a network"
+            f"{name}: {file} is not in {_alternatives(folders)}, and {error}\n"
+            f"Put the files {', '.join(ALL_FILES)} (plain or .gz) into {path.parent}, "
+            "or run once with a network connection"
         ) from None
     return path
 
 
-def _places(folders):
+def _alternatives(folders):
     return " or ".join(str(folder) for folder in folders)
 
 
 def _replaced(name, folders, stand_in, error):
-    """The stand-in's datasets, announced so that nobody takes them for the real ones."""
-    source = f"digits (stand-in for {name}: no files in {_places(folders)}, no mirror reachable)"
+    """The stand-in's datasets, with a warning so that they are not mistaken for the real ones."""
+    source = (
+        f"digits (stand-in for {name}: no files in {_alternatives(folders)}, no mirror reachable)"
+    )
     line = "!" * 100
     logging.getLogger("main").warning(
         "%s\nNOT %s, but %s\n%s\n%s", line, name.upper(), source, error, line
@@ -102,28 +105,27 @@ def _read(name, images, labels):
 
 def read_idx(path, rank):
     """The uint8 array of an IDX file, plain or gzip-compressed."""
-    shape, head = idx_shape(path, rank), 4 + 4 * rank
+    shape, header_size = idx_shape(path, rank), 4 + 4 * rank
     with _opened(path) as file:
         data = file.read()
-    if len(data) != head + math.prod(shape):
-        raise damaged(
-            path,
-            f"has {len(data)} bytes, but its header {list(shape)} asks for {head + math.prod(shape)}",
-        )
-    return np.frombuffer(data, np.uint8, offset=head).reshape(shape)
+    expected = header_size + math.prod(shape)
+    if len(data) != expected:
+        raise damaged(path, f"has {len(data)} bytes, but its header {list(shape)} needs {expected}")
+    return np.frombuffer(data, np.uint8, offset=header_size).reshape(shape)
 
 
 def idx_shape(path, rank):
-    """The shape of an IDX file, from its header alone."""
+    """The shape of an IDX file, read from its header."""
     with _opened(path) as file:
-        head = file.read(4 + 4 * rank)
+        header = file.read(4 + 4 * rank)
     magic = bytes([0, 0, 8, rank])  # 8: uint8
-    if len(head) < 4 + 4 * rank or not head.startswith(magic):
+    if len(header) < 4 + 4 * rank or not header.startswith(magic):
         raise damaged(
             path,
-            f"starts with {head[:4].hex() or 'nothing'}, an IDX file of rank {rank} with {magic.hex()}",
+            f"starts with {header[:4].hex() or 'nothing'}, "
+            f"an IDX file of rank {rank} starts with {magic.hex()}",
         )
-    return struct.unpack(f">{rank}I", head[4:])
+    return struct.unpack(f">{rank}I", header[4:])
 
 
 @contextmanager

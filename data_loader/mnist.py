@@ -19,11 +19,6 @@ DIGESTS = {  # md5 of the unpacked files
 
 
 def mnist(dir: str = "data", offline: Literal["digits", "error"] = "error") -> Data:
-    """MNIST from `dir` or `dir`/mnist, else downloaded; offline="digits" goes on with the drawn digits where there is neither."""
-    return idx_data(
-        "mnist",
-        (dir, f"{dir}/mnist"),
-        MIRRORS,
-        DIGESTS,
-        stand_in=digits if offline == "digits" else None,
-    )
+    """MNIST from `dir` or `dir`/mnist, else downloaded; `offline` is the fallback if that fails."""
+    stand_in = digits if offline == "digits" else None
+    return idx_data("mnist", (dir, f"{dir}/mnist"), MIRRORS, DIGESTS, stand_in)

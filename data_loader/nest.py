@@ -1,8 +1,8 @@
-"""Dicts, tuples and lists of arrays, nested at will: what jax calls a tree, without jax."""
+"""Nested dicts, tuples and lists of arrays: what jax calls a tree, without importing jax."""
 
 
 def map_nest(fn, nest, *rest):
-    """jax.tree.map for dicts, tuples and lists, without jax."""
+    """Like jax.tree.map, for dicts, tuples and lists."""
     if isinstance(nest, dict):
         if any(r.keys() != nest.keys() for r in rest):
             raise ValueError(f"the keys {sorted(nest)} are not the same in all")
@@ -14,9 +14,9 @@ def map_nest(fn, nest, *rest):
 
 
 def named_nest(nest, name=""):
-    """Every leaf of a nest with its name, as in `0/image`."""
+    """Yield (name, leaf) for every leaf of a nest; a name is its path, as in `0/image`."""
     if not isinstance(nest, dict | tuple | list):
         yield name, nest
         return
-    for key, part in nest.items() if isinstance(nest, dict) else enumerate(nest):
-        yield from named_nest(part, f"{name}/{key}" if name else str(key))
+    for key, child in nest.items() if isinstance(nest, dict) else enumerate(nest):
+        yield from named_nest(child, f"{name}/{key}" if name else str(key))

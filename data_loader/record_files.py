@@ -1,4 +1,4 @@
-"""Files of records, each to be had by its number: ArrayRecord, and TFRecord by an index of where its records begin."""
+"""Files of records with random access: ArrayRecord, and TFRecord with an index of its records."""
 
 import glob
 import importlib.util
@@ -13,18 +13,19 @@ import numpy as np
 
 from utils import Damaged, UserError
 
-ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # how such a file begins: the signature of Riegeli
-OPEN = 512  # files at a time in a process, half of what a system usually allows
-NEEDS = "reading these files needs {}, which is not installed: run `pip install -r training/requirements.txt`"
+ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
+MAX_OPEN = 512  # open files per process, half of the usual limit of a system
+NEEDS = (
+    "reading these files needs {}, which is not installed: "
+    "run `pip install -r training/requirements.txt`"
+)
 
 
 class RecordFiles:
-    """The records of the files that a path or a pattern names, numbered through in the order of the files' names."""
+    """The records of all files of a path or pattern, numbered in the order of the file names."""
 
     def __init__(self, pattern):
-        with ThreadPoolExecutor(
-            16
-        ) as pool:  # a disk over the network answers many questions as soon as one
+        with ThreadPoolExecutor(16) as pool:  # a network disk serves many requests at once
             self.files = list(pool.map(_opened, paths(pattern)))
         self.ends = list(accumulate(map(len, self.files)))
         if not len(self):
@@ -33,20 +34,20 @@ class RecordFiles:
     def __len__(self):
         return self.ends[-1]
 
-    def place(self, index):
-        """(the file of a record, its number there)"""
+    def locate(self, index):
+        """(the file that holds a record, the record's number in that file)"""
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        file = bisect_right(self.ends, index)
-        return self.files[file], index - (self.ends[file - 1] if file else 0)
+        i = bisect_right(self.ends, index)
+        return self.files[i], index - (self.ends[i - 1] if i else 0)
 
     def name(self, index):
-        """What a record is called in messages."""
-        file, number = self.place(index)
+        """The name of a record in messages."""
+        file, number = self.locate(index)
         return f"{file.path}: record {number}"
 
     def __getitem__(self, index):
-        file, number = self.place(index)
+        file, number = self.locate(index)
         try:
             return file[number]
         except (OSError, RuntimeError, ValueError) as error:
@@ -56,26 +57,31 @@ class RecordFiles:
 
 
 def paths(pattern):
-    """The files of a path or a pattern, sorted; of files numbered `-00000-of-00010` a pattern with `*` must find all."""
-    found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-    found = [path for path in found if not os.path.isdir(path)]
-    if not found:
+    """The files of a path or a pattern, sorted.
+
+    Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist.
+    """
+    files = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+    files = [path for path in files if not os.path.isdir(path)]
+    if not files:
         raise UserError(
-            f"{pattern}: no such file; name one, or many with a pattern such as data/train-*.array_record"
+            f"{pattern}: no such file; name one file, or several with a pattern such as "
+            "data/train-*.array_record"
         )
-    for path in found if "*" in pattern else ():
+    for path in files if "*" in pattern else ():
         if numbered := re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path):
             before, digits, after, count = numbered.groups()
-            wanted = {f"{before}{i:0{len(digits)}}{after}" for i in range(int(count))}
-            if missing := sorted(wanted - set(found)):
+            expected = {f"{before}{i:0{len(digits)}}{after}" for i in range(int(count))}
+            if missing := sorted(expected - set(files)):
+                present = len(expected) - len(missing)
                 raise UserError(
-                    f"{missing[0]}: is missing, with {len(wanted) - len(missing)} of its {count} files there"
+                    f"{missing[0]}: is missing; {present} of the {count} files are present"
                 )
-    return found
+    return files
 
 
 def _opened(path):
-    """The records of one file, by how it begins."""
+    """The records of one file, whose format is recognized by its first bytes."""
     try:
         with open(path, "rb") as file:
             head = file.read(12)
@@ -85,11 +91,13 @@ def _opened(path):
         return _array_records(path)
     if head.startswith(b"\x1f\x8b"):
         raise UserError(
-            f"{path}: is compressed as a whole, so that no record can be had by itself; unpack it with gunzip"
+            f"{path}: the whole file is compressed, so that no single record can be read; "
+            "unpack it with gunzip"
         )
-    if head and not _length_is_sound(head):
+    if head and not _length_is_valid(head):
         raise UserError(
-            f"{path}: is neither an ArrayRecord file nor a TFRecord file, or is damaged at its start"
+            f"{path}: is neither an ArrayRecord file nor a TFRecord file, or is damaged at its "
+            "start; copy it again"
         )
     return TFRecords(path)
 
@@ -101,7 +109,7 @@ def _array_records(path):
         return ArrayRecords(path)
     except (RuntimeError, ValueError) as error:
         raise Damaged(
-            f"{path}: is no whole ArrayRecord file ({error}); write it anew, or copy it again"
+            f"{path}: is not a complete ArrayRecord file ({error}); write or copy it again"
         ) from error
 
 
@@ -109,8 +117,8 @@ class ArrayRecords:
     """The records of an ArrayRecord file."""
 
     def __init__(self, path):
-        found = os.stat(path)
-        self.path, self.stamp = path, (found.st_mtime_ns, found.st_size)
+        status = os.stat(path)
+        self.path, self.stamp = path, (status.st_mtime_ns, status.st_size)
         self.count = len(_source(path, self.stamp))
 
     def __len__(self):
@@ -120,58 +128,57 @@ class ArrayRecords:
         return _source(self.path, self.stamp)[number]
 
 
-@lru_cache(OPEN)
+@lru_cache(MAX_OPEN)
 def _source(path, _stamp):
-    """Reads a file that it keeps open, as it is at its stamp."""
-    from array_record.python.array_record_data_source import (
-        ArrayRecordDataSource,
-    )  # what Grain's own source derives from
+    """A reader that keeps its file open; a changed stamp (time, size) opens the file again."""
+    # The class from which Grain's own source derives.
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     return ArrayRecordDataSource([path])
 
 
 class TFRecords:
-    """The records of a TFRecord file: length (8 bytes), its checksum (4), data, its checksum (4)."""
+    """The records of a TFRecord file: length (8 bytes), checksum of it (4), data, checksum (4)."""
 
     def __init__(self, path):
-        self.path, self.places = path, _index(path)
+        self.path, self.offsets = path, _index(path)
 
     def __len__(self):
-        return len(self.places) - 1
+        return len(self.offsets) - 1
 
     def __getitem__(self, number):
-        start, end = map(int, self.places[number : number + 2])
-        with open(
-            self.path, "rb", buffering=0
-        ) as file:  # each time: a thousand files would be too many to keep open
+        start, end = map(int, self.offsets[number : number + 2])
+        # Opened for every record, since a thousand files are too many to keep open.
+        with open(self.path, "rb", buffering=0) as file:
             data = os.pread(file.fileno(), end - start - 12, start + 12)
         if len(data) != end - start - 12 or _checksum(data[:-4]) != data[-4:]:
-            raise OSError("its checksum does not agree")
+            raise OSError("its checksum is wrong")
         return data[:-4]
 
 
 def _index(path):
-    """Where each record of a TFRecord file begins, and where the last one ends; only the lengths are read."""
-    places, size = [0], os.path.getsize(path)
+    """The offset of each record of a TFRecord file and of its end; reads only the lengths."""
+    offsets, size = [0], os.path.getsize(path)
     with open(path, "rb", buffering=0) as file:
-        while places[-1] < size:
-            head = os.pread(file.fileno(), 12, places[-1])
-            if not _length_is_sound(head):
+        while offsets[-1] < size:
+            head = os.pread(file.fileno(), 12, offsets[-1])
+            if not _length_is_valid(head):
                 raise Damaged(
-                    f"{path}: record {len(places) - 1} is damaged, and what follows with it; copy the file again"
+                    f"{path}: record {len(offsets) - 1} is damaged, so that the records after it "
+                    "cannot be found; copy the file again"
                 )
-            places.append(places[-1] + 16 + int.from_bytes(head[:8], "little"))
-    if places[-1] > size:
-        raise Damaged(f"{path}: ends within record {len(places) - 2}; copy the file again")
-    return np.array(places, np.int64)
+            offsets.append(offsets[-1] + 16 + int.from_bytes(head[:8], "little"))
+    if offsets[-1] > size:
+        raise Damaged(f"{path}: ends within record {len(offsets) - 2}; copy the file again")
+    return np.array(offsets, np.int64)
 
 
-def _length_is_sound(head):
+def _length_is_valid(head):
     return len(head) == 12 and _checksum(head[:8]) == head[8:]
 
 
 def _checksum(data):
-    """The CRC of some bytes as the format has it: rotated, with a number added."""
+    """The masked CRC of the TFRecord format: rotated, then a constant is added."""
     try:
         from crc32c import crc32c
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What the tests of data share: a server on the loopback, small IDX files, a log that is seen, a cache of its own."""
+"""What the data tests share: a local web server, small IDX files, captured warnings, a cache."""
 
 import gzip
 import logging
@@ -6,26 +6,30 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_loader.base import Arrays
 from data_loader.digits import draw
+from data_loader.records import write_records
 
 
 class Mirror:
-    """A web server; `pages` maps a path to bytes or to a function of the request handler, `asked` lists what was asked for."""
+    """A local web server; `pages` maps a path to bytes or to a function of the request handler."""
 
     def __init__(self):
-        self.pages, self.asked = {}, []
+        self.pages = {}
+        self.requests = []  # the requested paths, in order
         self.stop = threading.Event()  # ends the pages that hang
         mirror = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                mirror.asked.append(self.path)
+                mirror.requests.append(self.path)
                 page = mirror.pages.get(self.path)
                 if page is None:
                     self.send_error(404)
@@ -61,14 +65,14 @@ def mirror():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The user's cache folder, replaced by an empty one."""
+    """An empty folder in place of the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "rawtree"
 
 
 @pytest.fixture
 def warnings_seen(monkeypatch):
-    """The texts that reach the logger `main` as warnings, whatever else is configured."""
+    """The messages that are logged as warnings to the logger `main`."""
     texts = []
 
     class Keep(logging.Handler):
@@ -82,14 +86,14 @@ def warnings_seen(monkeypatch):
 
 
 def idx_bytes(array):
-    """An IDX file written by hand: two zeros, 8 for uint8, the rank, each length as big-endian int32, the bytes."""
+    """An IDX file: two zeros, 8 for uint8, the rank, each length as big-endian int32, the bytes."""
     head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
     return head + array.astype(np.uint8).tobytes()
 
 
 @pytest.fixture
 def idx_files():
-    """{file: unpacked bytes} and the arrays in them: 30 training and 20 test images."""
+    """({file: unpacked bytes}, {file: array}) of 30 training and 20 test images."""
     random = np.random.default_rng(0)
     arrays = {
         "train-images-idx3-ubyte": random.integers(0, 256, (30, 28, 28)),
@@ -102,7 +106,7 @@ def idx_files():
 
 @pytest.fixture
 def idx_folder(tmp_path, idx_files):
-    """A folder with the four files, two of them compressed."""
+    """A folder with the four IDX files, two of them compressed."""
     folder = tmp_path / "idx"
     folder.mkdir()
     for i, (file, data) in enumerate(idx_files[0].items()):
@@ -112,7 +116,10 @@ def idx_folder(tmp_path, idx_files):
 
 @pytest.fixture(scope="session")
 def tf_folder(tmp_path_factory):
-    """A folder with 500 training and 100 test digits: digits.npz, and TFRecord files that TensorFlow wrote; varied.* beside."""
+    """A folder of TFRecord files written by TensorFlow, and .npz files with what they contain.
+
+    500 training and 100 test digits (digits.npz), and records with varied features (varied.npz).
+    """
     folder = tmp_path_factory.mktemp("records")
     x, y = draw(0, 600)
     np.savez(folder / "digits.npz", x=x, y=y)
@@ -120,3 +127,33 @@ def tf_folder(tmp_path_factory):
     command = [sys.executable, str(Path(__file__).with_name("tfrecords.py")), str(folder)]
     subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def record_folder(tmp_path_factory):
+    """ArrayRecord files: 500 training digits in three files, 100 test digits in one."""
+    folder = tmp_path_factory.mktemp("array_records")
+    x, y = draw(0, 600)
+    write_records(folder / "train", Arrays(x[:500], y[:500]), shards=3)
+    write_records(folder / "test", Arrays(x[500:], y[500:]))
+    return folder
+
+
+def wait_until(condition):
+    """Whether a condition becomes true within 10 seconds."""
+    deadline = time.monotonic() + 10
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return met
+
+
+@pytest.fixture
+def no_shared_memory_left():
+    """Fails a test after which more segments of shared memory exist than before."""
+
+    def segments():
+        return set(Path("/dev/shm").glob("psm_*"))
+
+    before = segments()
+    yield
+    assert wait_until(lambda: not segments() - before)

@@ -1,4 +1,4 @@
-"""Batches: stacked, gathered, prefetched in a thread, and padded when they come from elsewhere."""
+"""Batches: stacked, gathered, prefetched in a thread, and padded if they are the user's own."""
 
 import threading
 import time
@@ -12,8 +12,8 @@ from data_loader.loader import batches, collate, padded, prefetch
 from utils import UserError
 
 
-class Listed:
-    """A generic dataset of given examples."""
+class Examples:
+    """A dataset that is not Arrays, from a list of examples."""
 
     def __init__(self, examples):
         self.examples = examples
@@ -43,31 +43,31 @@ def test_collate_stacks_any_nest():
     ],
     ids=["shapes", "keys", "lengths", "kinds"],
 )
-def test_examples_that_do_not_stack_are_a_clear_error(examples):
+def test_examples_that_do_not_stack_are_an_error_that_suggests_a_collate_fn(examples):
     with pytest.raises(UserError, match=r"do not stack.*collate_fn"):
         collate(examples)
 
 
-def test_streamed_and_gathered_batches_are_the_same():
+def test_batches_gathered_from_arrays_equal_batches_stacked_from_examples():
     x, y = np.random.default_rng(0).normal(size=(7, 2)), np.arange(7)
     order = np.array([[6, 0, 3], [1, 1, 5], [2, 4, 6]])
     gathered = list(batches(Arrays(x, y), order))
-    streamed = list(batches(Listed([(x[i], y[i]) for i in range(7)]), order))
-    for row, (gx, gy), (sx, sy) in zip(order, gathered, streamed, strict=True):
+    stacked = list(batches(Examples([(x[i], y[i]) for i in range(7)]), order))
+    for row, (gx, gy), (sx, sy) in zip(order, gathered, stacked, strict=True):
         assert (gx == x[row]).all() and (gy == row).all()
         assert (sx == gx).all() and (sy == gy).all()
 
 
-def test_batches_start_where_a_resumed_run_left_off():
+def test_batches_start_at_the_position_of_a_resumed_run():
     data = Arrays(np.arange(6), np.arange(6))
     order = np.arange(6).reshape(3, 2)
     assert [y.tolist() for _, y in batches(data, order, start=1)] == [[2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize(
-    "dataset", [Arrays(np.arange(4), np.arange(4)), Listed([(i, i) for i in range(4)])]
+    "dataset", [Arrays(np.arange(4), np.arange(4)), Examples([(i, i) for i in range(4)])]
 )
-def test_a_collate_fn_of_the_users_gets_the_examples(dataset):
+def test_the_users_collate_fn_receives_a_list_of_examples(dataset):
     def total(examples):
         return sum(int(x) for x, _ in examples)
 
@@ -78,13 +78,13 @@ def prefetch_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
-def test_prefetch_gives_the_same_items_and_leaves_no_thread():
+def test_prefetch_yields_the_same_items_and_leaves_no_thread():
     assert list(prefetch(iter(range(20)), depth=3)) == list(range(20))
     assert list(prefetch([])) == []
     assert prefetch_threads() == []
 
 
-def test_prefetch_works_ahead_but_only_so_far():
+def test_prefetch_works_ahead_by_at_most_its_depth():
     made = []
     items = prefetch((made.append(i) or i for i in range(100)), depth=3)
     assert next(items) == 0
@@ -96,20 +96,20 @@ def test_prefetch_works_ahead_but_only_so_far():
     items.close()
 
 
-def test_an_error_in_the_thread_reaches_the_caller_with_its_traceback():
+def test_an_error_in_the_prefetch_thread_is_raised_with_its_traceback():
     def reads_a_broken_file():
         yield 1
-        raise KeyError("the culprit")
+        raise KeyError("broken file")
 
     items = prefetch(reads_a_broken_file())
     assert next(items) == 1
-    with pytest.raises(KeyError, match="the culprit") as caught:
+    with pytest.raises(KeyError, match="broken file") as caught:
         next(items)
     assert "reads_a_broken_file" in [frame.name for frame in traceback.extract_tb(caught.tb)]
     assert prefetch_threads() == []
 
 
-def test_leaving_prefetch_early_ends_its_thread_and_closes_the_source():
+def test_leaving_prefetch_early_ends_its_thread_and_closes_its_iterable():
     closed = threading.Event()
 
     def endless():
@@ -125,19 +125,20 @@ def test_leaving_prefetch_early_ends_its_thread_and_closes_the_source():
     assert prefetch_threads() == []
 
 
-def test_padded_fills_a_short_batch_with_its_own_rows():
+def test_padded_fills_a_short_batch_with_its_own_examples():
     stream = [
         {"x": np.arange(4), "y": np.ones((4, 2))},
         {"x": np.array([7, 8, 9]), "y": np.zeros((3, 2))},
         {"x": np.array([5]), "y": np.array([[1.0, 2.0]])},
     ]
-    got = list(padded(stream))
-    assert [valid for _, valid in got] == [4, 3, 1]
-    assert [batch["x"].tolist() for batch, _ in got] == [[0, 1, 2, 3], [7, 8, 9, 7], [5, 5, 5, 5]]
-    assert got[2][0]["y"].tolist() == [[1, 2]] * 4
+    (first, n), (second, m), (third, k) = padded(stream)
+    assert (n, m, k) == (4, 3, 1)
+    assert first["x"].tolist() == [0, 1, 2, 3]
+    assert second["x"].tolist() == [7, 8, 9, 7]
+    assert third["x"].tolist() == [5, 5, 5, 5] and third["y"].tolist() == [[1, 2]] * 4
 
 
-def test_padded_turns_foreign_tensors_into_arrays():
+def test_padded_converts_tensors_of_other_libraries_to_arrays():
     class Tensor:
         def __array__(self, dtype=None, copy=None):
             return np.arange(3, dtype=np.float32)
@@ -146,46 +147,32 @@ def test_padded_turns_foreign_tensors_into_arrays():
     assert isinstance(x, np.ndarray) and x.tolist() == [0, 1, 2] and valid == 3
 
 
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "message"),
     [
-        (
-            (np.zeros((5, 2), np.float32), np.zeros(5, int)),
-            "batch 1: found 5 examples; allowed: 1 to 4",
-        ),
-        ((np.zeros((0, 2), np.float32), np.zeros(0, int)), "batch 1: found 0 examples"),
-        (
-            (np.zeros((3, 2), np.float32), np.zeros(4, int)),
-            "batch 1: every array needs the same first axis",
-        ),
-        (
-            (np.zeros((4, 2), np.float32), np.int64(3)),
-            "batch 1: every array needs the same first axis",
-        ),
-        ((np.zeros((4, 2), np.float64), np.zeros(4, int)), "batch 1: found 0 float64"),
-        ((np.zeros((4, 3), np.float32), np.zeros(4, int)), "batch 1: found 0 float32"),
-        ((np.zeros((4, 2), np.float32),), "the first had 0 float32"),
-        ({"x": np.zeros((4, 2), np.float32)}, "batch 1: found x float32"),
+        ((zeros(5, 2), zeros(5, dtype=int)), "batch 1: found 5 examples; allowed: 1 to 4"),
+        ((zeros(0, 2), zeros(0, dtype=int)), "batch 1: found 0 examples"),
+        ((zeros(3, 2), zeros(4, dtype=int)), "batch 1: every array needs the same first axis"),
+        ((zeros(4, 2), np.int64(3)), "batch 1: every array needs the same first axis"),
+        ((zeros(4, 2, dtype=float), zeros(4, dtype=int)), "batch 1: found 0 float64"),
+        ((zeros(4, 3), zeros(4, dtype=int)), "batch 1: found 0 float32"),
+        ((zeros(4, 2),), "the first had 0 float32"),
+        ({"x": zeros(4, 2)}, "batch 1: found x float32"),
     ],
-    ids=[
-        "larger",
-        "empty",
-        "leaves disagree",
-        "no axis",
-        "dtype",
-        "shape",
-        "fewer leaves",
-        "structure",
-    ],
+    ids=["larger", "empty", "sizes", "no axis", "dtype", "shape", "fewer leaves", "structure"],
 )
-def test_padded_refuses_what_would_recompile_or_mislead(second, said):
-    stream = padded([(np.zeros((4, 2), np.float32), np.zeros(4, int)), second])
+def test_padded_refuses_a_batch_unlike_the_first(second, message):
+    stream = padded([(zeros(4, 2), zeros(4, dtype=int)), second])
     next(stream)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         next(stream)
 
 
-def test_padded_says_when_nothing_comes():
+def test_padded_refuses_an_iterator_that_is_used_up():
     used_up = iter([np.zeros(3)])
     list(padded(used_up))
     with pytest.raises(UserError, match="used up"):

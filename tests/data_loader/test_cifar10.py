@@ -1,4 +1,4 @@
-"""CIFAR-10 from its archive, its unpacked folder, or a mirror; anything else is named."""
+"""CIFAR-10 from its archive, its unpacked folder or a mirror; damaged files are named."""
 
 import hashlib
 import io
@@ -14,19 +14,19 @@ NAMES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch, mirror):
+def small_files(monkeypatch, mirror):
     monkeypatch.setattr(cifar10, "PER_FILE", 4)
     monkeypatch.setattr(cifar10, "MIRRORS", (mirror.url,))
 
 
 @pytest.fixture
 def records():
-    """{file: records of a label and a red, a green and a blue plane}, written by hand."""
+    """{file: records, each a label and a red, a green and a blue plane}."""
     random = np.random.default_rng(0)
-    made = {name: random.integers(0, 256, (4, 3073), np.uint8) for name in NAMES}
-    for i, rows in enumerate(made.values()):
+    files = {name: random.integers(0, 256, (4, 3073), np.uint8) for name in NAMES}
+    for i, rows in enumerate(files.values()):
         rows[:, 0] = (np.arange(4) + i) % 10
-    return made
+    return files
 
 
 def archive(records):
@@ -47,12 +47,8 @@ def unpack(records, folder):
 
 def check(sets, records):
     x, y = sets["train"].arrays
-    assert (
-        x.shape == (20, 32, 32, 3)
-        and x.dtype == np.uint8
-        and x.flags.c_contiguous
-        and y.dtype == np.int32
-    )
+    assert x.shape == (20, 32, 32, 3) and x.flags.c_contiguous
+    assert x.dtype == np.uint8 and y.dtype == np.int32
     row = records["data_batch_3.bin"][2]  # the eleventh training image
     assert y[10] == row[0]
     assert x[10, 5, 7].tolist() == [row[1 + plane * 1024 + 5 * 32 + 7] for plane in range(3)]
@@ -63,12 +59,12 @@ def test_sizes_are_known_without_any_file(tmp_path, monkeypatch, mirror):
     monkeypatch.setattr(cifar10, "PER_FILE", 10_000)
     data = cifar10.cifar10(str(tmp_path))
     assert data.sizes == {"train": 50_000, "test": 10_000} and data.num_classes == 10
-    assert data.example[0].shape == (32, 32, 3) and mirror.asked == []
+    assert data.example[0].shape == (32, 32, 3) and mirror.requests == []
 
 
-@pytest.mark.parametrize("place", [".", "cifar-10-batches-bin"])
-def test_the_unpacked_folder_is_read(tmp_path, records, place):
-    unpack(records, tmp_path / "data" / place)
+@pytest.mark.parametrize("folder", [".", "cifar-10-batches-bin"])
+def test_the_unpacked_folder_is_read(tmp_path, records, folder):
+    unpack(records, tmp_path / "data" / folder)
     check(cifar10.cifar10(str(tmp_path / "data")).load(), records)
 
 
@@ -80,11 +76,13 @@ def test_the_archive_is_downloaded_once_and_never_unpacked_to_disk(
     monkeypatch.setattr(cifar10, "DIGEST", hashlib.md5(packed).hexdigest())
     for _ in range(2):
         check(cifar10.cifar10(str(tmp_path / "data")).load(), records)
-    assert len(mirror.asked) == 1
+    assert len(mirror.requests) == 1
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-binary.tar.gz"]
 
 
-def test_without_files_and_network_the_error_says_what_to_put_where(tmp_path, mirror):
+def test_without_files_and_network_the_error_names_the_file_the_folder_and_the_mirror(
+    tmp_path, mirror
+):
     with pytest.raises(RunError, match=r"cifar-10-binary\.tar\.gz(.|\n)*404") as caught:
         cifar10.cifar10(str(tmp_path)).load()
     assert mirror.url in str(caught.value) and str(tmp_path) in str(caught.value)
@@ -101,7 +99,7 @@ def test_damaged_files_are_named(tmp_path, records):
         cifar10.cifar10(str(tmp_path)).load()
 
 
-def test_labels_beyond_the_classes_are_refused(tmp_path, records):
+def test_a_label_outside_the_classes_is_refused(tmp_path, records):
     records["test_batch.bin"][3, 0] = 10
     unpack(records, tmp_path / "data")
     with pytest.raises(UserError, match="label 10 of example 3"):
@@ -122,6 +120,6 @@ def test_a_damaged_archive_is_named(tmp_path, records, damage):
         }[damage]
     )
     with pytest.raises(
-        UserError, match=r"cifar-10-binary\.tar\.gz: is not the whole archive.*delete it"
+        UserError, match=r"cifar-10-binary\.tar\.gz: is not the complete archive.*delete it"
     ):
         cifar10.cifar10(str(tmp_path)).load()

@@ -1,4 +1,4 @@
-"""The layer's promises: no jax, nothing slow at import, and factories that are found by their annotation."""
+"""data_loader imports neither jax nor slow packages; factories are found by their annotation."""
 
 import importlib
 import inspect
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import data_loader
-from data_loader.base import Arrays, Data, check_labels
+from data_loader.base import Arrays, Data, check_labels, check_minimums
 from utils import UserError
 
 MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_loader.__path__)]
 
 
-def test_importing_every_module_imports_neither_jax_nor_what_only_functions_need():
+def test_importing_every_module_imports_neither_jax_nor_optional_packages():
     heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record")
     code = f"import sys, {', '.join(MODULES)}; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run(
@@ -25,7 +25,7 @@ def test_importing_every_module_imports_neither_jax_nor_what_only_functions_need
     assert result.stdout.strip() == "[]", result.stderr
 
 
-def test_the_parts_are_the_functions_that_say_they_return_data():
+def test_the_parts_are_the_functions_annotated_to_return_data():
     parts = set()
     for name in MODULES:
         module = importlib.import_module(name)
@@ -42,12 +42,19 @@ def test_the_parts_are_the_functions_that_say_they_return_data():
 
 
 def test_arrays_of_different_lengths_are_refused():
-    with pytest.raises(UserError, match=r"here: needs one row .* found \{'x': 3, 'y': 2\}"):
+    with pytest.raises(UserError, match=r"here: every array .* lengths \{'x': 3, 'y': 2\}"):
         Arrays(np.zeros(3), np.zeros(2), "here")
     assert len(Arrays({"a": np.zeros(3), "b": np.zeros((3, 2))}, np.zeros(3))) == 3
 
 
-def test_check_labels_names_the_first_bad_one():
+def test_check_minimums_names_every_argument_out_of_range():
+    check_minimums(a=(1, 1), b=(None, 5))
+    with pytest.raises(ValueError) as error:
+        check_minimums(a=(-1, 0), b=(2, 1), c=(0, 1))
+    assert str(error.value) == "a: must be at least 0, got -1\nc: must be at least 1, got 0"
+
+
+def test_check_labels_names_the_first_label_out_of_range():
     check_labels("here", [0, 9], 10)
     with pytest.raises(UserError, match=r"here: label -2 of example 1 .* 10 classes 0\.\.9"):
         check_labels("here", [[3, 3], [0, -2]], 10)

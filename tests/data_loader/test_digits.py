@@ -1,4 +1,4 @@
-"""The drawn digits: reproducible, balanced, legible, and not too easy; cached without trusting the cache."""
+"""The drawn digits: reproducible, balanced, legible, not too easy; a damaged cache is replaced."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,13 @@ def drawn():
     return x[:5000], y[:5000], x[5000:], y[5000:]
 
 
-def test_form_and_balance():
+def test_shapes_types_and_balance():
     data = digits(train_size=1000, test_size=500)
     assert data.sizes == {"train": 1000, "test": 500} and data.num_classes == 10
     for key, dataset in data.load().items():
         x, y = dataset.arrays
-        assert (
-            x.shape == (data.sizes[key], 28, 28, 1) and x.dtype == np.uint8 and y.dtype == np.int32
-        )
+        assert x.shape == (data.sizes[key], 28, 28, 1)
+        assert x.dtype == np.uint8 and y.dtype == np.int32
         assert (x[0].shape, x.dtype) == (data.example[0].shape, data.example[0].dtype)
         assert (np.bincount(y) == data.sizes[key] / 10).all()
         assert x.min() == 0 and x.max() == 255
@@ -34,17 +33,16 @@ def test_the_seed_decides_every_pixel(monkeypatch):
 
     one, again, other = images(1, "/dev/null/a"), images(1, "/dev/null/b"), images(2, "/dev/null/a")
     assert (one == again).all()
-    assert (
-        len({image.tobytes() for image in (*one, *other)}) == 600
-    )  # no image twice, none shared by two seeds
+    # No image occurs twice, within a seed or in both.
+    assert len({image.tobytes() for image in (*one, *other)}) == 600
 
 
-def test_labels_come_in_no_order(drawn):
+def test_labels_are_in_random_order(drawn):
     y = drawn[1]
     assert 0.05 < (np.diff(y) == 0).mean() < 0.15 and 0.05 < (np.diff(y) == 1).mean() < 0.15
 
 
-def test_legible_by_a_linear_classifier_yet_not_trivially_so(drawn):
+def test_a_linear_classifier_is_good_but_not_perfect(drawn):
     x, y, test_x, test_y = drawn
 
     def features(images):
@@ -52,18 +50,16 @@ def test_legible_by_a_linear_classifier_yet_not_trivially_so(drawn):
 
     a = features(x)
     weights = np.linalg.solve(a.T @ a + 10 * np.eye(a.shape[1]), a.T @ np.eye(10)[y])
-    right = (features(test_x) @ weights).argmax(1) == test_y
-    assert 0.6 < right.mean() < 0.93
-    assert all(
-        right[test_y == digit].mean() > 0.35 for digit in range(10)
-    )  # not one digit is a scribble
+    correct = (features(test_x) @ weights).argmax(1) == test_y
+    assert 0.6 < correct.mean() < 0.93
+    for digit in range(10):
+        assert correct[test_y == digit].mean() > 0.35  # every digit is legible
 
 
 def test_the_strokes_stay_on_the_canvas(drawn):
     x = drawn[0][..., 0].astype(float)
-    border = np.concatenate(
-        [x[:, :2].ravel(), x[:, -2:].ravel(), x[:, :, :2].ravel(), x[:, :, -2:].ravel()]
-    ).mean()
+    sides = (x[:, :2], x[:, -2:], x[:, :, :2], x[:, :, -2:])
+    border = np.concatenate([side.ravel() for side in sides]).mean()
     assert border < 0.25 * x[:, 6:22, 8:20].mean()
 
 
@@ -72,9 +68,8 @@ def test_the_second_load_comes_from_the_cache(cache, monkeypatch):
     (file,) = cache.iterdir()
     monkeypatch.setattr("data_loader.digits.draw", lambda *_: pytest.fail("drawn again"))
     second = digits(3, 40, 10).load()
-    assert all(
-        (a == b).all() for a, b in zip(first["test"].arrays, second["test"].arrays, strict=True)
-    )
+    for a, b in zip(first["test"].arrays, second["test"].arrays, strict=True):
+        assert (a == b).all()
     assert list(cache.iterdir()) == [file]
 
 
@@ -88,7 +83,7 @@ def test_the_second_load_comes_from_the_cache(cache, monkeypatch):
     ],
     ids=["empty", "cut", "nonsense", "flipped"],
 )
-def test_a_damaged_cache_is_drawn_anew(cache, damage):
+def test_a_damaged_cache_is_replaced(cache, damage):
     first = digits(3, 40, 10).load()["train"].arrays[0]
     (file,) = cache.iterdir()
     whole = file.read_bytes()
@@ -97,13 +92,30 @@ def test_a_damaged_cache_is_drawn_anew(cache, damage):
     assert len(file.read_bytes()) == len(whole)
 
 
-def test_a_cache_that_cannot_be_written_is_said_once_and_does_not_stop(cache, warnings_seen):
+def test_a_cache_that_cannot_be_written_is_one_warning_and_no_error(cache, warnings_seen):
     cache.parent.write_text("a file where the folder should be")
     assert len(digits(0, 20, 10).load()["train"]) == 20
     assert len(warnings_seen) == 1 and str(cache) in warnings_seen[0]
 
 
+def test_without_a_home_folder_nothing_is_cached(monkeypatch, warnings_seen):
+    def no_entry(_):
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert len(digits(0, 20, 10).load()["train"]) == 20
+    assert len(warnings_seen) == 1 and "cannot be cached" in warnings_seen[0]
+
+
+def test_the_cache_needs_no_home_folder_if_xdg_cache_home_is_set(cache, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.home", lambda: pytest.fail("home folder used"))
+    digits(0, 20, 10).load()
+    assert len(list(cache.iterdir())) == 1
+
+
 @pytest.mark.parametrize(("name", "value"), [("seed", -1), ("train_size", 0), ("test_size", -5)])
-def test_arguments_out_of_range(name, value):
-    with pytest.raises(ValueError, match=f"^{name}: {value}"):
+def test_an_argument_out_of_range_is_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: must be at least [01], got {value}$"):
         digits(**{name: value})

@@ -1,4 +1,4 @@
-"""Downloads: the first good mirror wins, every fault is named, nothing half-written stays, and silence ends soon."""
+"""Downloads: the first good mirror is used, every error is named, no partial file or long wait."""
 
 import gzip
 import hashlib
@@ -22,13 +22,13 @@ PACKED = gzip.compress(CONTENT)
 
 @pytest.mark.parametrize("digest", [MD5, SHA256, None])
 @pytest.mark.parametrize("served", [CONTENT, PACKED], ids=["plain", "gz"])
-def test_a_file_is_saved_as_served_and_checked_unpacked(mirror, tmp_path, served, digest):
+def test_a_file_is_saved_as_received_and_checked_unpacked(mirror, tmp_path, served, digest):
     mirror.pages["/file"] = served
     fetch([mirror.url + "file"], tmp_path / "new" / "file", digest)
     assert (tmp_path / "new" / "file").read_bytes() == served
 
 
-def test_the_digest_may_be_that_of_the_packed_file(mirror, tmp_path):
+def test_the_digest_may_be_that_of_the_compressed_file(mirror, tmp_path):
     mirror.pages["/file.gz"] = PACKED
     fetch([mirror.url + "file.gz"], tmp_path / "file.gz", hashlib.md5(PACKED).hexdigest())
     assert (tmp_path / "file.gz").read_bytes() == PACKED
@@ -38,103 +38,97 @@ def test_the_next_mirror_is_tried_after_a_404_and_wrong_content(mirror, tmp_path
     mirror.pages |= {"/wrong": b"<html>log in first</html>", "/good": CONTENT}
     fetch([mirror.url + "none", mirror.url + "wrong", mirror.url + "good"], tmp_path / "file", MD5)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert mirror.asked == ["/none", "/wrong", "/good"]
+    assert mirror.requests == ["/none", "/wrong", "/good"]
 
 
-def test_a_fault_that_passes_is_tried_again(mirror, tmp_path):
+def test_a_broken_connection_is_retried(mirror, tmp_path):
     def fails_once(handler):
         mirror.pages["/file"] = CONTENT
         mirror.send(handler, CONTENT[:1000], length=len(CONTENT))
 
     mirror.pages["/file"] = fails_once
     fetch([mirror.url + "file"], tmp_path / "file", MD5, timeout=1)
-    assert (tmp_path / "file").read_bytes() == CONTENT and len(mirror.asked) == 2
+    assert (tmp_path / "file").read_bytes() == CONTENT and len(mirror.requests) == 2
+
+
+def serve(data, length=None, then_hang=False):
+    def page(mirror, handler):
+        mirror.send(handler, data, length)
+        if then_hang:
+            mirror.stop.wait(10)
+
+    return page
 
 
 @pytest.mark.parametrize(
-    ("page", "kind", "said"),
+    ("page", "kind", "message"),
     [
         (None, Unreachable, "404"),
-        (
-            lambda mirror, handler: mirror.send(handler, CONTENT[:1000], length=len(CONTENT)),
-            Unreachable,
-            "1000 of 102400 bytes",
-        ),
-        (lambda mirror, handler: mirror.send(handler, b"other"), RunError, f"expected {MD5}"),
-        (lambda mirror, handler: mirror.send(handler, PACKED[:-20]), RunError, "damaged gzip"),
-        (
-            lambda mirror, handler: mirror.send(handler, PACKED[:50] + b"?" * 60 + PACKED[110:]),
-            RunError,
-            "damaged gzip",
-        ),
-        (lambda mirror, handler: mirror.stop.wait(10), Unreachable, "no answer in 0.3 s"),
-        (
-            lambda mirror, handler: (
-                mirror.send(handler, CONTENT[:9], length=99),
-                mirror.stop.wait(10),
-            ),
-            Unreachable,
-            "timed out",
-        ),
+        (serve(CONTENT[:1000], length=len(CONTENT)), Unreachable, "1000 of 102400 bytes"),
+        (serve(b"other"), RunError, f"expected {MD5}"),
+        (serve(PACKED[:-20]), RunError, "damaged gzip"),
+        (serve(PACKED[:50] + b"?" * 60 + PACKED[110:]), RunError, "damaged gzip"),
+        (lambda mirror, handler: mirror.stop.wait(10), Unreachable, "no response in 0.3 s"),
+        (serve(CONTENT[:9], length=99, then_hang=True), Unreachable, "timed out"),
     ],
     ids=["404", "truncated", "wrong", "short gz", "corrupt gz", "silent", "stalled"],
 )
-def test_every_mirror_is_named_with_its_fault_and_nothing_stays(mirror, tmp_path, page, kind, said):
+def test_every_mirror_is_named_with_its_error_and_no_file_is_left(
+    mirror, tmp_path, page, kind, message
+):
     if page:
         mirror.pages["/a"] = mirror.pages["/b"] = lambda handler: page(mirror, handler)
     start = time.monotonic()
     with pytest.raises(RunError) as caught:
         fetch([mirror.url + "a", mirror.url + "b"], tmp_path / "file", MD5, timeout=0.3)
     assert time.monotonic() - start < 4
-    assert type(caught.value) is kind  # only a missing network may be answered with a stand-in
+    assert type(caught.value) is kind  # only Unreachable may be replaced by a stand-in
     first, a, b = str(caught.value).splitlines()
     assert first.startswith("file could not be downloaded")
-    assert all(
-        url in line and said in line for url, line in ((mirror.url + "a", a), (mirror.url + "b", b))
-    )
+    assert mirror.url + "a" in a and message in a
+    assert mirror.url + "b" in b and message in b
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_drips_is_given_up(mirror, tmp_path):
-    def drip(handler):
+def test_a_server_that_sends_too_slowly_is_given_up(mirror, tmp_path):
+    def slow(handler):
         mirror.send(handler, b"", length=10**6)
         while not mirror.stop.wait(0.02):
             handler.wfile.write(b"x")
 
-    mirror.pages["/file"] = drip
+    mirror.pages["/file"] = slow
     with pytest.raises(Unreachable, match="too slow"):
         fetch([mirror.url + "file"], tmp_path / "file", MD5, timeout=0.3)
 
 
-def test_a_name_lookup_that_hangs_is_bounded(monkeypatch, tmp_path):
+def test_a_name_lookup_that_hangs_times_out(monkeypatch, tmp_path):
     ended = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: ended.wait(30) and [])
     start = time.monotonic()
-    with pytest.raises(Unreachable, match=r"a\.invalid.*no answer(.|\n)*b\.invalid.*no answer"):
+    with pytest.raises(Unreachable, match=r"a\.invalid.*no response(.|\n)*b\.invalid.*no response"):
         fetch(["https://a.invalid/file", "https://b.invalid/file"], tmp_path / "file", timeout=0.3)
     assert time.monotonic() - start < 3
     ended.set()
 
 
-def test_no_connection_is_unreachable_and_says_why(tmp_path):
+def test_a_refused_connection_is_unreachable_and_named(tmp_path):
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        unused.bind(("127.0.0.1", 0))  # bound, but not listening
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/file"
         with pytest.raises(Unreachable, match=r"file: \[Errno \d+\] Connection refused$"):
-            fetch(
-                [f"http://127.0.0.1:{unused.getsockname()[1]}/file"], tmp_path / "file", timeout=0.5
-            )
+            fetch([url], tmp_path / "file", timeout=0.5)
 
 
-def test_a_disk_that_refuses_is_an_error_of_its_own(mirror, tmp_path):
+def test_a_folder_that_cannot_be_created_is_not_unreachable(mirror, tmp_path):
     mirror.pages["/file"] = CONTENT
     (tmp_path / "blocked").write_bytes(b"a file where a folder should be")
-    with pytest.raises(RunError, match="blocked: cannot be made") as caught:
+    with pytest.raises(RunError, match="blocked: cannot be created") as caught:
         fetch([mirror.url + "file"], tmp_path / "blocked" / "file", MD5)
     assert not isinstance(caught.value, Unreachable)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_shown_on_a_terminal_only(mirror, tmp_path, monkeypatch, terminal):
+def test_progress_is_shown_only_on_a_terminal(mirror, tmp_path, monkeypatch, terminal):
     screen = io.StringIO()
     screen.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", screen)
@@ -144,18 +138,19 @@ def test_progress_is_shown_on_a_terminal_only(mirror, tmp_path, monkeypatch, ter
     assert terminal or screen.getvalue() == ""
 
 
-def test_a_kill_while_downloading_leaves_no_file(mirror, tmp_path):
-    arrived = threading.Event()
+def test_a_kill_during_a_download_leaves_no_file(mirror, tmp_path):
+    half_sent = threading.Event()
 
     def half(handler):
         mirror.send(handler, CONTENT[:5000], length=len(CONTENT))
-        arrived.set()
+        half_sent.set()
         mirror.stop.wait(20)
 
     mirror.pages["/file"] = half
-    code = f"from data_loader.download import fetch; fetch([{mirror.url + 'file'!r}], {str(tmp_path / 'file')!r}, timeout=20)"
+    arguments = f"[{mirror.url + 'file'!r}], {str(tmp_path / 'file')!r}, timeout=20"
+    code = f"from data_loader.download import fetch; fetch({arguments})"
     child = subprocess.Popen([sys.executable, "-c", code])
-    assert arrived.wait(20)
+    assert half_sent.wait(20)
     time.sleep(0.1)
     child.kill()
     child.wait()

@@ -1,4 +1,4 @@
-"""The order of an epoch, the split, and the fingerprint are pure functions of what the run records."""
+"""Epoch order, split and fingerprint depend only on the dataset and on what a run records."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def numbers(n):
     return Arrays(np.arange(n, dtype=np.float32)[:, None], np.arange(n, dtype=np.int32), "numbers")
 
 
-def test_shuffled_order_is_a_permutation_that_depends_on_seed_and_epoch_only():
+def test_shuffled_order_is_a_permutation_that_depends_only_on_seed_and_epoch():
     def rows(seed, epoch):
         order, valid = epoch_order(1000, 100, seed=seed, epoch=epoch, shuffle=True)
         assert sorted(order.ravel()) == list(range(1000)) and (valid == 100).all()
@@ -32,15 +32,14 @@ def test_shuffled_order_is_a_permutation_that_depends_on_seed_and_epoch_only():
     assert len({rows(1, 0), rows(1, 1), rows(2, 0), rows(0, 1), rows(-1, 0), rows(2**63, 0)}) == 6
 
 
-def test_order_stays_what_it_was_when_runs_were_saved():
+def test_order_is_that_of_earlier_versions():
+    """A NumPy that draws other numbers would break exact resume."""
     order, _ = epoch_order(8, 8, seed=42, epoch=3, shuffle=True)
-    assert order.tolist() == [
-        [4, 7, 1, 0, 2, 6, 5, 3]
-    ]  # a NumPy that draws otherwise breaks exact resume
+    assert order.tolist() == [[4, 7, 1, 0, 2, 6, 5, 3]]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_short_last_batch_goes_on_with_the_epochs_first_examples(shuffle):
+def test_a_short_last_batch_is_filled_with_the_epochs_first_examples(shuffle):
     order, valid = epoch_order(10, 4, seed=0, epoch=0, shuffle=shuffle)
     assert order.dtype == valid.dtype == np.int32
     assert valid.tolist() == [4, 4, 2]
@@ -48,12 +47,12 @@ def test_short_last_batch_goes_on_with_the_epochs_first_examples(shuffle):
     assert sorted(order.ravel()[:10]) == list(range(10))
 
 
-def test_without_shuffling_the_order_is_that_of_the_data():
+def test_without_shuffling_the_order_is_that_of_the_dataset():
     order, _ = epoch_order(6, 3, seed=9, epoch=9, shuffle=False)
     assert order.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_batch_larger_than_the_data_repeats_it():
+def test_a_batch_larger_than_the_dataset_repeats_it():
     order, valid = epoch_order(3, 8, seed=0, epoch=0, shuffle=False)
     assert order.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]] and valid.tolist() == [3]
 
@@ -61,12 +60,12 @@ def test_a_batch_larger_than_the_data_repeats_it():
 def test_an_empty_dataset_or_batch_is_refused():
     with pytest.raises(UserError, match="empty"):
         epoch_order(0, 4, seed=0, epoch=0, shuffle=True)
-    with pytest.raises(ValueError, match=r"^batch_size: 0"):
+    with pytest.raises(ValueError, match=r"^batch_size: must be at least 1, got 0"):
         epoch_order(4, 0, seed=0, epoch=0, shuffle=True)
 
 
 @pytest.mark.parametrize(("val_size", "count"), [(3, 3), (0.25, 10), (39, 39)])
-def test_split_is_disjoint_whole_and_repeatable(val_size, count):
+def test_split_is_disjoint_complete_and_reproducible(val_size, count):
     train, val = split(numbers(40), val_size, seed=5)
     assert isinstance(train, Arrays) and len(val) == count
     assert sorted([*train.arrays[1], *val.arrays[1]]) == list(range(40))
@@ -74,28 +73,27 @@ def test_split_is_disjoint_whole_and_repeatable(val_size, count):
     assert val.arrays[1].tolist() == split(numbers(40), val_size, seed=5)[1].arrays[1].tolist()
 
 
-def test_split_depends_on_the_seed_and_is_not_the_first_epochs_order():
-    chosen = [frozenset(split(numbers(40), 10, seed)[1].arrays[1].tolist()) for seed in range(5)]
-    assert len(set(chosen)) == 5
-    first = epoch_order(40, 10, seed=0, epoch=0, shuffle=True)[0][0]
-    assert chosen[0] != frozenset(first.tolist())
+def test_split_depends_on_the_seed_and_not_on_the_order_of_the_first_epoch():
+    held_out = [frozenset(split(numbers(40), 10, seed)[1].arrays[1].tolist()) for seed in range(5)]
+    assert len(set(held_out)) == 5
+    first_batch = epoch_order(40, 10, seed=0, epoch=0, shuffle=True)[0][0]
+    assert held_out[0] != frozenset(first_batch.tolist())
 
 
-def test_split_of_any_dataset_is_a_view():
+def test_split_of_a_dataset_that_is_not_arrays():
     train, val = split(Squares(), 4, seed=0)
     assert len(train) == 6 and len(val) == 4
-    assert sorted(
-        example["y"] for part in (train, val) for example in (part[i] for i in range(len(part)))
-    ) == [i * i for i in range(10)]
+    squares = [train[i]["y"] for i in range(6)] + [val[i]["y"] for i in range(4)]
+    assert sorted(squares) == [i * i for i in range(10)]
 
 
 @pytest.mark.parametrize("val_size", [-1, 10, 11, 1.0, 1.5, 0.01])
-def test_split_refuses_sizes_that_leave_nothing(val_size):
+def test_split_refuses_a_size_that_leaves_either_side_empty(val_size):
     with pytest.raises(UserError, match=r"^val_size: .* of 10 examples"):
         split(numbers(10), val_size, seed=0)
 
 
-def test_fingerprint_sees_every_byte_shape_and_type_of_arrays():
+def test_fingerprint_of_arrays_depends_on_every_byte_shape_and_type():
     x, y = np.zeros((4, 6), np.float32), np.zeros(4, np.int32)
     changed = x.copy()
     changed[2, 3] = 1
@@ -110,7 +108,7 @@ def test_fingerprint_sees_every_byte_shape_and_type_of_arrays():
     assert fingerprint(Arrays(np.asfortranarray(x), y, "elsewhere")) == fingerprint(Arrays(x, y))
 
 
-def test_fingerprint_of_any_dataset_sees_its_length_and_ends():
+def test_fingerprint_of_other_datasets_depends_on_length_and_first_and_last_example():
     class Other(Squares):
         def __getitem__(self, index):
             return {**super().__getitem__(index), "y": 7}

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: read where the files are, downloaded where not, replaced only where the config says so."""
+"""MNIST and Fashion-MNIST: read or downloaded, and replaced by a stand-in only if requested."""
 
 import gzip
 import hashlib
@@ -17,7 +17,7 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 @pytest.fixture
 def serving(mirror, monkeypatch, idx_files):
-    """MNIST's mirrors: one that knows nothing, and one on the loopback with the small files."""
+    """Two mirrors of MNIST: one without files, and one with the small files."""
     files, _ = idx_files
     monkeypatch.setattr(mnist, "MIRRORS", (mirror.url + "empty/", mirror.url))
     monkeypatch.setattr(
@@ -29,17 +29,15 @@ def serving(mirror, monkeypatch, idx_files):
 
 @pytest.fixture
 def offline(monkeypatch, mirror):
-    """Mirrors that have nothing, and a stand-in of a few images."""
+    """Mirrors without files, and a stand-in of a few images."""
     monkeypatch.setattr(mnist, "MIRRORS", (mirror.url + "a/", mirror.url + "b/"))
     monkeypatch.setattr(mnist, "digits", lambda: digits.digits(train_size=50, test_size=20))
     return mirror
 
 
 def check(sets, arrays):
-    for key, images, labels in (
-        ("train", TRAIN_IMAGES, TRAIN_LABELS),
-        ("test", TEST_IMAGES, TEST_LABELS),
-    ):
+    files = {"train": (TRAIN_IMAGES, TRAIN_LABELS), "test": (TEST_IMAGES, TEST_LABELS)}
+    for key, (images, labels) in files.items():
         x, y = sets[key].arrays
         assert x.dtype == np.uint8 and y.dtype == np.int32
         assert x.shape == (len(arrays[images]), 28, 28, 1)
@@ -47,7 +45,7 @@ def check(sets, arrays):
 
 
 @pytest.mark.parametrize("factory", [mnist.mnist, fashion_mnist.fashion_mnist])
-def test_local_files_answer_with_their_headers_and_load(factory, idx_folder, idx_files):
+def test_sizes_come_from_the_headers_of_local_files(factory, idx_folder, idx_files):
     data = factory(str(idx_folder))
     assert data.sizes == {"train": 30, "test": 20} and data.num_classes == 10
     x, y = data.example
@@ -55,51 +53,46 @@ def test_local_files_answer_with_their_headers_and_load(factory, idx_folder, idx
     check(data.load(), idx_files[1])
 
 
-def test_files_in_a_folder_called_mnist_are_found(idx_folder, idx_files):
+def test_files_in_the_subfolder_mnist_are_found(idx_folder, idx_files):
     idx_folder.rename(idx_folder.parent / "mnist")
     check(mnist.mnist(str(idx_folder.parent)).load(), idx_files[1])
 
 
-def test_a_file_in_the_named_folder_itself_comes_first(idx_folder, idx_files):
+def test_a_file_in_the_named_folder_has_priority_over_the_subfolder(idx_folder, idx_files):
     (idx_folder / "mnist").mkdir()
     for file in idx_files[0]:
         (idx_folder / "mnist" / file).write_bytes(b"older, and damaged")
     check(mnist.mnist(str(idx_folder)).load(), idx_files[1])
 
 
-def test_the_factory_downloads_nothing_and_load_does_once(serving, tmp_path, idx_files):
+def test_the_factory_downloads_nothing_and_load_downloads_once(serving, tmp_path, idx_files):
     data = mnist.mnist(str(tmp_path / "data"))
-    assert data.sizes == {"train": 60_000, "test": 10_000} and serving.asked == []
+    assert data.sizes == {"train": 60_000, "test": 10_000} and serving.requests == []
     check(data.load(), idx_files[1])
-    assert len(serving.asked) == 8 and len(list((tmp_path / "data" / "mnist").iterdir())) == 4
+    assert len(serving.requests) == 8 and len(list((tmp_path / "data" / "mnist").iterdir())) == 4
     check(data.load(), idx_files[1])
-    assert len(serving.asked) == 8
+    assert len(serving.requests) == 8
 
 
-def test_a_missing_file_alone_is_downloaded(serving, idx_folder, idx_files):
+def test_only_the_missing_file_is_downloaded(serving, idx_folder, idx_files):
     (idx_folder / TRAIN_IMAGES).unlink()
     check(mnist.mnist(str(idx_folder)).load(), idx_files[1])
-    assert serving.asked == [f"/empty/{TRAIN_IMAGES}.gz", f"/{TRAIN_IMAGES}.gz"]
+    assert serving.requests == [f"/empty/{TRAIN_IMAGES}.gz", f"/{TRAIN_IMAGES}.gz"]
 
 
-def test_offline_error_names_files_places_and_mirrors(offline, tmp_path):
+def test_the_error_when_offline_names_files_folders_and_mirrors(offline, tmp_path):
     data = mnist.mnist(str(tmp_path / "nothing"))
     start = time.monotonic()
     with pytest.raises(RunError) as caught:
         data.load()
     assert time.monotonic() - start < 15
-    for part in (
-        TRAIN_IMAGES,
-        f"{tmp_path}/nothing/mnist",
-        offline.url + "a/",
-        offline.url + "b/",
-        "404",
-    ):
-        assert part in str(caught.value)
+    folder, mirrors = f"{tmp_path}/nothing/mnist", (offline.url + "a/", offline.url + "b/")
+    for fragment in (TRAIN_IMAGES, folder, *mirrors, "404"):
+        assert fragment in str(caught.value)
     assert not (tmp_path / "nothing").exists()
 
 
-def test_the_stand_in_is_announced_and_recorded(offline, tmp_path, warnings_seen):
+def test_the_stand_in_is_announced_by_a_warning_and_recorded(offline, tmp_path, warnings_seen):
     sets = mnist.mnist(str(tmp_path), offline="digits").load()
     assert {key: len(dataset) for key, dataset in sets.items()} == {"train": 50, "test": 20}
     for dataset in sets.values():
@@ -108,89 +101,67 @@ def test_the_stand_in_is_announced_and_recorded(offline, tmp_path, warnings_seen
     assert "NOT MNIST" in warning and offline.url in warning and len(warning.splitlines()) > 4
 
 
-def test_no_stand_in_and_no_warning_where_the_files_are(
-    offline, idx_folder, idx_files, warnings_seen
-):
+def test_no_stand_in_if_the_files_exist(offline, idx_folder, idx_files, warnings_seen):
     sets = mnist.mnist(str(idx_folder), offline="digits").load()
     check(sets, idx_files[1])
     assert sets["train"].source == "mnist" and warnings_seen == []
 
 
-def test_no_stand_in_where_only_some_files_are(offline, idx_folder):
+def test_no_stand_in_if_only_some_files_exist(offline, idx_folder):
     (idx_folder / TRAIN_LABELS).with_suffix(".gz").unlink()
     with pytest.raises(RunError, match=TRAIN_LABELS):
         mnist.mnist(str(idx_folder), offline="digits").load()
 
 
-def test_no_stand_in_for_mirrors_with_other_content(offline, tmp_path):
+def test_no_stand_in_if_a_mirror_returns_other_content(offline, tmp_path):
     offline.pages[f"/a/{TRAIN_IMAGES}.gz"] = gzip.compress(b"something else")
     with pytest.raises(RunError, match="md5"):
         mnist.mnist(str(tmp_path), offline="digits").load()
 
 
 def images(n, height=28, width=28, magic=b"\0\0\x08\x03"):
-    return (
-        magic
-        + b"".join(k.to_bytes(4, "big") for k in (n, height, width))
-        + bytes(n * height * width)
-    )
+    """An IDX file of n black images."""
+    shape = b"".join(k.to_bytes(4, "big") for k in (n, height, width))
+    return magic + shape + bytes(n * height * width)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("content", "message"),
     [
-        (
-            TRAIN_IMAGES,
-            images(30)[:-1],
-            r"has 23535 bytes, but its header \[30, 28, 28\] asks for 23536",
-        ),
-        (TRAIN_IMAGES, images(30) + b"x", "has 23537 bytes"),
-        (TRAIN_IMAGES, images(30, magic=b"\0\0\x08\x01"), "starts with 00000801"),
-        (TRAIN_IMAGES, b"<html>not found</html>", "starts with 3c68746d"),
-        (TRAIN_IMAGES, b"", "starts with nothing"),
-        (TRAIN_IMAGES, images(30)[:9], "starts with 00000803"),
-        (TRAIN_IMAGES, images(30, 14, 14), r"images of \(14, 14\), expected \(28, 28\)"),
-        (TRAIN_IMAGES, images(29), "has 30 labels for the 29 images"),
-        (TRAIN_IMAGES, gzip.compress(images(30))[:-9], "damaged gzip"),
-        (TRAIN_IMAGES, gzip.compress(images(30))[:20] + b"?" * 40, "damaged gzip"),
-        (TRAIN_IMAGES, b"\x1f\x8bnot gzip at all", "damaged gzip"),
+        (images(30)[:-1], r"has 23535 bytes, but its header \[30, 28, 28\] needs 23536"),
+        (images(30) + b"x", "has 23537 bytes"),
+        (images(30, magic=b"\0\0\x08\x01"), "starts with 00000801"),
+        (b"<html>not found</html>", "starts with 3c68746d"),
+        (b"", "starts with nothing"),
+        (images(30)[:9], "starts with 00000803"),
+        (images(30, 14, 14), r"images of \(14, 14\), expected \(28, 28\)"),
+        (images(29), "has 30 labels for the 29 images"),
+        (gzip.compress(images(30))[:-9], "damaged gzip"),
+        (gzip.compress(images(30))[:20] + b"?" * 40, "damaged gzip"),
+        (b"\x1f\x8bnot gzip at all", "damaged gzip"),
     ],
-    ids=[
-        "short",
-        "long",
-        "magic",
-        "html",
-        "empty",
-        "header",
-        "dims",
-        "count",
-        "cut gz",
-        "bad gz",
-        "no gz",
-    ],
+    ids=["short", "long", "magic", "html", "empty", "header", "dims", "count", "cut", "bad", "gz"],
 )
-@pytest.mark.parametrize("offline_is", ["error", "digits"])
-def test_a_corrupt_local_file_is_the_users_error_and_never_replaced(
-    offline, idx_folder, file, content, said, offline_is
+@pytest.mark.parametrize("fallback", ["error", "digits"])
+def test_a_damaged_local_file_is_a_user_error_and_never_replaced(
+    offline, idx_folder, content, message, fallback
 ):
-    (idx_folder / file).write_bytes(content)
-    with pytest.raises(UserError, match=said) as caught:
-        mnist.mnist(str(idx_folder), offline=offline_is).load()
+    (idx_folder / TRAIN_IMAGES).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        mnist.mnist(str(idx_folder), offline=fallback).load()
     assert str(idx_folder) in str(caught.value) and "delete it" in str(caught.value)
-    assert offline.asked == []
+    assert offline.requests == []
 
 
-def test_labels_beyond_the_classes_are_refused(idx_folder):
+def test_a_label_outside_the_classes_is_refused(idx_folder):
     labels = b"\0\0\x08\x01" + (20).to_bytes(4, "big") + bytes(19) + b"\x0a"
     (idx_folder / TEST_LABELS).with_suffix(".gz").write_bytes(labels)
     with pytest.raises(UserError, match="label 10 of example 19"):
         mnist.mnist(str(idx_folder)).load()
 
 
-@pytest.mark.skipif(
-    "MNIST_DIR" not in os.environ, reason="MNIST_DIR is not set: real MNIST is not here"
-)
-def test_real_mnist_is_what_the_digests_say():
+@pytest.mark.skipif("MNIST_DIR" not in os.environ, reason="real MNIST needs MNIST_DIR")
+def test_real_mnist_has_the_expected_digests():
     folder = os.environ["MNIST_DIR"]
     sets = mnist.mnist(folder).load()
     assert len(sets["train"]) == 60_000 and len(sets["test"]) == 10_000

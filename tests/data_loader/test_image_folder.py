@@ -1,4 +1,4 @@
-"""Images in one folder per class: labels from sorted names, pixels read one by one, broken files named."""
+"""Images in one folder per class: labels from sorted names, lazy reading, damaged files named."""
 
 import shutil
 import sys
@@ -14,15 +14,14 @@ from utils import UserError
 
 @pytest.fixture
 def root(tmp_path):
-    """train/ and test/, each with cats (red, 8x6) and ants (blue, 5x9), and files that are no images."""
-    for part, count in (("train", 3), ("test", 2)):
+    """train/ and test/, both with cats (red, 8x6), ants (blue, 5x9) and a file of notes."""
+    for set_name, count in (("train", 3), ("test", 2)):
         for name, color, size in (("cats", (255, 0, 0), (8, 6)), ("ants", (0, 0, 255), (5, 9))):
-            (tmp_path / part / name).mkdir(parents=True)
-            (tmp_path / part / name / "notes.txt").write_text("no image")
+            folder = tmp_path / set_name / name
+            folder.mkdir(parents=True)
+            (folder / "notes.txt").write_text("not an image")
             for i in range(count):
-                Image.new("RGB", size, color).save(
-                    tmp_path / part / name / f"{i}.{'png' if i else 'PNG'}"
-                )
+                Image.new("RGB", size, color).save(folder / f"{i}.{'png' if i else 'PNG'}")
     return tmp_path
 
 
@@ -43,7 +42,7 @@ def test_gray_has_one_channel(root):
     assert image.shape == (4, 4, 1) and (image == 76).all()  # 0.299 of 255
 
 
-def test_class_folders_alone_are_a_training_set_for_the_loader_to_split(root):
+def test_class_folders_without_train_are_one_training_set_which_can_be_split(root):
     data = folder(str(root / "train"), [2, 2])
     assert data.sizes == {"train": 6}
     train, val = split(data.load()["train"], 2, seed=0)
@@ -52,7 +51,7 @@ def test_class_folders_alone_are_a_training_set_for_the_loader_to_split(root):
     assert fingerprint(train) == fingerprint(train)
 
 
-def test_pixels_are_read_when_asked_for(root):
+def test_an_image_is_read_only_when_it_is_used(root):
     (root / "train" / "ants" / "1.png").write_bytes(b"not a picture")
     dataset = folder(str(root), [2, 2]).load()["train"]
     dataset[0]
@@ -60,7 +59,7 @@ def test_pixels_are_read_when_asked_for(root):
         dataset[1]
 
 
-def test_a_cut_image_is_named(root):
+def test_a_truncated_image_is_named(root):
     path = root / "train" / "cats" / "1.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:3000])
@@ -68,7 +67,7 @@ def test_a_cut_image_is_named(root):
         folder(str(root), [2, 2]).load()["train"][4]
 
 
-def test_a_photograph_is_turned_upright(root):
+def test_a_rotated_photograph_is_turned_upright(root):
     pixels = np.zeros((8, 8, 3), np.uint8)
     pixels[:4] = 255  # bright above
     exif = Image.Exif()
@@ -79,7 +78,7 @@ def test_a_photograph_is_turned_upright(root):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("change", "message"),
     [
         (
             lambda root: (root / "test" / "dogs").mkdir(),
@@ -90,24 +89,24 @@ def test_a_photograph_is_turned_upright(root):
             r"has the folder 'valid' beside train; allowed: train, val, test",
         ),
         (
-            lambda root: [f.unlink() for f in (root / "train" / "ants").iterdir()],
+            lambda root: [file.unlink() for file in (root / "train" / "ants").iterdir()],
             r"ants: no images in it",
         ),
         (lambda root: root.rename(root.with_name("elsewhere")), "no such folder"),
         (
-            lambda root: [(root / part).rename(root.with_name(part)) for part in ("train", "test")],
+            lambda root: [shutil.rmtree(root / name) for name in ("train", "test")],
             "no folders in it",
         ),
     ],
     ids=["unknown class", "unknown set", "empty class", "no folder", "no classes"],
 )
-def test_folders_that_do_not_fit_are_named(root, spoil, said):
-    spoil(root)
-    with pytest.raises(UserError, match=said):
+def test_a_wrong_folder_layout_is_named(root, change, message):
+    change(root)
+    with pytest.raises(UserError, match=message):
         folder(str(root), [2, 2])
 
 
-def test_a_class_may_be_absent_from_the_test_set(root):
+def test_a_class_may_be_missing_in_the_test_set(root):
     shutil.rmtree(root / "test" / "ants")
     sets = folder(str(root), [2, 2]).load()
     assert [int(sets["test"][i][1]) for i in range(2)] == [1, 1]
@@ -121,5 +120,5 @@ def test_a_missing_pillow_is_a_clear_error(root, monkeypatch):
 
 @pytest.mark.parametrize("image_size", [[4], [4, 0], [1, 2, 3], []])
 def test_image_size_is_checked(root, image_size):
-    with pytest.raises(ValueError, match=r"^image_size"):
+    with pytest.raises(ValueError, match=r"^image_size: must be"):
         folder(str(root), image_size)

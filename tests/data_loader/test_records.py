@@ -1,4 +1,4 @@
-"""Record files against TensorFlow, which wrote them, and against bytes written by hand; what is damaged is named."""
+"""Record files against TensorFlow, which wrote them, and against bytes written by hand."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ from data_loader.records import numpy_example, numpy_record, tf_example, write_r
 from utils import UserError
 
 
-def test_encoded_images_and_labels_are_those_that_tensorflow_wrote(tf_folder):
+def test_encoded_images_and_labels_equal_those_that_tensorflow_wrote(tf_folder):
     digits = np.load(tf_folder / "digits.npz")
     records = RecordFiles(str(tf_folder / "train-*.tfrecord"))
     assert len(records) == 500
@@ -33,101 +33,108 @@ def test_encoded_images_and_labels_are_those_that_tensorflow_wrote(tf_folder):
     assert x.shape == (14, 20, 3) and x.dtype == np.uint8
 
 
-def test_numbers_and_raw_bytes_are_read_as_tensorflow_reads_them(tf_folder):
-    wanted = np.load(tf_folder / "varied.npz")
+def test_numbers_and_raw_bytes_equal_those_that_tensorflow_reads(tf_folder):
+    expected = np.load(tf_folder / "varied.npz")
     records = RecordFiles(str(tf_folder / "varied.tfrecord"))
     for i in range(30):
         tokens, scores = tf_example(records[i], x="tokens", y="scores")
-        np.testing.assert_array_equal(tokens, wanted["tokens"][i])
-        np.testing.assert_array_equal(scores, wanted["scores"][i], strict=True)
+        np.testing.assert_array_equal(tokens, expected["tokens"][i])
+        np.testing.assert_array_equal(scores, expected["scores"][i], strict=True)
         assert tokens.dtype == np.int32
         pixels, label = tf_example(records[i], x="pixels", shape=(2, 3), dtype="float16")
-        np.testing.assert_array_equal(pixels, wanted["pixels"][i].reshape(2, 3), strict=True)
+        np.testing.assert_array_equal(pixels, expected["pixels"][i].reshape(2, 3), strict=True)
         assert label == i
     assert tf_example(records[3], x="tokens", shape=(5, 8))[0].shape == (5, 8)
 
 
 def message(number, *parts):
-    """A field of the wire format that holds bytes, by hand."""
+    """A field of the wire format that holds bytes."""
     data = b"".join(parts)
     assert len(data) < 128
     return bytes([number << 3 | 2, len(data)]) + data
 
 
-def test_lists_that_are_not_packed_and_fields_unknown_are_read_too():
-    ints = message(
-        3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", message(1, b"\x96\x01\x02")
-    )  # 5, then -1, then packed 150, 2
+def test_unpacked_lists_are_read_and_unknown_fields_are_skipped():
+    # 5, then -1, then the packed list 150, 2.
+    ints = message(3, b"\x08\x05", b"\x08" + b"\xff" * 9 + b"\x01", message(1, b"\x96\x01\x02"))
     floats = message(2, b"\x0d" + struct.pack("<f", 1.5), message(1, struct.pack("<2f", -2, 0.25)))
     entries = [
         message(1, message(1, name), message(2, value))
         for name, value in ((b"a", ints), (b"b", floats), (b"c", b""))
     ]
-    unknown = (
-        b"\x48\x07" + b"\x51" + b"x" * 8 + message(9, b"ignored")
-    )  # a varint, eight bytes, a length
-    found = protobuf.features(message(1, *entries) + unknown)
-    assert protobuf.values(found["a"]).tolist() == [5, -1, 150, 2]
-    assert protobuf.values(found["b"]).tolist() == [1.5, -2, 0.25]
-    assert protobuf.values(found["c"]) is None
+    # Unknown fields of three wire types: a varint, eight bytes, bytes with a length.
+    unknown = b"\x48\x07" + b"\x51" + b"x" * 8 + message(9, b"ignored")
+    features = protobuf.features(message(1, *entries) + unknown)
+    assert protobuf.values(features["a"]).tolist() == [5, -1, 150, 2]
+    assert protobuf.values(features["b"]).tolist() == [1.5, -2, 0.25]
+    assert protobuf.values(features["c"]) is None
 
 
-def test_no_cut_or_changed_example_does_worse_than_a_message(tf_folder):
+def test_a_truncated_or_changed_example_raises_at_most_a_user_error(tf_folder):
     record = RecordFiles(str(tf_folder / "varied.tfrecord"))[0]
     random = np.random.default_rng(0)
     for end in range(0, len(record), 3):
         with pytest.raises(UserError):
             tf_example(record[:end], x="tokens")
-    for place in random.integers(0, len(record), 500):
+    for position in random.integers(0, len(record), 500):
         changed = bytearray(record)
-        changed[place] ^= 1 << random.integers(8)
+        changed[position] ^= 1 << random.integers(8)
         with suppress(UserError):
             tf_example(bytes(changed), x="tokens")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             {"x": "tokenz"},
-            r"no values of a feature 'tokenz'; its features: empty, label, pixels, scores, tokens, wide",
+            r"no values of a feature 'tokenz'; "
+            r"its features: empty, label, pixels, scores, tokens, wide",
         ),
         ({"x": "empty"}, r"no values of a feature 'empty'"),
         ({"x": "tokens", "shape": (5, 9)}, r"'tokens' has 40 values, the shape \[5, 9\] needs 45"),
         ({"x": "pixels", "shape": (2, 3)}, r"'pixels' has 12 values, the shape \[2, 3\] needs 6"),
-        ({"x": "pixels", "shape": (2, 3), "dtype": "floot"}, r"are no floot\[2, 3\]"),
-        ({"x": "pixels"}, r"'pixels' is no readable image .*; raw numbers need a `shape`"),
-        ({"x": "tokens", "y": "pixels"}, r"'pixels' is b'.*a target needs numbers"),
-        ({"x": "wide"}, r"'wide' has 1099511627776, which is no int32"),
+        ({"x": "pixels", "shape": (2, 3), "dtype": "floot"}, r"are not floot\[2, 3\]"),
+        ({"x": "pixels"}, r"'pixels' is not a readable image .*; raw numbers need a `shape`"),
+        ({"x": "tokens", "y": "pixels"}, r"'pixels' is b'.*a target must be numbers"),
+        ({"x": "wide"}, r"'wide' has 1099511627776, which does not fit into int32"),
     ],
 )
-def test_features_that_do_not_fit_are_named(tf_folder, arguments, said):
+def test_unsuitable_features_are_named(tf_folder, arguments, message):
     record = RecordFiles(str(tf_folder / "varied.tfrecord"))[0]
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         tf_example(record, **arguments)
 
 
-def test_what_is_written_is_read_again_in_its_order(tmp_path):
-    x, y = (
-        np.random.default_rng(0).normal(size=(25, 3, 2)).astype(np.float32),
-        np.arange(25, dtype=np.int8),
-    )
+def test_the_value_that_does_not_fit_into_int32_is_named():
+    def feature(name, *numbers):
+        # Each number is a varint field of an Int64List.
+        values = b"".join(b"\x08" + protobuf.encoded(n % 2**64) for n in numbers)
+        return message(1, message(1, name), message(2, message(3, values)))
+
+    record = message(1, feature(b"x", 5, -(2**63)), feature(b"y", 1))
+    with pytest.raises(UserError, match="'x' has -9223372036854775808, which does not fit"):
+        tf_example(record, x="x", y="y")
+
+
+def test_write_records_keeps_values_types_and_order(tmp_path):
+    x = np.random.default_rng(0).normal(size=(25, 3, 2)).astype(np.float32)
+    y = np.arange(25, dtype=np.int8)
     paths = write_records(tmp_path / "new" / "train", Arrays(x, y), shards=4)
     assert [path.name for path in paths] == [
         f"train-0000{i}-of-00004.array_record" for i in range(4)
     ]
     assert sorted(os.listdir(tmp_path / "new")) == [path.name for path in paths]
-    records = pickle.loads(
-        pickle.dumps(RecordFiles(str(tmp_path / "new" / "train-*")))
-    )  # as it goes to a worker
+    # Pickled, as when they are sent to a worker.
+    records = pickle.loads(pickle.dumps(RecordFiles(str(tmp_path / "new" / "train-*"))))
     assert len(records) == 25
     for i in range(25):
-        for part, wanted in zip(numpy_example(records[i]), (x[i], y[i]), strict=True):
-            np.testing.assert_array_equal(part, wanted, strict=True)
+        for array, expected in zip(numpy_example(records[i]), (x[i], y[i]), strict=True):
+            np.testing.assert_array_equal(array, expected, strict=True)
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (b"", "is not two arrays"),
         (b"some text, long enough to be an array", "is not two arrays"),
@@ -136,10 +143,10 @@ def test_what_is_written_is_read_again_in_its_order(tmp_path):
         (numpy_record([np.zeros(3), np.zeros(4)]) + b"x", "has 1 bytes after its two arrays"),
         (numpy_record([np.asfortranarray(np.zeros((2, 3))), 1]), "Fortran order"),
     ],
-    ids=["nothing", "text", "one array", "cut", "too long", "fortran"],
+    ids=["empty", "text", "one array", "cut", "too long", "fortran"],
 )
-def test_records_that_are_no_arrays_are_told(record, said):
-    with pytest.raises(UserError, match=said):
+def test_records_that_are_not_two_arrays_are_refused(record, message):
+    with pytest.raises(UserError, match=message):
         numpy_example(record)
 
 
@@ -151,9 +158,9 @@ def test_an_object_array_is_refused_and_never_unpickled():
         numpy_example(file.getvalue())
 
 
-def flipped(path, place):
+def flip_a_bit(path, position):
     data = bytearray(path.read_bytes())
-    data[place] ^= 4
+    data[position] ^= 4
     path.write_bytes(data)
 
 
@@ -168,20 +175,19 @@ def test_a_damaged_record_is_named_and_the_others_are_read(tf_folder, tmp_path, 
             writer.write(np.random.default_rng(i).bytes(500))
         writer.close()
     whole = [RecordFiles(str(path))[i] for i in range(100)]
-    flipped(path, path.read_bytes().index(whole[40][-100:-10]))
+    flip_a_bit(path, path.read_bytes().index(whole[40][-100:-10]))
     records, bad = RecordFiles(str(path)), []
     for i in range(100):
         try:
             assert records[i] == whole[i]
         except UserError as error:
-            assert str(error).startswith(
-                f"{path}: record {i} cannot be read ("
-            ) and "copy the file again" in str(error)
+            assert str(error).startswith(f"{path}: record {i} cannot be read (")
+            assert "copy the file again" in str(error)
             bad.append(i)
     assert bad == [40]
 
 
-def cut(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-5])
 
 
@@ -190,70 +196,68 @@ def compress(path):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("damage", "message"),
     [
-        (cut, "ends within record 99; copy the file again"),
-        (lambda path: flipped(path, 3), "neither an ArrayRecord file nor a TFRecord file"),
+        (truncate, "ends within record 99; copy the file again"),
+        (lambda path: flip_a_bit(path, 3), "neither an ArrayRecord file nor a TFRecord file"),
         (
-            lambda path: flipped(path, 19 + int.from_bytes(path.read_bytes()[:8], "little")),
-            "record 1 is damaged, and what fol",
+            lambda path: flip_a_bit(path, 19 + int.from_bytes(path.read_bytes()[:8], "little")),
+            "record 1 is damaged, so that the records after it",
         ),
         (
             lambda path: path.write_text("just text"),
             "neither an ArrayRecord file nor a TFRecord file",
         ),
-        (compress, "is compressed as a whole.*gunzip"),
+        (compress, "the whole file is compressed.*gunzip"),
         (lambda path: path.write_bytes(b""), "has no records in its 1 files"),
-        (lambda path: path.unlink(), "no such file; name one, or many with a pattern"),
+        (lambda path: path.unlink(), "no such file; name one file, or several with a pattern"),
     ],
     ids=["cut", "its start", "a length", "text", "gzip", "empty", "gone"],
 )
-def test_files_that_cannot_be_indexed_are_told(tf_folder, tmp_path, spoil, said):
+def test_a_file_that_cannot_be_indexed_is_named(tf_folder, tmp_path, damage, message):
     path = tmp_path / "some.tfrecord"
     shutil.copy(tf_folder / "test.tfrecord", path)
-    spoil(path)
-    with pytest.raises(UserError, match=rf"some\.tfrecord: .*{said}"):
+    damage(path)
+    with pytest.raises(UserError, match=rf"some\.tfrecord: .*{message}"):
         RecordFiles(str(path))
 
 
-def test_a_cut_array_record_is_told(tmp_path):
+def test_a_truncated_array_record_file_is_refused(tmp_path):
     (path,) = write_records(tmp_path / "x", Arrays(np.zeros((300, 500)), np.zeros(300)))
-    cut(path)
-    with pytest.raises(UserError, match="no whole ArrayRecord file"):
+    truncate(path)
+    with pytest.raises(UserError, match="not a complete ArrayRecord file"):
         RecordFiles(str(path))
 
 
-def test_a_shard_that_is_missing_is_told_unless_some_are_asked_for(tmp_path):
+def test_a_missing_shard_is_named_unless_the_pattern_selects_some_shards(tmp_path):
     paths = write_records(tmp_path / "x", Arrays(np.zeros(8), np.zeros(8)), shards=4)
     paths[2].unlink()
     with pytest.raises(
-        UserError, match=r"x-00002-of-00004\.array_record: is missing, with 3 of its 4 files there"
+        UserError, match=r"x-00002-of-00004\.array_record: is missing; 3 of the 4 files are present"
     ):
         RecordFiles(str(tmp_path / "x-*"))
     assert len(RecordFiles(str(tmp_path / "x-0000[01]-of-00004.array_record"))) == 4
     assert len(RecordFiles(str(paths[3]))) == 2
 
 
-def test_many_records_are_indexed_by_their_lengths_alone(tmp_path):
-    """Of a file with large records only the lengths are read: it is far quicker than reading it."""
+def test_the_index_of_a_file_is_made_from_the_lengths_of_its_records(tmp_path):
+    """It is much faster than reading the file, whose data is never read."""
     from data_loader.record_files import _checksum
 
     length = (50_000_000).to_bytes(8, "little")
-    with open(
-        tmp_path / "sparse", "wb"
-    ) as file:  # a file with holes: the data is never written, nor read
+    with open(tmp_path / "sparse", "wb") as file:  # 10 GB, but with holes instead of data
         for i in range(200):
             file.seek(i * 50_000_016)
             file.write(length + _checksum(length))
         file.truncate(200 * 50_000_016)
-    began = time.monotonic()
+    start = time.monotonic()
     assert len(RecordFiles(str(tmp_path / "sparse"))) == 200
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - start < 1
 
 
-def test_a_picture_that_is_sideways_is_turned_upright():
+def test_an_encoded_photograph_is_turned_upright():
     pixels, exif, file = np.zeros((8, 8, 3), np.uint8), Image.Exif(), io.BytesIO()
-    pixels[:4], exif[0x0112] = 255, 3  # bright above, taken upside down
+    pixels[:4], exif[0x0112] = 255, 3  # bright above; taken upside down
     Image.fromarray(pixels).save(file, "PNG", exif=exif)
     value = file.getvalue()
 

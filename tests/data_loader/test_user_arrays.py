@@ -1,4 +1,4 @@
-"""The user's arrays: known from their headers, checked against each other, and never unpickled."""
+"""The user's arrays: sizes from their headers, checked against each other, never unpickled."""
 
 import pickle
 
@@ -21,15 +21,16 @@ def save(path, **members):
 
 
 @pytest.fixture(params=["{}.npz", "{}"], ids=["npz", "folder"])
-def place(request, tmp_path):
+def path_of(request, tmp_path):
     return lambda name: tmp_path / request.param.format(name)
 
 
 X, Y = np.arange(30, dtype=np.uint8).reshape(5, 3, 2), np.array([0, 2, 1, 2, 0])
 
 
-def test_labelled_arrays(place):
-    data = arrays(save(place("train"), x=X, y=Y), save(place("test"), x=X[:2], y=np.array([3, 0])))
+def test_labelled_arrays(path_of):
+    train = save(path_of("train"), x=X, y=Y)
+    data = arrays(train, save(path_of("test"), x=X[:2], y=np.array([3, 0])))
     assert data.sizes == {"train": 5, "test": 2} and data.num_classes == 4
     assert data.example[0].shape == (3, 2) and data.example[0].dtype == np.uint8
     assert data.example[1].shape == () and data.example[1].dtype == np.int32
@@ -39,21 +40,18 @@ def test_labelled_arrays(place):
     assert sets["test"].arrays[1].tolist() == [3, 0]
 
 
-def test_other_names_fortran_order_and_a_stated_number_of_classes(place):
-    train = save(place("train"), image=np.asfortranarray(X), label=Y.astype(np.uint8))
+def test_other_names_fortran_order_and_a_given_number_of_classes(path_of):
+    train = save(path_of("train"), image=np.asfortranarray(X), label=Y.astype(np.uint8))
     data = arrays(train, x="image", y="label", num_classes=7)
     assert data.sizes == {"train": 5} and data.num_classes == 7
     assert (data.load()["train"].arrays[0] == X).all()
 
 
-def test_float_targets_are_a_regression(place):
+def test_float_targets_have_no_classes(path_of):
     target = np.linspace(0, 1, 10).reshape(5, 2).astype(np.float32)
-    data = arrays(save(place("train"), x=X, y=target))
-    assert (
-        data.num_classes is None
-        and data.example[1].shape == (2,)
-        and data.example[1].dtype == np.float32
-    )
+    data = arrays(save(path_of("train"), x=X, y=target))
+    assert data.num_classes is None
+    assert data.example[1].shape == (2,) and data.example[1].dtype == np.float32
     assert (data.load()["train"].arrays[1] == target).all()
 
 
@@ -69,7 +67,7 @@ def test_the_factory_reads_labels_but_not_the_inputs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("members", "said"),
+    ("members", "message"),
     [
         ({"images": X, "y": Y}, r"no array 'x'; there are: images, y"),
         ({"x": X}, r"no array 'y'; there are: x"),
@@ -82,18 +80,18 @@ def test_the_factory_reads_labels_but_not_the_inputs(tmp_path):
     ],
     ids=["no x", "no y", "lengths", "scalar", "empty", "strings", "negative", "objects"],
 )
-def test_arrays_that_do_not_fit_are_named_with_what_was_found(place, members, said):
-    train = save(place("train"), **members)
-    with pytest.raises(UserError, match=said) as caught:
+def test_unsuitable_arrays_are_named_with_what_was_found(path_of, members, message):
+    train = save(path_of("train"), **members)
+    with pytest.raises(UserError, match=message) as caught:
         arrays(train).load()
     assert str(caught.value).startswith(train)
 
 
-def test_a_label_beyond_the_stated_classes_is_refused(place):
+def test_a_label_outside_the_given_classes_is_refused(path_of):
     with pytest.raises(UserError, match=r"label 2 of example 1 is outside the 2 classes"):
-        arrays(save(place("train"), x=X, y=Y), num_classes=2).load()
-    with pytest.raises(ValueError, match=r"^num_classes: 0"):
-        arrays(str(place("train")), num_classes=0)
+        arrays(save(path_of("train"), x=X, y=Y), num_classes=2).load()
+    with pytest.raises(ValueError, match=r"^num_classes: must be at least 1, got 0"):
+        arrays(str(path_of("train")), num_classes=0)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +99,9 @@ def test_a_label_beyond_the_stated_classes_is_refused(place):
     [{"x": X[:, :2], "y": Y}, {"x": X.astype(float), "y": Y}, {"x": X, "y": Y.astype(float)}],
     ids=["shape", "dtype", "kind"],
 )
-def test_train_and_test_must_be_alike(place, test):
-    with pytest.raises(UserError, match="they need to be alike"):
-        arrays(save(place("train"), x=X, y=Y), save(place("test"), **test))
+def test_training_and_test_set_must_have_the_same_shape_and_type(path_of, test):
+    with pytest.raises(UserError, match="they must be the same"):
+        arrays(save(path_of("train"), x=X, y=Y), save(path_of("test"), **test))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_a_damaged_npz_is_named(tmp_path, damage):
         arrays(str(path))
 
 
-def test_flipped_bytes_in_a_npz_are_noticed(tmp_path):
+def test_changed_bytes_in_a_npz_are_noticed(tmp_path):
     path = tmp_path / "train.npz"
     np.savez(path, x=X, y=Y)
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A process of its own, with TensorFlow: TFRecord files in the folder that is named, and what it reads from them itself."""
+"""A script in which TensorFlow writes TFRecord files, and reads one of them as a reference."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 Feature, Example = tf.train.Feature, tf.train.Example
-HERE = Path(sys.argv[1])
+FOLDER = Path(sys.argv[1])
 
 
 def ints(*numbers):
@@ -23,13 +23,13 @@ def bytes_(*parts):
 
 
 def write(name, examples):
-    with tf.io.TFRecordWriter(str(HERE / name)) as file:
+    with tf.io.TFRecordWriter(str(FOLDER / name)) as file:
         for features in examples:
             file.write(Example(features=tf.train.Features(feature=features)).SerializeToString())
 
 
 def digits(images, labels):
-    """Encoded images, as most sets of images come."""
+    """Encoded images, the usual format of image datasets."""
     for image, label in zip(images, labels, strict=True):
         yield {
             "image": bytes_(tf.io.encode_png(image).numpy()),
@@ -52,22 +52,22 @@ def varied(random, count):
         }
 
 
-with np.load(HERE / "digits.npz") as file:
+with np.load(FOLDER / "digits.npz") as file:
     x, y = file["x"], file["y"]
 write("train-00000-of-00002.tfrecord", digits(x[:300], y[:300]))
 write("train-00001-of-00002.tfrecord", digits(x[300:500], y[300:500]))
 write("test.tfrecord", digits(x[500:], y[500:]))
 write("varied.tfrecord", varied(np.random.default_rng(0), 30))
 
-form = {
+spec = {
     "tokens": tf.io.FixedLenFeature([40], tf.int64),
     "scores": tf.io.FixedLenFeature([5], tf.float32),
 }
-form |= {"pixels": tf.io.FixedLenFeature([], tf.string)}
+spec |= {"pixels": tf.io.FixedLenFeature([], tf.string)}
 read = [
-    tf.io.parse_single_example(r, form)
-    for r in tf.data.TFRecordDataset(str(HERE / "varied.tfrecord"))
+    tf.io.parse_single_example(record, spec)
+    for record in tf.data.TFRecordDataset(str(FOLDER / "varied.tfrecord"))
 ]
 tokens, scores = (np.stack([row[name].numpy() for row in read]) for name in ("tokens", "scores"))
 pixels = np.stack([tf.io.decode_raw(row["pixels"], tf.float16).numpy() for row in read])
-np.savez(HERE / "varied.npz", tokens=tokens, scores=scores, pixels=pixels)
+np.savez(FOLDER / "varied.npz", tokens=tokens, scores=scores, pixels=pixels)

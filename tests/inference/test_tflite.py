@@ -227,7 +227,7 @@ def test_a_missing_primitive_is_named_with_the_line_that_calls_it(tmp_path):
 
 def test_a_dtype_without_tflite_ops_is_refused_by_name(tmp_path):
     half = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
-    with pytest.raises(UserError, match="input: TFLite's ops take no bfloat16"):
+    with pytest.raises(UserError, match="input: TFLite's ops do not take bfloat16"):
         write_tflite(trace(lambda w, x: x + 1, {}, half), tmp_path / "a.tflite")
 
 
