@@ -59,13 +59,13 @@ class Page:
     def __init__(self, to, back):
         self.to, self.back, self.session = to, back, None
         self.count, self.events, self.buffer = 0, [], b""
-        targets = self.call("Target.getTargets")["targetInfos"]
+        targets = self.ask("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        self.session = self.ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+            self.ask(f"{domain}.enable")
 
-    def call(self, method, **params):
+    def ask(self, method, **params):
         """Send a command and wait for its result."""
         self.count += 1
         message = {"id": self.count, "method": method, "params": params}
@@ -93,7 +93,7 @@ class Page:
 
     def open(self, path, width=1200, height=900, dark=False):
         """Load a file and wait until it is loaded."""
-        self.call(
+        self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
@@ -101,15 +101,15 @@ class Page:
             mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
-        self.call("Page.navigate", url=Path(path).resolve().as_uri())
+        self.ask("Page.navigate", url=Path(path).resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.read()
 
     def js(self, expression):
         """The value of an expression in the page."""
-        reply = self.call(
+        reply = self.ask(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
@@ -117,11 +117,11 @@ class Page:
 
     def point_at(self, x, y):
         """Move the mouse."""
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, x, y):
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def complaints(self):
         """The page's exceptions, and whatever was written to its console."""
@@ -137,8 +137,8 @@ class Page:
         """Write a picture of the window, or of the whole page."""
         options = {}
         if whole:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+            size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
             clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"]}
             options = {"captureBeyondViewport": True, "clip": clip | {"scale": 1}}
-        shot = self.call("Page.captureScreenshot", **options)
+        shot = self.ask("Page.captureScreenshot", **options)
         Path(path).write_bytes(base64.b64decode(shot["data"]))
