@@ -1,4 +1,4 @@
-"""What a person at a terminal sees besides the log lines."""
+"""What a person at a terminal sees, and where log lines go."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ logger = logging.getLogger("main")
 
 @contextmanager
 def progress_bar(epoch, steps, position=0):
-    """A tqdm bar over the steps of an epoch where the output is a terminal; log lines then print above it."""
+    """A tqdm bar over the steps of an epoch, below the log lines; Silent outside a terminal."""
     if not sys.stderr.isatty():
         yield Silent()
         return
@@ -27,14 +27,14 @@ def progress_bar(epoch, steps, position=0):
 
 
 class Silent:
-    """A bar that nobody sees."""
+    """A progress bar that is not shown."""
 
     def update(self, _taken):
         pass
 
 
 def show_on_console():
-    """Let log lines reach standard output where nobody has set logging up, as in a notebook."""
+    """Send log lines to standard output if logging is not set up, as in a notebook."""
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
@@ -42,13 +42,13 @@ def show_on_console():
 
 
 def be_silent():
-    """Say nothing but errors: of several processes one speaks for all."""
+    """Log only errors, as all processes but process 0 do."""
     logger.setLevel(logging.ERROR)
 
 
 def set_up_logging(root, file):
-    """Logging as logger_config.json has it, its file in the run's folder."""
-    logging.raiseExceptions = False  # a full disk is told once, not at every line
+    """Set up logging as in logger_config.json, with the log file in the run's folder."""
+    logging.raiseExceptions = False  # a full disk is reported once, not at every line
     config = json.loads((Path(root) / "logger_config.json").read_text())
     config["handlers"]["file"]["filename"] = str(file)
     logging.config.dictConfig(config)
