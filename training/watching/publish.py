@@ -38,7 +38,7 @@ METHODS = ("start", "scalars", "image", "histogram", "back_to", "finish")
 
 
 class About(NamedTuple):
-    """What a tracker is told about the run when it starts."""
+    """Facts about the run, for its trackers."""
 
     folder: Path
     title: str
