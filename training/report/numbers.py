@@ -1,4 +1,4 @@
-"""Numbers for people: their text, the ticks of an axis, and the drawn points of a long curve."""
+"""Numbers as readable text, the ticks of an axis, and the drawn points of a long curve."""
 
 import math
 
@@ -34,7 +34,7 @@ def duration(seconds):
 
 
 def ticks(low, high, most=5):
-    """Round numbers within a range, about `most` or fewer."""
+    """Round numbers at equal distances within a range, about `most` of them or fewer."""
     rough = max(high - low, 1e-300) / most
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

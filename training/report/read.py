@@ -40,7 +40,7 @@ class Run:
     label: str = ""  # its name among the runs of a page
 
     def best(self, name):
-        """(the best value at the end of an epoch, that epoch); None if no direction is better."""
+        """(the best value at the end of an epoch, that epoch), or None if the best is unknown."""
         sign = direction(name, self.config.value)
         curve = self.metrics.epochs.get(name)
         if sign is None or curve is None or not np.isfinite(curve.values).any():

@@ -113,7 +113,7 @@ def add_row(metrics, row, epoch, step):
 
 
 def count(value):
-    """A value that must be a whole number from 0."""
+    """The value, if it is a whole number from 0; otherwise ValueError."""
     if not isinstance(value, int) or not 0 <= value < 2**53:
         raise ValueError(f"{value!r} is not a count")
     return value

@@ -22,8 +22,8 @@ def gradient_spike_monitor(
     """Write a line to gradient_spikes.jsonl for each step with an unusually long gradient.
 
     A gradient is unusual if it is not finite, or `threshold` times longer than the moving average
-    of the steps before it, which are at least `warmup`. A spike enters the average with the length
-    of the threshold: the next spike is still found, but gradients that stay long become usual.
+    of the steps before it, which are at least `warmup`. In the average a spike counts as if it were
+    just at the threshold: the next spike is still found, but gradients that stay long become usual.
     """
     fraction(ema_decay=ema_decay)
     at_least(0, warmup=warmup)
