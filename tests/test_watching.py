@@ -1,8 +1,10 @@
-"""What a user at the command line has to watch and debug a run: evaluating, watching, reporting, quick and slow ways to run."""
+"""Evaluating, watching, reporting and debugging runs from the command line."""
 
 import csv
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -23,18 +25,18 @@ SMALL = {
     "callbacks": [{"name": "confusion_matrix", "args": {"every_n_epochs": 2}}],
 }
 
-MINE = """
+OWN_CODE = """
 from training.base import Callback
 
 
-class Mine:
+class Failing:
     def on_step_end(self, run):
         if run.step >= 4:
             return {"stop": {}["nothing"]}
 
 
 def failing() -> Callback:
-    return Mine()
+    return Failing()
 
 
 def stepping(path: str) -> Callback:
@@ -45,12 +47,12 @@ def stepping(path: str) -> Callback:
 @pytest.fixture
 def small(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "own.py").write_text(OWN_CODE)
     return tmp_path
 
 
-def folder_of(place, title="Small"):
-    (folder,) = (place / "saved" / title).iterdir()
+def folder_of(directory):
+    (folder,) = (directory / "saved" / "Small").iterdir()
     return folder
 
 
@@ -60,58 +62,48 @@ def rows(path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run that others look at."""
-    place = tmp_path_factory.mktemp("trained")
-    (place / "small.json").write_text(json.dumps(SMALL))
-    code, out, err = run(place, "-c", "small.json")
+    """A finished run: its working directory, its folder and its output."""
+    directory = tmp_path_factory.mktemp("trained")
+    (directory / "small.json").write_text(json.dumps(SMALL))
+    code, out, err = run(directory, "-c", "small.json")
     assert code == 0, out + err
-    return place, folder_of(place), out
+    return directory, folder_of(directory), out
 
 
-def test_a_run_tells_before_its_first_step_what_will_run_and_leaves_what_was_asked_for(trained):
+def test_a_run_logs_its_size_before_the_first_step_and_writes_everything_in_its_config(trained):
     _, folder, out = trained
     before = out[: out.index("Epoch 1 [2/5")]
     assert "5 steps an epoch, 10 in all, of 64 examples each, on 1 x cpu" in before
-    assert (
-        "Train data: 320 examples" in before
-        and "The model has" in before
-        and "memory about" in before
-    )
+    for fact in ("Train data: 320 examples", "The model has", "memory about"):
+        assert fact in before
     ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
     assert ends[0]["compile_seconds"] > 0 == ends[1]["compile_seconds"]
-    assert {
-        "learning_rate",
-        "gradient_norm",
-        "test_accuracy",
-        "steps_per_second",
-        "waiting",
-    } <= ends[0].keys()
+    names = {"learning_rate", "gradient_norm", "test_accuracy", "steps_per_second", "waiting"}
+    assert names <= ends[0].keys()
     assert "train_accuracy" not in ends[0]  # its phase is EVAL
     with open(folder / "metrics.csv", newline="") as file:
         table = list(csv.DictReader(file))
-    assert [float(row["test_loss"]) for row in table if row["test_loss"]] == pytest.approx(
-        [row["test_loss"] for row in ends]
-    )
+    losses = [float(row["test_loss"]) for row in table if row["test_loss"]]
+    assert losses == pytest.approx([row["test_loss"] for row in ends])
     confusion = json.loads((folder / "pictures" / "confusion_matrix-test.json").read_text())
     assert confusion["epoch"] == 2 and sum(map(sum, confusion["matrix"])) == 100
     assert "<svg" in (folder / "report.html").read_text()
 
 
 def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
-    place, folder, _ = trained
+    directory, folder, _ = trained
     ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
-    code, out, err = run(place, "--evaluate", folder / "checkpoint-epoch_1.params")
+    code, out, err = run(directory, "--evaluate", folder / "checkpoint-epoch_1.params")
     assert code == 0, err
-    told = json.loads(out)
-    assert told["metrics"] == {name: ends[0][name] for name in ("test_loss", "test_accuracy")}
-    assert (told["checkpoint"], told["epoch"], told["step"]) == ("checkpoint-epoch_1", 1, 5)
-    assert json.loads((folder / "evaluation-checkpoint-epoch_1.json").read_text()) == told
-    code, _, err = run(place, "--evaluate", folder / "checkpoint-epoch_7.params")
-    assert (
-        code == 2
-        and "checkpoint-epoch_7.params: there is no such checkpoint" in err
-        and "checkpoint-epoch_2.params" in err
-    )
+    evaluation = json.loads(out)
+    metrics = {name: ends[0][name] for name in ("test_loss", "test_accuracy")}
+    assert evaluation["metrics"] == metrics
+    assert evaluation["checkpoint"] == "checkpoint-epoch_1"
+    assert (evaluation["epoch"], evaluation["step"]) == (1, 5)
+    assert json.loads((folder / "evaluation-checkpoint-epoch_1.json").read_text()) == evaluation
+    code, _, err = run(directory, "--evaluate", folder / "checkpoint-epoch_7.params")
+    assert code == 2 and "checkpoint-epoch_7.params: there is no such checkpoint" in err
+    assert "checkpoint-epoch_2.params" in err
 
 
 def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(small):
@@ -129,23 +121,23 @@ def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(
     code, out, err = run(small, "--watch", folder_of(small))
     assert code == 0, err
     assert training.wait(60) == 0
-    found = rows(folder_of(small) / "evaluations.jsonl")
-    assert [row["epoch"] for row in found] == list(range(1, 31))
-    assert found[-1]["metrics"]["test_loss"] < found[0]["metrics"]["test_loss"]
-    assert [json.loads(line) for line in out.splitlines()] == found
-    assert run(small, "--watch", folder_of(small))[:2] == (0, "")  # nothing is left to be evaluated
+    evaluations = rows(folder_of(small) / "evaluations.jsonl")
+    assert [row["epoch"] for row in evaluations] == list(range(1, 31))
+    assert evaluations[-1]["metrics"]["test_loss"] < evaluations[0]["metrics"]["test_loss"]
+    assert [json.loads(line) for line in out.splitlines()] == evaluations
+    assert run(small, "--watch", folder_of(small))[:2] == (0, "")  # nothing is left to evaluate
 
 
-def test_a_report_compares_runs(trained):
-    place, folder, _ = trained
+def test_a_report_is_written_again_and_a_missing_folder_is_refused(trained):
+    directory, folder, _ = trained
     (folder / "report.html").unlink()
-    code, out, err = run(place, "--report", folder)
+    code, out, err = run(directory, "--report", folder)
     assert (code, out.strip()) == (0, str(folder / "report.html")), err
-    code, _, err = run(place, "--report", place / "nothing")
+    code, _, err = run(directory, "--report", directory / "nothing")
     assert code == 2 and "nothing" in err
 
 
-def test_two_steps_of_everything(small):
+def test_a_fast_run_makes_two_steps_and_writes_nothing(small):
     code, out, err = run(small, "-c", "small.json", "--fast-dev-run")
     assert code == 0, err
     assert "2 steps an epoch, 2 in all" in out and "Epoch 1 [test] avg Loss" in out
@@ -155,9 +147,9 @@ def test_two_steps_of_everything(small):
 
 
 @pytest.mark.torture
-def test_debugging_compiles_nothing_so_that_a_print_sees_values(small):
-    """Its first step will do: test_programs.py has whole runs."""
-    (small / "mine.py").write_text(
+def test_debug_compiles_nothing_so_that_a_print_sees_values(small):
+    """The first step is enough: test_programs.py has whole runs."""
+    (small / "own.py").write_text(
         "from training.base import Update\nfrom training.update import gradient_update\n"
         "def shown(objective, optimizer) -> Update:\n"
         "    plain = gradient_update(objective, optimizer)\n"
@@ -166,30 +158,27 @@ def test_debugging_compiles_nothing_so_that_a_print_sees_values(small):
         "        raise SystemExit(9)\n"
         "    return plain._replace(step=step)\n"
     )
-    code, out, err = run(
-        small, "-c", "small.json", "update=mine.shown", "--debug", "logging.gradient_norm=false"
-    )
+    settings = ("update=own.shown", "logging.gradient_norm=false")
+    code, out, err = run(small, "-c", "small.json", *settings, "--debug")
     assert code == 9, err
     step, mean = out.rpartition("\nstep ")[2].split()
     assert step == "0" and 0 < float(mean) < 255
 
 
-def test_a_callback_that_raises_is_named_and_the_state_saved(small):
-    code, _, err = run(small, "-c", "small.json", 'callbacks=["mine.failing"]')
+def test_a_callback_that_raises_is_named_and_the_state_is_saved(small):
+    code, _, err = run(small, "-c", "small.json", 'callbacks=["own.failing"]')
     assert code == 1
-    assert (
-        "callbacks: Mine.on_step_end failed in epoch 1 after step 4: " in err
-        and "mine.py, line 8: KeyError" in err
-    )
+    assert "callbacks: Failing.on_step_end failed in epoch 1 after step 4: " in err
+    assert "own.py, line 8: KeyError" in err
     assert (folder_of(small) / "checkpoint-step_4.params").exists()
     assert "Traceback" in (folder_of(small) / "train.log").read_text()
 
 
-def test_the_debugger_opens_where_it_was_raised(small):
-    process = start(small, "-c", "small.json", 'callbacks=["mine.failing"]', "--post-mortem")
+def test_the_debugger_opens_where_the_error_was_raised(small):
+    process = start(small, "-c", "small.json", 'callbacks=["own.failing"]', "--post-mortem")
     process.stdin = None
     out, err = process.communicate(timeout=120)
-    assert "(Pdb)" in out and "mine.py(8)on_step_end()" in out and 'return {"stop": {}' in out
+    assert "(Pdb)" in out and "own.py(8)on_step_end()" in out and 'return {"stop": {}' in out
     assert process.returncode == 1, err
 
 
@@ -222,26 +211,20 @@ def test_the_debugger_opens_where_it_was_raised(small):
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(small, override, message):
+def test_mistakes_in_the_config_are_reported_before_anything_runs(small, override, message):
     code, _, err = run(small, "-c", "small.json", override)
     assert code == 2 and message in err, err
     assert not (small / "saved").exists()
 
 
 def test_a_signal_does_not_wait_for_a_tracker(small):
-    (small / "mine.py").write_text(
+    (small / "own.py").write_text(
         "import time\nfrom training.base import Tracker\n"
         "class Stuck:\n    def scalars(self, step, values):\n        time.sleep(1000)\n"
         "def stuck() -> Tracker:\n    return Stuck()\n"
     )
-    process = start(
-        small,
-        "-c",
-        "small.json",
-        'logging.trackers=["mine.stuck"]',
-        "training.epochs=100000",
-        "callbacks=[]",
-    )
+    settings = ['logging.trackers=["own.stuck"]', "training.epochs=100000", "callbacks=[]"]
+    process = start(small, "-c", "small.json", *settings)
     while not list(small.glob("saved/Small/*/checkpoint-*.params")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -254,21 +237,11 @@ def test_a_signal_does_not_wait_for_a_tracker(small):
 
 
 def test_trackers_that_are_not_named_are_not_imported():
-    import subprocess
-    import sys
-
-    code = "import sys, train; train.main(['--check']); print('\\n'.join(sys.modules), file=sys.stderr)"
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+    code = (
+        "import sys, train; train.main(['--check']); "
+        "print('\\n'.join(sys.modules), file=sys.stderr)"
     )
-    assert not {
-        "training.watching.trackers.wandb_run",
-        "wandb",
-        "tensorboardX",
-        "training.report.page",
-    } & set(out.stderr.splitlines())
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120, "check": True}
+    out = subprocess.run([sys.executable, "-c", code], **options)
+    slow = {"training.watching.trackers.wandb_run", "wandb", "tensorboardX", "training.report.page"}
+    assert not slow & set(out.stderr.splitlines())

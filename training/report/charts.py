@@ -1,6 +1,7 @@
-"""Line charts as SVG that fills whatever width it is given; its words are HTML around it, so they stay as large as all others.
+"""Line charts as SVG that stretches to any width; their text is HTML around it and keeps its size.
 
-The lines are drawn in a box of WIDE x HIGH that is stretched to its place, their strokes are not: a dot is a line without length.
+The lines are drawn in a box of WIDE x HIGH units, which the page stretches. Strokes are not
+stretched, so a dot is a line of length zero.
 """
 
 import math
@@ -8,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.report.markup import Html, data, empty, tag
-from training.report.numbers import log_marks, mark_names, marks, plain, short, thinned
+from training.report.markup import data, empty, note, tag
+from training.report.numbers import log_ticks, plain, short, thinned, tick_labels, ticks
 
 WIDE, HIGH = 2000, 1000
-COLOURS = 8  # that style.css has
-DOTTED = 40  # points; a line with more has no dots
-ABSURD = 1e100  # beyond it nothing can be drawn to scale
+COLOURS = 8  # in style.css
+DOTTED = 40  # a line with more points has no dots
+ABSURD = 1e100  # values beyond it are not drawn
 
 
 class Line(NamedTuple):
@@ -23,79 +24,61 @@ class Line(NamedTuple):
     label: str
     colour: int
     curve: tuple  # (steps, values)
-    style: str = "line"  # line, fine (thin and faint, beneath the others), dash, sparse or dashdot
+    style: str = "line"  # line, fine (thin and faint, below the others), dash, sparse or dashdot
     dots: bool = False
-    best: float | None = None  # the step to be ringed
-    run: str | None = None  # whose it is, where there are several
-    told: bool = True  # whether pointing at it tells its values
+    best: float | None = None  # the step that gets a ring
+    run: str | None = None  # the label of its run, if there are several
+    in_tooltip: bool = True
 
 
 class Axis(NamedTuple):
     """The axis of steps that all charts of a page share."""
 
     last: int
-    names: tuple  # of its rows of marks
-    marks: list  # (step, a text for each row)
-    epochs: list  # steps that closed an epoch; none where there are too many to be drawn
+    names: tuple  # of the rows of tick labels
+    ticks: list  # [(step, one text per row)]
+    epochs: list  # the steps that ended an epoch; empty if there are too many to draw
 
 
 def axis(runs):
-    """Steps; of a single run, or of runs with epochs of equal length, the epochs too."""
-    last = max(1, *(run.metrics.last for run in runs))
-    longest = max((run.metrics.numbers for run in runs), key=len)
-    agree = all(run.metrics.numbers.items() <= longest.items() for run in runs)
-    if not longest or not agree:
-        return Axis(
-            last, ("step",), [(step, short(step)) for step in marks(0, last, 6) if step >= 0], []
-        )
+    """The axis of steps; with epochs if the epochs of all runs have equal lengths."""
+    last = max(1, *(run.metrics.last_step for run in runs))
+    longest = max((run.metrics.epoch_at for run in runs), key=len)
+    if not longest or any(run.metrics.epoch_at.items() - longest.items() for run in runs):
+        return Axis(last, ("step",), [(step, short(step)) for step in ticks(0, last, 6)], [])
     epochs = sorted(longest.items())
-    apart = next(
-        n for n in (f * 10**p for p in range(16) for f in (1, 2, 5)) if epochs[-1][1] / n <= 7
-    )
-    chosen = [(step, f"{epoch:,}", short(step)) for step, epoch in epochs if epoch % apart == 0]
-    return Axis(
-        last,
-        ("epoch", "step"),
-        chosen,
-        [step for step, _ in epochs] if len(epochs) <= DOTTED else [],
-    )
+    round_numbers = (factor * 10**power for power in range(16) for factor in (1, 2, 5))
+    apart = next(n for n in round_numbers if epochs[-1][1] / n <= 7)
+    labels = [(step, f"{epoch:,}", short(step)) for step, epoch in epochs if epoch % apart == 0]
+    drawn = [step for step, _ in epochs] if len(epochs) <= DOTTED else []
+    return Axis(last, ("epoch", "step"), labels, drawn)
 
 
-def chart(title, lines, axis, most, *, log=False, low=None, note=None, small=False, named=True):
-    """A figure, or nothing where there is no value at all; with `log`, the reader may choose a logarithmic scale;
-    `named` tells the lines' names above them."""
+def chart(title, lines, axis, most, *, log=False, low=None, remark=None, small=False, named=True):
+    """A figure, or None if no line has a value.
+
+    With `log`, the reader may choose a logarithmic scale; with `named`, a legend names the lines.
+    """
     lines = [line._replace(curve=drawable(*line.curve, most)) for line in lines]
-    known = np.concatenate(
-        [values[np.isfinite(values)] for _, values in (line.curve for line in lines)] or [[]]
-    )
-    if not len(known):
+    finite = np.concatenate([v[np.isfinite(v)] for _, v in (line.curve for line in lines)] or [[]])
+    if not len(finite):
         return None
-    bounds = {"linear": linear_bounds(settled(lines, known), low)}
-    if log and known.min() > 1 / ABSURD and known.max() > 4 * known.min():
-        bounds["log"] = log_bounds(known)
-    at_first = "log" in bounds and bool(
-        known.max() > 50 * np.median(known)
-    )  # else there would be a spike and a flat line
-    chosen = tag(
-        "label",
-        empty("input", type="checkbox", class_="log", checked=at_first),
-        " log",
-        class_="switch",
-    )
-    told = sorted(
-        (line for line in lines if line.told), key=lambda line: line.style == "fine"
-    )  # the first of a name counts
+    bounds, switch = {"linear": linear_bounds(in_view(lines, finite), low)}, None
+    if log and finite.min() > 1 / ABSURD and finite.max() > 4 * finite.min():
+        bounds["log"] = log_bounds(finite)
+        # A linear scale would show one spike and a flat line.
+        spiked = bool(finite.max() > 50 * np.median(finite))
+        box = empty("input", type="checkbox", class_="log", checked=spiked)
+        switch = tag("label", box, " log", class_="switch")
+    # Of the lines with one label, the first counts: the one that is not fine.
+    listed = [line for line in lines if line.in_tooltip]
+    listed.sort(key=lambda line: line.style == "fine")
     return tag(
         "figure",
-        tag(
-            "figcaption",
-            tag("h3", title),
-            legend(title, told) if named else None,
-            chosen if "log" in bounds else None,
-        ),
-        [plot(kind, lines, axis, *bounds[kind]) for kind in bounds],
-        tag("p", note, class_="note") if note else None,
-        data({"last": axis.last, "bounds": bounds, "lines": [points(line) for line in told]}),
+        tag("figcaption", tag("h3", title), legend(title, listed) if named else None, switch),
+        [plot(scale, lines, axis, *bounds[scale]) for scale in bounds],
+        note(remark) if remark else None,
+        data({"last": axis.last, "bounds": bounds, "lines": [points(line) for line in listed]}),
         class_="chart small" if small else "chart",
     )
 
@@ -105,173 +88,149 @@ def drawable(steps, values, most):
     return thinned(steps, np.where(np.abs(values) < ABSURD, values, math.nan), most)
 
 
-def settled(lines, known):
-    """The values that a linear scale is made for: without those before and within the first epoch, where these would take a
-    third of the room; they are seen on the logarithmic one."""
+def in_view(lines, finite):
+    """The values that a linear scale must show.
+
+    Values up to the end of the first epoch may leave it if they would take a third of its height;
+    the logarithmic scale shows them.
+    """
     ends = [line.curve[0][line.curve[0] > 0][:1] for line in lines if line.style != "fine"]
     first = max((end[0] for end in ends if len(end)), default=0)
-    later = [
-        values[(steps > 0) & (steps >= first * (line.style == "fine"))]
-        for line in lines
-        for steps, values in [line.curve]
-    ]
+    later = []
+    for line in lines:
+        steps, values = line.curve
+        shown = (steps > 0) & (steps >= first) if line.style == "fine" else steps > 0
+        later.append(values[shown & np.isfinite(values)])
     later = np.concatenate(later)
-    later = later[np.isfinite(later)]
-    return later if len(later) and 1.5 * np.ptp(later) < np.ptp(known) else known
+    return later if len(later) and 1.5 * np.ptp(later) < np.ptp(finite) else finite
 
 
-def linear_bounds(known, low=None):
-    """The lowest and highest value with some room; from 0 on where that is near."""
-    least, most = float(known.min()), float(known.max())
+def linear_bounds(values, low=None):
+    """The lowest and highest value with some room around them; from 0 if the lowest is near it."""
+    least, most = float(values.min()), float(values.max())
     room = 0.06 * (most - least) or 0.1 * abs(most) or 1.0
-    near = 0 <= least < 0.3 * most
-    return [low if low is not None and low <= least else 0.0 if near else least - room, most + room]
+    if low is None or low > least:
+        low = 0.0 if 0 <= least < 0.3 * most else least - room
+    return [low, most + room]
 
 
-def log_bounds(known):
+def log_bounds(values):
     """The same for a logarithmic scale."""
-    room = (known.max() / known.min()) ** 0.05
-    return [float(known.min() / room), float(known.max() * room)]
+    room = (values.max() / values.min()) ** 0.05
+    return [float(values.min() / room), float(values.max() * room)]
 
 
 def points(line):
-    """A line as the page's script wants it: to seven digits, a null for a gap."""
+    """A line for the page's script: seven digits per value, null for a gap."""
     steps, values = line.curve
-    steps = [int(step) for step in steps]
     return {
         "label": line.label,
         "colour": line.colour,
-        "x": steps,
-        "y": [None if v != v else float(f"{v:.7g}") for v in values],
+        "x": [int(step) for step in steps],
+        "y": [None if math.isnan(value) else float(f"{value:.7g}") for value in values],
     }
 
 
 def legend(title, lines):
-    """The name of each line and its last value; where one is called as the chart is, the value alone."""
-    found = {}
+    """The label of each line and its last value; the value alone if the label is the title."""
+    first = {}
     for line in lines:
-        found.setdefault(line.label, line)
-    lines = found.values()
-    if len(lines) > 6:
+        first.setdefault(line.label, line)
+    if len(first) > 6:
         return None
-    items = [[] if line.label == title else [tag("i"), line.label, " "] for line in lines]
-    values = [tag("b", last_value(line)) for line in lines]
-    return tag(
-        "ul",
-        [
-            tag("li", *pair, style=colour(line))
-            for *pair, line in zip(items, values, lines, strict=True)
-        ],
-        class_="legend",
-    )
+    items = []
+    for label, line in first.items():
+        name = [] if label == title else [tag("i"), label, " "]
+        values = line.curve[1]
+        last = tag("b", plain(float(values[-1])) if len(values) else None)
+        items.append(tag("li", name, last, style=colour(line.colour)))
+    return tag("ul", items, class_="legend")
 
 
-def last_value(line):
-    _, values = line.curve
-    return plain(float(values[-1])) if len(values) else None
+def colour(index):
+    """The style of an element in one of the colours of style.css."""
+    return f"--c:var(--c{index % COLOURS})"
 
 
-def colour(line):
-    return f"--c:var(--c{line.colour % COLOURS})"
-
-
-def plot(kind, lines, axis, low, high):
-    """The lines on their scale, linear or log, with its marks."""
-
-    def across(step):
-        return step / axis.last
+def plot(scale, lines, axis, low, high):
+    """The lines on a linear or log scale, with the ticks of both axes."""
 
     def up(value):
-        return (
-            math.log(value / low) / math.log(high / low)
-            if kind == "log"
-            else (value - low) / (high - low)
-        )
+        if scale == "log":
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
 
-    beside = log_marks(low, high) if kind == "log" else marks(low, high)
-    rules = [Html(f"M0 {HIGH * (1 - up(mark)):.0f}H{WIDE}") for mark in beside]
-    epochs = [Html(f"M{WIDE * across(step):.0f} 0V{HIGH}") for step in axis.epochs]
+    def x(step):
+        return round(WIDE * step / axis.last)
+
+    def y(value):
+        return round(HIGH * (1 - up(value)))
+
+    values = log_ticks(low, high) if scale == "log" else ticks(low, high)
+    epochs = "".join(f"M{x(step)} 0V{HIGH}" for step in axis.epochs)
     drawing = tag(
         "svg",
-        tag("path", class_="rule", d="".join(rules)),
-        tag("path", class_="epochs", d="".join(epochs)) if epochs else None,
-        [
-            strokes(line, across, up, kind)
-            for line in sorted(lines, key=lambda line: line.style != "fine")
-        ],
+        tag("path", class_="rule", d="".join(f"M0 {y(value)}H{WIDE}" for value in values)),
+        tag("path", class_="epochs", d=epochs) if epochs else None,
+        [strokes(line, x, y, scale) for line in sorted(lines, key=lambda li: li.style != "fine")],
         viewBox=f"0 0 {WIDE} {HIGH}",
         preserveAspectRatio="none",
         aria_hidden="true",
     )
-    names = zip(beside, mark_names(beside, kind == "log"), strict=True)
-    left = [tag("span", name, style=f"bottom:{100 * up(mark):.2f}%") for mark, name in names]
-    below = [
-        tag(
-            "span",
-            tag("span", first),
-            [tag("small", text) for text in more],
-            style=f"left:{100 * across(step):.2f}%",
-        )
-        for step, first, *more in axis.marks
+    left = [
+        tag("span", label, style=f"bottom:{100 * up(value):.2f}%")
+        for value, label in zip(values, tick_labels(values, scale == "log"), strict=True)
     ]
-    names = tag(
-        "div",
-        tag("span", axis.names[0]),
-        [tag("small", name) for name in axis.names[1:]],
-        class_="names",
-    )
-    area = tag("div", drawing, class_="area", data_kind=kind)
+    below = [
+        tag("span", tag("span", first), smalls(more), style=f"left:{100 * step / axis.last:.2f}%")
+        for step, first, *more in axis.ticks
+    ]
     return tag(
         "div",
         tag("div", left, class_="y"),
-        area,
-        names,
+        tag("div", drawing, class_="area", data_kind=scale),
+        tag("div", tag("span", axis.names[0]), smalls(axis.names[1:]), class_="names"),
         tag("div", below, class_="x" if len(axis.names) > 1 else "x low"),
-        class_=f"plot {kind}",
+        class_=f"plot {scale}",
     )
 
 
-def strokes(line, across, up, kind):
-    """One line: its path, its dots, and a ring around its best."""
-    places = []
+def smalls(texts):
+    return [tag("small", text) for text in texts]
+
+
+def strokes(line, x, y, scale):
+    """One line: its path, its dots, and a ring around its best point."""
+    spots = {}  # {step: its point in the drawing, or None}
     for step, value in zip(*line.curve, strict=True):
-        inside = value == value and (kind == "linear" or value > 0)
-        places.append(
-            (round(WIDE * across(step)), round(HIGH * (1 - up(value)))) if inside else None
-        )
-    shown = [place for place in places if place]
-    alone = [
-        p
-        for before, p, after in zip([None, *places], places, [*places[1:], None], strict=False)
-        if p and not before and not after
-    ]
+        shown = not math.isnan(value) and (scale == "linear" or value > 0)
+        spots[step] = (x(step), y(value)) if shown else None
+    row = [None, *spots.values(), None]
+    middle = range(1, len(row) - 1)
+    alone = [row[i] for i in middle if row[i] and not row[i - 1] and not row[i + 1]]
+    shown = [spot for spot in row if spot]
     dots = shown if line.dots and len(shown) <= DOTTED else alone
-    at = [
-        place
-        for step, place in zip(line.curve[0], places, strict=True)
-        if step == line.best and place
-    ]
+    best = spots.get(line.best)
+    ring = ("ring", "hole", "heart") if best else ()
     return tag(
         "g",
-        tag("path", class_=line.style, d=path(places)),
+        tag("path", class_=line.style, d=path(row)),
         tag("path", class_="dots", d=dotted(dots)) if dots else None,
-        [tag("path", class_=part, d=dotted(at)) for part in ("ring", "hole", "heart")]
-        if at
-        else None,
-        style=colour(line),
+        [tag("path", class_=part, d=dotted([best])) for part in ring],
+        style=colour(line.colour),
         data_run=line.run,
     )
 
 
-def path(places):
-    """Lines from place to place, broken where one is None."""
+def path(spots):
+    """Lines from point to point, broken where one is None."""
     words, pen = [], "M"
-    for place in places:
-        if place:
-            words.append(f"{pen}{place[0]} {place[1]}")
-        pen = "L" if place else "M"
+    for spot in spots:
+        if spot:
+            words.append(f"{pen}{spot[0]} {spot[1]}")
+        pen = "L" if spot else "M"
     return "".join(words)
 
 
-def dotted(places):
-    return "".join(f"M{x} {y}h0" for x, y in places)
+def dotted(spots):
+    return "".join(f"M{x} {y}h0" for x, y in spots)

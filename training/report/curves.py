@@ -1,25 +1,21 @@
-"""Which charts a page has: of every metric, and of what else was measured."""
+"""Which charts a page has: one per metric, and one for every other measured value."""
 
 import numpy as np
 
-from training.report.charts import COLOURS, Line, chart
-from training.report.markup import folded, section, table, tag
-from training.report.numbers import plain, thinned
+from training.report.charts import Line, chart, colour, drawable
+from training.report.markup import folded, note, problem, section, table, tag
+from training.report.numbers import plain
 from training.report.read import direction
 from training.report.rows import Curve
 
 POINTS = 40_000  # on a page, so that it stays below a few MB
-FEW = 12  # charts that are seen at once; the others are folded
-WAITS = 0.005  # share of the time; less is told in words alone
+FEW = 12  # charts of a kind that are visible at once; the others are folded
+WAITS = 0.005  # a smaller share of time is only given in the text
 LEAVES = 300  # rows of the table of leaves
 TITLES = {"examples_per_second": "examples per second", "waiting": "share of time waiting"}
-ELSEWHERE = {"seconds", "compile_seconds"}  # told in words
-STYLES = (
-    "dash",
-    "line",
-    "sparse",
-    "dashdot",
-)  # of the sets where the colour tells the run: train first
+ELSEWHERE = {"seconds", "compile_seconds"}  # given in the text
+# The styles of sets, the training set first, where the colour stands for the run.
+STYLES = ("dash", "line", "sparse", "dashdot")
 
 
 def curves(runs, axis):
@@ -29,7 +25,7 @@ def curves(runs, axis):
         for run in runs
         if run.metrics.problem
     ]
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics.metrics()))
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics.by_metric()))
     extras = extra_names(runs)
     most = max(60, min(800, POINTS // max(1, len(runs) * (2 * len(metrics) + len(extras)) * 2)))
     large = [metric_chart(metric, runs, axis, most) for metric in metrics]
@@ -38,56 +34,40 @@ def curves(runs, axis):
     more = large[FEW:] + small[FEW:]
     return section(
         "Curves",
-        [tag("p", problem, class_="problem") for problem in problems],
+        [problem(text) for text in problems],
         key(runs) if len(runs) > 1 else None,
         tag("div", large[:FEW], class_="charts") if large else None,
         tag("div", small[:FEW], class_="charts three") if small else None,
         folded(f"{len(more)} more", tag("div", more, class_="charts")) if more else None,
-        leaves(runs[0]) if len(runs) == 1 else None,
-        tag("p", "Nothing was measured yet.", class_="note") if not large and not small else None,
+        leaf_table(runs[0]) if len(runs) == 1 else None,
+        None if large or small else note("Nothing has been measured yet."),
     )
-
-
-def set_colour(index, name):
-    """Blue for the first held-out set, orange for the training set, then on."""
-    return 1 if name == "train" else 0 if index <= 1 else index
 
 
 def metric_chart(metric, runs, axis, most):
-    """All sets of one metric in one chart; of several runs, a colour each."""
+    """All sets of one metric in one chart; each of several runs has a colour."""
     log = direction(metric, {}) == 1
     if len(runs) > 1:
         return chart(words(metric), compared(metric, runs), axis, most, log=log, named=False)
-    metrics, lines, replicas = runs[0].metrics, [], False
+    metrics, lines = runs[0].metrics, []
     for index, name in enumerate(metrics.sets()):
-        full, colour = f"{name}_{metric}", set_colour(index, name)
-        if (fine := metrics.fine(full)) is not None:
-            lines.append(Line(name, colour, fine, "fine" if full in metrics.epochs else "line"))
-        for each in [each for each in metrics.epochs if each.startswith(f"{full}/")]:
-            lines.append(Line(each, colour, metrics.epochs[each], "fine", told=False))
-            replicas = True
-        if (curve := with_initial(metrics, full)) is not None:
-            lines.append(
-                Line(
-                    name,
-                    colour,
-                    curve,
-                    dots=True,
-                    best=best_step(runs[0], full) if name != "train" else None,
-                )
-            )
-    return chart(
-        words(metric),
-        lines,
-        axis,
-        most,
-        log=log,
-        note="Faint lines: each replica." if replicas else None,
-    )
+        # Orange for the training set, blue for the first held-out set, then the other colours.
+        column, tint = f"{name}_{metric}", 1 if name == "train" else 0 if index <= 1 else index
+        if curve := metrics.within_epochs(column):
+            lines.append(Line(name, tint, curve, "fine" if column in metrics.epochs else "line"))
+        for each in metrics.epochs:
+            if each.startswith(f"{column}/"):
+                lines.append(Line(each, tint, metrics.epochs[each], "fine", in_tooltip=False))
+        if curve := with_initial(metrics, column):
+            best = best_step(runs[0], column) if name != "train" else None
+            lines.append(Line(name, tint, curve, dots=True, best=best))
+    replicas = not all(line.in_tooltip for line in lines)
+    remark = "Faint lines: each replica." if replicas else None
+    return chart(words(metric), lines, axis, most, log=log, remark=remark)
 
 
 def with_initial(metrics, name):
-    """The values at the ends of epochs, and before the first step."""
+    """The Curve of values before the first step and at the ends of epochs, or None."""
     steps, values = metrics.epochs.get(name, (np.empty(0), np.empty(0)))
     if name in metrics.initial:
         steps, values = np.append(0.0, steps), np.append(metrics.initial[name], values)
@@ -95,43 +75,34 @@ def with_initial(metrics, name):
 
 
 def best_step(run, name):
-    """The step of the best value."""
+    """The step at which a metric is best, or None."""
     best = run.best(name)
-    return next(
-        (step for step, epoch in run.metrics.numbers.items() if best and epoch == best[1]), None
-    )
+    steps = (step for step, epoch in run.metrics.epoch_at.items() if best and epoch == best[1])
+    return next(steps, None)
 
 
 def compared(metric, runs):
-    """The lines of several runs: the colour is the run, the style the set."""
-    lines = []
-    for colour, run in enumerate(runs):
+    """The lines of several runs: the colour stands for the run, the style for the set."""
+    lines, sets = [], all_sets(runs)
+    for index, run in enumerate(runs):
         for name in run.metrics.sets():
-            curve = with_initial(run.metrics, f"{name}_{metric}")
-            curve = curve if curve is not None else run.metrics.fine(f"{name}_{metric}")
-            if curve is not None:
-                lines.append(
-                    Line(
-                        f"{run.label} {name}",
-                        colour,
-                        curve,
-                        STYLES[min(3, all_sets(runs).index(name))],
-                        run=run.label,
-                    )
-                )
+            column = f"{name}_{metric}"
+            curve = with_initial(run.metrics, column) or run.metrics.within_epochs(column)
+            if curve:
+                label, style = f"{run.label} {name}", STYLES[min(3, sets.index(name))]
+                lines.append(Line(label, index, curve, style, run=run.label))
     return lines
 
 
 def all_sets(runs):
     """The sets of any of the runs, the training set first."""
-    sets = dict.fromkeys(name for run in runs for name in run.metrics.sets())
-    return ["train", *(name for name in sets if name != "train")]
+    return list(dict.fromkeys(["train", *(name for run in runs for name in run.metrics.sets())]))
 
 
 def key(runs):
-    """What colours and styles of lines mean where several runs are compared."""
+    """What the colours and styles of lines stand for where several runs are compared."""
     names = [
-        tag("li", tag("i"), run.label, style=f"--c:var(--c{i % COLOURS})", data_run=run.label)
+        tag("li", tag("i"), run.label, style=colour(i), data_run=run.label)
         for i, run in enumerate(runs)
     ]
     styles = [
@@ -146,41 +117,27 @@ def key(runs):
 
 
 def extra_names(runs):
-    """What was measured besides metrics; `learning_rate` stands for all of that beginning."""
-    names = list(
-        dict.fromkeys(name for run in runs for name in run.metrics.names() if "/" not in name)
-    )
-    metrics = {
-        f"{of}_{metric}"
-        for run in runs
-        for metric, sets in run.metrics.metrics().items()
-        for of in sets
-    }
-    rest = [
-        name
-        for name in names
-        if name not in metrics | ELSEWHERE and not name.startswith("learning_rate")
-    ]
-    rest = [
-        name for name in rest if name != "steps_per_second" or "examples_per_second" not in names
-    ]
-    rates = any(name.startswith("learning_rate") for run in runs for name in run.metrics.names())
-    return [*(["learning_rate"] if rates else []), *rest]
+    """What was measured besides metrics; `learning_rate` stands for every name that begins so."""
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics.names()))
+    rates = [name for name in names if name.startswith("learning_rate")]
+    shown = {f"{name}_{metric}" for run in runs for name, metric in run.metrics.pairs()}
+    hidden = shown | ELSEWHERE | set(rates)
+    if "examples_per_second" in names:
+        hidden.add("steps_per_second")
+    rest = [name for name in names if "/" not in name and name not in hidden]
+    return ["learning_rate"] * bool(rates) + rest
 
 
 def extra_chart(name, runs, axis, most):
-    """A chart of what is no metric: one line a run, or one for each learning rate of a single run."""
+    """A chart of a value that is no metric: one line per run, or per learning rate of one run."""
     lines, title = [], TITLES.get(name, words(name))
     for index, run in enumerate(runs):
-        found = [
-            each
-            for each in run.metrics.names()
-            if each == name or (name == "learning_rate" and each.startswith(name))
-        ]
-        for place, each in enumerate(found):
-            label = words(each.removeprefix("learning_rate").strip("_/")) if each != name else title
-            label, colour = (label, place) if len(runs) == 1 else (run.label, index)
-            lines.append(Line(label, colour, run.metrics.finest(each), run=run.label))
+        prefix = name if name == "learning_rate" else None
+        columns = [c for c in run.metrics.names() if c == name or (prefix and c.startswith(prefix))]
+        for i, column in enumerate(columns):
+            own = title if column == name else words(column.removeprefix(name).strip("_/"))
+            label, tint = (own, i) if len(runs) == 1 else (run.label, index)
+            lines.append(Line(label, tint, run.metrics.finest(column), run=run.label))
     if name == "waiting" and not any((line.curve.values > WAITS).any() for line in lines):
         return None
     log, low = name.endswith("norm") or name == "learning_rate", 0.0 if name == "waiting" else None
@@ -191,41 +148,37 @@ def words(name):
     return name.replace("_", " ")
 
 
-def leaves(run):
-    """A table of what was measured of every leaf of the tree, with a small drawing of its course."""
-    measured, others = {}, (*run.metrics.sets(), "learning")
-    for name in [
-        name for name in run.metrics.names() if "/" in name and name.split("_")[0] not in others
-    ]:
-        what, leaf = name.split("/", 1)
-        measured.setdefault(leaf, {})[what] = run.metrics.finest(name)
-    kinds = list(dict.fromkeys(what for found in measured.values() for what in found))
-    rows = [
-        [leaf, *(spark(found.get(kind)) for kind in kinds)]
-        for leaf, found in list(measured.items())[:LEAVES]
-    ]
-    left = len(measured) - len(rows)
-    if not rows:
+def leaf_table(run):
+    """A table of what was measured per leaf of a tree, with a small drawing of each curve."""
+    leaves, others = {}, (*run.metrics.sets(), "learning")
+    for name in run.metrics.names():
+        if "/" in name and name.split("_")[0] not in others:
+            kind, leaf = name.split("/", 1)
+            leaves.setdefault(leaf, {})[kind] = run.metrics.finest(name)
+    if not leaves:
         return None
-    more = tag("p", f"and {left:,} more", class_="note") if left > 0 else None
+    kinds = list(dict.fromkeys(kind for measured in leaves.values() for kind in measured))
+    rows = [
+        [leaf, *(spark(measured.get(kind)) for kind in kinds)]
+        for leaf, measured in list(leaves.items())[:LEAVES]
+    ]
+    left = len(leaves) - len(rows)
     return folded(
-        f"Leaf by leaf ({len(measured):,})",
+        f"Leaf by leaf ({len(leaves):,})",
         table(["leaf", *map(words, kinds)], rows, class_="leaves"),
-        more,
+        note(f"and {left:,} more") if left else None,
     )
 
 
 def spark(curve):
-    """The course of a curve in the room of a word, and its last value."""
+    """A curve drawn as small as a word, and its last value."""
     if curve is None:
         return None
-    steps, values = thinned(
-        curve.steps, np.where(np.abs(curve.values) < 1e100, curve.values, np.nan), 60
-    )
-    known = np.isfinite(values)
-    if not known.any():
+    steps, values = drawable(*curve, 60)
+    finite = np.isfinite(values)
+    if not finite.any():
         return plain(np.nan)
-    steps, values = steps[known], values[known]
+    steps, values = steps[finite], values[finite]
     x, y = (100 * (a - a.min()) / (np.ptp(a) or 1) for a in (steps, values))
     line = "M" + "L".join(f"{a:.0f} {100 - b:.0f}" for a, b in zip(x, y, strict=True))
     drawing = tag(

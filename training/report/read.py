@@ -1,4 +1,4 @@
-"""What a run left in its folder, as far as it can be read. Nothing in there is trusted to be whole, or to be what it should."""
+"""Read a run's folder for the report. Any file in it may be missing, incomplete or damaged."""
 
 import json
 import math
@@ -14,12 +14,12 @@ from training.options import sign_of
 from training.report.rows import Metrics, read_metrics
 from utils import UserError
 
-LARGEST = 32 * 2**20  # bytes of a JSON file that a page is made from
-HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are looked at
+LARGEST = 32 * 2**20  # bytes of a JSON file that is read
+HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
 
 
 class File(NamedTuple):
-    """A JSON file's object, and what is wrong with it, if anything is."""
+    """The object in a JSON file, and what is wrong with the file, if anything."""
 
     value: dict
     problem: str | None
@@ -27,7 +27,7 @@ class File(NamedTuple):
 
 @dataclass
 class Run:
-    """A run, from its folder."""
+    """A run as its folder shows it."""
 
     folder: Path
     title: str
@@ -36,66 +36,61 @@ class Run:
     config: File
     environment: File
     metrics: Metrics
-    log: dict  # what train.log tells: began, ended, parameters, warnings
+    log: dict  # from train.log: began, ended, parameters, memory, warnings
     label: str = ""  # its name among the runs of a page
 
     def best(self, name):
-        """(the best value at the end of an epoch, that epoch), or None where nobody knows what is good."""
+        """(the best value at the end of an epoch, that epoch), or None if the best is unknown."""
         sign = direction(name, self.config.value)
         curve = self.metrics.epochs.get(name)
         if sign is None or curve is None or not np.isfinite(curve.values).any():
             return None
         at = int(np.nanargmin(sign * curve.values))
-        return float(curve.values[at]), self.metrics.numbers.get(int(curve.steps[at]))
+        return float(curve.values[at]), self.metrics.epoch_at.get(int(curve.steps[at]))
 
     def latest(self, name):
-        """The value at the end of the last epoch, or of the last line within one."""
-        for curve in (self.metrics.epochs.get(name), self.metrics.fine(name)):
-            if curve is not None and len(curve.values):
-                return float(curve.values[-1])
-        return math.nan
+        """The value at the end of the last epoch, or else of the last line within an epoch."""
+        curve = self.metrics.coarsest(name)
+        return math.nan if curve is None else float(curve.values[-1])
 
     def seconds(self, name="seconds"):
-        """The sum of an epoch's seconds over all epochs, or None."""
+        """The sum of a duration over all epochs, or None."""
         curve = self.metrics.epochs.get(name)
         return None if curve is None else float(np.nansum(curve.values))
 
 
 def read_run(folder):
-    """A Run, whatever state its folder is in; a folder that holds none is the user's mistake."""
+    """The Run in a folder, however damaged its files are; UserError if it is not a run's."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: there is no such folder; name that of a run, as saved/<title>/<run>"
+            f"{folder}: there is no such folder; name the folder of a run: saved/<title>/<run>"
         )
-    if not any(
-        (folder / name).exists() for name in ("config.json", "metrics.jsonl", "environment.json")
-    ):
-        runs = sorted(
-            path.parent
-            for pattern in ("*", "*/*")
-            for path in folder.glob(f"{pattern}/config.json")
-        )
-        hint = f"did you mean {runs[-1]}?" if runs else "name one, as saved/<title>/<run>"
+    files = ("config.json", "metrics.jsonl", "environment.json")
+    if not any((folder / name).exists() for name in files):
+        configs = [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
+        runs = sorted(path.parent for path in configs)
+        hint = f"did you mean {runs[-1]}?" if runs else "name one: saved/<title>/<run>"
         raise UserError(
-            f"{folder}: is not the folder of a run, there is neither config.json nor metrics.jsonl in it; {hint}"
+            f"{folder}: is not the folder of a run, since it holds neither config.json nor "
+            f"metrics.jsonl; {hint}"
         )
-    config, here = read_json(folder / "config.json"), folder.resolve()
+    config, real = read_json(folder / "config.json"), folder.resolve()
     title = config.value.get("title")
     return Run(
-        folder,
-        title if isinstance(title, str) and title else here.parent.name or here.name,
-        here.name,
-        state_of(folder),
-        config,
-        read_json(folder / "environment.json"),
-        read_metrics(folder / "metrics.jsonl"),
-        read_log(folder / "train.log"),
+        folder=folder,
+        title=title if isinstance(title, str) and title else real.parent.name or real.name,
+        name=real.name,
+        state=state_of(folder),
+        config=config,
+        environment=read_json(folder / "environment.json"),
+        metrics=read_metrics(folder / "metrics.jsonl"),
+        log=read_log(folder / "train.log"),
     )
 
 
 def read_json(path):
-    """A File whose value is an object, empty where the file is not good."""
+    """The File of a path; its value is empty if the file cannot be read."""
     try:
         if path.stat().st_size > LARGEST:
             return File({}, f"{path.name} is too large to be shown")
@@ -105,50 +100,47 @@ def read_json(path):
     except OSError as error:
         return File({}, f"{path.name} cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
-        return File({}, f"{path.name} cannot be read: it is not whole, or not JSON")
-    if deep(value):
+        return File({}, f"{path.name} cannot be read: it is incomplete or not JSON")
+    if is_deep(value):
         return File({}, f"{path.name} is nested too deeply to be shown")
-    return (
-        File(value, None)
-        if isinstance(value, dict)
-        else File({}, f"{path.name} cannot be read: it holds no object")
-    )
+    if not isinstance(value, dict):
+        return File({}, f"{path.name} cannot be read: it does not hold a JSON object")
+    return File(value, None)
 
 
-def deep(value, left=40):
-    """Whether a value is nested more deeply than any that a run writes."""
+def is_deep(value, left=40):
+    """Whether a value is nested more deeply than anything that a run writes."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return left == 0 or any(deep(item, left - 1) for item in inner if isinstance(item, dict | list))
+    nests = [item for item in inner if isinstance(item, dict | list)]
+    return left == 0 or any(is_deep(item, left - 1) for item in nests)
 
 
 def read_log(path):
-    """What the console said: when the run began and ended, its parameters, its memory, and its warnings."""
+    """When a run began and ended, its parameters, its memory and its warnings, from train.log."""
+    head = tail = b""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
             file.seek(max(0, path.stat().st_size - TAIL))
             tail = file.read()
     except OSError:
-        return {"began": None, "ended": None, "parameters": None, "memory": None, "warnings": []}
+        pass
     head, tail = head.decode(errors="replace"), tail.decode(errors="replace")
-    times = [re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail)]
+    began, ended = (re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail))
     parameters = re.search(r"The model has (\d{1,18}) parameters", head)
     memory = re.findall(r" - Peak memory: (.{1,100})", tail)
+    warning = re.compile(r"\[\S+ (WARNING|ERROR|CRITICAL)\]")
     return {
-        "began": times[0][0] if times[0] else None,
-        "ended": times[1][-1] if times[1] else None,
+        "began": began[0] if began else None,
+        "ended": ended[-1] if ended else None,
         "parameters": int(parameters[1]) if parameters else None,
         "memory": memory[-1] if memory else None,
-        "warnings": [
-            line
-            for line in tail.splitlines()
-            if re.match(r"\[\S+ (WARNING|ERROR|CRITICAL)\]", line)
-        ],
+        "warnings": [line for line in tail.splitlines() if warning.match(line)],
     }
 
 
 def state_of(folder):
-    """Whether a run has come to its end, is being trained, or was stopped."""
+    """Whether a run is finished, running or stopped."""
     if (folder / "finished.json").exists():
         return "finished"
     import fcntl
@@ -156,11 +148,10 @@ def state_of(folder):
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (
-        BlockingIOError
-    ):  # whoever trains it holds it; a run that writes its report at its own end no longer trains
+    except BlockingIOError:  # the process that trains holds the lock
         from training.runs.resume import HELD
 
+        # A run that writes its report at its own end holds the lock but no longer trains.
         return "stopped" if any(os.path.sameopenfile(handle, held) for held in HELD) else "running"
     except OSError:  # a file system without locks
         pass
@@ -170,13 +161,10 @@ def state_of(folder):
 
 
 def direction(name, config):
-    """1 where a metric is to be low, -1 where it is to be high, None where that is not known."""
+    """1 where lower values of a metric are better, -1 where higher ones are, None if unknown."""
     checkpoint = config.get("checkpoint")
-    if (
-        isinstance(checkpoint, dict)
-        and checkpoint.get("monitor") == name
-        and checkpoint.get("mode") in ("min", "max")
-    ):
+    monitored = isinstance(checkpoint, dict) and checkpoint.get("monitor") == name
+    if monitored and checkpoint.get("mode") in ("min", "max"):
         return 1 if checkpoint["mode"] == "min" else -1
     try:
         return sign_of(name, "auto", name)

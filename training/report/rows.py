@@ -1,4 +1,4 @@
-"""metrics.jsonl as columns: a curve for each name."""
+"""Read metrics.jsonl as columns: one curve for each name."""
 
 import json
 import math
@@ -8,18 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-SAID = (
-    "epoch",
-    "step",
-    "initial",
-    "final",
-    "end_of_epoch",
-    "each_step",
-)  # what a line is, not what was measured
+# The keys that describe a row; all others are measured values.
+ROW_KEYS = {"epoch", "step", "initial", "final", "end_of_epoch", "each_step"}
 
 
 class Curve(NamedTuple):
-    """Values by step; nan where there was none."""
+    """Values by step; NaN where a value is missing."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -27,115 +21,108 @@ class Curve(NamedTuple):
 
 @dataclass
 class Metrics:
-    """metrics.jsonl, a column for each name."""
+    """The columns of metrics.jsonl."""
 
-    within: dict = field(default_factory=dict)  # {name: Curve} of the lines within epochs
-    each: dict = field(default_factory=dict)  # of every single step
-    epochs: dict = field(default_factory=dict)  # of the lines that close an epoch
-    numbers: dict = field(default_factory=dict)  # {step: the epoch that it closed}
+    lines: dict = field(default_factory=dict)  # {name: Curve} of the log lines within epochs
+    steps: dict = field(default_factory=dict)  # {name: Curve} of the rows for single steps
+    epochs: dict = field(default_factory=dict)  # {name: Curve} of the rows that end an epoch
+    epoch_at: dict = field(default_factory=dict)  # {step: the epoch that ended with it}
     initial: dict = field(default_factory=dict)  # {name: value} before the first step
-    final: dict = field(default_factory=dict)  # of the test after training
+    final: dict = field(default_factory=dict)  # {name: value} of the test after training
     tested: str | None = None  # the checkpoint of that test
-    last: int = 0  # the last step
+    last_step: int = 0
     problem: str | None = None
 
-    def fine(self, name):
-        """The finest Curve there is of a name, or None."""
-        return self.each.get(name) or self.within.get(name)
+    def within_epochs(self, name):
+        """The Curve of single steps, or else of log lines, or None."""
+        return self.steps.get(name) or self.lines.get(name)
 
     def finest(self, name):
-        """The finest one where the values at the ends of epochs are of no other kind."""
-        return self.fine(name) or self.epochs.get(name) or Curve(np.empty(0), np.empty(0))
+        """The Curve with the most points, for values that mean the same within and after epochs."""
+        return self.within_epochs(name) or self.epochs.get(name) or Curve(np.empty(0), np.empty(0))
+
+    def coarsest(self, name):
+        """The Curve of the ends of epochs, or else the one within epochs, or None."""
+        return self.epochs.get(name) or self.within_epochs(name)
 
     def names(self):
-        return list(dict.fromkeys([*self.epochs, *self.within, *self.each, *self.initial]))
+        return list(dict.fromkeys([*self.epochs, *self.lines, *self.steps, *self.initial]))
 
     def sets(self):
-        """The sets that were measured: for each there is a loss. The training set comes first, wherever it stands."""
-        sets = [
-            name.removesuffix("_loss")
-            for name in self.names()
-            if name.endswith("_loss") and name.count("_") == 1
-        ]
+        """The datasets that were measured (each has a loss), the training set first."""
+        losses = [name for name in self.names() if name.endswith("_loss") and name.count("_") == 1]
+        sets = [name.removesuffix("_loss") for name in losses]
         return sorted(sets, key=lambda name: name != "train")
 
-    def metrics(self):
+    def by_metric(self):
         """{metric: [its sets]}, the loss first."""
-        sets, found = self.sets(), {"loss": []}
-        for set_name in sets:
+        found = {"loss": []}
+        for set_name in self.sets():
             for name in self.names():
                 if name.startswith(f"{set_name}_") and "/" not in name:
                     found.setdefault(name.split("_", 1)[1], []).append(set_name)
-        return {metric: of for metric, of in found.items() if of}
+        return {metric: sets for metric, sets in found.items() if sets}
+
+    def pairs(self):
+        """[(set, metric)], the loss first."""
+        return [(name, metric) for metric, sets in self.by_metric().items() for name in sets]
 
 
 def read_metrics(path):
-    """The columns of a metrics.jsonl; lines that are damaged are passed over."""
-    found, broken, whole = Metrics(), 0, True
+    """The columns of a metrics.jsonl; damaged lines are skipped."""
+    metrics, broken, complete = Metrics(), 0, True
     try:
         with open(path, "rb") as file:
             for line in file:
-                whole = line.endswith(b"\n")
+                complete = line.endswith(b"\n")
                 try:
                     row = json.loads(line)
-                    add(found, row, whole_number(row["epoch"]), whole_number(row["step"]))
+                    add_row(metrics, row, count(row["epoch"]), count(row["step"]))
                 except (ValueError, KeyError, TypeError, RecursionError):
                     broken += bool(line.strip())
     except FileNotFoundError:
-        found.problem = f"there is no {path.name}: nothing was measured yet"
+        metrics.problem = f"there is no {path.name}: nothing has been measured yet"
     except OSError as error:
-        found.problem = f"{path.name} cannot be read: {error.strerror}"
-    if broken and (broken > 1 or whole):  # the last one may just be written
-        found.problem = f"{broken} line{'s' * (broken > 1)} of {path.name} cannot be read and {'are' if broken > 1 else 'is'} left out"
-    for columns in (found.within, found.each, found.epochs):
+        metrics.problem = f"{path.name} cannot be read: {error.strerror}"
+    if broken > 1:
+        metrics.problem = f"{broken} lines of {path.name} cannot be read and are left out"
+    elif broken and complete:  # an incomplete last line may be one that is being written
+        metrics.problem = f"1 line of {path.name} cannot be read and is left out"
+    for columns in (metrics.lines, metrics.steps, metrics.epochs):
         columns.update({name: in_order(*pair) for name, pair in columns.items()})
-    return found
+    return metrics
 
 
-def add(found, row, epoch, step):
-    """Take one row of metrics.jsonl in."""
-    values = {
-        name: value if type(value) is float else number(value)
-        for name, value in row.items()
-        if name not in SAID
-    }
+def add_row(metrics, row, epoch, step):
+    """Add one row of metrics.jsonl to the columns."""
+    values = {name: number(value) for name, value in row.items() if name not in ROW_KEYS}
+    values = {name: value for name, value in values.items() if value is not None}
     if row.get("initial") or row.get("final"):
-        kind = found.initial if row.get("initial") else found.final
-        kind.update(
-            {
-                name: value
-                for name, value in values.items()
-                if value is not None and math.isfinite(value)
-            }
-        )
-        found.tested = str(row["final"]) if row.get("final") else found.tested
+        columns = metrics.initial if row.get("initial") else metrics.final
+        columns.update({name: value for name, value in values.items() if math.isfinite(value)})
+        metrics.tested = str(row["final"]) if row.get("final") else metrics.tested
         return
+    columns = metrics.steps if row.get("each_step") else metrics.lines
     if row.get("end_of_epoch"):
-        found.numbers[step] = epoch
-    found.last = max(found.last, step)
-    kind = (
-        found.epochs
-        if row.get("end_of_epoch")
-        else found.each
-        if row.get("each_step")
-        else found.within
-    )
+        columns, metrics.epoch_at[step] = metrics.epochs, epoch
+    metrics.last_step = max(metrics.last_step, step)
     for name, value in values.items():
-        if value is not None:
-            steps, column = kind.get(name) or kind.setdefault(name, (array("d"), array("d")))
-            steps.append(step)
-            column.append(value)
+        steps, column = columns.get(name) or columns.setdefault(name, (array("d"), array("d")))
+        steps.append(step)
+        column.append(value)
 
 
-def whole_number(value):
-    """A count that a file states."""
+def count(value):
+    """The value, if it is a whole number from 0; otherwise ValueError."""
     if not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
 def number(value):
-    """A float, nan for null and for what is too large; None for what is no number."""
+    """A float; NaN for null and for an integer that is too large; None for anything else."""
+    if isinstance(value, float):
+        return value
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int):
@@ -144,7 +131,7 @@ def number(value):
 
 
 def in_order(steps, values):
-    """A Curve whose steps ascend; of two values of a step, the later one counts."""
+    """A Curve with ascending steps; of two values for one step, the later one counts."""
     steps, values = np.array(steps), np.array(values)
     values[~np.isfinite(values)] = math.nan
     if (np.diff(steps) <= 0).any():

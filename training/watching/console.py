@@ -1,4 +1,4 @@
-"""What a person at a terminal sees besides the log lines."""
+"""What a person at a terminal sees, and where log lines go."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger("main")
 
 
 def show_on_console():
-    """Let log lines reach standard output where nobody has set logging up, as in a notebook."""
+    """Send log lines to standard output if logging is not set up, as in a notebook."""
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
@@ -19,13 +19,13 @@ def show_on_console():
 
 
 def be_silent():
-    """Say nothing but errors: of several processes one speaks for all."""
+    """Log only errors, as all processes but process 0 do."""
     logger.setLevel(logging.ERROR)
 
 
 def set_up_logging(root, file):
-    """Logging as logger_config.json has it, its file in the run's folder."""
-    logging.raiseExceptions = False  # a full disk is told once, not at every line
+    """Set up logging as in logger_config.json, with the log file in the run's folder."""
+    logging.raiseExceptions = False  # a full disk is reported once, not at every line
     config = json.loads((Path(root) / "logger_config.json").read_text())
     config["handlers"]["file"]["filename"] = str(file)
     logging.config.dictConfig(config)

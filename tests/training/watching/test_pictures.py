@@ -16,19 +16,13 @@ def noise(*shape):
     return RANDOM.integers(0, 256, shape).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
-    "picture",
-    [
-        noise(5, 7),
-        noise(5, 7, 3),
-        noise(1, 1),
-        noise(64, 3)[::2, ::-1],
-        noise(9, 4, 3).swapaxes(0, 1),
-    ],
-)
+PICTURES = [noise(5, 7), noise(5, 7, 3), noise(1, 1), noise(64, 3)[::2, ::-1]]
+
+
+@pytest.mark.parametrize("picture", [*PICTURES, noise(9, 4, 3).swapaxes(0, 1)])
 def test_a_png_holds_every_pixel(picture):
     image = Image.open(io.BytesIO(png(picture)))
-    image.verify()  # its check sums
+    image.verify()  # its checksums
     image = Image.open(io.BytesIO(png(picture)))
     assert image.mode == ("L" if picture.ndim == 2 else "RGB")
     np.testing.assert_array_equal(np.asarray(image), picture)
@@ -38,49 +32,49 @@ def test_a_png_holds_every_pixel(picture):
     "wrong",
     [np.zeros((3, 3)), noise(3, 3, 4), noise(3, 3, 1), noise(3), np.zeros((0, 3), np.uint8)],
 )
-def test_what_is_no_picture_makes_no_png(wrong):
+def test_a_png_of_an_array_that_is_not_a_picture_is_refused(wrong):
     with pytest.raises(ValueError, match=r"needs uint8 of shape \(H, W\) or \(H, W, 3\), got"):
         png(wrong)
 
 
 def test_examples_become_pictures():
     dots = noise(4, 6, 1)
-    np.testing.assert_array_equal(as_picture(dots), dots[..., 0])
-    np.testing.assert_array_equal(as_picture(dots.astype(np.float32) / 255), dots[..., 0])
-    np.testing.assert_array_equal(
-        as_picture((dots / 255).astype(ml_dtypes.bfloat16)),
-        np.rint(255 * (dots[..., 0] / 255).astype(ml_dtypes.bfloat16)),
-    )
-    np.testing.assert_array_equal(as_picture(np.array([[-3.0, 0.0, 3.0]])), [[0, 128, 255]])
-    np.testing.assert_array_equal(
-        as_picture(np.array([[np.nan, np.inf, -2, 2, 0]])), [[0, 255, 0, 255, 128]]
-    )
-    np.testing.assert_array_equal(as_picture(np.array([[True, False]])), [[255, 0]])
-    np.testing.assert_array_equal(as_picture(np.full((2, 2), 7.0)), np.zeros((2, 2)))
-    np.testing.assert_array_equal(as_picture(np.array([[3e38, -3e38]], np.float32)), [[255, 0]])
-    assert as_picture(np.zeros((3, 4, 3))).shape == (3, 4, 3)
-    for no_image in (
-        np.zeros(784),
-        np.zeros((2, 3, 4)),
-        np.zeros((0, 3)),
-        {"x": 1},
-        [[1], [1, 2]],
-        np.array([["a"]]),
-        3.0,
+    grey = dots[..., 0]
+    half = (dots / 255).astype(ml_dtypes.bfloat16)
+    for example, expected in (
+        (dots, grey),
+        (dots.astype(np.float32) / 255, grey),
+        (half, np.rint(255 * half[..., 0])),
+        (np.array([[-3.0, 0.0, 3.0]]), [[0, 128, 255]]),
+        (np.array([[np.nan, np.inf, -2, 2, 0]]), [[0, 255, 0, 255, 128]]),
+        (np.array([[True, False]]), [[255, 0]]),
+        (np.full((2, 2), 7.0), np.zeros((2, 2))),
+        (np.array([[3e38, -3e38]], np.float32), [[255, 0]]),
     ):
-        assert as_picture(no_image) is None, no_image
+        np.testing.assert_array_equal(as_picture(example), expected)
+    assert as_picture(np.zeros((3, 4, 3))).shape == (3, 4, 3)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        *(np.zeros(784), np.zeros((2, 3, 4)), np.zeros((0, 3))),
+        *({"x": 1}, [[1], [1, 2]], np.array([["a"]]), 3.0),
+    ],
+)
+def test_other_examples_are_not_pictures(example):
+    assert as_picture(example) is None
 
 
 def test_a_grid_shows_every_picture_enlarged():
     pictures = [noise(28, 28) for _ in range(5)]
     sheet = grid(pictures, columns=3, gap=2)
-    assert sheet.shape == (2 + 2 * (84 + 2), 2 + 3 * (84 + 2))  # 28 pixels three times as large
+    assert sheet.shape == (2 + 2 * (84 + 2), 2 + 3 * (84 + 2))  # 28 pixels, three times as large
     for i, picture in enumerate(pictures):
         top, left = 2 + i // 3 * 86, 2 + i % 3 * 86
-        np.testing.assert_array_equal(
-            sheet[top + 1 : top + 84 : 3, left + 1 : left + 84 : 3], picture
-        )
-    assert (sheet[88:, 174:] == 255).all()  # the sixth place is empty
+        shown = sheet[top + 1 : top + 84 : 3, left + 1 : left + 84 : 3]
+        np.testing.assert_array_equal(shown, picture)
+    assert (sheet[88:, 174:] == 255).all()  # the sixth position is empty
     assert grid([noise(300, 200)]).shape == (304, 204)
     assert grid([]).size
 
@@ -92,7 +86,7 @@ def test_a_grid_of_grey_and_coloured_pictures_is_coloured():
     np.testing.assert_array_equal(sheet[:6, 8:], coloured)
 
 
-def test_captions_stand_under_their_pictures():
+def test_captions_are_below_their_pictures():
     black = np.zeros((28, 28), np.uint8)
     sheet = grid([black] * 3, columns=3, captions=["1", "2", "1"])
     under = sheet[2 + 84 :]
@@ -101,21 +95,20 @@ def test_captions_stand_under_their_pictures():
     np.testing.assert_array_equal(first, third)
     assert (first != second).any()
     ink = np.nonzero((first < 255).any(axis=0))[0]
-    assert abs(ink.mean() - 42) < 3  # in the middle
+    assert abs(ink.mean() - 42) < 3  # centred
     long = grid([black] * 2, captions=["far too long to fit \N{SNOWMAN}" * 9, ""])
-    assert (long[90:, 90:] == 255).all()  # it does not run into its neighbour
+    assert (long[90:, 90:] == 255).all()  # it does not reach its neighbour
 
 
-def test_no_two_letters_look_alike():
+def test_all_letters_look_different():
     assert len({glyph.tobytes() for glyph in GLYPHS}) == 95
     seven = ["#####", "....#", "....#", "...#.", "..#..", ".#...", "#....", "....."]
     assert ["".join(".#"[int(dot)] for dot in row) for row in GLYPHS[ord("7") - 32]] == seven
 
 
 def cell(sheet, row, column, size):
-    return sheet[
-        14 + row * size : 14 + (row + 1) * size, 64 + column * size : 64 + (column + 1) * size
-    ]
+    top, left = 14 + row * size, 64 + column * size
+    return sheet[top : top + size, left : left + size]
 
 
 def colour(sheet, row, column, size):
@@ -131,12 +124,11 @@ def test_a_matrix_has_a_row_for_each_true_label():
         assert (colour(sheet, *empty, size) == 255).all()
     np.testing.assert_array_equal(colour(sheet, 1, 1, size), RIGHT)
     red, _, blue = colour(sheet, 0, 1, size)
-    assert blue < red, "what was wrong is orange"
+    assert blue < red, "wrong predictions are orange"
     red, _, blue = colour(sheet, 2, 2, size)
-    assert red < blue, "what was right is blue"
-    assert (
-        colour(sheet, 2, 1, size)[2] < colour(sheet, 0, 1, size)[2]
-    )  # a half is deeper than a tenth
+    assert red < blue, "right predictions are blue"
+    half, tenth = colour(sheet, 2, 1, size), colour(sheet, 0, 1, size)
+    assert half[2] < tenth[2]  # a larger share has a stronger colour
     labels = [sheet[14 + row * size : 14 + (row + 1) * size, 30:60] for row in range(3)]
     assert len({label.tobytes() for label in labels}) == 3
 
@@ -145,21 +137,18 @@ def test_numbers_of_a_matrix_are_counts_or_shares():
     few, many = matrix([[3, 1], [0, 4]]), matrix([[30, 10], [0, 40]])
     assert (colour(few, 0, 1, 44) == colour(many, 0, 1, 44)).all()
     assert (cell(few, 0, 0, 44) != cell(many, 0, 0, 44)).any()
-    np.testing.assert_array_equal(
-        matrix([[3, 1], [0, 4]], normalized=True), matrix([[30, 10], [0, 40]], normalized=True)
-    )
-    assert matrix([[123456789, 0], [0, 1]]).shape == (
-        2 * 60 + 78,
-        2 * 60 + 78,
-        3,
-    )  # 123M: four characters of 12 pixels
+    few, many = matrix([[3, 1], [0, 4]], True), matrix([[30, 10], [0, 40]], True)
+    np.testing.assert_array_equal(few, many)
+
+
+def test_cells_are_as_wide_as_their_numbers():
+    side = 12 + len("123M") * 12
+    assert matrix([[123456789, 0], [0, 1]]).shape == (2 * side + 78, 2 * side + 78, 3)
 
 
 def test_matrices_of_many_classes_have_no_numbers_and_stay_small():
     counts = np.diag(np.full(100, 5)) + np.eye(100, k=3)
-    sheet = matrix(counts)
-    assert (
-        len(np.unique(sheet[15:613, 65:663].reshape(-1, 3), axis=0)) == 3 + 1
-    )  # white, right alone, right among others, wrong
+    colours = np.unique(matrix(counts)[15:613, 65:663].reshape(-1, 3), axis=0)
+    assert len(colours) == 4  # white, the only one of its row and right, right, wrong
     assert max(matrix(np.eye(1500)).shape) < 1100
     assert matrix([[0]]).shape and matrix(np.zeros((21, 21))).shape

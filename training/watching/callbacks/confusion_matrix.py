@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""How often each class is predicted for each label."""
 
 import json
 
@@ -25,10 +25,11 @@ MOST = 200  # classes
 def confusion_matrix(
     normalized: bool = False, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
 ) -> Callback:
-    """After each evaluation, which classes were taken for which: pictures/confusion_matrix-<set>.json and .png.
+    """After each evaluation, write pictures/confusion_matrix-<set>.json and .png.
 
-    It looks at `sets`, or else at every held-out one; `normalized` draws the share of each label's examples, no counts.
-    Every position of a sequence counts, of a target that is a distribution the likeliest class, a label outside the classes not.
+    `sets` are the held-out sets to use (default: all). `normalized` draws shares of each label's
+    examples instead of counts. Every position of a sequence counts; a target that is a
+    distribution counts as its likeliest class; labels outside the classes are left out.
     """
     at_least(1, every_n_epochs=every_n_epochs)
     return ConfusionMatrix(normalized, sets, every_n_epochs)
@@ -36,15 +37,16 @@ def confusion_matrix(
 
 def pairs(output, target):
     """How often each (label, prediction) occurs in one example."""
-    label, sound = class_label("confusion_matrix", output, target)
+    label, valid = class_label("confusion_matrix", output, target)
     count = output.shape[-1]
     if count > MOST:
         raise UserError(
-            f"confusion_matrix: there are {count} classes, of which nobody could read a matrix; {MOST} at most"
+            f"confusion_matrix: there are {count} classes, too many for a readable matrix; "
+            f"{MOST} at most"
         )
     actual = jax.nn.one_hot(label.reshape(-1), count)
     predicted = jax.nn.one_hot(jnp.argmax(output, axis=-1).reshape(-1), count)
-    return {"counts": actual.T @ predicted, "unsound": ~sound}
+    return {"counts": actual.T @ predicted, "invalid": ~valid}
 
 
 class ConfusionMatrix:
@@ -62,20 +64,19 @@ class ConfusionMatrix:
         self.draw(view, just_measured("test", self.sets, view))
 
     def draw(self, view, names):
-        """The matrix of each of these sets, as files and for the trackers."""
+        """Write the files of each set and publish its picture."""
         for name in names:
-            found = view.arrays[f"{name}_confusion_matrix"]
-            check_labels("confusion_matrix", name, int(found["unsound"]))
-            counts = np.rint(found["counts"]).astype(int)
+            measured = view.arrays[f"{name}_confusion_matrix"]
+            check_labels("confusion_matrix", name, int(measured["invalid"]))
+            counts = np.rint(measured["counts"]).astype(int)
             picture, title = png(matrix(counts, self.normalized)), f"confusion_matrix-{name}"
-            told = {
+            content = {
                 "set": name,
                 "epoch": view.epoch,
                 "step": view.step,
                 "normalized": self.normalized,
                 "matrix": counts.tolist(),
             }
-            write_picture_files(
-                view, {f"{title}.json": json.dumps(told).encode(), f"{title}.png": picture}
-            )
+            files = {f"{title}.json": json.dumps(content).encode(), f"{title}.png": picture}
+            write_picture_files(view, files)
             view.publish.image(view.step, title, picture)

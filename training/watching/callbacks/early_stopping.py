@@ -1,4 +1,4 @@
-"""Stop when nothing gets better."""
+"""Stop the run when a metric no longer improves."""
 
 from typing import Literal
 
@@ -25,20 +25,18 @@ class EarlyStopping:
         self.every_n_epochs = every_n_epochs
 
     def sign(self):
-        """1 where the metric is to be low, -1 where it is to be high."""
+        """1 if lower values of the metric are better, -1 if higher ones are."""
         return sign_of(self.monitor, self.mode, "early_stopping: mode")
 
-    def on_training_start(self, run):
+    def on_training_start(self, view):
         self.memory = {"best": None, "waited": 0}
 
-    def on_epoch_end(self, run):
-        if self.monitor not in run.metrics:  # this epoch was not evaluated
+    def on_epoch_end(self, view):
+        if self.monitor not in view.metrics:  # this epoch was not evaluated
             return None
-        value, best = self.sign() * run.metrics[self.monitor], self.memory["best"]
-        improved = value < (float("inf") if best is None else best) - self.min_delta
-        self.memory = (
-            {"best": value, "waited": 0}
-            if improved
-            else {"best": best, "waited": self.memory["waited"] + 1}
-        )
+        value, best = self.sign() * view.metrics[self.monitor], self.memory["best"]
+        if value < (float("inf") if best is None else best) - self.min_delta:
+            self.memory = {"best": value, "waited": 0}
+        else:
+            self.memory = {"best": best, "waited": self.memory["waited"] + 1}
         return {"stop": self.memory["waited"] >= self.patience}

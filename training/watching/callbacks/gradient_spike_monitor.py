@@ -1,4 +1,4 @@
-"""Steps whose gradient is far longer than those before it."""
+"""Report steps whose gradient is far longer than those of the steps before it."""
 
 import json
 import logging
@@ -19,10 +19,11 @@ FILE = "gradient_spikes.jsonl"
 def gradient_spike_monitor(
     ema_decay: float = 0.99, threshold: float = 3.0, warmup: int = 20
 ) -> Callback:
-    """A line in gradient_spikes.jsonl for each step whose gradient is `threshold` times longer than usual, or is not finite.
+    """Write a line to gradient_spikes.jsonl for each step with an unusually long gradient.
 
-    Usual is the moving average over the steps before, which are at least `warmup`. A spike counts in it as if it were just at the
-    threshold, so that the next one is seen too, while gradients that stay long soon are the usual ones.
+    A gradient is unusual if it is not finite, or `threshold` times longer than the moving average
+    of the steps before it, which are at least `warmup`. In the average a spike counts as if it were
+    just at the threshold: the next spike is still found, but gradients that stay long become usual.
     """
     fraction(ema_decay=ema_decay)
     at_least(0, warmup=warmup)
@@ -40,48 +41,43 @@ class GradientSpikeMonitor:
 
     def on_training_start(self, view):
         self.memory = {"step": 0, "seen": 0, "average": 0.0}
-        self.written = (
-            None  # the memory that the file goes with; another one was put back from a checkpoint
-        )
+        # The memory that matches the file; another one was restored from a checkpoint.
+        self.written = None
 
     def on_step_end(self, view):
-        self.look(view)
+        self.check_steps(view)
 
     def on_epoch_end(self, view):
-        self.look(view)  # at the steps after the last log line
+        self.check_steps(view)  # the steps after the last log line
 
     def on_training_end(self, view):
-        self.look(view)
+        self.check_steps(view)
 
-    def look(self, view):
-        """Judge the steps that are new since the last look."""
-        columns = [
-            view.per_step[name].tolist()
-            for name in ("step", "gradient_norm", "loss")
-            if name in view.per_step
-        ]
+    def check_steps(self, view):
+        """Look for spikes in the steps since the last call."""
+        names = [name for name in ("step", "gradient_norm", "loss") if name in view.per_step]
+        columns = [view.per_step[name].tolist() for name in names]
         new = [row for row in zip(*columns, strict=True) if row[0] > self.memory["step"]]
         if not new:
             return
         if self.memory is not self.written and view.folder is not None:
             cut_back(view.folder / FILE, self.memory["step"] or new[0][0] - 1)
-        found = [spike for row in new if (spike := self.judge(view.epoch, *row))]
+        spikes = [spike for row in new if (spike := self.spike(view.epoch, *row))]
         self.written = self.memory
-        if found:
-            append_lines(view, FILE, [json.dumps(sayable(spike)) for spike in found])
-            self.warn(view.epoch, found)
+        if spikes:
+            append_lines(view, FILE, [json.dumps(sayable(spike)) for spike in spikes])
+            self.warn(view.epoch, spikes)
 
-    def judge(self, epoch, step, norm, loss):
-        """The line of a step that is a spike, else None; in either case the step enters the average."""
+    def spike(self, epoch, step, norm, loss):
+        """Add a step to the average; return its line for the file if it is a spike, else None."""
         average, seen = self.memory["average"], self.memory["seen"]
         ratio = norm / average if average else math.nan
         self.memory = self.memory | {"step": step}
         if math.isfinite(norm):
-            usual = min(norm, self.threshold * average) if average else norm
-            weight = max(
-                1 - self.decay, 1 / (seen + 1)
-            )  # the mean, until there are enough steps for the moving average
-            self.memory |= {"seen": seen + 1, "average": average + weight * (usual - average)}
+            clipped = min(norm, self.threshold * average) if average else norm
+            # The plain mean, until there are enough steps for the moving average.
+            weight = max(1 - self.decay, 1 / (seen + 1))
+            self.memory |= {"seen": seen + 1, "average": average + weight * (clipped - average)}
             if seen < self.warmup or not ratio > self.threshold:
                 return None
         return {
@@ -93,24 +89,24 @@ class GradientSpikeMonitor:
             "loss": loss,
         }
 
-    def warn(self, epoch, found):
-        """One line about all the spikes of a look."""
-        worst = max(
-            found, key=lambda spike: spike["ratio"] if math.isfinite(spike["norm"]) else math.inf
-        )
+    def warn(self, epoch, spikes):
+        """Log one line about all new spikes."""
+        infinite = [spike for spike in spikes if not math.isfinite(spike["norm"])]
+        worst = infinite[0] if infinite else max(spikes, key=lambda spike: spike["ratio"])
         logger.warning(
-            "Epoch %d: gradient spikes: %d, the worst in step %d: the norm %.4g, where %.4g was usual; see %s",
-            epoch, len(found), worst["step"], worst["norm"], worst["ema"], FILE,
+            "Epoch %d: gradient spikes: %d, the worst at step %d, with a norm of %.4g where %.4g "
+            "was usual; see %s",
+            epoch, len(spikes), worst["step"], worst["norm"], worst["ema"], FILE,
         )  # fmt: skip
 
 
 def cut_back(path, step):
-    """Drop the lines of a file after a step: the run goes on from there, and writes them again."""
+    """Remove the lines after a step from a file, as the run continues there and rewrites them."""
     if not path.exists():
         return
     lines, kept = path.read_text().splitlines(keepends=True), []
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # a line that was cut off is not kept
+        with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too
             kept += [line] if json.loads(line)["step"] <= step else []
     if kept != lines:
         atomic_write(path, "".join(kept).encode())

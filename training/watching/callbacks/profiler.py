@@ -1,4 +1,4 @@
-"""What the machine does in a few steps of training, as a trace to look at."""
+"""Trace what the machine does in a few steps of training."""
 
 import logging
 import shutil
@@ -18,11 +18,11 @@ NEVER = 2**30
 def profiler(
     first_step: int = 10, n_steps: int = 5, every_n_minutes: float | None = None
 ) -> Callback:
-    """A trace of `n_steps` steps in profile/step_<n>, `first_step` steps after the run began or was gone on with.
+    """Trace `n_steps` steps, `first_step` steps after the run starts or resumes.
 
-    Its perfetto_trace.json.gz opens in ui.perfetto.dev; XProf, and TensorBoard with its plugin, show the whole folder profile.
-    With `every_n_minutes` there is another one so long after each. A trace holds training alone: where an evaluation comes before
-    its last step, it ends there, with fewer steps.
+    The trace is written to profile/step_<n>. Its perfetto_trace.json.gz opens in ui.perfetto.dev;
+    XProf, and TensorBoard with its plugin, show the whole folder profile/. `every_n_minutes` after
+    a trace, another one begins. A trace holds only training: it ends early at an evaluation.
     """
     at_least(1, first_step=first_step, n_steps=n_steps)
     if every_n_minutes is not None:
@@ -31,7 +31,7 @@ def profiler(
 
 
 class Profiler:
-    observer = True  # the steps that it asks for are waited for anyway
+    observer = True  # steps_left already makes the run wait for the steps that matter
 
     def __init__(self, first_step, n_steps, every_n_minutes):
         self.first_step, self.n_steps, self.every_n_minutes = first_step, n_steps, every_n_minutes
@@ -39,20 +39,21 @@ class Profiler:
     def on_training_start(self, view):
         if view.folder is None:
             raise UserError(
-                "profiler: there is no run folder to write to; give fit a `folder`, or leave the profiler out"
+                "profiler: there is no run folder to write to; pass `folder` to fit, or remove "
+                "the profiler"
             )
-        self.began, self.next = None, None  # the step of the open trace, and of the next one
-        self.again = None  # when, by the clock, a next one is due
-        self.asked, self.tried, self.warned = False, False, False
+        self.began, self.next = None, None  # the first steps of the open and of the next trace
+        self.due = None  # the time at which the next trace is due
+        self.planned, self.tried, self.warned = False, False, False
 
     def steps_left(self, step):
         """Steps until a trace begins or ends."""
-        if not self.asked:  # the first question tells where the run begins, or goes on
-            self.asked, self.next = True, step + self.first_step
+        if not self.planned:  # the first call has the step at which the run starts or resumes
+            self.planned, self.next = True, step + self.first_step
         if self.began is not None:
             return max(1, self.began + self.n_steps - step)
-        if self.again is not None and time.monotonic() >= self.again:
-            self.again, self.next = None, step + 1
+        if self.due is not None and time.monotonic() >= self.due:
+            self.due, self.next = None, step + 1
         return NEVER if self.next is None else max(1, self.next - step)
 
     def on_step_end(self, view):
@@ -62,7 +63,9 @@ class Profiler:
             self.begin(view)
 
     def on_epoch_start(self, view):
-        self.on_step_end(view)  # a trace that an evaluation ended before its first step
+        self.on_step_end(
+            view
+        )  # begins a trace again that an evaluation ended before its first step
 
     def on_validation_start(self, view):
         self.end(view)
@@ -79,7 +82,7 @@ class Profiler:
             )
 
     def begin(self, view):
-        """Open a trace; somebody else's, still open, is left alone."""
+        """Open a trace, unless other code has one open."""
         self.tried = True
         try:
             jax.profiler.start_trace(folder_of(view, view.step), create_perfetto_trace=True)
@@ -88,40 +91,35 @@ class Profiler:
             if not self.warned:
                 logger.warning("profiler: step %d is not traced: %s", view.step, error)
             self.warned, self.next = True, None
-            self.plan_another()
+            self.plan_next()
 
     def end(self, view):
-        """Close the trace, if one is open; one that holds no step is begun once more after the evaluation."""
+        """Close the trace, if one is open; one without a step begins again after the evaluation."""
         if self.began is None:
             return
         began, self.began = self.began, None
         folder = folder_of(view, began)
         try:
             jax.profiler.stop_trace()
-        except (RuntimeError, OSError, ValueError) as error:  # no reason to lose the run
-            logger.warning(
-                "profiler: %s: the trace could not be written: %s", folder, first_line(error)
-            )
-            self.next = self.again = None
+        except (RuntimeError, OSError, ValueError) as error:  # the run continues without a trace
+            message = "profiler: %s: the trace could not be written: %s"
+            logger.warning(message, folder, first_line(error))
+            self.next = self.due = None
             return
         if view.step <= began:
             shutil.rmtree(folder, ignore_errors=True)
             return
         self.next = None
-        self.plan_another()
-        logger.info(
-            "profiler: the %d steps after step %d are traced in %s",
-            view.step - began,
-            began,
-            folder,
-        )
+        self.plan_next()
+        message = "profiler: the %d steps after step %d are traced in %s"
+        logger.info(message, view.step - began, began, folder)
 
-    def plan_another(self):
-        """When the next trace is due, if there is to be one."""
+    def plan_next(self):
+        """Set the time of the next trace, if there is one."""
         if self.every_n_minutes is not None:
-            self.again = time.monotonic() + 60 * self.every_n_minutes
+            self.due = time.monotonic() + 60 * self.every_n_minutes
 
 
 def folder_of(view, step):
-    """Where the trace that begins after a step lies."""
+    """The folder of the trace that begins after a step."""
     return view.folder / "profile" / f"step_{step}"

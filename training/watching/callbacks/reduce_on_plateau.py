@@ -1,4 +1,4 @@
-"""Smaller steps when nothing gets better."""
+"""Reduce all updates when a metric no longer improves."""
 
 import logging
 from typing import Literal
@@ -20,10 +20,12 @@ def reduce_on_plateau(
     min_scale: float = 0.0,
     every_n_epochs: int = 1,
 ) -> Callback:
-    """Multiply all updates by `factor` when a metric has not improved by more than `min_delta` in `patience` evaluations.
+    """Multiply all updates by `factor` after `patience` evaluations without an improvement.
 
-    After that, `cooldown` evaluations do not count; the product of all factors does not go below `min_scale`. It reduces where
-    Optax's reduce_on_plateau does; PyTorch's ReduceLROnPlateau calls the same patience one less.
+    An improvement is larger than `min_delta`. After a reduction, `cooldown` evaluations do not
+    count; the product of all factors never falls below `min_scale`. It reduces at the same
+    evaluations as Optax's reduce_on_plateau; PyTorch's ReduceLROnPlateau counts one less as its
+    patience.
     """
     at_least(1, patience=patience, every_n_epochs=every_n_epochs)
     at_least(0, cooldown=cooldown)
@@ -40,15 +42,11 @@ class ReduceOnPlateau:
         self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
     ):
         self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
-        self.min_delta, self.cooldown, self.min_scale, self.every_n_epochs = (
-            min_delta,
-            cooldown,
-            min_scale,
-            every_n_epochs,
-        )
+        self.min_delta, self.cooldown, self.min_scale = min_delta, cooldown, min_scale
+        self.every_n_epochs = every_n_epochs
 
     def sign(self):
-        """1 where the metric is to be low, -1 where it is to be high."""
+        """1 if lower values of the metric are better, -1 if higher ones are."""
         return sign_of(self.monitor, self.mode, "reduce_on_plateau: mode")
 
     def on_training_start(self, view):
@@ -69,17 +67,19 @@ class ReduceOnPlateau:
         return self.reduce(view) if now["waited"] >= self.patience else None
 
     def reduce(self, view):
-        """The answer that makes every later update smaller, unless they are as small as they may get."""
-        before, after = (
-            self.memory["scale"],
-            max(self.memory["scale"] * self.factor, self.min_scale),
-        )
+        """The reply that reduces every later update, or None if the scale is at its minimum."""
+        before = self.memory["scale"]
+        after = max(before * self.factor, self.min_scale)
         self.memory = self.memory | {"waited": 0, "cooling": self.cooldown, "scale": after}
         if after == before:
             return None
-        evaluations = f"{self.patience} evaluations" if self.patience > 1 else "an evaluation"
         logger.info(
-            "Epoch %d: %s has not improved in %s: every update is from here on multiplied by %g, no longer by %g",
-            view.epoch, self.monitor, evaluations, after, before,
-        )  # fmt: skip
+            "Epoch %d: %s has not improved in %s: from now on every update is multiplied by %g "
+            "instead of %g",
+            view.epoch,
+            self.monitor,
+            f"{self.patience} evaluations" if self.patience > 1 else "1 evaluation",
+            after,
+            before,
+        )
         return {"lr_scale": after}

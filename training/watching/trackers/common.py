@@ -1,4 +1,4 @@
-"""What several trackers need: packages that are there, a config without nesting, files without what came after a step."""
+"""Helpers of several trackers: required packages, file names, flat configs and histograms."""
 
 import json
 from importlib.util import find_spec
@@ -10,43 +10,41 @@ from utils import UserError
 
 BINS = 64
 OF_THE_RUN = (
-    "config.json",
-    "environment.json",
-    "finished.json",
-    "metrics.jsonl",
-    "report.html",
-    "train.log",
-    "evaluations.jsonl",
+    *("config.json", "environment.json", "evaluations.jsonl", "finished.json"),
+    *("metrics.jsonl", "report.html", "train.log"),
 )
 
 
 def needs(tracker, **packages):
-    """Refuse where a package is missing: {the module it has: what pip calls it}."""
+    """Refuse a tracker if a package is missing; packages are {module: its name for pip}."""
     for module, package in packages.items():
         spec = find_spec(module)
-        if (
-            spec is None or spec.origin is None
-        ):  # a folder of that name, as runs leave behind, is no package
+        # A folder of that name, as wandb leaves behind, is found but has no origin.
+        if spec is None or spec.origin is None:
             raise UserError(
                 f"{tracker}: needs the package {package}: pip install -r training/requirements.txt"
             )
 
 
 def check_file_name(file, may_be_absolute=False):
-    """Refuse what names no file of a run's."""
+    """Refuse what is not the name of a file that a tracker may write."""
     path = PurePath(file)
     if len(path.parts) == 1 and (path.name in OF_THE_RUN or path.name.startswith("checkpoint-")):
-        raise ValueError(f"file: {file!r} is a file that the run itself writes; take another name")
+        raise ValueError(f"file: the run itself writes {file!r}; choose another name")
     if not path.name or ".." in path.parts:
         raise ValueError(f"file: must be the name of a file in the run's folder, got {file!r}")
     if path.is_absolute() and not may_be_absolute:
         raise ValueError(
-            f"file: must lie in the run's folder, got {file!r}; the tracker jsonl can write one file for many runs"
+            f"file: must lie in the run's folder, got {file!r}; the tracker jsonl can write one "
+            "file for many runs"
         )
 
 
 def flattened(config, prefix=""):
-    """{"optimizer/args/lr": 0.003}: the leaves of a config by their path; a list of plain values is one of them, as JSON."""
+    """{"optimizer/args/lr": 0.003}: the values of a config by path.
+
+    A list without nested values is one value, as JSON.
+    """
     if isinstance(config, list | tuple):
         if not any(isinstance(value, dict | list | tuple) for value in config):
             return {prefix: json.dumps(config)}
@@ -60,14 +58,12 @@ def flattened(config, prefix=""):
 
 
 def counts_and_edges(values):
-    """A histogram of the finite values, or None where there are none."""
+    """A histogram of the finite values, or None if there are none."""
     values = values[np.isfinite(values)].astype(np.float64)
     if not values.size:
         return None
     low, high = values.min(), values.max()
-    distinct = high - low > 1e-9 * max(
-        abs(low), abs(high)
-    )  # else there are no 64 numbers between them
-    return np.histogram(
-        values, BINS if distinct else 1, None if distinct else (low - 0.5, high + 0.5)
-    )
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return np.histogram(values, BINS)
+    # Between values so close to each other, there may be no 64 numbers.
+    return np.histogram(values, 1, (low - 0.5, high + 0.5))

@@ -1,4 +1,4 @@
-"""Every value of every line on the console, where otherwise a line tells of the loss alone."""
+"""Log all values of every line; without this tracker a line shows only the loss."""
 
 import logging
 
@@ -8,17 +8,16 @@ logger = logging.getLogger("main")
 
 
 def console() -> Tracker:
-    """Say every value of every line on the console."""
+    """Log all values of every line."""
     return Console()
 
 
 class Console:
-    """Writes to the log, as everything else on the console."""
+    """Writes to the log, like everything else on the console."""
 
     def scalars(self, step, values):
-        logger.info(
-            "Step %d: %s", step, ", ".join(f"{name} {value:.6g}" for name, value in values.items())
-        )
+        text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+        logger.info("Step %d: %s", step, text)
 
     def back_to(self, step):
-        logger.info("What was said of the steps after %d is void", step)
+        logger.info("The values logged for the steps after %d are void", step)

@@ -1,4 +1,4 @@
-"""The values as a table, for a spreadsheet: a row a line, a column a value."""
+"""Write the values as a table for a spreadsheet: one row per line, one column per value."""
 
 import io
 from csv import reader, writer
@@ -10,13 +10,13 @@ from utils import atomic_write
 
 
 def csv(file: str = "metrics.csv") -> Tracker:
-    """Write every line as a row of a table in the run's folder; what a line has no value for is empty."""
+    """Write each line as a row of a table in the run's folder; missing values are empty."""
     check_file_name(file)
     return Csv(file)
 
 
 class Csv:
-    """A row is appended; the table is written anew where a column is added, or rows are void."""
+    """Appends rows; writes the whole table again when a column is added or rows are void."""
 
     def __init__(self, file):
         self.file = file
@@ -29,35 +29,32 @@ class Csv:
             self.columns = self.rows()[0]
             self.back_to(about.step)
         else:
-            self.replace([])
+            self.write([])
 
     def scalars(self, step, values):
         if new := [name for name in values if name not in self.columns]:
             rows = self.rows()[1:]
             self.columns += new
-            self.replace(rows)
+            self.write(rows)
         row = {**values, "step": step}
         append(self.path, as_text([[row.get(name, "") for name in self.columns]]))
 
     def back_to(self, step):
-        self.replace([row for row in self.rows()[1:] if int(row[0]) <= step])
+        self.write([row for row in self.rows()[1:] if int(row[0]) <= step])
 
     def rows(self):
-        """The table so far, without a row that was interrupted."""
+        """The header and the rows so far, without an incomplete one at the end."""
         lines = self.path.read_text().splitlines(keepends=True)
         return list(reader(line for line in lines if line.endswith("\n"))) or [self.columns]
 
-    def replace(self, rows):
-        """Write the table anew, older rows filled up with nothing."""
-        width = len(self.columns)
-        atomic_write(
-            self.path,
-            as_text([self.columns, *(row + [""] * (width - len(row)) for row in rows)]).encode(),
-        )
+    def write(self, rows):
+        """Write the whole table; rows that lack columns are filled up with empty values."""
+        filled = [row + [""] * (len(self.columns) - len(row)) for row in rows]
+        atomic_write(self.path, as_text([self.columns, *filled]).encode())
 
 
 def as_text(rows):
-    """Rows as a file has them."""
+    """The text of some rows."""
     file = io.StringIO()
     writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""The values as JSON, an object a line, in a file that many runs may share."""
+"""Write the values as JSON, one object per line, to a file that many runs may share."""
 
 import json
 import math
@@ -11,14 +11,17 @@ from utils import atomic_write
 
 
 def jsonl(file: str = "tracked.jsonl") -> Tracker:
-    """Write every line as JSON to a file of the run's, or with an absolute path to one that many runs share."""
+    """Write each line as JSON to a file in the run's folder; runs may share an absolute path."""
     check_file_name(file, may_be_absolute=True)
     return Jsonl(file)
 
 
 class Jsonl:
-    """Lines that begin with the run's folder, its title and the step. What is void is taken out of a file of the run's own; in a
-    shared one, where others write at the same time, a line {..., "step": s, "back_to": true} voids the run's lines after s."""
+    """Writes lines that begin with the run's folder name, its title and the step.
+
+    Void lines are removed from a file of the run's own. In a shared file, to which other runs
+    write at the same time, a line {..., "step": s, "back_to": true} voids the run's lines after s.
+    """
 
     def __init__(self, file):
         self.file, self.shared = file, Path(file).is_absolute()
@@ -27,8 +30,13 @@ class Jsonl:
         self.path = about.folder / self.file
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.run = {"run": about.folder.name, "title": about.title}
-        if self.path.exists():
-            self.take_up(about.step or -1)  # a run that starts over has nothing behind it
+        if not self.path.exists():
+            return
+        lines = self.lines()
+        if self.shared and lines and not lines[-1].endswith("\n"):
+            append(self.path, "\n")  # ends a line at which another process was killed
+        if not self.shared or any(line.startswith(json.dumps(self.run)[:-1]) for line in lines):
+            self.back_to(about.step or -1)  # a run that starts over has no valid lines
 
     def scalars(self, step, values):
         self.write(step, sayable(values))
@@ -41,17 +49,9 @@ class Jsonl:
             atomic_write(self.path, "".join(kept).encode())
 
     def write(self, step, values):
-        """Append a line; whatever the values are called, what it is of stands first."""
+        """Append a line; run, title and step come first, and no value replaces them."""
         head = self.run | {"step": step}
         append(self.path, json.dumps(head | values | head) + "\n")
-
-    def take_up(self, step):
-        """Go on in a file that is there; in a shared one, what somebody was killed at gets its end."""
-        lines = self.lines()
-        if self.shared and lines and not lines[-1].endswith("\n"):
-            append(self.path, "\n")
-        if not self.shared or any(line.startswith(json.dumps(self.run)[:-1]) for line in lines):
-            self.back_to(step)
 
     def lines(self):
         """The lines so far."""
@@ -59,7 +59,7 @@ class Jsonl:
 
 
 def step_of(line):
-    """The step of a line; one that someone broke comes after all others."""
+    """The step of a line; infinity for a damaged one."""
     try:
         return json.loads(line)["step"]
     except (ValueError, TypeError, KeyError):

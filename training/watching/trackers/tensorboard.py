@@ -1,73 +1,68 @@
-"""Event files for TensorBoard, in the run's folder: tensorboard --logdir saved"""
+"""Event files for TensorBoard in the run's folder: tensorboard --logdir saved"""
 
 import os
 import socket
 from struct import pack, unpack
 from time import time
 
+import numpy as np
+
 from training.base import Tracker
 from training.watching.trackers.common import counts_and_edges, flattened, needs
 
-COLOURS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # what TensorBoard calls a PNG file's colour types
+COLOUR_SPACES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # {colour type of a PNG file: TensorBoard's number}
 
 
 def tensorboard() -> Tracker:
-    """Write scalars, pictures, histograms and the config for TensorBoard; TensorFlow is not needed."""
+    """Write scalars, pictures, histograms and the config for TensorBoard, without TensorFlow."""
     needs("tensorboard", tensorboardX="tensorboardX")
     return TensorBoard()
 
 
 class TensorBoard:
-    """Writes an event file of its own each time the run is gone on with, since the last may end in a torn record."""
+    """Starts a new event file when a run resumes, since the last may end in half a record."""
 
     def start(self, about):
         from tensorboardX.summary import hparams
 
         name = f"events.out.tfevents.{time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self.file = open(
-            about.folder / name, "ab", buffering=0
-        )  # so that what was written outlives the process  # noqa: SIM115
+        # Without a buffer, what was written outlives the process.
+        self.file = open(about.folder / name, "ab", buffering=0)  # noqa: SIM115
         self.last, self.step = {}, about.step
         self.write(0, file_version="brain.Event:2")
         self.void_from(about.step + 1 if about.step else 0)
-        # No list of parameters and metrics: TensorBoard would take one run's for those of all.
-        config = {
-            name: value for name, value in flattened(about.config).items() if value is not None
-        }
+        config = flattened(about.config)
+        config = {name: value for name, value in config.items() if value is not None}
+        # The list of parameters and metrics is left out: TensorBoard would use one run's for all.
         _, self.begin, self.end = hparams(config, {})
         self.write(about.step, summary=self.begin)
 
     def scalars(self, step, values):
         self.last |= values
         self.step = step
-        self.summary(
-            step, *({"tag": name, "simple_value": value} for name, value in values.items())
-        )
+        self.summary(step, *({"tag": name, "simple_value": v} for name, v in values.items()))
 
     def image(self, step, name, png):
-        width, height, colours = *unpack(">II", png[16:24]), COLOURS[png[25]]
+        width, height = unpack(">II", png[16:24])
         picture = {
             "height": height,
             "width": width,
-            "colorspace": colours,
+            "colorspace": COLOUR_SPACES[png[25]],
             "encoded_image_string": png,
         }
         self.summary(step, {"tag": name, "image": picture})
 
     def histogram(self, step, name, values):
         if (histogram := counts_and_edges(values)) is not None:
-            counts, edges = histogram
-            self.summary(step, {"tag": name, "histo": described(values, counts, edges)})
+            self.summary(step, {"tag": name, "histo": histogram_fields(values, *histogram)})
 
     def back_to(self, step):
         self.last, self.step = {}, step
         self.void_from(step + 1)
 
     def finish(self, metrics):
-        self.scalars(
-            self.step,
-            {name: value for name, value in metrics.items() if self.last.get(name) != value},
-        )
+        new = {name: value for name, value in metrics.items() if self.last.get(name) != value}
+        self.scalars(self.step, new)
         self.write(self.step, summary=self.end)
         self.file.close()
 
@@ -78,35 +73,30 @@ class TensorBoard:
         self.write(step, summary=Summary(value=[Summary.Value(**value) for value in values]))
 
     def void_from(self, step):
-        """Let readers forget what was written for this step and later ones."""
+        """Make readers discard what was written for this step and later ones."""
         from tensorboardX.proto.event_pb2 import SessionLog
 
         self.write(step, session_log=SessionLog(status=SessionLog.START))
 
-    def write(self, step, **what):
-        """Append a record: length, event, and a checksum of each."""
+    def write(self, step, **content):
+        """Append a record: the length and the event, each followed by its checksum."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import masked_crc32c
 
-        event = Event(wall_time=time(), step=step, **what).SerializeToString()
-        length = pack("<Q", len(event))
-        self.file.write(
-            b"".join(
-                [length, pack("<I", masked_crc32c(length)), event, pack("<I", masked_crc32c(event))]
-            )
-        )
+        event = Event(wall_time=time(), step=step, **content).SerializeToString()
+        parts = pack("<Q", len(event)), event
+        self.file.write(b"".join(part + pack("<I", masked_crc32c(part)) for part in parts))
 
 
-def described(values, counts, edges):
-    """A histogram as TensorBoard has it; buckets are told by their upper edges."""
-    import numpy as np
-
+def histogram_fields(values, counts, edges):
+    """A histogram in TensorBoard's form, in which a bucket has only its upper edge."""
     finite = values[np.isfinite(values)].astype(np.float64)
-    moments = {"num": finite.size, "sum": finite.sum(), "sum_squares": finite @ finite}
     return {
         "min": finite.min(),
         "max": finite.max(),
-        **moments,
+        "num": finite.size,
+        "sum": finite.sum(),
+        "sum_squares": finite @ finite,
         "bucket_limit": edges[1:],
         "bucket": counts,
     }

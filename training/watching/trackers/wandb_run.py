@@ -1,4 +1,4 @@
-"""Weights & Biases: the run there, too. Nothing ever waits for it, and nothing asks for a login."""
+"""Log a run to Weights & Biases. Training never waits for it, and it never prompts for a login."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from utils import RunError, UserError, atomic_write
 logger = logging.getLogger("main")
 
 START_SECONDS = 30  # to reach the server
-FINISH_SECONDS = 20  # to send what is left; the rest stays on the disk
+FINISH_SECONDS = 20  # to send the rest; what is not sent stays on the disk
 ID_FILE = "wandb_id"
 
 
@@ -27,41 +27,44 @@ def wandb(
     resume: Literal["allow", "must", "never"] = "allow",
     mode: Literal["online", "offline", "disabled"] | None = None,
 ) -> Tracker:
-    """Keep the run at Weights & Biases too; with mode "offline" in its folder, for `wandb sync`. Nothing waits for the network.
+    """Log to Weights & Biases; mode "offline" writes to the run's folder, for `wandb sync`.
 
-    Without a mode, WANDB_MODE counts; without a project, WANDB_PROJECT or the title. A run that is gone on with goes on there,
-    unless resume is "never"."""
+    The default of `mode` is WANDB_MODE; that of `project` is WANDB_PROJECT, or else the title. A
+    run that resumes continues the same run at Weights & Biases, unless `resume` is "never".
+    """
     needs("wandb", wandb="wandb", PIL="pillow")
     if id is not None and not re.fullmatch(r"[\w.-]{1,64}", id):
         raise ValueError(f"id: must be up to 64 letters, digits, '_', '-' and '.', got {id!r}")
     if resume == "must" and id is None:
-        raise ValueError('resume: "must" says to go on with a run, but not with which; give its id')
+        raise ValueError('resume: "must" needs the run to resume; give its id')
     return Wandb(project, name, group, entity, tags, id, resume, mode)
 
 
 class Wandb:
-    """A run there is found again by the id in a small file in the run's folder."""
+    """A small file in the run's folder holds the id that the run has at Weights & Biases."""
 
     def __init__(self, project, name, group, entity, tags, id, resume, mode):
         self.project, self.id, self.resume, self.mode = project, id, resume, mode
-        self.given = {"name": name, "group": group, "entity": entity, "tags": tags or None}
+        self.name = name
+        self.options = {"group": group, "entity": entity, "tags": tags or None}
 
     def start(self, about):
         import wandb
 
         refuse_without_login(self.mode)
         self.run = wandb.init(
-            **self.given | {"name": self.given["name"] or about.folder.name},
+            **self.options,
+            name=self.name or about.folder.name,
             project=self.project or os.environ.get("WANDB_PROJECT") or about.title,
             config=flattened(about.config),
-            id=self.id or self.remembered(about.folder / ID_FILE),
+            id=self.id or self.saved_id(about.folder / ID_FILE),
             resume=self.resume,
             mode=self.mode,
             dir=about.folder,
-            reinit="create_new",  # whatever else uses wandb in this process is let alone
+            reinit="create_new",  # leaves other uses of wandb in this process alone
             settings=wandb.Settings(
                 silent=True,
-                console="off",  # its copy of the output would hang on the main thread
+                console="off",  # its copy of the output would block on the main thread
                 allow_val_change=True,
                 init_timeout=START_SECONDS,
                 finish_timeout=FINISH_SECONDS,
@@ -72,10 +75,10 @@ class Wandb:
             return
         atomic_write(about.folder / ID_FILE, f"{self.run.id}\n".encode())
         self.run.define_metric("*", step_metric="step")  # wandb's own steps cannot go back
-        logger.info("wandb: %s", self.run.url or f"offline; send it with: {self.later()}")
+        logger.info("wandb: %s", self.run.url or f"offline; send it with: {self.sync_command()}")
 
-    def remembered(self, file):
-        """The id of the run there that this one was so far."""
+    def saved_id(self, file):
+        """The id that this run had so far, or None."""
         return file.read_text().strip() if self.resume != "never" and file.exists() else None
 
     def scalars(self, step, values):
@@ -103,21 +106,23 @@ class Wandb:
             self.run.finish()
         except TimeoutError as error:
             raise RunError(
-                f"not all was sent in {FINISH_SECONDS} s; send it with: {self.later()}"
+                f"not everything was sent within {FINISH_SECONDS} s; send it with: "
+                f"{self.sync_command()}"
             ) from error
 
-    def later(self):
-        """The command that sends what lies in the run's folder."""
+    def sync_command(self):
+        """The command that sends what is in the run's folder."""
         return f"wandb sync {os.path.dirname(self.run.dir)}"
 
 
 def refuse_without_login(mode):
-    """Where wandb would ask for a login, even from within a thread, say what to do."""
+    """Raise where wandb would prompt for a login, which it does even in a thread."""
     import wandb
 
-    usual = wandb.setup(wandb.Settings(silent=True)).settings.mode
-    online = not {mode or usual, usual} & {"offline", "dryrun", "disabled"}
+    default = wandb.setup(wandb.Settings(silent=True)).settings.mode
+    online = not {mode or default, default} & {"offline", "dryrun", "disabled"}
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
         raise UserError(
-            "there is no login: run `wandb login`, or set mode to offline and send the run later with `wandb sync`"
+            "there is no login: run `wandb login`, or set mode to offline and send the run later "
+            "with `wandb sync`"
         )

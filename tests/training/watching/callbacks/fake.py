@@ -1,4 +1,4 @@
-"""A View with the documented fields, where a whole run would prove no more."""
+"""A View with the documented fields, for tests that do not need a whole run."""
 
 from types import SimpleNamespace
 
@@ -16,8 +16,8 @@ class Published:
 
 
 def view(**fields):
-    """What a callback sees after the 7th step, in the 2nd epoch, unless told otherwise."""
-    usual = {
+    """What a callback sees after step 7, in epoch 2, with other values for some fields."""
+    defaults = {
         "epoch": 2,
         "epochs": 5,
         "steps": 4,
@@ -26,23 +26,21 @@ def view(**fields):
         "metrics": {},
         "history": (),
         "folder": None,
-    }
-    usual |= {
         "config": {},
         "sets": {},
         "evaluated": (),
         "arrays": {},
         "per_step": {},
         "learning_rate": dict,
+        "publish": Published(),
     }
-    return SimpleNamespace(**usual | {"publish": Published()} | fields)
+    return SimpleNamespace(**defaults | fields)
 
 
 def steps(first, norms, losses=None):
     """The columns of some consecutive steps."""
-    losses = np.ones(len(norms)) if losses is None else np.asarray(losses)
     return {
         "step": np.arange(first, first + len(norms)),
         "gradient_norm": np.asarray(norms, float),
-        "loss": losses,
+        "loss": np.ones(len(norms)) if losses is None else np.asarray(losses),
     }

@@ -15,14 +15,14 @@ from utils import RunError, UserError
 RNG = np.random.default_rng(0)
 
 
-def counted(outputs, targets):
-    """What the metric adds up to over some examples."""
-    found = jax.vmap(pairs)(jnp.asarray(outputs), jnp.asarray(targets))
-    return {name: np.asarray(value).sum(0) for name, value in found.items()}
+def measured(outputs, targets):
+    """The sum of the metric over some examples."""
+    counts = jax.vmap(pairs)(jnp.asarray(outputs), jnp.asarray(targets))
+    return {name: np.asarray(value).sum(0) for name, value in counts.items()}
 
 
 def by_hand(labels, predictions, count):
-    """The matrix, one pair after the other."""
+    """The matrix, counted one pair after the other."""
     matrix = np.zeros((count, count), int)
     for label, prediction in zip(np.ravel(labels), np.ravel(predictions), strict=True):
         matrix[label, prediction] += 1
@@ -31,36 +31,34 @@ def by_hand(labels, predictions, count):
 
 @pytest.mark.parametrize("positions", [(), (7,), (3, 4)])
 @pytest.mark.parametrize("soft", [False, True])
-def test_it_counts_as_one_does_by_hand(positions, soft):
+def test_counts_are_those_by_hand(positions, soft):
     outputs = RNG.normal(size=(50, *positions, 5))
     labels = RNG.integers(0, 5, (50, *positions))
     targets = 0.8 * np.eye(5)[labels] + 0.04 if soft else labels
-    found = counted(outputs, targets)
-    np.testing.assert_array_equal(found["counts"], by_hand(labels, outputs.argmax(-1), 5))
-    assert found["unsound"] == 0
+    sums = measured(outputs, targets)
+    np.testing.assert_array_equal(sums["counts"], by_hand(labels, outputs.argmax(-1), 5))
+    assert sums["invalid"] == 0
 
 
 def test_labels_outside_the_classes_are_left_out():
-    found = counted(np.eye(3), np.array([0, -1, 2]))
-    np.testing.assert_array_equal(found["counts"], np.diag([1, 0, 1]))
+    sums = measured(np.eye(3), np.array([0, -1, 2]))
+    np.testing.assert_array_equal(sums["counts"], np.diag([1, 0, 1]))
 
 
-def shown(callback, hook="on_test_end", **fields):
-    """What a hook leaves to see: the View that it was called with."""
+def view_after(callback, hook="on_test_end", **fields):
+    """The View with which a hook was called."""
     counts = np.array([[8.0, 2.0], [1.0, 4.0]])
-    arrays = {
-        f"{name}_confusion_matrix": {"counts": counts, "unsound": 0}
-        for name in ("test", "val", "far")
-    }
-    seen = view(evaluated=("val", "far", "test"), arrays=arrays, **fields)
+    names = ("val", "far", "test")
+    arrays = {f"{name}_confusion_matrix": {"counts": counts, "invalid": 0} for name in names}
+    seen = view(evaluated=names, arrays=arrays, **fields)
     getattr(callback, hook)(seen)
     return seen
 
 
 def test_the_files_and_the_picture_for_the_trackers(tmp_path):
-    seen = shown(confusion_matrix(normalized=True), folder=tmp_path)
-    told = json.loads((tmp_path / "pictures/confusion_matrix-test.json").read_text())
-    assert told == {
+    seen = view_after(confusion_matrix(normalized=True), folder=tmp_path)
+    content = json.loads((tmp_path / "pictures/confusion_matrix-test.json").read_text())
+    assert content == {
         "set": "test",
         "epoch": 2,
         "step": 7,
@@ -69,33 +67,29 @@ def test_the_files_and_the_picture_for_the_trackers(tmp_path):
     }
     drawn = (tmp_path / "pictures/confusion_matrix-test.png").read_bytes()
     assert seen.publish.images == [(7, "confusion_matrix-test", drawn)]
-    assert (
-        drawn
-        == png(matrix([[8, 2], [1, 4]], normalized=True))
-        != shown(confusion_matrix()).publish.images[0][2]
-    )
-    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {
-        f"confusion_matrix-test.{end}" for end in ("json", "png")
-    }
+    assert drawn == png(matrix([[8, 2], [1, 4]], normalized=True))
+    assert drawn != view_after(confusion_matrix()).publish.images[0][2]
+    names = {f"confusion_matrix-test.{suffix}" for suffix in ("json", "png")}
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == names
 
 
-def test_each_hook_draws_its_own_sets_or_those_that_are_wanted():
+def test_each_hook_draws_its_own_sets_or_those_of_them_in_the_config():
     def drawn(hook, **options):
-        return [name for _, name, _ in shown(confusion_matrix(**options), hook).publish.images]
+        seen = view_after(confusion_matrix(**options), hook)
+        return [name.removeprefix("confusion_matrix-") for _, name, _ in seen.publish.images]
 
-    assert drawn("on_validation_end") == ["confusion_matrix-val", "confusion_matrix-far"]
-    assert drawn("on_test_end") == ["confusion_matrix-test"]
-    assert drawn("on_validation_end", sets=("far",)) == ["confusion_matrix-far"]
+    assert drawn("on_validation_end") == ["val", "far"]
+    assert drawn("on_test_end") == ["test"]
+    assert drawn("on_validation_end", sets=("far",)) == ["far"]
     assert drawn("on_test_end", sets=("far",)) == []
 
 
-def test_a_set_that_there_is_not_is_refused_at_the_start():
+def test_a_set_that_does_not_exist_is_refused_at_the_start():
     sets = {"train": None, "val": None}
     confusion_matrix(sets=("val",)).on_training_start(view(sets=sets))
     for wrong in ("test", "train"):
-        with pytest.raises(
-            UserError, match=f"confusion_matrix: sets: no held-out set '{wrong}'; there are: val"
-        ):
+        message = f"confusion_matrix: sets: no held-out set '{wrong}'; there are: val"
+        with pytest.raises(UserError, match=message):
             confusion_matrix(sets=("val", wrong)).on_training_start(view(sets=sets))
 
 
@@ -111,18 +105,17 @@ def test_a_set_that_there_is_not_is_refused_at_the_start():
         ({"a": np.zeros(3)}, np.zeros((), int)),
     ],
 )
-def test_what_has_no_classes_is_refused_while_tracing(output, target):
+def test_examples_without_classes_are_refused_while_tracing(output, target):
     with pytest.raises(UserError, match="confusion_matrix: needs class labels, but"):
         jax.eval_shape(pairs, output, target)
 
 
-def test_numbers_that_are_no_distributions_are_refused_when_they_are_seen():
-    found = counted(np.ones((4, 3)), [[0.2, 0.3, 0.5], [1, 1, 0], [1.5, -0.5, 0], [np.nan, 0, 1]])
-    seen = view(evaluated=("test",), arrays={"test_confusion_matrix": found})
-    with pytest.raises(
-        UserError, match="3 targets of the test set are neither classes nor distributions"
-    ):
-        confusion_matrix().on_test_end(seen)
+def test_targets_that_are_not_distributions_are_refused_after_the_evaluation():
+    targets = [[0.2, 0.3, 0.5], [1, 1, 0], [1.5, -0.5, 0], [np.nan, 0, 1]]
+    arrays = {"test_confusion_matrix": measured(np.ones((4, 3)), targets)}
+    message = "3 targets of the test set are neither classes nor distributions"
+    with pytest.raises(UserError, match=message):
+        confusion_matrix().on_test_end(view(evaluated=("test",), arrays=arrays))
 
 
 def test_too_many_classes_are_refused():
@@ -131,12 +124,11 @@ def test_too_many_classes_are_refused():
         jax.eval_shape(pairs, np.zeros(201), np.int32(0))
 
 
-def test_a_disk_that_takes_nothing_ends_the_run_or_not_as_the_config_says(tmp_path, caplog):
+def test_the_config_decides_whether_a_write_error_ends_the_run(tmp_path, caplog):
     (tmp_path / "pictures").write_text("in the way")
     with pytest.raises(RunError, match="pictures: cannot be written"):
-        shown(confusion_matrix(), folder=tmp_path)
-    seen = shown(
-        confusion_matrix(), folder=tmp_path, config={"checkpoint": {"on_write_error": "go_on"}}
-    )
+        view_after(confusion_matrix(), folder=tmp_path)
+    config = {"checkpoint": {"on_write_error": "go_on"}}
+    seen = view_after(confusion_matrix(), folder=tmp_path, config=config)
     assert "pictures: cannot be written" in caplog.text
     assert len(seen.publish.images) == 1

@@ -1,4 +1,4 @@
-"""Early stopping, by hand."""
+"""early_stopping against results by hand."""
 
 from types import SimpleNamespace
 
@@ -12,10 +12,9 @@ def stops_after(values, **options):
     callback = early_stopping(**options)
     callback.on_training_start(None)
     for epoch, value in enumerate(values, 1):
-        answer = callback.on_epoch_end(
-            SimpleNamespace(metrics={} if value is None else {"test_loss": value})
-        )
-        if (answer or {}).get("stop"):
+        metrics = {} if value is None else {"test_loss": value}
+        reply = callback.on_epoch_end(SimpleNamespace(metrics=metrics)) or {}
+        if reply.get("stop"):
             return epoch
     return None
 
@@ -28,17 +27,11 @@ def stops_after(values, **options):
         ([5, 4, 4, 3, 4, 4], {"patience": 2}, 6),
         ([1, 2, 3, 4], {"patience": 2, "mode": "max"}, None),
         ([4, 3, 2, 1], {"patience": 2, "mode": "max"}, 3),
-        (
-            [1.0, 0.94, 0.88, 0.82],
-            {"patience": 2, "min_delta": 0.1},
-            None,
-        ),  # small steps that add up
+        # Small improvements add up.
+        ([1.0, 0.94, 0.88, 0.82], {"patience": 2, "min_delta": 0.1}, None),
         ([1.0, 0.99, 0.98, 0.97], {"patience": 2, "min_delta": 0.1}, 3),
-        (
-            [None, 5, None, None, 4, None, 3],
-            {"patience": 1},
-            None,
-        ),  # epochs without an evaluation do not count
+        # Epochs without an evaluation do not count.
+        ([None, 5, None, None, 4, None, 3], {"patience": 1}, None),
         ([5, float("nan"), float("nan")], {"patience": 2}, 3),
     ],
 )
@@ -46,7 +39,7 @@ def test_early_stopping(values, options, stop):
     assert stops_after(values, **options) == stop
 
 
-def test_a_second_run_starts_anew():
+def test_a_second_run_starts_without_the_memory_of_the_first():
     callback = early_stopping(patience=1)
     for _ in range(2):
         callback.on_training_start(None)
@@ -54,6 +47,6 @@ def test_a_second_run_starts_anew():
 
 
 @pytest.mark.parametrize("argument", ["patience", "every_n_epochs"])
-def test_ranges_are_told_with_their_argument(argument):
+def test_values_out_of_range_are_refused_by_name(argument):
     with pytest.raises(ValueError, match=f"^{argument}: must be at least 1, got 0"):
         early_stopping(**{argument: 0})

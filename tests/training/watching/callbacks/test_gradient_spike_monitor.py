@@ -1,4 +1,4 @@
-"""gradient_spike_monitor: what is a spike, what the file holds, and that a run that goes on leaves the same file."""
+"""gradient_spike_monitor: what a spike is, and that a resumed run leaves the same file."""
 
 import json
 import logging
@@ -24,10 +24,9 @@ def lines(folder):
 def watch(callback, folder, norms, first=1, period=10, losses=None):
     """Show a callback the steps of a run, `period` of them at each log line."""
     for i in range(0, len(norms), period):
-        told = steps(
-            first + i, norms[i : i + period], None if losses is None else losses[i : i + period]
-        )
-        callback.on_step_end(view(folder=folder, per_step=told))
+        part = slice(i, i + period)
+        columns = steps(first + i, norms[part], None if losses is None else losses[part])
+        callback.on_step_end(view(folder=folder, per_step=columns))
 
 
 def ordinary(count, seed=0):
@@ -38,18 +37,16 @@ def test_planted_spikes_are_found_and_nothing_else(tmp_path):
     norms, losses = ordinary(300), np.arange(300) / 100
     norms[[57, 58, 200]] = 7.0, 9.0, 3.7
     watch(started(), tmp_path, norms, losses=losses)
-    found = lines(tmp_path)
-    assert [line["step"] for line in found] == [58, 59, 201]  # the first step has the number 1
-    assert [line["norm"] for line in found] == [7.0, 9.0, 3.7]
-    assert [line["loss"] for line in found] == [0.57, 0.58, 2.0]
-    assert found[0]["ema"] == pytest.approx(
-        norms[:57].mean()
-    )  # the plain mean, while there are few steps
-    assert found[0]["ratio"] == pytest.approx(7.0 / norms[:57].mean())
-    assert found[1]["ema"] == pytest.approx(
-        (norms[:57].sum() + 3 * norms[:57].mean()) / 58
-    )  # a spike counts as the threshold
-    assert found[0].keys() == {"step", "epoch", "norm", "ema", "ratio", "loss"}
+    spikes = lines(tmp_path)
+    assert [spike["step"] for spike in spikes] == [58, 59, 201]  # the first step is step 1
+    assert [spike["norm"] for spike in spikes] == [7.0, 9.0, 3.7]
+    assert [spike["loss"] for spike in spikes] == [0.57, 0.58, 2.0]
+    before = norms[:57].mean()  # the plain mean, while there are few steps
+    assert spikes[0]["ema"] == pytest.approx(before)
+    assert spikes[0]["ratio"] == pytest.approx(7.0 / before)
+    # In the average, a spike has the length of the threshold.
+    assert spikes[1]["ema"] == pytest.approx((57 * before + 3 * before) / 58)
+    assert spikes[0].keys() == {"step", "epoch", "norm", "ema", "ratio", "loss"}
 
 
 def test_the_average_is_an_exponential_one(tmp_path):
@@ -61,60 +58,58 @@ def test_the_average_is_an_exponential_one(tmp_path):
     assert lines(tmp_path)[-1]["ema"] == pytest.approx(average)
 
 
-def test_what_is_not_finite_is_a_spike_that_changes_no_average(tmp_path):
+def test_a_norm_that_is_not_finite_is_a_spike_that_does_not_enter_the_average(tmp_path):
     norms = ordinary(100)
     norms[[3, 50, 51]] = np.nan, np.inf, 8.0
     watch(started(), tmp_path, norms, losses=np.where(np.isfinite(norms), 1.0, np.nan))
-    found = lines(tmp_path)
-    assert [line["step"] for line in found] == [4, 51, 52]  # even in the warm-up
-    assert (found[0]["norm"], found[0]["loss"]) == (None, None)
-    assert found[2]["ema"] == pytest.approx(np.delete(norms, [3, 50])[:49].mean())
+    spikes = lines(tmp_path)
+    assert [spike["step"] for spike in spikes] == [4, 51, 52]  # even during the warmup
+    assert (spikes[0]["norm"], spikes[0]["loss"]) == (None, None)
+    assert spikes[2]["ema"] == pytest.approx(np.delete(norms, [3, 50])[:49].mean())
 
 
-def test_the_warm_up_reports_nothing(tmp_path):
+def test_the_warmup_reports_nothing(tmp_path):
     norms = np.ones(60)
     norms[[5, 9, 10]] = 50.0
     watch(started(warmup=10), tmp_path, norms)
-    assert [line["step"] for line in lines(tmp_path)] == [11]
+    assert [spike["step"] for spike in lines(tmp_path)] == [11]
 
 
-def test_gradients_that_stay_long_are_soon_the_usual_ones(tmp_path):
+def test_gradients_that_stay_long_become_usual(tmp_path):
     watch(started(), tmp_path, np.append(np.ones(100), np.full(400, 10.0)))
-    steps = [line["step"] for line in lines(tmp_path)]
+    steps = [spike["step"] for spike in lines(tmp_path)]
     assert steps == list(range(101, 101 + len(steps)))
     assert 20 < len(steps) < 100
 
 
 def test_a_run_whose_first_gradients_are_zero_still_finds_its_spikes(tmp_path):
     watch(started(warmup=5), tmp_path, [0.0] * 10 + [1.0] * 200 + [30.0])
-    assert 211 in [line["step"] for line in lines(tmp_path)]
+    assert 211 in [spike["step"] for spike in lines(tmp_path)]
 
 
-def test_log_lines_end_the_same_epoch_once(tmp_path, caplog):
-    callback, told = started(warmup=0), steps(1, [1.0, 1.0, 9.0])
+def test_a_step_that_several_hooks_see_is_reported_once(tmp_path, caplog):
+    callback, columns = started(warmup=0), steps(1, [1.0, 1.0, 9.0])
     for hook in (callback.on_step_end, callback.on_epoch_end, callback.on_training_end):
-        hook(view(folder=tmp_path, per_step=told))
-        hook(view(folder=tmp_path))  # no step since then
+        hook(view(folder=tmp_path, per_step=columns))
+        hook(view(folder=tmp_path))  # without a new step
     assert len(lines(tmp_path)) == 1
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize(("worst", "said"), [(8.0, "8"), (np.nan, "nan")])
-def test_one_warning_a_log_line_names_the_worst(tmp_path, caplog, worst, said):
+@pytest.mark.parametrize(("worst", "text"), [(8.0, "8"), (np.nan, "nan")])
+def test_one_warning_per_log_line_names_the_worst_spike(tmp_path, caplog, worst, text):
     caplog.set_level(logging.WARNING, "main")
     norms = np.ones(40)
     norms[[31, 33, 35]] = 5.0, worst, 6.0
     watch(started(), tmp_path, norms, period=20)
     (record,) = caplog.records
-    assert (
-        f"Epoch 2: gradient spikes: 3, the worst in step 34: the norm {said}, where"
-        in record.getMessage()
-    )
+    message = f"Epoch 2: gradient spikes: 3, the worst at step 34, with a norm of {text} where"
+    assert message in record.getMessage()
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 2'])
 @pytest.mark.parametrize("kept", [30, 61, 100])
-def test_a_run_that_goes_on_leaves_the_same_file(tmp_path, kept, torn):
+def test_a_resumed_run_leaves_the_same_file(tmp_path, kept, torn):
     norms = ordinary(150)
     norms[[25, 60, 61, 110, 120]] = 8.0
     (tmp_path / "whole").mkdir(), (tmp_path / "resumed").mkdir()
@@ -127,13 +122,12 @@ def test_a_run_that_goes_on_leaves_the_same_file(tmp_path, kept, torn):
         file.write(torn)
     second.memory = json.loads(memory)
     watch(second, tmp_path / "resumed", norms[kept:], first=kept + 1)
-    assert (tmp_path / "resumed/gradient_spikes.jsonl").read_text() == (
-        tmp_path / "whole/gradient_spikes.jsonl"
-    ).read_text()
+    files = [tmp_path / name / "gradient_spikes.jsonl" for name in ("resumed", "whole")]
+    assert files[0].read_text() == files[1].read_text()
     assert second.memory == whole.memory
 
 
-def test_a_run_that_goes_back_writes_its_steps_anew(tmp_path):
+def test_a_run_that_goes_back_replaces_the_lines_of_its_steps(tmp_path):
     norms = ordinary(100)
     norms[[40, 80]] = 8.0
     callback = started()
@@ -142,7 +136,7 @@ def test_a_run_that_goes_back_writes_its_steps_anew(tmp_path):
     watch(callback, tmp_path, norms[50:], first=51)
     callback.memory = json.loads(memory)  # as a rollback does
     watch(callback, tmp_path, ordinary(50, seed=1), first=51)
-    assert [line["step"] for line in lines(tmp_path)] == [41]
+    assert [spike["step"] for spike in lines(tmp_path)] == [41]
 
 
 def test_without_a_memory_the_lines_of_earlier_steps_stay(tmp_path):
@@ -157,13 +151,8 @@ def test_without_a_folder_it_only_warns(caplog):
 
 
 @pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"ema_decay": 1.0}, "ema_decay"),
-        ({"threshold": 1.0}, "threshold"),
-        ({"warmup": -1}, "warmup"),
-    ],
+    ("argument", "value"), [("ema_decay", 1.0), ("threshold", 1.0), ("warmup", -1)]
 )
-def test_ranges_are_told_with_their_argument(options, argument):
+def test_values_out_of_range_are_refused_by_name(argument, value):
     with pytest.raises(ValueError, match=f"^{argument}: must"):
-        gradient_spike_monitor(**options)
+        gradient_spike_monitor(**{argument: value})

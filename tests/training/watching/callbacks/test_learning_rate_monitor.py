@@ -1,4 +1,7 @@
-"""learning_rate_monitor: that it asks for the rate, and says it; that rows hold it is seen in test_whole_runs.py."""
+"""learning_rate_monitor: it has the rate measured and logs it.
+
+test_whole_runs.py shows that the rows of metrics.jsonl hold it.
+"""
 
 import logging
 
@@ -9,7 +12,7 @@ from training.watching.callbacks.learning_rate_monitor import learning_rate_moni
 
 
 @pytest.mark.parametrize(
-    ("rates", "said"),
+    ("rates", "line"),
     [
         ({"learning_rate": 0.0025}, "Epoch 2: learning rate 0.0025"),
         (
@@ -18,19 +21,19 @@ from training.watching.callbacks.learning_rate_monitor import learning_rate_moni
         ),
     ],
 )
-def test_it_says_the_rate(caplog, rates, said):
+def test_the_rate_is_logged(caplog, rates, line):
     caplog.set_level(logging.INFO, "main")
     learning_rate_monitor().on_epoch_end(view(learning_rate=lambda: rates))
-    assert caplog.records[0].getMessage() == said
+    assert caplog.records[0].getMessage() == line
 
 
-def test_it_says_nothing_of_what_nobody_knows(caplog):
+def test_an_unknown_rate_is_not_logged(caplog):
     caplog.set_level(logging.INFO, "main")
     learning_rate_monitor().on_epoch_end(view(learning_rate=dict))
     assert not caplog.records
 
 
-def test_it_asks_for_the_measuring_and_refuses_no_epoch():
+def test_it_needs_the_rate_and_refuses_an_epoch_count_of_zero():
     assert learning_rate_monitor(every_n_epochs=3).needs == ("learning_rate",)
     assert learning_rate_monitor(every_n_epochs=3).every_n_epochs == 3
     with pytest.raises(ValueError, match=r"^every_n_epochs: must be at least 1, got 0"):

@@ -22,7 +22,7 @@ def train(weights, count):
 def drive(
     callback, folder, epochs=1, steps=40, start=0, log_every=7, chunk=4, evaluated="validation"
 ):
-    """A loop like the real one: chunks that end at log lines and where the callback asks for it."""
+    """A loop like the real one: chunks end at log lines and where the callback needs the run."""
     step, weights = start, jnp.eye(8)
     callback.on_training_start(view(folder=folder, step=0))
     for epoch in range(1, epochs + 1):
@@ -35,25 +35,23 @@ def drive(
             weights = train(weights, taken).block_until_ready()
             position, step = position + taken, step + taken
             if taken == left or position % log_every == 0:
-                callback.on_step_end(
-                    view(folder=folder, step=step, epoch=epoch, position=position, steps=steps)
-                )
+                seen = view(folder=folder, step=step, epoch=epoch, position=position, steps=steps)
+                callback.on_step_end(seen)
         if evaluated:
             getattr(callback, f"on_{evaluated}_start")(view(folder=folder, step=step, epoch=epoch))
     callback.on_training_end(view(folder=folder, step=step))
 
 
 def traces(folder):
-    """{subfolder: steps of training that its trace holds}: each computes one tanh."""
-    found = {}
+    """{subfolder: steps in its trace}; each step computes one tanh."""
+    steps = {}
     for path in sorted(folder.glob("profile/*/plugins/profile/*/perfetto_trace.json.gz")):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        names = Counter(event.get("name") for event in events)
+        names = Counter(event.get("name") or "" for event in events)
         assert list(path.parent.glob("*.xplane.pb"))
-        found[path.parents[3].name] = max(
-            [n for name, n in names.items() if name and "tanh" in name and "end:" not in name] + [0]
-        )
-    return found
+        counts = [n for name, n in names.items() if "tanh" in name and "end:" not in name]
+        steps[path.parents[3].name] = max(counts, default=0)
+    return steps
 
 
 def test_a_trace_holds_exactly_its_steps(tmp_path):
@@ -61,48 +59,49 @@ def test_a_trace_holds_exactly_its_steps(tmp_path):
     assert traces(tmp_path) == {"step_10": 5}
 
 
-def test_steps_are_counted_from_where_the_run_goes_on(tmp_path):
+def test_steps_count_from_where_the_run_resumes(tmp_path):
     drive(profiler(first_step=3, n_steps=9), tmp_path, start=100)
     assert traces(tmp_path) == {"step_103": 9}
 
 
 @pytest.mark.parametrize("evaluated", ["validation", "test"])
-def test_it_ends_before_an_evaluation(tmp_path, evaluated):
+def test_a_trace_ends_before_an_evaluation(tmp_path, evaluated):
     drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12, evaluated=evaluated)
     assert traces(tmp_path) == {"step_10": 2}
 
 
-def test_where_none_comes_it_goes_on_into_the_next_epoch(tmp_path):
+def test_without_an_evaluation_a_trace_continues_into_the_next_epoch(tmp_path):
     drive(profiler(first_step=10, n_steps=5), tmp_path, epochs=3, steps=12, evaluated=None)
     assert traces(tmp_path) == {"step_10": 5}
 
 
-def test_one_that_would_begin_with_an_evaluation_begins_after_it(tmp_path):
+def test_a_trace_that_would_begin_with_an_evaluation_begins_after_it(tmp_path):
     drive(profiler(first_step=12, n_steps=5), tmp_path, epochs=3, steps=12)
     assert traces(tmp_path) == {"step_12": 5}
 
 
-def test_the_end_of_the_run_ends_it(tmp_path):
+def test_the_end_of_the_run_ends_a_trace(tmp_path):
     drive(profiler(first_step=10, n_steps=5), tmp_path, steps=12, evaluated=None)
     assert traces(tmp_path) == {"step_10": 2}
 
 
-def test_a_run_that_is_too_short_says_so(tmp_path, caplog):
+def test_a_run_that_is_too_short_is_reported(tmp_path, caplog):
     drive(profiler(first_step=100), tmp_path)
     assert "lower first_step, which is 100" in caplog.text
     assert traces(tmp_path) == {}
 
 
 def test_it_traces_again_after_some_minutes(tmp_path, monkeypatch):
-    now = iter(range(0, 10**6, 30))  # half a minute passes whenever somebody looks at the clock
+    now = iter(range(0, 10**6, 30))  # every reading of the clock is half a minute later
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
     drive(profiler(first_step=2, n_steps=3, every_n_minutes=2), tmp_path, chunk=1)
-    found = traces(tmp_path)
-    assert list(found.values()) == [3] * len(found)
-    assert {"step_2", "step_9"} <= found.keys()  # the trace ended at 5, four looks at the clock ago
+    steps = traces(tmp_path)
+    assert list(steps.values()) == [3] * len(steps)
+    # The trace ends at step 5; the next one begins after four more readings of the clock.
+    assert {"step_2", "step_9"} <= steps.keys()
 
 
-def test_the_trace_of_somebody_else_is_left_alone(tmp_path, caplog):
+def test_a_trace_that_other_code_opened_is_left_alone(tmp_path, caplog):
     with jax.profiler.trace(tmp_path / "other"):
         drive(profiler(first_step=2, n_steps=3), tmp_path)
     (record,) = caplog.records
@@ -116,7 +115,8 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     try:
         drive(profiler(first_step=2, n_steps=3, every_n_minutes=1e-9), tmp_path)
     finally:
-        jax._src.profiler._profile_state.reset()  # JAX leaves a session open that it could not write
+        # JAX leaves a session open that it could not write.
+        jax._src.profiler._profile_state.reset()
     (record,) = caplog.records
     assert "the trace could not be written" in record.getMessage()
 
@@ -126,14 +126,7 @@ def test_it_needs_a_folder():
         profiler().on_training_start(view())
 
 
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        ({"first_step": 0}, "first_step"),
-        ({"n_steps": 0}, "n_steps"),
-        ({"every_n_minutes": 0.0}, "every_n_minutes"),
-    ],
-)
-def test_ranges_are_told_with_their_argument(options, argument):
+@pytest.mark.parametrize("argument", ["first_step", "n_steps", "every_n_minutes"])
+def test_values_out_of_range_are_refused_by_name(argument):
     with pytest.raises(ValueError, match=f"^{argument}: must"):
-        profiler(**options)
+        profiler(**{argument: 0})

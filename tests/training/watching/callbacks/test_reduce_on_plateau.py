@@ -1,4 +1,4 @@
-"""reduce_on_plateau against PyTorch's rule written out and against Optax's."""
+"""reduce_on_plateau against PyTorch's rule, written out, and against Optax."""
 
 import json
 import logging
@@ -14,9 +14,12 @@ from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from utils import UserError
 
 
-def scales(values, resume_every=0, **options):
-    """The multiplier after each evaluation; every so often another callback goes on with what the memory holds as JSON."""
-    callback, scale, found = reduce_on_plateau(monitor="val_score", **options), 1.0, []
+def scales_of(values, resume_every=0, **options):
+    """The multiplier after each evaluation.
+
+    With `resume_every`, a new callback regularly continues with the memory of the last, as JSON.
+    """
+    callback, scale, scales = reduce_on_plateau(monitor="val_score", **options), 1.0, []
     callback.on_training_start(view())
     for i, value in enumerate(values):
         if resume_every and i % resume_every == 0:
@@ -24,21 +27,19 @@ def scales(values, resume_every=0, **options):
             callback = reduce_on_plateau(monitor="val_score", **options)
             callback.on_training_start(view())
             callback.memory = json.loads(memory)
-        answer = callback.on_epoch_end(view(metrics={"val_score": value})) or {}
-        scale = answer.get("lr_scale", scale)
-        found.append(scale)
-    return found
+        reply = callback.on_epoch_end(view(metrics={"val_score": value})) or {}
+        scale = reply.get("lr_scale", scale)
+        scales.append(scale)
+    return scales
 
 
 def by_torch(values, mode, factor, patience, min_delta, cooldown, min_scale):
-    """torch.optim.lr_scheduler.ReduceLROnPlateau (threshold_mode="abs"), whose patience is the evaluations that it bears."""
-    best, bad, cooling, scale, found = (
-        float("inf") if mode == "min" else -float("inf"),
-        0,
-        0,
-        1.0,
-        [],
-    )
+    """torch.optim.lr_scheduler.ReduceLROnPlateau with threshold_mode="abs".
+
+    Its patience is the number of evaluations without an improvement that change nothing.
+    """
+    best = float("inf") if mode == "min" else -float("inf")
+    bad, cooling, scale, scales = 0, 0, 1.0, []
     for value in values:
         if value < best - min_delta if mode == "min" else value > best + min_delta:
             best, bad = value, 0
@@ -48,17 +49,16 @@ def by_torch(values, mode, factor, patience, min_delta, cooldown, min_scale):
             cooling, bad = cooling - 1, 0
         if bad > patience - 1:
             scale, cooling, bad = max(scale * factor, min_scale), cooldown, 0
-        found.append(scale)
-    return found
+        scales.append(scale)
+    return scales
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_it_reduces_where_pytorch_does(mode, seed):
     rng = np.random.default_rng(seed)
-    values = rng.integers(0, 40, 200) / 40 + (
-        np.linspace(1, 0, 200) if mode == "min" else np.linspace(0, 1, 200)
-    )
+    trend = np.linspace(1, 0, 200) if mode == "min" else np.linspace(0, 1, 200)
+    values = rng.integers(0, 40, 200) / 40 + trend
     values[rng.integers(0, 200, 5)] = np.nan
     options = {
         "factor": 0.5,
@@ -67,10 +67,11 @@ def test_it_reduces_where_pytorch_does(mode, seed):
         "cooldown": seed % 3,
         "min_scale": 1e-3,
     }
-    found = scales(values.tolist(), mode=mode, **options)
-    assert found == by_torch(values.tolist(), mode, **options)
-    assert len(set(found)) > 3
-    assert scales(values.tolist(), resume_every=7, mode=mode, **options) == found
+    values = values.tolist()
+    scales = scales_of(values, mode=mode, **options)
+    assert scales == by_torch(values, mode, **options)
+    assert len(set(scales)) > 3
+    assert scales_of(values, resume_every=7, mode=mode, **options) == scales
 
 
 def test_it_reduces_where_optax_does():
@@ -84,7 +85,7 @@ def test_it_reduces_where_optax_does():
         update, state = advance(value, state)
         expected.append(float(update))
     options = {"factor": 0.5, "patience": 3, "min_delta": 0.01, "cooldown": 2, "min_scale": 0.01}
-    assert scales(values.tolist(), mode="min", **options) == pytest.approx(expected)
+    assert scales_of(values.tolist(), mode="min", **options) == pytest.approx(expected)
     assert expected[-1] == pytest.approx(0.01)
 
 
@@ -96,7 +97,7 @@ def test_epochs_that_were_not_evaluated_do_not_count():
     assert callback.on_epoch_end(view(metrics={"test_loss": 1.0})) == {"lr_scale": 0.1}
 
 
-def test_each_reduction_is_said_and_one_that_changes_nothing_is_not(caplog):
+def test_only_reductions_that_change_the_scale_are_logged(caplog):
     caplog.set_level(logging.INFO, "main")
     callback = reduce_on_plateau(patience=2, factor=0.5, min_scale=0.5)
     callback.on_training_start(view())
@@ -104,7 +105,8 @@ def test_each_reduction_is_said_and_one_that_changes_nothing_is_not(caplog):
         callback.on_epoch_end(view(epoch=6, metrics={"test_loss": 1.0}))
     (line,) = [r.getMessage() for r in caplog.records]
     assert line == (
-        "Epoch 6: test_loss has not improved in 2 evaluations: every update is from here on multiplied by 0.5, no longer by 1"
+        "Epoch 6: test_loss has not improved in 2 evaluations: from now on every update is "
+        "multiplied by 0.5 instead of 1"
     )
 
 
@@ -120,11 +122,11 @@ def test_each_reduction_is_said_and_one_that_changes_nothing_is_not(caplog):
         ({"every_n_epochs": 0}, "every_n_epochs"),
     ],
 )
-def test_ranges_are_told_with_their_argument(options, argument):
+def test_values_out_of_range_are_refused_by_name(options, argument):
     with pytest.raises(ValueError, match=f"^{argument}: must"):
         reduce_on_plateau(**options)
 
 
-def test_a_metric_that_may_be_good_when_low_or_high_is_refused():
+def test_a_metric_whose_better_direction_is_unknown_is_refused():
     with pytest.raises(UserError, match="reduce_on_plateau: mode: cannot tell"):
         reduce_on_plateau(monitor="val_score").sign()

@@ -1,4 +1,4 @@
-"""The callbacks in whole runs of `fit`: against NumPy's own counts, and bit by bit in a run that was killed and gone on with."""
+"""The callbacks in whole runs of `fit`: against NumPy, and bit by bit in a run that resumed."""
 
 import base64
 import gzip
@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(128, 4, 4)).astype(np.float32)
 Y = (X[:, 0, 0] + X[:, 1, 1] > 0).astype(np.int32) + (X[:, 2, 2] > 1)
 X[64:96] *= 8  # the third of the four batches of an epoch
-MODEL = Model(  # linear, as a second layer would only take longer to compile
+MODEL = Model(  # linear, since a second layer would only take longer to compile
     lambda key: ({"weight": 0.1 * jax.random.normal(key, (16, 3))}, {}),
     lambda params, state, x, **_: (x.reshape(len(x), 16) @ params["weight"], state),
 )
@@ -36,67 +36,66 @@ EVERYTHING = {
     "val": {"far": SETS["far"]},
     "log": {"every_steps": 2, "log_all": True},
     "rates": {"learning_rate": 0.02},
+    "checkpoint": {"every_steps": 3},
 }
-EVERYTHING |= {"checkpoint": {"every_steps": 3}}
 
 
 def run(folder=None, test=SETS["test"], **settings):
-    usual = {
+    defaults = {
         "epochs": 4,
         "batch_size": 32,
         "shuffle": False,
         "optimizer": sgd(lr=0.02),
         "log": {"every_steps": 2},
     }
-    return fit(MODEL, (X, Y), test, **usual | {"folder": folder} | settings)
+    return fit(MODEL, (X, Y), test, **defaults | {"folder": folder} | settings)
 
 
 class Killed(BaseException):
-    """Nothing catches it, so nothing is saved any more."""
+    """Nothing catches it, so nothing is saved after it."""
 
 
 class Witness:
-    """Sees the weights after every step from the ninth on, and may kill the run at one."""
+    """Keeps the params after every step from step 9 on, and may kill the run at one."""
 
     def __init__(self, kill=None):
-        self.kill, self.weights = kill, {}
+        self.kill, self.params = kill, {}
 
     def steps_left(self, step):
         return max(1, 9 - step)
 
     def on_step_end(self, view):
-        self.weights[view.step] = np.concatenate(
-            [np.ravel(leaf) for leaf in jax.tree.leaves(view.params)]
-        )
+        leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(view.params)]
+        self.params[view.step] = np.concatenate(leaves)
         if view.step == self.kill:
+            checkpoint = view.folder / "checkpoint-step_9.params"
             deadline = time.monotonic() + 60
-            while not (
-                view.folder / "checkpoint-step_9.params"
-            ).exists():  # it is written in the background
+            while not checkpoint.exists():  # it is written in the background
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             raise Killed
 
 
 def everything(kill=None):
-    """All callbacks; a loss is called good when it rises, so the rate falls in every epoch."""
-    plateau = reduce_on_plateau("test_loss", "max", factor=0.5, patience=1, min_scale=0.25)
-    stopping = early_stopping("far_loss", "max", patience=2, every_n_epochs=2)
-    spikes, trace = (
+    """All callbacks; a higher loss counts as better, so the rate falls in every epoch."""
+    return [
+        confusion_matrix(),
+        sample_images(worst=5),
         gradient_spike_monitor(threshold=2.0, warmup=4),
+        reduce_on_plateau("test_loss", "max", factor=0.5, patience=1, min_scale=0.25),
+        learning_rate_monitor(),
+        early_stopping("far_loss", "max", patience=2, every_n_epochs=2),
         profiler(first_step=5, n_steps=2),
-    )
-    drawing = [confusion_matrix(), sample_images(worst=5)]
-    return [*drawing, spikes, plateau, learning_rate_monitor(), stopping, trace, Witness(kill)]
+        Witness(kill),
+    ]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run with everything: its folder, what it answered, its callbacks."""
+    """A run with all callbacks: its folder, its result and the callbacks."""
     folder, callbacks = tmp_path_factory.mktemp("whole"), everything()
-    return SimpleNamespace(
-        folder=folder, result=run(folder, callbacks=callbacks, **EVERYTHING), callbacks=callbacks
-    )
+    result = run(folder, callbacks=callbacks, **EVERYTHING)
+    return SimpleNamespace(folder=folder, result=result, callbacks=callbacks)
 
 
 def rows(path):
@@ -104,69 +103,51 @@ def rows(path):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_counts_and_the_worst_are_those_of_the_weights(whole, name):
+def test_counts_and_worst_examples_are_those_of_the_params(whole, name):
     x, y = SETS[name]
     logits = np.asarray(MODEL.apply(whole.result.params, {}, x)[0], np.float64)
     counts = np.zeros((3, 3), int)
     np.add.at(counts, (y, logits.argmax(1)), 1)
-    told = json.loads((whole.folder / f"pictures/confusion_matrix-{name}.json").read_text())
-    assert told == {
-        "set": name,
-        "epoch": 4,
-        "step": 16,
-        "normalized": False,
-        "matrix": counts.tolist(),
-    }
+    confusion = json.loads((whole.folder / f"pictures/confusion_matrix-{name}.json").read_text())
+    position = {"set": name, "epoch": 4, "step": 16}
+    assert confusion == position | {"normalized": False, "matrix": counts.tolist()}
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
     order = np.argsort(-losses)[:5]
     worst = json.loads((whole.folder / f"pictures/worst-{name}.json").read_text())["examples"]
     assert [e["index"] for e in worst] == order.tolist()
     assert [e["loss"] for e in worst] == pytest.approx(losses[order].tolist(), rel=1e-4)
-    assert [(e["label"], e["predicted"]) for e in worst] == list(
-        zip(y[order], logits[order].argmax(1), strict=True)
-    )
+    assert [e["label"] for e in worst] == y[order].tolist()
+    assert [e["predicted"] for e in worst] == logits[order].argmax(1).tolist()
     assert all(base64.b64decode(e["png"]).startswith(b"\x89PNG") for e in worst)
 
 
-def test_what_callbacks_measure_is_not_logged(whole):
-    assert not any(
-        word in name
-        for row in rows(whole.folder / "metrics.jsonl")
-        for name in row
-        for word in ("matrix", "images")
-    )
+def test_metrics_of_callbacks_are_not_logged(whole):
+    names = {name for row in rows(whole.folder / "metrics.jsonl") for name in row}
+    assert not [name for name in names if "matrix" in name or "images" in name]
 
 
 def gradient_norms(whole):
-    return {
-        row["step"]: row["gradient_norm"]
-        for row in rows(whole.folder / "metrics.jsonl")
-        if "each_step" in row
-    }
+    steps = [row for row in rows(whole.folder / "metrics.jsonl") if "each_step" in row]
+    return {row["step"]: row["gradient_norm"] for row in steps}
 
 
 def test_the_planted_spikes_are_found(whole):
-    found, norms = rows(whole.folder / "gradient_spikes.jsonl"), gradient_norms(whole)
-    assert [(line["step"], line["epoch"], line["norm"]) for line in found] == [
+    spikes, norms = rows(whole.folder / "gradient_spikes.jsonl"), gradient_norms(whole)
+    assert [(spike["step"], spike["epoch"], spike["norm"]) for spike in spikes] == [
         (s, (s + 3) // 4, norms[s]) for s in (7, 11, 15)
     ]
     before = np.array([norms[step] for step in range(1, 7)])
-    before[2] = 2 * before[:2].mean()  # the one of the warm-up, clipped
-    assert found[0]["ema"] == pytest.approx(before.mean())
+    before[2] = 2 * before[:2].mean()  # the spike of the warmup, clipped
+    assert spikes[0]["ema"] == pytest.approx(before.mean())
 
 
-def test_a_lower_rate_makes_smaller_steps_and_every_row_tells_it(whole):
-    weights, norms = whole.callbacks[-1].weights, gradient_norms(whole)
-    rates = [
-        np.linalg.norm(weights[step] - weights[step - 1]) / norms[step] for step in range(10, 17)
-    ]
+def test_a_lower_rate_makes_smaller_steps_and_is_in_every_row(whole):
+    params, norms = whole.callbacks[-1].params, gradient_norms(whole)
+    lengths = {step: np.linalg.norm(params[step] - params[step - 1]) for step in range(10, 17)}
+    rates = [length / norms[step] for step, length in lengths.items()]
     assert rates == pytest.approx([0.01] * 3 + [0.005] * 4, rel=1e-3)
-    told = [
-        row["learning_rate"]
-        for row in rows(whole.folder / "metrics.jsonl")
-        if "end_of_epoch" in row
-    ]
-    assert told == pytest.approx([0.02, 0.02, 0.01, 0.005])
+    ends = [row for row in rows(whole.folder / "metrics.jsonl") if "end_of_epoch" in row]
+    assert [row["learning_rate"] for row in ends] == pytest.approx([0.02, 0.02, 0.01, 0.005])
 
 
 def test_early_stopping_looks_at_every_nth_epoch(whole):
@@ -175,13 +156,10 @@ def test_early_stopping_looks_at_every_nth_epoch(whole):
 
 def test_a_trace_holds_its_steps_of_training(whole):
     (path,) = whole.folder.glob("profile/step_5/plugins/profile/*/perfetto_trace.json.gz")
-    names = Counter(
-        event.get("name", "")
-        for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    )
-    times = Counter(
-        count for name, count in names.items() if re.match(r"(dot|\w+_fusion)\b", name)
-    )  # each operation of a step
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = Counter(event.get("name", "") for event in events)
+    # How often each operation of a step ran.
+    times = Counter(n for name, n in names.items() if re.match(r"(dot|\w+_fusion)\b", name))
     assert times.most_common(1)[0][0] == 2
     assert times[2] > 3
 
@@ -189,15 +167,14 @@ def test_a_trace_holds_its_steps_of_training(whole):
 def test_a_run_that_was_killed_leaves_the_same_files_and_memories(whole, tmp_path):
     with pytest.raises(Killed):
         run(tmp_path, callbacks=everything(kill=12), **EVERYTHING)
-    assert (
-        rows(tmp_path / "gradient_spikes.jsonl")[-1]["step"] == 11
-    )  # which the last checkpoint, at 9, does not know
+    # The last checkpoint, at step 9, does not include this spike.
+    assert rows(tmp_path / "gradient_spikes.jsonl")[-1]["step"] == 11
     callbacks = everything()
     run(tmp_path, callbacks=callbacks, resume=True, **EVERYTHING)
-    assert min(callbacks[-1].weights) == 10
+    assert min(callbacks[-1].params) == 10
     files = [path.relative_to(whole.folder) for path in (whole.folder / "pictures").iterdir()]
     assert len(files) == 1 + 4 * len(SETS)
     for name in [*files, "gradient_spikes.jsonl"]:
         assert (tmp_path / name).read_bytes() == (whole.folder / name).read_bytes(), name
-    for there, here in zip(whole.callbacks, callbacks, strict=True):
-        assert getattr(there, "memory", None) == getattr(here, "memory", None)
+    for one, other in zip(whole.callbacks, callbacks, strict=True):
+        assert getattr(one, "memory", None) == getattr(other, "memory", None)

@@ -1,4 +1,4 @@
-"""What the trackers console, jsonl and csv leave behind, read back by others."""
+"""What the trackers console, jsonl and csv write, read back by other code."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from training.watching.trackers.csv_file import csv as csv_tracker
 from training.watching.trackers.jsonl import jsonl
 
 
-def begun(tracker, folder, step=0, title="Title"):
+def started(tracker, folder, step=0, title="Title"):
     folder.mkdir(exist_ok=True)
     tracker.start(About(folder, title, {}, step))
     return tracker
@@ -28,39 +28,38 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_console_says_every_value(caplog):
+def test_the_console_logs_every_value(caplog):
     caplog.set_level(logging.INFO, "main")
-    console().scalars(
-        22, {"train_loss": 0.123456789, "learning_rate": 3e-4, "waiting": float("nan")}
-    )
+    values = {"train_loss": 0.123456789, "learning_rate": 3e-4, "waiting": float("nan")}
+    console().scalars(22, values)
     assert [record.getMessage() for record in caplog.records] == [
         "Step 22: train_loss 0.123457, learning_rate 0.0003, waiting nan"
     ]
 
 
-def test_csv_adds_columns_when_they_come(tmp_path):
-    table = begun(csv_tracker(), tmp_path)
-    table.scalars(1, {"train_loss": 0.1, "say, this": 1 / 3})
+def test_csv_adds_a_column_for_each_new_name(tmp_path):
+    table = started(csv_tracker(), tmp_path)
+    table.scalars(1, {"train_loss": 0.1, "a, b": 1 / 3})
     table.scalars(2, {"train_loss": float("nan")})
     table.scalars(3, {"test_loss": 1e-30, "train_loss": 2.0})
     header = (tmp_path / "metrics.csv").read_text().splitlines()[0]
-    assert header == 'step,train_loss,"say, this",test_loss'
-    found = rows(tmp_path / "metrics.csv")
-    assert [row["step"] for row in found] == ["1", "2", "3"]
-    assert [row["train_loss"] for row in found] == ["0.1", "nan", "2.0"]
-    assert float(found[0]["say, this"]) == 1 / 3 and found[1]["say, this"] == ""
-    assert [row["test_loss"] for row in found] == ["", "", "1e-30"]
+    assert header == 'step,train_loss,"a, b",test_loss'
+    read = rows(tmp_path / "metrics.csv")
+    assert [row["step"] for row in read] == ["1", "2", "3"]
+    assert [row["train_loss"] for row in read] == ["0.1", "nan", "2.0"]
+    assert float(read[0]["a, b"]) == 1 / 3 and read[1]["a, b"] == ""
+    assert [row["test_loss"] for row in read] == ["", "", "1e-30"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv"]
 
 
-def test_csv_keeps_what_a_run_that_is_gone_on_with_had_reached(tmp_path):
-    table = begun(csv_tracker("tables/all.csv"), tmp_path)
+def test_csv_keeps_the_rows_up_to_the_step_at_which_a_run_resumes(tmp_path):
+    table = started(csv_tracker("tables/all.csv"), tmp_path)
     for step in (0, 1, 2, 3):
         table.scalars(step, {"loss": step / 10, "late" if step == 3 else "early": 1.0})
     path = tmp_path / "tables" / "all.csv"
     with open(path, "a") as file:
         file.write("2,0.9")  # killed while writing
-    table = begun(csv_tracker("tables/all.csv"), tmp_path, step=2)
+    table = started(csv_tracker("tables/all.csv"), tmp_path, step=2)
     assert [row["loss"] for row in rows(path)] == ["0.0", "0.1", "0.2"]
     table.scalars(3, {"loss": 0.33})
     table.scalars(4, {"loss": 0.44, "new": 5.0})
@@ -69,46 +68,46 @@ def test_csv_keeps_what_a_run_that_is_gone_on_with_had_reached(tmp_path):
     assert [row["step"] for row in rows(path)] == ["0", "1", "2", "3", "4"]
     assert [row["loss"] for row in rows(path)] == ["0.0", "0.1", "0.2", "0.33", "0.45"]
     assert list(rows(path)[0]) == ["step", "loss", "early", "late", "new"]
-    begun(csv_tracker("tables/all.csv"), tmp_path)  # from the start
+    started(csv_tracker("tables/all.csv"), tmp_path)  # from the start
     assert path.read_text() == "step\n"
 
 
-def test_jsonl_keeps_what_a_run_that_is_gone_on_with_had_reached(tmp_path):
-    tracked = begun(jsonl(), tmp_path / "run_a")
+def test_jsonl_keeps_the_lines_up_to_the_step_at_which_a_run_resumes(tmp_path):
+    tracked = started(jsonl(), tmp_path / "run_a")
     for step in (0, 1, 2, 3):
         tracked.scalars(step, {"loss": step / 10, "epoch": 1.0, "run": 5.0})
     path = tmp_path / "run_a" / "tracked.jsonl"
+    head = {"run": "run_a", "title": "Title"}
     with open(path, "a") as file:
-        file.write(
-            'broken\n{"run": "run_a", "title": "Title", "step": 1, "loss": 7}'
-        )  # by hand, and by a kill
-    tracked = begun(jsonl(), tmp_path / "run_a", step=2)
+        incomplete = json.dumps(head | {"step": 1, "loss": 7})  # killed while writing
+        file.write(f"damaged\n{incomplete}")
+    tracked = started(jsonl(), tmp_path / "run_a", step=2)
     tracked.scalars(3, {"loss": float("inf")})
     tracked.scalars(4, {"loss": 0.4})
     tracked.back_to(3)
     tracked.scalars(4, {"loss": 0.5})
     assert lines(path) == [
-        {"run": "run_a", "title": "Title", "step": 0, "loss": 0.0, "epoch": 1.0},
-        {"run": "run_a", "title": "Title", "step": 1, "loss": 0.1, "epoch": 1.0},
-        {"run": "run_a", "title": "Title", "step": 2, "loss": 0.2, "epoch": 1.0},
-        {"run": "run_a", "title": "Title", "step": 3, "loss": None},
-        {"run": "run_a", "title": "Title", "step": 4, "loss": 0.5},
+        head | {"step": 0, "loss": 0.0, "epoch": 1.0},
+        head | {"step": 1, "loss": 0.1, "epoch": 1.0},
+        head | {"step": 2, "loss": 0.2, "epoch": 1.0},
+        head | {"step": 3, "loss": None},
+        head | {"step": 4, "loss": 0.5},
     ]
-    begun(jsonl(), tmp_path / "run_a")
+    started(jsonl(), tmp_path / "run_a")
     assert lines(path) == []
 
 
-def test_runs_that_share_a_file_take_nothing_from_each_other(tmp_path):
+def test_runs_that_share_a_file_keep_each_others_lines(tmp_path):
     path = tmp_path / "shared" / "all.jsonl"
-    first = begun(jsonl(str(path)), tmp_path / "run_a")
+    first = started(jsonl(str(path)), tmp_path / "run_a")
     first.scalars(1, {"loss": 1.0})
-    second = begun(jsonl(str(path)), tmp_path / "run_b")
+    second = started(jsonl(str(path)), tmp_path / "run_b")
     for step in (2, 3, 4):
         first.scalars(step, {"loss": 1.0})
         second.scalars(step, {"loss": 2.0})
     with open(path, "a") as file:
         file.write('{"run": "run_a", "tit')  # killed while writing
-    first = begun(jsonl(str(path)), tmp_path / "run_a", step=2)
+    first = started(jsonl(str(path)), tmp_path / "run_a", step=2)
     first.scalars(3, {"loss": 1.5})
     second.scalars(5, {"loss": 2.0})
     valid = {}
@@ -117,29 +116,37 @@ def test_runs_that_share_a_file_take_nothing_from_each_other(tmp_path):
             line = json.loads(line)
         except ValueError:
             continue
-        reached = valid.setdefault(line["run"], {})
+        losses = valid.setdefault(line["run"], {})
         if line.get("back_to"):
-            valid[line["run"]] = {
-                step: loss for step, loss in reached.items() if step <= line["step"]
-            }
+            kept = {step: loss for step, loss in losses.items() if step <= line["step"]}
+            valid[line["run"]] = kept
         else:
-            reached[line["step"]] = line["loss"]
+            losses[line["step"]] = line["loss"]
     assert valid == {"run_a": {1: 1.0, 2: 1.0, 3: 1.5}, "run_b": dict.fromkeys((2, 3, 4, 5), 2.0)}
     assert path.read_text().count("back_to") == 1
 
 
-def test_files_have_names_in_the_folder():
-    for factory, file in (
-        (csv_tracker, "/tmp/all.csv"),
+@pytest.mark.parametrize(
+    ("tracker", "file"),
+    [
+        (csv_tracker, "/elsewhere/all.csv"),
         (csv_tracker, "../all.csv"),
         (csv_tracker, ""),
         (jsonl, "a/../b"),
-    ):
-        with pytest.raises(ValueError, match=r"^file: must .*folder, got"):
-            factory(file)
+    ],
+)
+def test_a_file_outside_the_run_folder_is_refused(tracker, file):
+    with pytest.raises(ValueError, match=r"^file: must .*folder, got"):
+        tracker(file)
 
 
-def test_a_config_is_flattened_by_its_paths():
+def test_a_file_that_the_run_itself_writes_is_refused():
+    for file in ("metrics.jsonl", "checkpoint-epoch_1.params"):
+        with pytest.raises(ValueError, match=f"^file: the run itself writes '{file}'"):
+            jsonl(file)
+
+
+def test_a_config_is_flattened_to_its_paths():
     config = {
         "seed": 42,
         "model": {"name": "convnext", "args": {"dims": [8, 16], "act": None}},

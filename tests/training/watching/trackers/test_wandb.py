@@ -1,4 +1,4 @@
-"""Runs at Weights & Biases: offline ones read back from their files, and what happens without a login or a network."""
+"""Weights & Biases: offline runs read from their files, and runs without a login or network."""
 
 import json
 import math
@@ -18,8 +18,8 @@ from utils import UserError
 
 ROOT = Path(__file__).resolve().parents[4]
 
-# One process, since starting wandb takes longest: a run offline, gone on with; then online without a login, without a network,
-# and with a server that goes away.
+# One process, since starting wandb takes longest: an offline run that resumes; then online runs
+# without a login, without a network, and with a server that stops.
 PROGRAM = """
 import json, logging, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -33,7 +33,8 @@ config = {"seed": 3, "model": {"name": "mlp", "args": {"sizes": [4, 2]}}}
 
 def publisher(folder, step, **arguments):
     Path(folder).mkdir(exist_ok=True)
-    return Publisher([wandb_run.wandb(project="toys", **arguments)], About(Path(folder).absolute(), "Title", config, step))
+    about = About(Path(folder).absolute(), "Title", config, step)
+    return Publisher([wandb_run.wandb(project="toys", **arguments)], about)
 
 run = publisher("run_a", 0, mode="offline", tags=("small",), group="sizes")
 run.scalars(1, {"train_loss": 0.5, "learning_rate": 1e-3})
@@ -51,21 +52,21 @@ def online(folder):
     run = publisher(folder, 0, mode="online")
     for step in range(10):
         run.scalars(step, {"train_loss": 0.5})
-    assert time.monotonic() - began < 1, "the caller was held up"
+    assert time.monotonic() - began < 1, "the caller had to wait"
     return run
 
 class Server(BaseHTTPRequestHandler):
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         project = {"name": "toys", "entity": {"name": "me"}}
-        bucket = {"id": "1", "name": asked.get("variables", {}).get("name"), "project": project}
-        new = "RunResumeStatus" in asked.get("query", "")
-        told = {"model": None} if new else {"upsertBucket": {"bucket": bucket, "inserted": True}}
-        answer = json.dumps({"data": told}).encode()
+        bucket = {"id": "1", "name": request.get("variables", {}).get("name"), "project": project}
+        new = "RunResumeStatus" in request.get("query", "")
+        data = {"model": None} if new else {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        reply = json.dumps({"data": data}).encode()
         self.send_response(200)
-        self.send_header("content-length", str(len(answer)))
+        self.send_header("content-length", str(len(reply)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(reply)
 
     def log_message(self, *_):
         pass
@@ -91,35 +92,35 @@ print("end", flush=True)
 
 
 def records(folder):
-    """All records of an offline run's file, as wandb's own messages: a log of 32 KiB blocks, as LevelDB has it."""
+    """All records of an offline run's file, which has blocks of 32 KiB, as in LevelDB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("*.wandb")
     data = file.read_bytes()
     assert data[:4] == b":W&B"
-    place, begun = 7, b""
-    while place < len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
+    at, record = 7, b""
+    while at < len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
             continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])  # after a checksum
-        part = data[place + 7 : place + 7 + length]
-        assert len(part) == length
-        begun += part
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(begun)
-            begun = b""
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])  # after a checksum
+        fragment = data[at + 7 : at + 7 + length]
+        assert len(fragment) == length
+        record += fragment
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last fragment
+            yield Record.FromString(record)
+            record = b""
 
 
-def said(folder):
+def contents(folder):
     """(the run's record, its config, the rows of its history, its summary)"""
-    found = list(records(folder))
-    run = next(record.run for record in found if record.HasField("run"))
+    messages = list(records(folder))
+    run = next(record.run for record in messages if record.HasField("run"))
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
-    history = [values(record.history.item) for record in found if record.HasField("history")]
+    history = [values(record.history.item) for record in messages if record.HasField("history")]
     summary = {}
-    for record in found:
+    for record in messages:
         summary |= values(record.summary.update)
     return run, config, history, summary
 
@@ -129,16 +130,14 @@ def values(items):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """The folder in which the program above ran, on a terminal, with nobody logged in and no server to be reached."""
-    place = tmp_path_factory.mktemp("wandb")
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("WANDB_")
-    }
+def folder(tmp_path_factory):
+    """The folder in which PROGRAM ran, on a terminal, without a login and without a server."""
+    folder = tmp_path_factory.mktemp("wandb")
+    environment = {k: value for k, value in os.environ.items() if not k.startswith("WANDB_")}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     environment |= {
-        "HOME": str(place),
+        "HOME": str(folder),
         "PYTHONPATH": str(ROOT),
         "WANDB_BASE_URL": f"http://127.0.0.1:{port}",
         "TERM": "xterm",
@@ -146,26 +145,22 @@ def place(tmp_path_factory):
     terminal, end = os.openpty()
     command = [sys.executable, "-c", PROGRAM, port]
     process = subprocess.Popen(
-        command, cwd=place, env=environment, stdin=end, stdout=end, stderr=end
+        command, cwd=folder, env=environment, stdin=end, stdout=end, stderr=end
     )
     assert process.wait(60) == 0, os.read(terminal, 10000).decode()
     os.close(end)
-    (place / "output").write_bytes(os.read(terminal, 10000))
-    return place
+    (folder / "output").write_bytes(os.read(terminal, 10000))
+    return folder
 
 
-def offline_runs(place):
-    return sorted((place / "run_a" / "wandb").glob("offline-run-*"), key=os.path.getmtime)
+def offline_runs(folder):
+    return sorted((folder / "run_a" / "wandb").glob("offline-run-*"), key=os.path.getmtime)
 
 
-def test_an_offline_run_holds_values_config_and_pictures(place):
-    run, config, history, summary = said(offline_runs(place)[0])
-    assert (run.project, run.display_name, run.run_group, list(run.tags)) == (
-        "toys",
-        "run_a",
-        "sizes",
-        ["small"],
-    )
+def test_an_offline_run_holds_values_config_and_pictures(folder):
+    run, config, history, summary = contents(offline_runs(folder)[0])
+    assert (run.project, run.display_name, run.run_group) == ("toys", "run_a", "sizes")
+    assert list(run.tags) == ["small"]
     assert {name: value for name, value in config.items() if name != "_wandb"} == {
         "seed": 3,
         "model/name": "mlp",
@@ -174,51 +169,42 @@ def test_an_offline_run_holds_values_config_and_pictures(place):
     assert [row["step"] for row in history] == [1, 2, 2, 2]
     assert (history[0]["train_loss"], history[0]["learning_rate"]) == (0.5, 1e-3)
     assert math.isnan(history[1]["train_loss"])
-    assert (history[2]["grid/_type"], history[2]["grid/width"], history[2]["grid/height"]) == (
-        "image-file",
-        5,
-        3,
-    )
-    assert (
-        (offline_runs(place)[0] / "files" / history[2]["grid/path"])
-        .read_bytes()
-        .startswith(b"\x89PNG")
-    )
+    image = [history[2][f"grid/{key}"] for key in ("_type", "width", "height")]
+    assert image == ["image-file", 5, 3]
+    path = offline_runs(folder)[0] / "files" / history[2]["grid/path"]
+    assert path.read_bytes().startswith(b"\x89PNG")
     assert history[3]["weight/_type"] == "histogram" and sum(history[3]["weight/values"]) == 3
     assert summary["test_loss"] == 0.75
 
 
-def test_a_run_that_is_gone_on_with_is_the_same_run_there(place):
-    first, second = offline_runs(place)
-    run, again = said(first)[0], said(second)[0]
-    assert run.run_id == again.run_id == (place / "run_a" / "wandb_id").read_text().strip()
-    _, _, history, summary = said(second)
-    assert [(row["step"], row["train_loss"]) for row in history] == [(3, 0.25)] and summary[
-        "test_loss"
-    ] == 0.125
+def test_a_resumed_run_is_the_same_run_at_weights_and_biases(folder):
+    first, second = offline_runs(folder)
+    ids = [contents(each)[0].run_id for each in (first, second)]
+    assert ids == 2 * [(folder / "run_a" / "wandb_id").read_text().strip()]
+    _, _, history, summary = contents(second)
+    assert [(row["step"], row["train_loss"]) for row in history] == [(3, 0.25)]
+    assert summary["test_loss"] == 0.125
 
 
-def test_a_disabled_run_leaves_nothing_behind(place):
-    assert list((place / "run_b").iterdir()) == []
+def test_a_disabled_run_leaves_nothing_behind(folder):
+    assert list((folder / "run_b").iterdir()) == []
 
 
-def test_nothing_is_asked_and_nothing_printed(place):
-    assert (place / "output").read_text().split() == ["end"]
+def test_there_is_no_prompt_and_no_output(folder):
+    assert (folder / "output").read_text().split() == ["end"]
 
 
-def test_without_login_or_network_the_tracker_is_dropped_once(place):
-    lines = [line for line in (place / "log").read_text().splitlines() if "dropped" in line]
+def test_without_login_or_network_the_tracker_is_dropped_once(folder):
+    lines = [line for line in (folder / "log").read_text().splitlines() if "dropped" in line]
     assert len(lines) == 3
-    assert lines[0].startswith(
-        "tracker wandb: dropped at step 0: there is no login: run `wandb login`, or set mode to offline"
-    )
-    assert lines[1].startswith("tracker wandb: dropped at step 0: CommError: ")
-    assert re.search(
-        r"dropped at step 9: not all was sent in 1 s; send it with: wandb sync .*/run_d/wandb/run-\S+;",
-        lines[2],
-    )
+    dropped = "tracker wandb: dropped at step 0: "
+    login = "there is no login: run `wandb login`, or set mode to offline"
+    assert lines[0].startswith(dropped + login)
+    assert lines[1].startswith(dropped + "CommError: ")
+    rest = "not everything was sent within 1 s; send it with: wandb sync"
+    assert re.search(rf"dropped at step 9: {rest} .*/run_d/wandb/run-\S+;", lines[2])
     command = lines[2].split(": ")[-1].split(";")[0]
-    history = said(Path(command.removeprefix("wandb sync ")))[2]
+    history = contents(Path(command.removeprefix("wandb sync ")))[2]
     assert [row["step"] for row in history] == list(range(10))  # nothing is lost
 
 
@@ -235,17 +221,13 @@ def test_arguments_out_of_range_are_refused(arguments, problem):
         wandb_tracker(**arguments)
 
 
-def test_a_missing_package_is_told_at_once(monkeypatch, tmp_path):
+def test_a_missing_package_is_refused_at_once(monkeypatch, tmp_path):
     (tmp_path / "wandb").mkdir()  # as any offline run leaves behind
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name in ("wandb", "tensorboardX"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(
-        UserError,
-        match=r"^wandb: needs the package wandb: pip install -r training/requirements.txt$",
-    ):
+    install = r"pip install -r training/requirements\.txt$"
+    with pytest.raises(UserError, match=f"^wandb: needs the package wandb: {install}"):
         wandb_tracker()
-    with pytest.raises(
-        UserError, match=r"^tensorboard: needs the package tensorboardX: pip install"
-    ):
+    with pytest.raises(UserError, match=f"^tensorboard: needs the package tensorboardX: {install}"):
         tensorboard()

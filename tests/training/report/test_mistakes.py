@@ -1,0 +1,33 @@
+"""The confusion matrices and worst mistakes of a report."""
+
+import base64
+
+import numpy as np
+
+from tests.training.report.saved_run import report, save, save_pictures
+
+
+def test_a_confusion_matrix(tmp_path):
+    folder = save(tmp_path / "run")
+    picture = save_pictures(folder, matrix=[[8, 2, 0], [0, 9, 1], [3, 0, 7]])
+    page = report(folder)
+    cells = [e for e in page.all("td") if "data-tip" in e[1]]
+    assert [text for _, _, text, _ in cells] == ["8", "2", "0", "0", "9", "1", "3", "0", "7"]
+    assert cells[1][1]["data-tip"] == "0, taken for 1: 2 (20.0% of its row)"
+    assert cells[8][1]["data-tip"] == "2, right: 7 (70.0% of its row)"
+    confused = [text for text in page.texts("td") if "taken for" in text]
+    assert confused == ["2 taken for 0", "0 taken for 1", "1 taken for 2"]
+    assert "24 of 30 right (80.0%)." in page.source
+    assert "0 taken for 1" in page.texts("div", class_="card")[0]
+    sources = [e[1]["src"].removeprefix("data:image/png;base64,") for e in page.all("img")]
+    assert [base64.b64decode(source) for source in sources] == [picture, picture]
+
+
+def test_matrices_of_many_classes_are_drawn(tmp_path):
+    folder = save(tmp_path / "run")
+    matrix = np.eye(50, dtype=int) * 5 + np.eye(50, k=2, dtype=int)
+    save_pictures(folder, matrix=matrix.tolist())
+    squares = [attributes for _, attributes, _, _ in report(folder).all("rect")]
+    assert len(squares) == 50 + 48
+    wrong = next(square for square in squares if "2, taken for 4: 1" in square["data-tip"])
+    assert {"x": "4", "y": "2", "class": "wrong"}.items() <= wrong.items()
