@@ -118,5 +118,5 @@ def test_a_ring_over_hosts_takes_the_slower_link():
 
 
 def test_exchanges_that_arithmetic_hides_add_nothing():
-    assert duration.exposed(busy=1.0, beside=0.5, within=0.1) == pytest.approx(0.1)
-    assert duration.exposed(busy=1.0, beside=1.5, within=0.1) == pytest.approx(0.6)
+    assert duration.exposed(arithmetic=1.0, overlapping=0.5, blocking=0.1) == pytest.approx(0.1)
+    assert duration.exposed(arithmetic=1.0, overlapping=1.5, blocking=0.1) == pytest.approx(0.6)
