@@ -1,4 +1,4 @@
-"""The training benchmark: its models, its targets and its fairness check, without other frameworks."""
+"""The training benchmark: its models, its targets and its fairness check; needs no framework."""
 
 import ast
 from pathlib import Path
