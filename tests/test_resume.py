@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -256,46 +255,6 @@ def test_a_run_in_progress_is_not_resumed_by_another_process(workdir):
     process.communicate(timeout=60)
     assert process.returncode == 75
     assert resumes(workdir, "--resume", only_run(workdir, "Busy"))
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)]
-)
-def test_a_signal_during_the_first_compilation_ends_the_process_at_once(workdir, number):
-    model = ["model.name=convnext", "model.args={}"]
-    process = start(workdir, "-c", "small.json", "title=Early", *model)
-    wait_for_line(process, "Run folder")
-    time.sleep(0.3)
-    process.send_signal(number)
-    sent = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert time.monotonic() - sent < 3
-    assert err == "Interrupted; nothing was saved\n"
-    assert process.returncode == 1
-
-
-def test_a_second_signal_ends_a_run_at_once(workdir):
-    process = start(workdir, "-c", "small.json", "title=Twice", "training.epochs=100000")
-    wait_for_line(process, "STARTING EPOCH 3")
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    sent = time.monotonic()
-    _, err = process.communicate(timeout=60)
-    assert "Traceback" not in err
-    assert time.monotonic() - sent < 3
-    assert process.returncode in (1, 75)  # 75 if the second signal came after everything was saved
-
-
-@pytest.mark.torture
-def test_two_runs_of_one_title_in_the_same_second_get_two_folders(workdir):
-    arguments = ["-c", "small.json", "title=Twins", "training.epochs=1"]
-    processes = [start(workdir, *arguments) for _ in range(2)]
-    for process in processes:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-    folders = list((workdir / "saved" / "Twins").iterdir())
-    assert len(folders) == 2
-    assert all((folder / "finished.json").exists() for folder in folders)
 
 
 LIMITED = (
