@@ -96,7 +96,7 @@ def loop_against_bare_steps(folder, rounds):
 
 def watching(folder, rounds):
     """Epochs with their evaluation, including what the trackers still have to do at their end."""
-    forms = {"all off": OFF, "as config.json has it": [], "all on": ON}
+    forms = {"all off": OFF, "as in config.json": [], "all on": ON}
     loops = {name: loop_of(folder / name, overrides)[0] for name, overrides in forms.items()}
     epochs = {name: partial(epoch_and_trackers, loop) for name, loop in loops.items()}
     rates = measure(epochs, loops["all off"].runner.feed.size, rounds)
@@ -165,7 +165,7 @@ def bare_epoch(engine, count):
 def by_hand(engine, step, dataset, options):
     """The loop that one would write without the engine, which only makes the first state here."""
     engine.begin(epoch=1)
-    held, data = [engine.states[0]], jax.device_put(dataset.arrays)
+    carry, data = [engine.states[0]], jax.device_put(dataset.arrays)
 
     @partial(jax.jit, donate_argnums=0)
     def loop(ts, data, order, valid):
@@ -176,7 +176,7 @@ def by_hand(engine, step, dataset, options):
 
     def epoch():
         order, valid = epoch_order(len(dataset), options.batch_size, seed=0, epoch=1, shuffle=True)
-        held[0] = jax.block_until_ready(loop(held[0], data, order, valid))
+        carry[0] = jax.block_until_ready(loop(carry[0], data, order, valid))
 
     return epoch
 

@@ -72,7 +72,7 @@ def to_first_step(folder, variables):
         for line in process.stdout:
             if FIRST_STEP in line:
                 return time.perf_counter() - start
-        raise RuntimeError(f"there was no first step; exit code {process.wait()}")
+        raise RuntimeError(f"train.py logged no first step; exit code {process.wait()}")
     finally:
         process.kill()
         process.wait()

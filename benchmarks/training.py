@@ -177,7 +177,7 @@ def speed_table(clients, missing):
         ratios = ["1" if name == OURS else spread(client.multiples) for client in pair.values()]
         rows.append([name, rates[0], ratios[0], rates[1], ratios[1]])
     rows += [[name, f"none: {why}", "", "", ""] for name, why in missing.items()]
-    head = ["", "images/s", "ours / it", "images/s, huge pages", "ours / it, huge pages"]
+    head = ["", "images/s", "ours / theirs", "images/s, huge pages", "ours / theirs, huge pages"]
     return markdown(head, rows)
 
 

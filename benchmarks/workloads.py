@@ -61,7 +61,7 @@ def data_for(workload, dir=None):
 def prepared(x, y, shape, stream):
     """Grey images converted to floats of another shape: centred in a black frame, and each
     multiplied by a random colour."""
-    margins = [wanted - size for wanted, size in zip(shape[:2], x.shape[1:3], strict=True)]
+    margins = [new - old for new, old in zip(shape[:2], x.shape[1:3], strict=True)]
     x = np.pad(x, ((0, 0), *((margin // 2, margin - margin // 2) for margin in margins), (0, 0)))
     x = x / np.float32(255)
     if shape[2] > 1:

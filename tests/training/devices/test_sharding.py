@@ -84,10 +84,10 @@ def test_data_parallel_shards_no_leaf():
 
 
 def test_fsdp_shards_the_largest_axis_that_divides():
-    found = specs(VIT, fsdp=8)
-    assert found["blocks/0/expand/weight"] == (None, "fsdp")  # 64 x 256
-    assert found["blocks/0/project/weight"] == ("fsdp", None)
-    assert found["blocks/0/norm1/scale"] == (None,)  # small
+    vit_specs = specs(VIT, fsdp=8)
+    assert vit_specs["blocks/0/expand/weight"] == (None, "fsdp")  # 64 x 256
+    assert vit_specs["blocks/0/project/weight"] == ("fsdp", None)
+    assert vit_specs["blocks/0/norm1/scale"] == (None,)  # small
     for model in (
         convnext((32, 32, 3), 10, dims=(48, 96)),
         resnet((32, 32, 3), 10),
@@ -106,14 +106,20 @@ def test_fsdp_shards_the_largest_axis_that_divides():
 
 def test_tensor_shards_columns_then_rows():
     columns, rows = (None, "tensor"), ("tensor", None)
-    found = specs(VIT, tensor=4)
+    vit_specs = specs(VIT, tensor=4)
     attention = ("query/weight", "query/bias", "key/weight", "value/weight", "value/bias")
-    assert {name for name, spec in found.items() if any(spec)} == {
+    assert {name for name, spec in vit_specs.items() if any(spec)} == {
         *(f"blocks/0/attention/{leaf}" for leaf in (*attention, "out/weight")),
         *(f"blocks/0/{leaf}" for leaf in ("expand/weight", "expand/bias", "project/weight")),
     }
-    assert found["blocks/0/attention/query/weight"] == found["blocks/0/expand/weight"] == columns
-    assert found["blocks/0/attention/out/weight"] == found["blocks/0/project/weight"] == rows
+    assert (
+        vit_specs["blocks/0/attention/query/weight"]
+        == vit_specs["blocks/0/expand/weight"]
+        == columns
+    )
+    assert (
+        vit_specs["blocks/0/attention/out/weight"] == vit_specs["blocks/0/project/weight"] == rows
+    )
     both = specs(VIT, fsdp=2, tensor=4)
     assert both["blocks/0/expand/weight"] == ("fsdp", "tensor")
     assert both["blocks/0/project/weight"] == ("tensor", "fsdp")
@@ -125,10 +131,10 @@ def test_tensor_shards_columns_then_rows():
 
 def test_rules_come_before_the_preset_and_may_leave_a_leaf_unsharded():
     rules = [["blocks/0/expand/weight", ["fsdp"]], [".*/project/.*", []], "fsdp"]
-    found = specs(VIT, rules, fsdp=4)
-    assert found["blocks/0/expand/weight"] == ("fsdp",)
-    assert found["blocks/0/project/weight"] == ()
-    assert found["blocks/0/attention/out/weight"] == ("fsdp", None)
+    vit_specs = specs(VIT, rules, fsdp=4)
+    assert vit_specs["blocks/0/expand/weight"] == ("fsdp",)
+    assert vit_specs["blocks/0/project/weight"] == ()
+    assert vit_specs["blocks/0/attention/out/weight"] == ("fsdp", None)
     without_preset = specs(VIT, [["head/weight", ["fsdp", None]]], fsdp=4)
     assert [name for name, spec in without_preset.items() if any(spec)] == ["head/weight"]
 
