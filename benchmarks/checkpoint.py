@@ -1,10 +1,9 @@
-"""What saving costs: the sample with a checkpoint every epoch against none; a state of 50 million parameters, in the background
-against at once.
+"""What saving costs: the sample with a checkpoint every epoch against none, and a state of 50
+million parameters written in the background against written synchronously.
 
 python -m benchmarks.checkpoint [rounds]
 """
 
-import statistics
 import sys
 import tempfile
 import time
@@ -35,13 +34,12 @@ from training.watching.metric_log import MetricLog
 from wiring.build import build
 from wiring.config import read
 
-EPOCHS = 4  # in a row, and all of their checkpoints written, before the other form takes its turn
+EPOCHS = 4  # per turn, at the end of which all of its checkpoints are written
 
 
 def main(rounds=9):
-    with tempfile.TemporaryDirectory(
-        dir="."
-    ) as folder:  # on the disk of the project, not in memory
+    # In the current folder, since the default temporary folder may be in memory.
+    with tempfile.TemporaryDirectory(dir=".") as folder:
         folder = Path(folder)
         log_to(folder / "train.log")
         every_epoch(folder, rounds)
@@ -58,8 +56,8 @@ def every_epoch(folder, rounds):
     data = {"train": parts.data.load()["train"]}
     loops = {}
     for form in ("no checkpoints", "one every epoch"):
-        place = folder / form
-        place.mkdir()
+        run_dir = folder / form
+        run_dir.mkdir()
         runner = Runner(
             parts.model,
             objective,
@@ -69,37 +67,32 @@ def every_epoch(folder, rounds):
         )
         probe = Probe(parts.model, probe_input(runner.feeds["train"].shapes, parts.preprocess))
         keeper = (
-            Keeper(place, CheckpointOptions(keep=2), {"config": parts.config}, probe)
+            Keeper(run_dir, CheckpointOptions(keep=2), {"config": parts.config}, probe)
             if form != "no checkpoints"
             else None
         )
-        log = MetricLog(place / "metrics.jsonl")
+        log = MetricLog(run_dir / "metrics.jsonl")
         loops[form] = Loop(
             runner, Reader(objective.finish), [], parts.training, log, parts.logging, keeper=keeper
         )
     rates = {form: [] for form in loops}
     for i in range(rounds + 1):
         for form, loop in loops.items() if i % 2 else reversed(loops.items()):
-            began = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(EPOCHS):
                 loop.one_epoch()
             loop.keeper.wait()
             if i > 0:  # the first round compiles
-                rates[form].append(EPOCHS * len(data["train"]) / (time.perf_counter() - began))
-    without, saving = rates.values()
-    ratios = [b / a for a, b in zip(without, saving, strict=True)]
+                rates[form].append(EPOCHS * len(data["train"]) / (time.perf_counter() - start))
+    ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
     rows = [f"| {form}, images/s | {spread(values)} |" for form, values in rates.items()]
-    table = [
-        "| sample | median (range) |",
-        "|---|---|",
-        *rows,
-        f"| ratio, pair by pair | {spread(ratios)} |",
-    ]
-    record("A checkpoint every epoch", "python -m benchmarks.checkpoint", "\n".join(table))
+    rows.append(f"| ratio, pair by pair | {spread(ratios)} |")
+    table = "\n".join(["| sample | median (range) |", "|---|---|", *rows])
+    record("A checkpoint every epoch", "python -m benchmarks.checkpoint", table)
 
 
 def large_state(folder, rounds):
-    """How long a save keeps a run of 50 million parameters (and as many of Adam's m and v) from its next step."""
+    """How long saving 50 million parameters, with Adam's m and v, delays the next step of a run."""
     model = mlp((784,), 10, dims=(6600, 6600))
     objective = compose(supervised, model, cross_entropy, {})
     data = {"train": Arrays(np.zeros((64, 784), np.float32), np.zeros(64, np.int32))}
@@ -116,43 +109,42 @@ def large_state(folder, rounds):
     )
     loop.one_epoch()
     loop.keeper.wait()
-    forms = {"written at once": at_once, "until the run goes on": goes_on}
+    forms = {"written synchronously": write, "until the run continues": delay}
     times = {form: [] for form in forms}
     for _ in range(rounds):
         for form, save in forms.items():
-            loop.run.step += 1  # another name for the file
+            loop.run.step += 1  # so that the file gets another name
             times[form].append(save(loop))
             loop.keeper.wait()
-    at_once_, goes_on_ = times.values()
-    ratios = [b / a for a, b in zip(at_once_, goes_on_, strict=True)]
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
     rows = [f"| {form}, s | {spread(values)} |" for form, values in times.items()]
+    rows.append(f"| continues / synchronously, pair by pair | {spread(ratios)} |")
     megabytes = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.states)) // 10**6
     head = f"| {count(runner.states[0].params):,} parameters, {megabytes} MB | median (range) |"
-    table = [head, "|---|---|", *rows, f"| goes on / at once, pair by pair | {spread(ratios)} |"]
-    record("Saving a large state", "python -m benchmarks.checkpoint", "\n".join(table))
-    return statistics.median(ratios)
+    table = "\n".join([head, "|---|---|", *rows])
+    record("Saving a large state", "python -m benchmarks.checkpoint", table)
 
 
-def at_once(loop):
+def write(loop):
     """Seconds to write the state while everything waits."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     cut = Cut(loop.runner.states, {"position": 0})
     storage.save(loop.keeper.folder / "at_once.params", as_saved(cut.states[0], cut, True), {})
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def goes_on(loop):
+def delay(loop):
     """Seconds until the next step can begin."""
-    taken = []
+    cuts = []
 
     def cut():
-        taken.append(loop.cut())
-        return taken[0]
+        cuts.append(loop.cut())
+        return cuts[0]
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     loop.keeper.save(loop.run, cut)
-    jax.block_until_ready(taken[0].states)  # for this copy the next step would wait
-    return time.perf_counter() - began
+    jax.block_until_ready(cuts[0].states)  # the next step would wait for this copy
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

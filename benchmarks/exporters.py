@@ -1,4 +1,6 @@
-"""Who makes the files that benchmarks/export.py compares: the sample with the same weights, each framework in its own idiom.
+"""Makes the files that benchmarks/export.py compares: the sample, exported by each framework.
+
+All have the same weights, and each model is written in its framework's own idiom.
 
 python -m benchmarks.exporters MAKER FILE
 """
@@ -13,11 +15,12 @@ import numpy as np
 from model.convnext import convnext
 
 SHAPE, DIMS, PARAMETERS = (28, 28, 1), (8, 16, 32), 13_810
-OPSET = 20  # where Gelu is one node: every peer writes its fastest file
+OPSET = 20  # the first opset in which Gelu is one node, so that every peer writes its fastest file
 
 
 def sample():
-    """(model, params): biases and scales are not left at 0 and 1, which an exporter could drop."""
+    """(model, params); noise keeps biases and scales from being 0 and 1, which an exporter could
+    drop."""
     model = convnext(SHAPE, 10, DIMS)
     params, _ = model.init(jax.random.key(0))
     noise = np.random.default_rng(0)
@@ -27,7 +30,8 @@ def sample():
 
 
 def in_order(params):
-    """The weights in the order in which they are applied: what another framework is given, one by one."""
+    """The list of weights in the order in which they are applied, to load another framework's
+    model."""
     blocks, downs, head = params["blocks"], [None, *params["downsample"]], params["head"]
     layers = [params["stem"]["conv"], params["stem"]["norm"]]
     for block, down in zip(blocks, downs, strict=True):
@@ -41,25 +45,21 @@ def in_order(params):
     return weights
 
 
-def answer(x):
-    """The sample's output, by JAX."""
+def reference_output(x):
+    """The sample's output, computed by JAX."""
     model, params = sample()
     return np.asarray(jax.jit(lambda x: model.apply(params, {}, x)[0])(x))
 
 
 def to_trace(batch=None):
-    """The sample as inference/ takes it."""
+    """The sample as the arguments of inference/'s tracing functions."""
     model, params = sample()
 
     def function(weights, x):
         return model.apply(weights["params"], weights["state"], x)[0]
 
-    return (
-        function,
-        {"params": params, "state": {}},
-        jax.ShapeDtypeStruct(SHAPE, jnp.float32),
-        batch,
-    )
+    example = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    return function, {"params": params, "state": {}}, example, batch
 
 
 def native_onnx(file):
@@ -100,13 +100,11 @@ def jax2onnx(file):
     import onnx
     from jax2onnx import to_onnx
 
-    jax.lax.platform_dependent = lambda *operands, default, **_: default(
-        *operands
-    )  # it has no form for a choice by platform
+    # jax2onnx cannot convert a choice by platform.
+    jax.lax.platform_dependent = lambda *operands, default, **_: default(*operands)
     model, params = sample()
-    onnx.save(
-        to_onnx(lambda x: model.apply(params, {}, x)[0], [("batch", *SHAPE)], opset=OPSET), file
-    )
+    shapes = [("batch", *SHAPE)]
+    onnx.save(to_onnx(lambda x: model.apply(params, {}, x)[0], shapes, opset=OPSET), file)
 
 
 def torch_conv(file):
@@ -118,7 +116,8 @@ def torch_linear(file):
 
 
 def torch_onnx(file, pointwise_is_linear):
-    """NCHW; layer norm by permuting, as torchvision has it; 1x1 convolutions, or linear maps between two permutations."""
+    """NCHW; layer norm by permuting axes, as in torchvision; 1x1 convolutions, or linear layers
+    between two permutations."""
     import torch
     from torch import nn
 
@@ -140,84 +139,49 @@ def torch_onnx(file, pointwise_is_linear):
 
     def mixing(dim):
         if not pointwise_is_linear:
-            wide, narrow = (
-                nn.Conv2d(dim, 2 * dim, 1, bias=False),
-                nn.Conv2d(2 * dim, dim, 1, bias=False),
-            )
-            return [LayerNorm2d(dim, eps=1e-6), wide, nn.GELU(), narrow]
-        wide, narrow = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(2 * dim, dim, bias=False)
-        return [
-            Permute(0, 2, 3, 1),
-            nn.LayerNorm(dim, eps=1e-6),
-            wide,
-            nn.GELU(),
-            narrow,
-            Permute(0, 3, 1, 2),
-        ]
+            expand = nn.Conv2d(dim, 2 * dim, 1, bias=False)
+            project = nn.Conv2d(2 * dim, dim, 1, bias=False)
+            return [LayerNorm2d(dim, eps=1e-6), expand, nn.GELU(), project]
+        expand, project = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(2 * dim, dim, bias=False)
+        mlp = [nn.LayerNorm(dim, eps=1e-6), expand, nn.GELU(), project]
+        return [Permute(0, 2, 3, 1), *mlp, Permute(0, 3, 1, 2)]
 
     layers = [nn.Conv2d(1, DIMS[0], 4, 4, bias=False), LayerNorm2d(DIMS[0], eps=1e-6)]
     for i, dim in enumerate(DIMS):
         if i > 0:
-            layers += [
-                LayerNorm2d(DIMS[i - 1], eps=1e-6),
-                nn.Conv2d(DIMS[i - 1], dim, 2, 2, bias=False),
-            ]
+            layers.append(LayerNorm2d(DIMS[i - 1], eps=1e-6))
+            layers.append(nn.Conv2d(DIMS[i - 1], dim, 2, 2, bias=False))
         layers += [nn.Conv2d(dim, dim, 7, padding=3, groups=dim, bias=False), *mixing(dim)]
     layers += [Mean(), nn.LayerNorm(DIMS[-1], eps=1e-6), nn.Linear(DIMS[-1], 64), nn.Linear(64, 10)]
     model = nn.Sequential(*layers).eval()
     for parameter, weight in zip(model.parameters(), in_order(sample()[1]), strict=True):
-        moved = (
-            weight.transpose(3, 2, 0, 1) if weight.ndim == 4 else weight.T
-        )  # HWIO -> OIHW, in-out -> out-in
-        parameter.data = torch.tensor(moved.reshape(parameter.shape))
-    free = ({0: torch.export.Dim("batch")},)
+        # HWIO -> OIHW, or (in, out) -> (out, in).
+        transposed = weight.transpose(3, 2, 0, 1) if weight.ndim == 4 else weight.T
+        parameter.data = torch.tensor(transposed.reshape(parameter.shape))
     example = (torch.zeros(2, SHAPE[2], *SHAPE[:2]),)
-    torch.onnx.export(
-        model,
-        example,
-        file,
-        dynamo=True,
-        opset_version=OPSET,
-        dynamic_shapes=free,
-        external_data=False,
-    )
+    options = {"opset_version": OPSET, "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+    torch.onnx.export(model, example, file, dynamo=True, external_data=False, **options)
 
 
 def keras_tflite(file):
-    """NHWC; Keras' own layers on TensorFlow, and its own export."""
+    """NHWC; Keras' own layers on the TensorFlow backend, and its own export."""
     os.environ.update(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3")
     import keras
-    from keras.layers import (
-        Activation,
-        Conv2D,
-        Dense,
-        DepthwiseConv2D,
-        GlobalAveragePooling2D,
-        LayerNormalization,
-    )
+    from keras.layers import Activation, Conv2D, Dense, DepthwiseConv2D, GlobalAveragePooling2D
+    from keras.layers import LayerNormalization as LayerNorm
 
-    layers = [
-        keras.Input(SHAPE),
-        Conv2D(DIMS[0], 4, strides=4, use_bias=False),
-        LayerNormalization(epsilon=1e-6),
-    ]
+    eps = {"epsilon": 1e-6}
+    layers = [keras.Input(SHAPE), Conv2D(DIMS[0], 4, strides=4, use_bias=False), LayerNorm(**eps)]
     for i, dim in enumerate(DIMS):
         if i > 0:
-            layers += [LayerNormalization(epsilon=1e-6), Conv2D(dim, 2, strides=2, use_bias=False)]
-        layers += [
-            DepthwiseConv2D(7, padding="same", use_bias=False),
-            LayerNormalization(epsilon=1e-6),
-        ]
-        layers += [
-            Conv2D(2 * dim, 1, use_bias=False),
-            Activation("gelu"),
-            Conv2D(dim, 1, use_bias=False),
-        ]
-    model = keras.Sequential(
-        [*layers, GlobalAveragePooling2D(), LayerNormalization(epsilon=1e-6), Dense(64), Dense(10)]
-    )
-    own = zip(in_order(sample()[1]), model.get_weights(), strict=True)
-    model.set_weights([weight.reshape(place.shape) for weight, place in own])
+            layers += [LayerNorm(**eps), Conv2D(dim, 2, strides=2, use_bias=False)]
+        layers += [DepthwiseConv2D(7, padding="same", use_bias=False), LayerNorm(**eps)]
+        layers += [Conv2D(2 * dim, 1, use_bias=False), Activation("gelu")]
+        layers.append(Conv2D(dim, 1, use_bias=False))
+    layers += [GlobalAveragePooling2D(), LayerNorm(**eps), Dense(64), Dense(10)]
+    model = keras.Sequential(layers)
+    pairs = zip(in_order(sample()[1]), model.get_weights(), strict=True)
+    model.set_weights([weight.reshape(own.shape) for weight, own in pairs])
     model.export(file, format="litert", verbose=False)
 
 

@@ -1,12 +1,16 @@
-"""What the forms that layers take on the CPU gain: value and gradient of each, and of the plain one, taking turns in one process.
+"""The speed of the forms that layers can take on the CPU, relative to the plain form.
 
-python -m benchmarks.forms [rounds]   (model/layers/forms.py makes its choices by this; every form must agree with the plain one)
+Measures value and gradient of each form, taking turns in one process. model/layers/forms.py chooses
+by these results. Every form must agree with the plain one.
+
+python -m benchmarks.forms [rounds]
 """
 
 import statistics
 import sys
 import time
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,86 +32,79 @@ DEPTHWISE = (  # batch, height and width, channels, kernel
     (2, 128, 16, 3),
     (2, 128, 16, 7),
 )
-LOOPS = 5  # calls in one compiled loop, as in training; a dense convolution leaves its fast path there, so it is called by itself
-AGREEMENT = 1e-5  # of the largest number of each result
+LOOPS = 5  # calls in one compiled loop, as in training
+TOLERANCE = 1e-5  # relative to the largest number of each result
+
+
+class Case(NamedTuple):
+    """A layer at one size, and its forms, the plain one first."""
+
+    layer: str
+    shapes: list  # of its arguments
+    functions: dict  # {form: function}
+    chosen: str  # the form that model/layers/forms.py chooses
+    loops: int = LOOPS  # 1 with a dense convolution, which is slow inside a compiled loop
+    options: dict | None = None  # {form: compiler options}
 
 
 def main(rounds=7):
     rows = ["| layer | shape | form | ms | x plain | chosen |", "|---|---|---|---|---|---|"]
-    for layer, shapes, others, chosen, *options in cases():
-        times = compare(
-            others, [normal(i, shape) for i, shape in enumerate(shapes)], rounds, *options
-        )
+    for case in (*norm_cases(), *convolution_cases(), *other_cases()):
+        times = compare(case, rounds)
         plain = next(iter(times.values()))
+        size = " ".join("x".join(map(str, shape)) for shape in case.shapes[:2])
         for name, seconds in times.items():
             ratio = spread([a / b for a, b in zip(seconds, plain, strict=True)])
-            size = " ".join("x".join(map(str, shape)) for shape in shapes[:2])
-            mark = "yes" if name == chosen else ""
-            rows.append(
-                f"| {layer} | {size} | {name} | {short(1e3 * statistics.median(seconds))} | {ratio} | {mark} |"
-            )
+            median = short(1e3 * statistics.median(seconds))
+            chosen = "yes" if name == case.chosen else ""
+            rows.append(f"| {case.layer} | {size} | {name} | {median} | {ratio} | {chosen} |")
     record("Forms of layers", "python -m benchmarks.forms", "\n".join(rows))
 
 
-def cases():
-    """(layer, shapes of its arguments, {form: function}, the form that is chosen, options), the plain form first."""
+def norm_cases():
     for shape in ((512, 7, 7, 8), (512, 3, 3, 16), (512, 7, 7, 32), (128, 49, 64)):
-        others = {
+        functions = {
             "sums": lambda x: norm.standardize(x, -1, 1e-6),
             "products": partial(norm.standardize_narrow, 1e-6),
         }
-        yield "layer norm", [shape], others, "products" if shape[-1] <= forms.NARROW else "sums"
+        chosen = "products" if shape[-1] <= forms.NARROW else "sums"
+        yield Case("layer norm", [shape], functions, chosen)
+
+
+def convolution_cases():
     for batch, size, channels, kernel in DEPTHWISE:
-        how = ((1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
-        others = {"XLA": convolution(channels, how[1])}
+        geometry = ((1, 1), ((kernel // 2,) * 2,) * 2, (1, 1))
+        functions = {"XLA": convolution(channels, geometry[1])}
         for form in (conv_forms.shifted, conv_forms.banded, conv_forms.banded_rows):
             if form is not conv_forms.banded or size <= 32:
-                others[form.__name__] = lambda x, w, form=form, how=how: form(x, w, *how)
+                functions[form.__name__] = lambda x, w, f=form, args=geometry: f(x, w, *args)
+        shapes = [(batch, size, size, channels), (kernel, kernel, 1, channels)]
         chosen = forms.depthwise_form(size, size, channels, kernel**2)
-        yield (
-            "depthwise convolution",
-            [(batch, size, size, channels), (kernel, kernel, 1, channels)],
-            others,
-            chosen,
-        )
+        yield Case("depthwise convolution", shapes, functions, chosen)
+    dense, pads = convolution(1, ((1, 1), (1, 1))), ((1, 1), (1, 1))
     for size, channels, groups in ((16, 32, 4), (8, 128, 32)):
-        dense, pads = convolution(1, ((1, 1), (1, 1))), ((1, 1), (1, 1))
-        others = {"XLA": convolution(groups, pads), "blocks": partial(in_blocks, dense, groups)}
-        yield (
-            "grouped convolution",
-            [(64, size, size, channels), (3, 3, channels // groups, channels)],
-            others,
-            "blocks",
-            1,
-        )
+        functions = {"XLA": convolution(groups, pads), "blocks": partial(in_blocks, dense, groups)}
+        shapes = [(64, size, size, channels), (3, 3, channels // groups, channels)]
+        yield Case("grouped convolution", shapes, functions, "blocks", 1)
     patches = {"XLA": convolution(1, ((0, 0), (0, 0)), 4), "patches": conv_forms.patches}
-    yield "patches", [(512, 28, 28, 1), (4, 4, 1, 8)], patches, "patches"
+    yield Case("patches", [(512, 28, 28, 1), (4, 4, 1, 8)], patches, "patches")
     for size, channels in ((32, 16), (16, 32), (8, 64)):
         shapes = [(128, size, size, channels), (3, 3, channels, channels)]
-        dense = convolution(1, ((1, 1), (1, 1)))
-        yield (
-            "dense convolution",
-            shapes,
-            {"XLA's choice": dense, "Eigen": dense},
-            "Eigen",
-            1,
-            {"Eigen": CONVOLUTIONS},
-        )
+        functions = {"XLA's choice": dense, "Eigen": dense}
+        yield Case("dense convolution", shapes, functions, "Eigen", 1, {"Eigen": CONVOLUTIONS})
+
+
+def other_cases():
     for window, stride in ((2, 2), (3, 2)):
         geometry = {"window": (window,) * 2, "stride": (stride,) * 2, "pads": ((0, 0),) * 2}
         plain = partial(pool.slide, start=-jnp.inf, combine=lax.max, **geometry)
-        moved = partial(pool.max_of_views, **geometry)
-        yield (
-            f"max pool {window}/{stride}",
-            [(128, 32, 32, 16)],
-            {"XLA": plain, "moved": moved},
-            "moved",
-        )
-    softmaxes = {"derived by JAX": derived_softmax, "written out": activations.softmax}
-    yield "softmax", [(128, 4, 49, 49)], softmaxes, "written out"
+        functions = {"XLA": plain, "moved": partial(pool.max_of_views, **geometry)}
+        yield Case(f"max pool {window}/{stride}", [(128, 32, 32, 16)], functions, "moved")
+    functions = {"derived by JAX": derived_softmax, "written out": activations.softmax}
+    yield Case("softmax", [(128, 4, 49, 49)], functions, "written out")
+    functions = {"derived by JAX": derived_batch_norm, "written out": batch_norm}
     for shape in ((128, 32, 32, 16), (128, 8, 8, 64)):
-        others = {"derived by JAX": derived_batch_norm, "written out": batch_norm}
-        yield "batch norm", [shape, shape[-1:], shape[-1:]], others, "written out", 1
+        yield Case("batch norm", [shape, shape[-1:], shape[-1:]], functions, "written out", 1)
 
 
 def convolution(groups, pads, stride=1):
@@ -139,48 +136,50 @@ def normal(seed, shape):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-def compare(others, arguments, rounds, loops=LOOPS, options=None):
-    """{form: seconds of a call in each round}."""
-    cotangent = normal(99, jax.eval_shape(next(iter(others.values())), *arguments).shape)
-    runs, expected = {}, None
-    for name, form in others.items():
-        both = jax.jit(partial(value_and_gradients, form))
-        results = both(cotangent, *arguments)
-        expected = results if expected is None else expected
-        agree(name, results, expected)
-        looped = jax.jit(partial(repeated, both, loops)) if loops > 1 else both
-        runs[name] = looped.lower(cotangent, *arguments).compile((options or {}).get(name))
-    seconds = {name: [] for name in runs}
+def compare(case, rounds):
+    """{form: seconds per call in each round}."""
+    arguments = [normal(i, shape) for i, shape in enumerate(case.shapes)]
+    plain = next(iter(case.functions.values()))
+    cotangent = normal(99, jax.eval_shape(plain, *arguments).shape)
+    expected = jax.jit(partial(value_and_gradients, plain))(cotangent, *arguments)
+    programs = {}
+    for name, function in case.functions.items():
+        call = jax.jit(partial(value_and_gradients, function))
+        check(name, call(cotangent, *arguments), expected)
+        looped = jax.jit(partial(repeated, call, case.loops)) if case.loops > 1 else call
+        options = (case.options or {}).get(name)
+        programs[name] = looped.lower(cotangent, *arguments).compile(options)
+    seconds = {name: [] for name in programs}
     for i in range(rounds + 1):
-        for name, run in runs.items():
+        for name, program in programs.items():
             start = time.perf_counter()
-            jax.block_until_ready(run(cotangent, *arguments))
-            if i > 0:  # the first one warms up
-                seconds[name].append((time.perf_counter() - start) / loops)
+            jax.block_until_ready(program(cotangent, *arguments))
+            if i > 0:  # the first round warms up
+                seconds[name].append((time.perf_counter() - start) / case.loops)
     return seconds
 
 
-def value_and_gradients(form, cotangent, *arguments):
-    value, back = jax.vjp(form, *arguments)
-    return value, *back(cotangent)
+def value_and_gradients(function, cotangent, *arguments):
+    value, gradients = jax.vjp(function, *arguments)
+    return value, *gradients(cotangent)
 
 
-def repeated(both, loops, cotangent, first, *others):
-    """Several calls in one compiled loop, each of them fed by the one before, so that none can be left out."""
-    start = jax.tree.map(
-        lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(both, cotangent, first, *others)
-    )
+def repeated(call, loops, cotangent, first, *others):
+    """Several calls in one compiled loop, each depending on the one before, so that the compiler
+    cannot remove any of them."""
+    shapes = jax.eval_shape(call, cotangent, first, *others)
+    start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
-    def again(_, before):
-        return both(cotangent, first + 1e-30 * sum(a.ravel()[-1] for a in before), *others)
+    def body(_, results):
+        return call(cotangent, first + 1e-30 * sum(a.ravel()[-1] for a in results), *others)
 
-    return lax.fori_loop(0, loops, again, start)
+    return lax.fori_loop(0, loops, body, start)
 
 
-def agree(name, results, expected):
+def check(name, results, expected):
     for a, b in zip(results, expected, strict=True):
-        off = float(jnp.abs(a - b).max() / jnp.abs(b).max())
-        assert off < AGREEMENT, f"{name} is off by {off} of the largest number"
+        difference = float(jnp.abs(a - b).max() / jnp.abs(b).max())
+        assert difference < TOLERANCE, f"{name} is off by {difference} of the largest number"
 
 
 if __name__ == "__main__":

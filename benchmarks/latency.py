@@ -1,6 +1,7 @@
-"""Latency of exported files, side by side: each in a process of its own, on one thread, taking turns.
+"""Latency of exported files, each in a process of its own, on one thread, taking turns.
 
-python -m benchmarks.latency FILE FILE ... [--rounds 25]   (.onnx or .tflite; ratios are to the last file)
+python -m benchmarks.latency FILE FILE ... [--rounds 25]
+.onnx or .tflite; ratios are to the last file
 """
 
 import argparse
@@ -19,41 +20,40 @@ TURN = 0.05  # seconds that one file computes before the next takes its turn
 
 
 def compare(files, rounds=25):
-    """{name: {batch: microseconds in each round}} of {name: file}, for the sizes of the batch that a file takes; what a round
-    tells is the median of many runs.
-    """
-    runners = {name: Runner(file) for name, file in files.items()}
+    """{name: {batch: microseconds in each round}} of {name: file}, for the batch sizes that each
+    file accepts; each value is the median of the many calls of one turn."""
+    timers = {name: FileTimer(file) for name, file in files.items()}
     times = {
-        name: {batch: [] for batch in BATCHES if takes(file, batch)} for name, file in files.items()
+        name: {batch: [] for batch in BATCHES if accepts(file, batch)}
+        for name, file in files.items()
     }
     for i in range(rounds + 1):
         for batch in BATCHES:
             for name in files if i % 2 else reversed(files):
                 if batch in times[name]:
-                    taken = runners[name].measure(batch)
-                    times[name][batch] += [taken] if i > 0 else []  # the first round warms up
-    for runner in runners.values():
-        runner.end()
+                    microseconds = timers[name].measure(batch)
+                    times[name][batch] += [microseconds] if i > 0 else []  # round 0 warms up
+    for timer in timers.values():
+        timer.end()
     return times
 
 
-def takes(file, batch):
+def accepts(file, batch):
     return all(shape[0] in (None, batch) for shape, _ in open_model(file).inputs.values())
 
 
 def ratios(times, others):
-    """Round by round, one file's times as a multiple of another's."""
+    """One file's times as multiples of another's, round by round."""
     return [a / b for a, b in zip(times, others, strict=True)]
 
 
-class Runner:
-    """A process that holds one file, and measures when it is told to."""
+class FileTimer:
+    """A process that holds one file and measures it on request."""
 
     def __init__(self, file):
         command = [sys.executable, "-m", "benchmarks.latency", "--serve", str(file)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, **pipes, text=True, bufsize=1)
 
     def measure(self, batch):
         self.process.stdin.write(f"{batch}\n")
@@ -65,35 +65,33 @@ class Runner:
 
 
 def serve(file):
-    """For each size of the batch that comes in, the median microseconds of a run of the file go out."""
-    runs = {}
+    """Read batch sizes from stdin, and write the median microseconds of a call for each."""
+    calls = {}
     for line in sys.stdin:
         batch = int(line)
-        if batch not in runs:
-            runs[batch] = run_of(file, batch)
-        print(median_time(runs[batch]), flush=True)
+        if batch not in calls:
+            calls[batch] = runtime_call(file, batch)
+        print(median_time(calls[batch]), flush=True)
 
 
-def run_of(file, batch):
-    """What is timed: the runtime's own call, without what our wrapper adds."""
+def runtime_call(file, batch):
+    """The runtime's own call, without the overhead of our wrapper."""
     model = open_model(file)
     arrays = {
         name: np.random.default_rng(0).random((batch, *shape[1:]), np.float32)
         for name, (shape, _) in model.inputs.items()
     }
     model(arrays)
-    return (
-        model.interpreter.invoke
-        if file.endswith(".tflite")
-        else lambda: model.session.run(None, arrays)
-    )
+    if file.endswith(".tflite"):
+        return model.interpreter.invoke
+    return lambda: model.session.run(None, arrays)
 
 
-def median_time(run):
+def median_time(call):
     times, end = [], time.perf_counter() + TURN
-    while (began := time.perf_counter()) < end:
-        run()
-        times.append(1e6 * (time.perf_counter() - began))
+    while (start := time.perf_counter()) < end:
+        call()
+        times.append(1e6 * (time.perf_counter() - start))
     return statistics.median(times)
 
 
@@ -107,9 +105,9 @@ def main():
         return serve(*args.files)
     times = compare({file: file for file in args.files}, args.rounds)
     for batch in BATCHES:
-        for file, found in times.items():
-            ratio = spread(ratios(found[batch], times[args.files[-1]][batch]))
-            print(f"batch {batch:2}: {spread(found[batch]):>24} us, x {ratio:24} {file}")
+        for file, by_batch in times.items():
+            ratio = spread(ratios(by_batch[batch], times[args.files[-1]][batch]))
+            print(f"batch {batch:2}: {spread(by_batch[batch]):>24} us, x {ratio:24} {file}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What the loop costs: epochs of it, logging and metrics on, against a bare loop over the same compiled step. What watching
-costs: epochs of the sample with everything on, as config.json has it, and with everything off, evaluation included.
+"""What the loop costs: its epochs, with logging and metrics on, against a bare loop over the same
+compiled step. What watching costs: epochs of the sample with all logging, callbacks and trackers
+on, with those of config.json, and with all off, evaluation included.
 
-python -m benchmarks.overhead [rounds]   (the sample of config.json; epochs interleaved in one process)
+python -m benchmarks.overhead [rounds]
+the sample of config.json; epochs interleaved in one process
 """
 
 import json
@@ -65,7 +67,7 @@ def main(rounds=15):
 
 
 def loop_against_bare_steps(folder, rounds):
-    """The loop, logging at every 22nd step, against nothing but its steps."""
+    """The loop, which logs every 22nd step, against its steps alone."""
     loop, (parts, data) = loop_of(folder / "loop", ["training.eval_every=0"])
     objective = compose(
         parts.objective,
@@ -78,9 +80,9 @@ def loop_against_bare_steps(folder, rounds):
     engines = [Runner(parts.model, objective, make_update, data, parts.loader) for _ in range(3)]
     forms = {
         "fit": loop.one_epoch,
-        "bare, one call an epoch": partial(bare_epoch, engines[0], 10**9),
-        "bare, one call a step": partial(bare_epoch, engines[1], 1),
-        "by hand, one call an epoch": by_hand(
+        "bare, one call per epoch": partial(bare_epoch, engines[0], 10**9),
+        "bare, one call per step": partial(bare_epoch, engines[1], 1),
+        "by hand, one call per epoch": by_hand(
             engines[2], make_update(unroll=False).step, data["train"], parts.loader
         ),
     }
@@ -93,8 +95,8 @@ def loop_against_bare_steps(folder, rounds):
 
 
 def watching(folder, rounds):
-    """Epochs with their evaluation; what a tracker has still to do when one ends counts to it."""
-    forms = {"all off": OFF, "as config.json has it": [], "all on": ON}
+    """Epochs with their evaluation, including what the trackers still have to do at their end."""
+    forms = {"all off": OFF, "as in config.json": [], "all on": ON}
     loops = {name: loop_of(folder / name, overrides)[0] for name, overrides in forms.items()}
     epochs = {name: partial(epoch_and_trackers, loop) for name, loop in loops.items()}
     rates = measure(epochs, loops["all off"].runner.feed.size, rounds)
@@ -110,7 +112,7 @@ def watching(folder, rounds):
 
 
 def loop_of(folder, overrides):
-    """(a Loop of the sample that writes into a folder, (its parts, its data)), begun."""
+    """(a started Loop of the sample that writes into a folder, (its parts, its data))."""
     folder.mkdir()
     parts = build(read("config.json", ["data=digits", *overrides]), "config.json")
     data, log = parts.data.load(), parts.logging
@@ -129,17 +131,15 @@ def loop_of(folder, overrides):
     publish = Publisher(log.trackers, About(folder, parts.title, parts.config, 0))
     seen = {"sets": data, "folder": folder, "config": parts.config, "publish": publish}
     rates = LearningRates(parts.rates if "learning_rate" in watch.needs else None, runner)
-    reader, lines = (
-        Reader(objective.finish, watch.hidden, runner.leaves),
-        MetricLog(folder / "metrics.jsonl", publish=publish),
-    )
+    reader = Reader(objective.finish, watch.hidden, runner.leaves)
+    lines = MetricLog(folder / "metrics.jsonl", publish=publish)
     loop = Loop(runner, reader, parts.callbacks, parts.training, lines, log, seen=seen, rates=rates)
     loop.begin()
     return loop, (parts, data)
 
 
 def epoch_and_trackers(loop):
-    """One epoch, and all that the trackers were told of it done."""
+    """One epoch, until the trackers have processed everything that was logged in it."""
     loop.one_epoch()
     while any(
         channel.queue.qsize() or channel.since is not None for channel in loop.log.publish.channels
@@ -148,13 +148,13 @@ def epoch_and_trackers(loop):
 
 
 def table(rates, ratios):
-    """Images a second of each form, and ratios of the pairs."""
+    """Images per second of each form, and the ratios, round by round."""
     rows = [f"| {name} | {spread(values)} |" for name, values in (rates | ratios).items()]
     return "\n".join(["| form | images/s, median (range) |", "|---|---|", *rows])
 
 
 def bare_epoch(engine, count):
-    """Nothing but the steps."""
+    """The steps of an epoch alone, `count` steps per call at most."""
     engine.begin(epoch=1)
     taken = 1
     while taken:
@@ -163,9 +163,9 @@ def bare_epoch(engine, count):
 
 
 def by_hand(engine, step, dataset, options):
-    """What one would write without the engine, which only makes the first state."""
+    """The loop that one would write without the engine, which only makes the first state here."""
     engine.begin(epoch=1)
-    held, data = [engine.states[0]], jax.device_put(dataset.arrays)
+    carry, data = [engine.states[0]], jax.device_put(dataset.arrays)
 
     @partial(jax.jit, donate_argnums=0)
     def loop(ts, data, order, valid):
@@ -176,13 +176,14 @@ def by_hand(engine, step, dataset, options):
 
     def epoch():
         order, valid = epoch_order(len(dataset), options.batch_size, seed=0, epoch=1, shuffle=True)
-        held[0] = jax.block_until_ready(loop(held[0], data, order, valid))
+        carry[0] = jax.block_until_ready(loop(carry[0], data, order, valid))
 
     return epoch
 
 
 def measure(forms, examples, rounds):
-    """{form: examples a second in each round}, the forms taking turns; the first round, which compiles, is left out."""
+    """{form: examples per second in each round}, the forms taking turns; the first round, which
+    compiles, is left out."""
     rates = {name: [] for name in forms}
     for i in range(rounds + 1):
         for name, epoch in forms.items():
@@ -194,7 +195,7 @@ def measure(forms, examples, rounds):
 
 
 def log_to(file):
-    """Log lines go to a file, as in a run."""
+    """Send log lines to a file, as in a run."""
     logger = logging.getLogger("main")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.FileHandler(file))

@@ -1,4 +1,4 @@
-"""What a config says of a recipe, as other frameworks are told it."""
+"""Translates a config into a recipe that the other frameworks can follow."""
 
 from pathlib import Path
 
@@ -10,99 +10,95 @@ RECIPES = {
     "": ROOT / "configs" / "mnist_fast.json",
     ", AdamW": ROOT / "benchmarks" / "mnist_adamw.json",
 }
-NO_MUON = ("keras",)  # its rates mean something else, and it leaves out what the recipe does not
-AS_THEY_ARE = (
-    "$schema",
-    "title",
-    "seed",
-    "model",
-    "data",
-    "preprocess",
-    "metrics",
-    "checkpoint",
-    "logging",
-)  # or no matter
-TAKEN = {
+# Keras' Muon scales the learning rate differently, and excludes other layers than the recipe does.
+NO_MUON = ("keras",)
+# Sections that the recipe takes as they are, or that do not affect training.
+COPIED = ("$schema", "title", "seed", "model", "data", "preprocess", "metrics")
+COPIED += ("checkpoint", "logging")
+SUPPORTED = {
     "data": ("mnist",),
     "loss": ("cross_entropy",),
     "optimizer": ("adamw", "muon"),
     "schedule": ("constant", "warmup_linear"),
 }
 RATES = {"adamw": ("lr", "weight_decay"), "muon": ("lr", "weight_decay", "adamw_lr")}
-LAST_LAYER = "head/classes/.*"  # other frameworks' Muon leaves it to AdamW
+LAST_LAYER = "head/classes/.*"  # with other frameworks' Muon, AdamW updates it
 SHAPE = (28, 28, 1)
 
 
 def recipe_of(file):
-    """{"workload": the fields of a Workload, "mean", "std"} of a config that says no more than other frameworks are told."""
-    from training.runs.folder import flat  # here, as others need not wait for it
-
+    """{"workload": the fields of a Workload, "mean", "std"} of a config; a setting that the recipe
+    cannot express is an error."""
     given, resolved = read(file), resolved_of(read(file), file)
-    for place in ("data", "loss", "optimizer", "schedule"):
-        name = resolved[place]["name"] if isinstance(resolved[place], dict) else "a chain"
-        if name not in TAKEN[place]:
+    for section, names in SUPPORTED.items():
+        name = resolved[section]["name"] if isinstance(resolved[section], dict) else "a chain"
+        if name not in names:
             raise UserError(
-                f"{file}: {place}: other frameworks are told of {' or '.join(TAKEN[place])}, not of {name}"
+                f"{file}: {section}: must be {' or '.join(names)} "
+                f"for the other frameworks, got {name}"
             )
-    smoothing, optimizer = resolved["loss"]["args"]["label_smoothing"], resolved["optimizer"]
-    rates = {name: optimizer["args"][name] for name in RATES[optimizer["name"]]}
-    fixed = {"by_adamw": LAST_LAYER} if optimizer["name"] == "muon" else {}
-    warmup = resolved["schedule"]["args"].get("warmup_epochs")
-    batch_size, epochs = resolved["loader"]["batch_size"], resolved["training"]["epochs"]
-    told = {name: given[name] for name in AS_THEY_ARE if name in given} | {
-        "loader": {"batch_size": batch_size},
-        "loss": {"name": "cross_entropy", "args": {"label_smoothing": smoothing}},
-        "optimizer": {"name": optimizer["name"], "args": rates | fixed},
-        "schedule": "constant"
-        if warmup is None
-        else {"name": "warmup_linear", "args": {"warmup_epochs": warmup}},
-        "training": {"epochs": epochs},
-    }
-    expected = flat(resolved_of(told, file))
-    if untold := [path for path, value in flat(resolved).items() if expected.get(path) != value]:
-        raise UserError(f"{file}: other frameworks are not told of {', '.join(untold)}")
-    recipe = (
-        {"schedule": "constant"}
-        if warmup is None
-        else {"schedule": "one_cycle", "warmup": warmup / epochs}
-    )
-    recipe |= {
-        "name": "recipe",
-        "model": resolved["model"]["name"],
-        "args": args_of(given["model"]),
-        "shape": SHAPE,
-    }
-    recipe |= {
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "label_smoothing": smoothing,
-        "optimizer": optimizer["name"],
-        **rates,
-    }
+    recipe = workload_fields(given, resolved)
+    check_complete(file, given, resolved, recipe)
     return {"workload": recipe, **normalization(file, resolved["preprocess"])}
 
 
+def workload_fields(given, resolved):
+    """The fields of a Workload."""
+    optimizer, epochs = resolved["optimizer"], resolved["training"]["epochs"]
+    warmup = resolved["schedule"]["args"].get("warmup_epochs")
+    one_cycle = {} if warmup is None else {"schedule": "one_cycle", "warmup": warmup / epochs}
+    return {
+        "name": "recipe",
+        "model": resolved["model"]["name"],
+        "args": given["model"].get("args", {}) if isinstance(given["model"], dict) else {},
+        "shape": SHAPE,
+        "batch_size": resolved["loader"]["batch_size"],
+        "epochs": epochs,
+        "label_smoothing": resolved["loss"]["args"]["label_smoothing"],
+        "optimizer": optimizer["name"],
+        **{name: optimizer["args"][name] for name in RATES[optimizer["name"]]},
+        **one_cycle,
+    }
+
+
+def check_complete(file, given, resolved, recipe):
+    """Raise if the config has a setting that its recipe does not express."""
+    rates = {name: recipe[name] for name in RATES[recipe["optimizer"]]}
+    by_adamw = {"by_adamw": LAST_LAYER} if recipe["optimizer"] == "muon" else {}
+    warmup = {"warmup_epochs": resolved["schedule"]["args"].get("warmup_epochs")}
+    one_cycle = {"name": "warmup_linear", "args": warmup}
+    loss = {"label_smoothing": recipe["label_smoothing"]}
+    expressed = {name: given[name] for name in COPIED if name in given} | {
+        "loader": {"batch_size": recipe["batch_size"]},
+        "loss": {"name": "cross_entropy", "args": loss},
+        "optimizer": {"name": recipe["optimizer"], "args": rates | by_adamw},
+        "schedule": one_cycle if "schedule" in recipe else "constant",
+        "training": {"epochs": recipe["epochs"]},
+    }
+    from training.runs.folder import flat  # imported here, since only this function needs it
+
+    expected = flat(resolved_of(expressed, file))
+    if missing := [path for path, value in flat(resolved).items() if expected.get(path) != value]:
+        raise UserError(
+            f"{file}: {', '.join(missing)}: cannot be expressed in the other frameworks' recipe"
+        )
+
+
 def resolved_of(config, file):
-    """A config with all defaults."""
-    from wiring.build import (
-        build,
-    )  # takes jax, which some of the frameworks that are served do without
+    """A config with all defaults filled in."""
+    # Imported here, since it imports jax, which some of the served frameworks do not need.
+    from wiring.build import build
 
     return build(config, file).config
 
 
-def args_of(part):
-    """What a config says of a part."""
-    return part.get("args", {}) if isinstance(part, dict) else {}
-
-
 def normalization(file, preprocess):
-    """The mean and the standard deviation that images in [0, 1] are normalized by."""
+    """The mean and the standard deviation by which images in [0, 1] are normalized."""
     names = [part["name"] for part in preprocess]
     if names not in (["to_unit"], ["to_unit", "normalize"]):
         raise UserError(
-            f"{file}: preprocess: other frameworks are told of to_unit and normalize, not of {', '.join(names)}"
+            f"{file}: preprocess: must be to_unit, or to_unit and normalize, "
+            f"for the other frameworks, got {', '.join(names)}"
         )
-    return {"mean": 0.0, "std": 1.0} | {
-        name: value[0] for name, value in preprocess[-1]["args"].items()
-    }
+    arguments = {name: value[0] for name, value in preprocess[-1]["args"].items()}
+    return {"mean": 0.0, "std": 1.0} | arguments

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+HEADING = "# Measurements\n\nEach section is written by its program.\n"
 
 
 def spread(values):
@@ -16,25 +17,22 @@ def spread(values):
 
 
 def short(value):
-    """Three digits of a small number, all of a large one."""
+    """Three digits of a small number, all digits of a large one."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def markdown(head, rows):
-    """A table."""
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def record(title, command, table):
-    """Print a section and put it in place of the one of the same title."""
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {version('jax')}"
+    """Print a section, and write it to RESULTS.md in place of the section with the same title."""
+    versions = f"Python {platform.python_version()}, jax {version('jax')}"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
     section = f"## {title}\n\n`{command}` on {machine}\n\n{table}\n"
     print(section)
-    text = (
-        RESULTS.read_text()
-        if RESULTS.exists()
-        else "# Measurements\n\nEach section is written by its program.\n"
-    )
+    text = RESULTS.read_text() if RESULTS.exists() else HEADING
     text = re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
     RESULTS.write_text(text.rstrip() + "\n\n" + section)

@@ -1,5 +1,6 @@
-"""How speed and memory change as the batch, the width, the dataset and the depth grow: `fit`, each point in a process of its own,
-with huge pages.
+"""How speed and memory of `fit` change as the batch, the width, the dataset and the depth grow.
+
+Each point is measured in a process of its own, with huge pages.
 
 python -m benchmarks.scaling
 """
@@ -20,27 +21,26 @@ from benchmarks.serving import HUGE_PAGES
 from data_loader.digits import digits
 from utils import peak_of_process
 
-SECONDS, EPOCHS = 2.0, 3  # a point trains at least so long, and so many epochs
-NOTE = (
-    "Images are 28x28x1, of the digits that the program draws; AdamW, float32, no evaluation; median (smallest - largest) over "
-    "the epochs behind the first, what compiling takes left out. Memory is the most that the process has held: before `fit`, "
-    "with JAX imported and the dataset read, and at the end."
-)
+SECONDS, EPOCHS = 2.0, 3  # each point trains for at least this long and this many epochs
+NOTE = """\
+Images are 28x28x1, of the digits that the program draws; AdamW, float32, no evaluation; median \
+(smallest - largest) over the epochs after the first, without compilation. Memory is the peak of \
+the process: before `fit`, with JAX imported and the dataset read, and at the end."""
 
 
 class Point(NamedTuple):
-    """What is trained."""
+    """One training run of the benchmark."""
 
     label: str
     model: str
     args: dict
     batch_size: int
     examples: int
-    device_budget_mb: int = 2048  # 0: the dataset stays on the host, and is streamed
+    device_budget_mb: int = 2048  # 0: the dataset stays on the host and is streamed
 
 
 def sample(label, dims=(8, 16, 32), batch_size=512, examples=60_000, **options):
-    """The model of config.json, but for what grows."""
+    """The model of config.json, with some of its settings changed."""
     return Point(label, "convnext", {"dims": dims}, batch_size, examples, **options)
 
 
@@ -67,26 +67,19 @@ AXES = {
 def main():
     rows = []
     for axis, points in AXES.items():
-        for place, point in enumerate(points):
+        for i, point in enumerate(points):
             print(f"{axis}: {point.label}", file=sys.stderr)
-            found = in_a_process(axis, place)
-            memory = [f"{found[when] / 2**20:,.0f}" for when in ("before", "peak")]
-            rows.append(
-                [
-                    "" if place else axis,
-                    point.label,
-                    f"{found['parameters']:,}",
-                    spread(found["rates"]),
-                    *memory,
-                ]
-            )
+            results = measure_in_process(axis, i)
+            memory = [f"{results[when] / 2**20:,.0f}" for when in ("before", "peak")]
+            cells = [f"{results['parameters']:,}", spread(results["rates"]), *memory]
+            rows.append(["" if i else axis, point.label, *cells])
     head = ["what grows", "to", "parameters", "images/s", "memory before, MiB", "peak memory, MiB"]
     record("Scaling", "python -m benchmarks.scaling", f"{markdown(head, rows)}\n\n{NOTE}")
 
 
-def in_a_process(axis, place):
-    """What a process tells of a point."""
-    command = [sys.executable, "-m", "benchmarks.scaling", axis, str(place)]
+def measure_in_process(axis, index):
+    """The results of `measure` for one point, computed in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.scaling", axis, str(index)]
     done = subprocess.run(
         command, env=os.environ | HUGE_PAGES, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -94,7 +87,7 @@ def in_a_process(axis, place):
 
 
 def measure(point):
-    """{"parameters", "rates" (images a second of each epoch), "before" and "peak" (bytes)}"""
+    """{"parameters", "rates" (images per second of each epoch), "before" and "peak" (bytes)}"""
     import jax
 
     from training.fit import fit
@@ -102,10 +95,9 @@ def measure(point):
     from training.preprocess import to_unit
     from training.runs.shape_check import count
 
-    logging.getLogger("main").addHandler(logging.NullHandler())  # else `fit` would print its lines
-    model = getattr(import_module(f"model.{point.model}"), point.model)(
-        (28, 28, 1), 10, **point.args
-    )
+    logging.getLogger("main").addHandler(logging.NullHandler())  # else `fit` prints its log lines
+    factory = getattr(import_module(f"model.{point.model}"), point.model)
+    model = factory((28, 28, 1), 10, **point.args)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     x, y = digits().load()["train"].arrays
     rows = np.arange(point.examples) % len(x)
@@ -118,7 +110,12 @@ def measure(point):
         "eval_every": 0,
     }
     done = fit(
-        model, data, optimizer=adamw(0.003), preprocess=[to_unit], callbacks=[Enough()], **options
+        model,
+        data,
+        optimizer=adamw(0.003),
+        preprocess=[to_unit],
+        callbacks=[StopAfter()],
+        **options,
     )
     rates = [row["examples_per_second"] for row in done.history[1:]]
     return {
@@ -129,18 +126,18 @@ def measure(point):
     }
 
 
-class Enough:
-    """A callback: it stops the run when there is enough to tell."""
+class StopAfter:
+    """A callback that stops the run after EPOCHS epochs and SECONDS seconds."""
 
     def on_epoch_end(self, view):
         if view.epoch == 1:
-            self.began = time.perf_counter()
-        return {"stop": view.epoch > EPOCHS and time.perf_counter() - self.began > SECONDS}
+            self.start = time.perf_counter()
+        return {"stop": view.epoch > EPOCHS and time.perf_counter() - self.start > SECONDS}
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        axis, place = sys.argv[1:]
-        print(json.dumps(measure(AXES[axis][int(place)])))
+        axis, index = sys.argv[1:]
+        print(json.dumps(measure(AXES[axis][int(index)])))
     else:
         main()

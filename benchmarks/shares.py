@@ -1,4 +1,5 @@
-"""Where the time of a training step goes: XLA's own profile of an epoch of each workload, by part and by kind of operation.
+"""Where the time of a training step goes: XLA's own profile of one epoch of each workload, by part
+of the step and by kind of operation.
 
 python -m benchmarks.shares [--workloads convnext,resnet,vit,mlp] [--data DIR]
 """
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+from training.runner import Runner
 
 from benchmarks.results import markdown, record
 from benchmarks.workloads import WORKLOADS, data_for
@@ -23,22 +25,20 @@ from training.metrics import accuracy
 from training.objective import supervised
 from training.optimizers import adamw
 from training.options import LoaderOptions
-from training.runner import Runner
 from training.update import gradient_update
 
-KINDS = {  # of an operation, by what XLA calls it and by what of JAX's it came from, the first that fits
+# The kind of an operation: the first pattern found in its XLA name or in its JAX name.
+KINDS = {
     "convolutions": r"convolution|conv_general",
     "matrix products": r"dot",
     "sums and maxima": r"reduce",
     "gathers": r"gather|dynamic",
-    "moving of numbers": r"copy|transpose|pad|slice|concatenate|reshape",
+    "data movement": r"copy|transpose|pad|slice|concatenate|reshape",
 }
 OTHER = "other arithmetic"
 PARTS = {"backward": r"transpose\(", "forward": r"jvp\("}
-LAST, UNNAMED = (
-    "update and its books",
-    "XLA's own",
-)  # what comes from no line of the program, such as another layout
+# "XLA's own" operations, such as a change of layout, come from no line of the program.
+UPDATE, UNNAMED = "update and metrics", "XLA's own"
 
 
 def main():
@@ -48,23 +48,20 @@ def main():
     args = parser.parse_args()
     rows = []
     for name in args.workloads.split(","):
-        runner, steps = engine(WORKLOADS[name], data_for(WORKLOADS[name], args.data)["train"])
-        seconds, spent = profiled(runner, steps)
-        total = sum(spent.values())
-        for part in ("forward", "backward", LAST, UNNAMED):
-            shares = {kind: spent[part, kind] / total for kind in (*KINDS, OTHER)}
-            cells = [f"{100 * share:.0f} %" for share in (sum(shares.values()), *shares.values())]
+        runner, steps = runner_of(WORKLOADS[name], data_for(WORKLOADS[name], args.data)["train"])
+        seconds, nanoseconds = profiled(runner, steps)
+        total = sum(nanoseconds.values())
+        for part in ("forward", "backward", UPDATE, UNNAMED):
+            shares = [nanoseconds[part, kind] / total for kind in (*KINDS, OTHER)]
+            cells = [f"{100 * share:.0f} %" for share in (sum(shares), *shares)]
             rows.append([name, f"{1e3 * seconds:.3g}", part, *cells])
-    head = ["workload", "ms a step", "part", "all of it", *KINDS, OTHER]
-    record(
-        "Where the time goes",
-        "python -m benchmarks.shares",
-        markdown(head, rows) + f"\n\nOn {jax.devices()[0].device_kind}.",
-    )
+    head = ["workload", "ms per step", "part", "total", *KINDS, OTHER]
+    table = f"{markdown(head, rows)}\n\nOn {jax.devices()[0].device_kind}."
+    record("Where the time goes", "python -m benchmarks.shares", table)
 
 
-def engine(workload, train):
-    """(a Runner of the workload, how many steps an epoch has)."""
+def runner_of(workload, train):
+    """(a Runner of the workload, its number of steps per epoch)."""
     factory = getattr(importlib.import_module(f"model.{workload.model}"), workload.model)
     model = factory(workload.shape, 10, **workload.args)
     objective = compose(supervised, model, cross_entropy, {"accuracy": accuracy}, (), ())
@@ -82,7 +79,7 @@ def engine(workload, train):
 
 
 def profiled(runner, steps):
-    """(seconds of a step without the profiler, {(part, kind): time}) of an epoch."""
+    """(seconds per step without the profiler, {(part, kind): nanoseconds of an epoch})."""
     epoch(runner)
     start = time.perf_counter()
     epoch(runner)
@@ -98,11 +95,11 @@ def profiled(runner, steps):
             for line in plane.lines
             for event in line.events
         ]
-    origins, spent = origins_of(runner.program.compiled.as_text()), collections.Counter()
+    origins, nanoseconds = origins_of(runner.program.compiled.as_text()), collections.Counter()
     for name, duration in events:
         if name in origins:
-            spent[origins[name]] += duration
-    return seconds, spent
+            nanoseconds[origins[name]] += duration
+    return seconds, nanoseconds
 
 
 def epoch(runner):
@@ -114,24 +111,24 @@ def epoch(runner):
 
 
 def origins_of(text):
-    """{operation: (part, kind)} of a compiled program, by its text; loops and calls are left out, since what is inside counts."""
-    found = {}
+    """{operation: (part, kind)} from the text of a compiled program; loops and calls are left out,
+    since the operations inside them are counted."""
+    origins = {}
     for line in text.splitlines():
         if not (match := re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = .*? ([\w\-]+)\(", line)):
             continue
         (name, operation), source = match.groups(), re.search(r'op_name="([^"]*)"', line)
         source = source.group(1) if source else ""
         if operation not in ("while", "call", "conditional"):
-            part = next(
-                (part for part, pattern in PARTS.items() if re.search(pattern, source)),
-                LAST if source else UNNAMED,
-            )
-            told = f"{name} {operation} {source.rsplit('/', 1)[-1]}"
-            kind = next(
-                (kind for kind, pattern in KINDS.items() if re.search(pattern, told)), OTHER
-            )
-            found[name] = part, kind
-    return found
+            part = first_match(PARTS, source, UPDATE if source else UNNAMED)
+            names = f"{name} {operation} {source.rsplit('/', 1)[-1]}"
+            origins[name] = part, first_match(KINDS, names, OTHER)
+    return origins
+
+
+def first_match(patterns, text, default):
+    """The first name whose pattern occurs in the text."""
+    return next((name for name, pattern in patterns.items() if re.search(pattern, text)), default)
 
 
 if __name__ == "__main__":

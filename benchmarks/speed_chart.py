@@ -1,19 +1,17 @@
-"""The bar chart of benchmarks/training.py, for the README."""
+"""Draws the bar chart of benchmarks/training.py for the README."""
 
 import statistics
 from pathlib import Path
 
-from benchmarks.marks import OURS
+from benchmarks.targets import OURS
 
 FILE = Path(__file__).parents[1] / "docs" / "speed.png"
-COLOURS = {
-    True: ("#c2410c", "#fdba74"),
-    False: ("#475569", "#cbd5e1"),
-}  # {ours: (bar, what huge pages add)}
+# {whether it is ours: (colour of the bar, colour of what huge pages add)}
+COLOURS = {True: ("#c2410c", "#fdba74"), False: ("#475569", "#cbd5e1")}
 
 
 def draw(measured):
-    """Images a second of {workload: {name: {huge pages: Runner}}}, a panel for each workload."""
+    """Draw the rates of {workload: {name: {huge pages: Client}}}, one panel per workload."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,5 +30,5 @@ def draw(measured):
         panel.set_xlim(0, 1.18 * panel.dataLim.x1)
         panel.set_xticks([])
         panel.spines[["top", "right", "bottom"]].set_visible(False)
-    figure.suptitle("Training on the CPU, images a second; the pale part is what huge pages add")
+    figure.suptitle("Training on the CPU, images per second; the pale part is what huge pages add")
     figure.savefig(FILE, dpi=110)

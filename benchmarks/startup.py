@@ -1,5 +1,5 @@
-"""How long starting takes: a check against importing jax alone, and a run to its first step, first and second time. Whole
-processes, taking turns.
+"""How long starting takes: checking a config against importing jax alone, and a run until its first
+step, in a first and a second start. Whole processes, taking turns.
 
 python -m benchmarks.startup [rounds]
 """
@@ -18,9 +18,10 @@ CHECKS = {
     "train.py -c config.json --check": [sys.executable, "train.py", "-c", "config.json", "--check"],
     "import jax": [sys.executable, "-c", "import jax"],
 }
-WITHOUT = "first start, nothing kept"
-STARTS = {"second start": {}, "first start": {}, WITHOUT: {"JAX_ENABLE_COMPILATION_CACHE": "false"}}
-FIRST_STEP = "Epoch 1 [1/"  # the line that tells its loss
+NO_CACHE = "first start, no cache"
+NO_CACHE_VARIABLES = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+STARTS = {"second start": {}, "first start": {}, NO_CACHE: NO_CACHE_VARIABLES}
+FIRST_STEP = "Epoch 1 [1/"  # the beginning of the line that logs the first step's loss
 
 
 def main(rounds=15):
@@ -29,51 +30,41 @@ def main(rounds=15):
 
 
 def check_against_import(rounds):
-    """What finding a mistake in a config takes."""
+    """The time to find a mistake in a config."""
     seconds = {name: [] for name in CHECKS}
     for i in range(rounds + 1):
         for name, command in CHECKS.items():
             start = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            if i > 0:  # the first reads the files from disk
+            if i > 0:  # the first round reads the files from disk
                 seconds[name].append(time.perf_counter() - start)
     record("Startup", "python -m benchmarks.startup", "\n".join(table("process", seconds)))
 
 
 def second_against_first(rounds):
-    """The sample from the start of its process to its first step, before and after its programs lie in the user's cache."""
+    """The sample from the start of its process to its first step, before and after its compiled
+    programs are in the user's cache."""
     seconds = {name: [] for name in STARTS}
     for i in range(rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            lend_digits(Path(folder) / "rawtree")
+            link_digits(Path(folder) / "rawtree")
             for name in reversed(STARTS):
-                taken = to_first_step(folder, STARTS[name])
-                if i > 0:  # the first may draw the digits
-                    seconds[name].append(taken)
-    rows = [f"| {WITHOUT} | {spread(seconds.pop(WITHOUT))} |"]
-    record(
-        "Second start",
-        "python -m benchmarks.startup",
-        "\n".join(table("to the first step", seconds) + rows),
-    )
+                duration = to_first_step(folder, STARTS[name])
+                if i > 0:  # the first round may draw the digits
+                    seconds[name].append(duration)
+    rows = [f"| {NO_CACHE} | {spread(seconds.pop(NO_CACHE))} |"]
+    lines = table("to the first step", seconds) + rows
+    record("Second start", "python -m benchmarks.startup", "\n".join(lines))
 
 
-def to_first_step(folder, settings):
-    """Seconds from the start of a process, whose cache folder this is, until the line of its first step."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))
-    }
-    environment = kept | {"XDG_CACHE_HOME": folder, "PYTHONUNBUFFERED": "1"} | settings
-    command = [
-        sys.executable,
-        "train.py",
-        "-c",
-        "config.json",
-        f"checkpoint.dir={folder}/saved",
-        "logging.every_steps=1",
-    ]
+def to_first_step(folder, variables):
+    """Seconds from the start of a process, with `folder` as its cache folder, until it logs its
+    first step."""
+    caches = ("JAX_COMPILATION", "JAX_PERSISTENT")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(caches)}
+    environment |= {"XDG_CACHE_HOME": folder, "PYTHONUNBUFFERED": "1"} | variables
+    command = [sys.executable, "train.py", "-c", "config.json"]
+    command += [f"checkpoint.dir={folder}/saved", "logging.every_steps=1"]
     command += [f"data.args.dir={os.environ['MNIST_DIR']}"] if "MNIST_DIR" in os.environ else []
     start = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -81,30 +72,26 @@ def to_first_step(folder, settings):
         for line in process.stdout:
             if FIRST_STEP in line:
                 return time.perf_counter() - start
-        raise RuntimeError(f"there was no first step; exit code {process.wait()}")
+        raise RuntimeError(f"train.py logged no first step; exit code {process.wait()}")
     finally:
         process.kill()
         process.wait()
 
 
-def lend_digits(folder):
-    """Let a cache folder have the user's own digits, which stand in for MNIST, but none of the programs."""
+def link_digits(folder):
+    """Link the user's cached digits, which stand in for MNIST, into a new cache folder without
+    compiled programs."""
     folder.mkdir()
     for path in user_cache().glob("digits-*.npz"):
         (folder / path.name).symlink_to(path)
 
 
 def table(title, seconds):
-    """The rows of what took turns, and the ratio of the first to the second."""
-    one, other = seconds.values()
-    ratios = [a / b for a, b in zip(one, other, strict=True)]
+    """The lines of a table of two measurements and the ratio of the first to the second."""
+    ratios = [a / b for a, b in zip(*seconds.values(), strict=True)]
     rows = [f"| {name} | {spread(values)} |" for name, values in seconds.items()]
-    return [
-        f"| {title} | seconds, median (range) |",
-        "|---|---|",
-        *rows,
-        f"| ratio, pair by pair | {spread(ratios)} |",
-    ]
+    head = [f"| {title} | seconds, median (range) |", "|---|---|"]
+    return [*head, *rows, f"| ratio, pair by pair | {spread(ratios)} |"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The compiled step of training as a run makes it, from shapes alone: for programs that price it, or take it apart."""
+"""The compiled training step as a run makes it, built from shapes alone, for programs that estimate
+its cost or analyse it."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,22 +18,23 @@ from training.programs import Program, loops_are_slow, options_for, over_batch, 
 from training.trainer import SEED, first_state, first_trees, training
 from training.update import gradient_update, zero_sums
 
-SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}  # for a process of its own
+# The environment of a process with 8 simulated devices.
+SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
 class Step(NamedTuple):
-    """A step of AdamW before it is placed anywhere."""
+    """A training step with AdamW, before its arrays are placed on devices."""
 
     make: Any  # seed -> the first TrainState
-    carry: Any  # its shapes
-    batch: Any  # shapes of (x, y)
+    carry: Any  # the shapes of that TrainState
+    batch: Any  # the shapes of (x, y)
     run: Any  # (const, carry, batch, valid) -> carry
     report: Any
-    looped: bool  # whether a compiled loop may hold it
+    looped: bool  # whether it may run inside a compiled loop
 
 
 def step_of(model, shape, batch, precision="float32"):
-    """The step of a model of images of this shape, in batches of so many."""
+    """The step of a model for images of `shape`, in batches of size `batch`."""
     objective = compose(
         supervised, model, cross_entropy, {"accuracy": accuracy}, precision=precision
     )
@@ -53,27 +55,23 @@ def step_of(model, shape, batch, precision="float32"):
 
 
 def program_of(step, options, sharding=None):
-    """(its Program over a mesh of this machine's devices, the forms of its arguments, the Plan): batches come one by one."""
+    """(its Program over a mesh of this machine's devices, its argument shapes, the Plan); the
+    program takes one batch per call."""
     plan = Plan(make_mesh(options), sharding)
-    places, whole = plan.of_state(step.carry), replicated(plan.mesh)
+    shardings = plan.of_state(step.carry)
     program = Program(
         over_batch(step.run, step.report),
         plan.mesh,
         "train",
         options=options_for(step.looped),
-        places=places,
+        places=shardings,
     )
-    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    return (
-        program,
-        ((), placed(step.carry, places), placed(step.batch, sharded(plan.mesh)), valid),
-        plan,
-    )
+    carry, batch = placed(step.carry, shardings), placed(step.batch, sharded(plan.mesh))
+    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(plan.mesh))
+    return program, ((), carry, batch, valid), plan
 
 
 def mesh_name(shape):
-    """data 2 x fsdp 4; axes of one device are left out."""
-    return (
-        " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1)
-        or "one device"
-    )
+    """data 2 x fsdp 4; axes of size 1 are left out."""
+    axes = [f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1]
+    return " x ".join(axes) or "one device"

@@ -1,7 +1,9 @@
-"""One cache of compiled programs for a whole run of the tests: most of their time is compilation, much of it of the same ones.
+"""One cache of compiled programs for a whole test run: most of its time is compilation, and many of
+the programs are the same.
 
-JAX keeps the programs in a folder, which both workers and the processes that tests start find in their environment; it is empty
-at the start and gone at the end. That this changes no bit is proved in test_compilation_cache.py.
+JAX keeps the programs in a folder, which pytest's workers and the processes started by tests find
+in their environment; it is empty at the start and deleted at the end. test_compilation_cache.py
+proves that the cache does not change any bit.
 """
 
 import os
@@ -12,16 +14,14 @@ CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-OURS = (
-    "PYTEST_XDIST_WORKER" not in os.environ
-)  # a worker takes the folder of the process that started it
+# A worker uses the folder of the process that started it.
+IS_OWNER = "PYTEST_XDIST_WORKER" not in os.environ
 
-if OURS:  # before anything imports jax
-    os.environ |= CACHE | {
-        "JAX_COMPILATION_CACHE_DIR": tempfile.mkdtemp(prefix="rawtree-programs-")
-    }
+if IS_OWNER:  # before anything imports jax
+    folder = tempfile.mkdtemp(prefix="rawtree-programs-")
+    os.environ |= CACHE | {"JAX_COMPILATION_CACHE_DIR": folder}
 
 
 def pytest_unconfigure():
-    if OURS:
+    if IS_OWNER:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

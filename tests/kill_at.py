@@ -1,6 +1,7 @@
-"""python tests/kill_at.py N arguments...: train.py, killed with SIGKILL at the N-th thing that its process does to the disk.
+"""python tests/kill_at.py N arguments...: run train.py, and kill it with SIGKILL at its N-th change
+of the disk.
 
-A write to a checkpoint is cut in half first, so that some of it is there and some is not.
+If that is a write to a file, only the first half is written before the kill.
 """
 
 import builtins
@@ -13,26 +14,26 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import train
 import utils
 
-left = int(sys.argv.pop(1))
+changes_left = int(sys.argv.pop(1))
 
 
-def count():
-    global left
-    left -= 1
-    return left == 0
+def is_last_change():
+    global changes_left
+    changes_left -= 1
+    return changes_left == 0
 
 
-def killed_in(function):
+def counted(function):
     def wrapped(*arguments, **keywords):
-        if count():
+        if is_last_change():
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*arguments, **keywords)
 
     return wrapped
 
 
-class Torn:
-    """A file whose writes count."""
+class CountedFile:
+    """A file whose writes are counted."""
 
     def __init__(self, file):
         self.file = file
@@ -48,19 +49,19 @@ class Torn:
         return self.file.__exit__(*error)
 
     def write(self, data):
-        if count():
+        if is_last_change():
             self.file.write(memoryview(data).cast("B")[: len(data) // 2])
             self.file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.file.write(data)
 
 
-def torn_open(*arguments, **keywords):
-    return Torn(builtins.open(*arguments, **keywords))
+def counted_open(*arguments, **keywords):
+    return CountedFile(builtins.open(*arguments, **keywords))
 
 
-utils.open = torn_open
+utils.open = counted_open
 for name in ("fsync", "replace", "truncate", "unlink"):
-    setattr(os, name, killed_in(getattr(os, name)))
+    setattr(os, name, counted(getattr(os, name)))
 
 sys.exit(train.main())

@@ -1,4 +1,4 @@
-"""train.py in processes of its own, its caches and runs in a folder of the test's."""
+"""Start train.py and other programs as processes, with caches and runs in a folder of the test."""
 
 import json
 import os
@@ -12,73 +12,70 @@ from training.devices.launcher import free_port
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def start(place, *arguments, program="train.py", devices=None):
+def start(folder, *arguments, program="train.py", devices=None):
     command = [sys.executable, str(ROOT / program), *map(str, arguments)]
-    environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     if devices:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        command,
-        cwd=place,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, **pipes, text=True, env=environment)
 
 
-def run(place, *arguments, **keywords):
-    """(exit code, standard output, standard error) of a process run to its end; never a traceback."""
-    process = start(place, *arguments, **keywords)
+def run(folder, *arguments, **keywords):
+    """(exit code, stdout, stderr) of a process run to its end, which must not print a traceback."""
+    process = start(folder, *arguments, **keywords)
     out, err = process.communicate(timeout=300)
     assert "Traceback" not in out + err, err
     return process.returncode, out, err
 
 
+def wait_for_line(process, text):
+    """Read the output of a process up to the first line that contains this text."""
+    for line in process.stdout:
+        if text in line:
+            return
+
+
 def start_all(program, *arguments, processes=2, devices=1, by_config=False, **environment):
-    """Several Pythons that run the same program, with the variables by which they find each other, or the keys of a config."""
+    """Several Python processes that run the same program and find each other by environment
+    variables, or with `by_config` by the keys of a config."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | environment
     environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [
-        sys.executable,
-        *(["-c", program] if "\n" in program else [program]),
-        *map(str, arguments),
-    ]
+    command = [sys.executable, *(["-c", program] if "\n" in program else [program])]
+    command += map(str, arguments)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started, coordinator = [], f"127.0.0.1:{free_port()}"
     for i in range(processes):
         keys = {"coordinator": coordinator, "num_processes": processes, "process_id": i}
+        own_command = [*command, f"distributed={json.dumps(keys)}"] if by_config else command
         variables = {
             "JAX_COORDINATOR_ADDRESS": coordinator,
             "JAX_NUM_PROCESSES": str(processes),
             "JAX_PROCESS_ID": str(i),
         }
-        own = (
-            {"args": [*command, f"distributed={json.dumps(keys)}"]}
-            if by_config
-            else {"args": command}
-        )
-        own["env"] = environment | ({} if by_config else variables)
-        started.append(subprocess.Popen(**own, cwd=environment.get("PLACE", ROOT), **pipes))
+        own_environment = environment | ({} if by_config else variables)
+        folder = environment.get("PLACE", ROOT)
+        started.append(subprocess.Popen(own_command, env=own_environment, cwd=folder, **pipes))
     return started
 
 
 def marked(mark):
-    """The processes that have this text in their environment, as they inherited it."""
-    found = []
+    """The ids of the processes that were started with this text in their environment."""
+    ids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended, or is not ours
-            found += [path.parent.name] if mark.encode() in path.read_bytes() else []
-    return found
+        with suppress(OSError):  # it has ended, or belongs to another user
+            ids += [path.parent.name] if mark.encode() in path.read_bytes() else []
+    return ids
 
 
 def finished(started, timeout=120, code=0):
-    """What each wrote to stdout and stderr, once all have ended, with this exit code unless it is None; none outlives it."""
+    """The (stdout, stderr) of each process after all have ended, with this exit code unless it is
+    None; kills what still runs after the timeout."""
     try:
-        said = [process.communicate(timeout=timeout) for process in started]
+        outputs = [process.communicate(timeout=timeout) for process in started]
     finally:
         for process in started:
             process.kill()
-    for process, (out, err) in zip(started, said, strict=True):
+    for process, (out, err) in zip(started, outputs, strict=True):
         assert code is None or process.returncode == code, out + err
-    return said
+    return outputs

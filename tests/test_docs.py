@@ -1,4 +1,4 @@
-"""What the docs tell one to type is what the program takes."""
+"""The program accepts the commands, config keys and scripts that the docs show."""
 
 import json
 import re
@@ -23,18 +23,17 @@ BLOCKS = {
 
 
 def commands():
-    """What stands behind `train.py` in every line of the page and the README that runs it."""
-    text, found = (PAGE + (ROOT / "README.md").read_text()).replace("\\\n", " "), []
-    for said in re.findall(r"python train\.py ([^`\n]*)", text):
-        said = (
-            said.removesuffix("'") if said.count("'") % 2 else said
-        )  # the end of a command for another machine
-        found.append(shlex.split(said, comments=True))
-    return found
+    """The arguments of every `train.py` command on the page and in the README."""
+    text, arguments = (PAGE + (ROOT / "README.md").read_text()).replace("\\\n", " "), []
+    for line in re.findall(r"python train\.py ([^`\n]*)", text):
+        # An odd quote ends a quoted command for another machine.
+        line = line.removesuffix("'") if line.count("'") % 2 else line
+        arguments.append(shlex.split(line, comments=True))
+    return arguments
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_every_command_line_is_one_that_the_program_takes(words):
+def test_the_program_accepts_every_command_line(words):
     config = json.loads((ROOT / "config.json").read_text())
     for text in train.parse(words).overrides:
         config = override(config, text)
@@ -42,7 +41,7 @@ def test_every_command_line_is_one_that_the_program_takes(words):
     DistributedOptions(**config.get("distributed", {}))
 
 
-def test_the_keys_are_those_of_a_config():
+def test_the_json_block_has_valid_config_keys_and_sharding_rules():
     (block,) = BLOCKS["json"]
     keys = json.loads("{" + block + "}")
     assert keys.keys() <= TOP_LEVEL.keys()
@@ -50,30 +49,23 @@ def test_the_keys_are_those_of_a_config():
         check_sharding(json.loads(rules))
 
 
-def test_the_scripts_can_be_read():
+def test_the_scripts_are_valid():
     (script,), (manifest,) = BLOCKS["bash"], BLOCKS["yaml"]
     checked = subprocess.run(
-        [shutil.which("bash"), "-n"],
-        input=script,
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
+        [shutil.which("bash"), "-n"], input=script, capture_output=True, text=True, timeout=10
     )
     assert not checked.stderr
     job = yaml.safe_load(manifest)["spec"]["replicatedJobs"][0]
     pod = job["template"]["spec"]["template"]["spec"]["containers"][0]
-    told = {variable["name"]: variable.get("value") for variable in pod["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in pod["env"]}
     name = f"{yaml.safe_load(manifest)['metadata']['name']}-{job['name']}-0-0"
-    assert told["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}.")
-    assert (
-        told["JAX_NUM_PROCESSES"]
-        == str(job["template"]["spec"]["completions"])
-        == str(job["template"]["spec"]["parallelism"])
-    )
+    assert variables["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}.")
+    spec = job["template"]["spec"]
+    processes = variables["JAX_NUM_PROCESSES"]
+    assert processes == str(spec["completions"]) == str(spec["parallelism"])
     assert train.parse(pod["command"][2:]).resume == "auto"
 
 
-def test_links_are_there():
+def test_the_targets_of_links_exist():
     for target in re.findall(r"\]\(([^)]+)\)", PAGE):
         assert target.startswith("https://") or (ROOT / "docs" / target).exists(), target

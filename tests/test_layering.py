@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source; and what starting up must not import."""
+"""What each layer may import, read from the source, and what must not be imported at startup."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OWN = {"utils", "wiring", "model", "data_loader", "training", "inference", "train"}
 
-# What each layer may import of the project's own, and whether jax may stand at the top of its files.
+# What each layer may import from this project, and whether its files may import jax at the top.
 ALLOWED = {
     "utils": (set(), False),
     "wiring": ({"utils", "wiring"}, False),
@@ -26,22 +26,11 @@ ALLOWED = {
         True,
     ),
 }
-HEAVY = {
-    "optax",
-    "flax",
-    "tensorflow",
-    "tf2onnx",
-    "onnx",
-    "onnxruntime",
-    "ai_edge_litert",
-    "wandb",
-    "tensorboard",
-    "matplotlib",
-}
-HEAVY |= {"orbax", "PIL", "tqdm", "safetensors", "grain", "array_record", "crc32c"}
-LAZY = {
-    "tf_ops": {"tensorflow"}
-}  # folders whose files are themselves imported where they are needed alone
+HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
+HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "grain"}
+HEAVY |= {"array_record", "crc32c"}
+# Folders whose files may import these at the top, since the files are only imported when needed.
+LAZY = {"tf_ops": {"tensorflow"}}
 
 
 def imports(path, top_only=False):
@@ -52,13 +41,11 @@ def imports(path, top_only=False):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            # `from training import loss` imports training.loss, `from training.base import Loss` training.base
+            # `from training import loss` imports training.loss, but
+            # `from training.base import Loss` imports training.base.
             is_package = (ROOT / node.module.replace(".", "/")).is_dir()
-            yield from (
-                (f"{node.module}.{alias.name}" for alias in node.names)
-                if is_package
-                else [node.module]
-            )
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from names if is_package else [node.module]
 
 
 def files(layer):
@@ -66,54 +53,42 @@ def files(layer):
 
 
 @pytest.mark.parametrize("layer", ALLOWED)
-def test_layers_import_only_what_lies_below(layer):
+def test_layers_import_only_the_layers_below_them(layer):
     allowed, jax_at_top = ALLOWED[layer]
     for path in files(layer):
-        for name in imports(
-            path, top_only=layer == "wiring"
-        ):  # wiring reaches up, but inside functions alone
-            if name.split(".")[0] in OWN:
-                assert any(name == a or name.startswith(f"{a}.") for a in allowed), (
-                    f"{path} imports {name}"
-                )
+        # wiring imports upwards, but only inside functions.
+        for name in imports(path, top_only=layer == "wiring"):
+            is_allowed = any(name == a or name.startswith(f"{a}.") for a in allowed)
+            assert is_allowed or name.split(".")[0] not in OWN, f"{path} imports {name}"
         top = {name.split(".")[0] for name in imports(path, top_only=True)}
         assert jax_at_top or "jax" not in top, f"{path} imports jax at its top"
         heavy = top & HEAVY - LAZY.get(path.parent.name, set())
-        assert not heavy, (
-            f"{path} imports {heavy} at its top; do it inside the function that needs it"
-        )
+        assert not heavy, f"{path} imports {heavy} at its top; import inside the function instead"
 
 
-def test_what_imports_heavy_things_at_its_top_is_imported_inside_functions():
-    for path in [
-        path for layer in ALLOWED for path in files(layer) if path.parent.name not in LAZY
-    ]:
-        assert not any(
-            set(name.split(".")) & LAZY.keys() for name in imports(path, top_only=True)
-        ), path
+def test_files_that_import_heavy_packages_at_their_top_are_imported_inside_functions():
+    paths = [path for layer in ALLOWED for path in files(layer) if path.parent.name not in LAZY]
+    for path in paths:
+        for name in imports(path, top_only=True):
+            assert not set(name.split(".")) & LAZY.keys(), path
 
 
-def test_data_loading_never_imports_jax_anywhere():
+def test_data_loading_never_imports_jax():
     for path in files("data_loader"):
         assert not any(name.split(".")[0] == "jax" for name in imports(path)), path
 
 
-def test_checking_a_config_loads_nothing_heavy():
-    code = "import sys, train; train.main(['--check']); print('\\n'.join(sorted(sys.modules)), file=sys.stderr)"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+def test_checking_a_config_imports_no_heavy_package():
+    code = "import sys, train; train.main(['--check'])\n"
+    code += "print('\\n'.join(sorted(sys.modules)), file=sys.stderr)"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     loaded = {name.split(".")[0] for name in run.stderr.splitlines()}
     assert "jax" in loaded
     assert not loaded & HEAVY, loaded & HEAVY
 
 
-def test_files_and_functions_stay_short_enough_to_read():
+def test_files_and_functions_are_short_enough_to_read():
     for layer in ALLOWED:
         for path in [*files(layer), ROOT / "train.py"]:
             source = path.read_text()

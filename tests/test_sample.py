@@ -1,4 +1,4 @@
-"""The ready sample: what config.json trains, on real MNIST and on the stand-in."""
+"""The sample of config.json learns, on real MNIST and on the drawn digits that stand in for it."""
 
 import os
 from pathlib import Path
@@ -14,21 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def train(*overrides):
-    """The sample's parts, fitted for one epoch."""
+    """The run of the sample after one epoch."""
     config = read(ROOT / "config.json")
     for text in ("training.epochs=1", *overrides):
         config = override(config, text)
     parts = build(config, "config.json")
     names = ("loss", "metrics", "optimizer", "preprocess", "augment", "objective", "update", "seed")
-    settings = (
-        {name: getattr(parts, name) for name in names} | vars(parts.loader) | vars(parts.training)
-    )
+    settings = {name: getattr(parts, name) for name in names}
+    settings |= vars(parts.loader) | vars(parts.training)
     return fit(parts.model, **parts.data.load(), **settings)
 
 
 def test_the_sample_learns_mnist():
     if not os.environ.get("MNIST_DIR"):
-        pytest.skip("MNIST_DIR is not set: real MNIST is not here")
+        pytest.skip("MNIST_DIR is not set, so real MNIST is not available")
     run = train(f"data.args.dir={os.environ['MNIST_DIR']}", "data.args.offline=error")
     assert sum(leaf.size for leaf in jax.tree.leaves(run.params)) == 13_810
     assert run.history[0]["test_accuracy"] > 0.85
@@ -36,6 +35,6 @@ def test_the_sample_learns_mnist():
 
 
 @pytest.mark.torture
-def test_the_stand_in_is_learned_too_but_not_in_one_epoch():
+def test_the_drawn_digits_are_learned_but_not_completely_in_one_epoch():
     run = train("data=digits")
     assert 0.7 < run.history[0]["test_accuracy"] < 0.995

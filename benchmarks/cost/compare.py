@@ -1,8 +1,10 @@
-"""The cost model beside XLA: real training steps, compiled for simulated CPU devices from shapes alone, and never run.
+"""Compares the cost model with XLA: real training steps, compiled for simulated CPU devices from
+shapes alone, and never run.
 
-python -m benchmarks.cost_model --compare   (which starts this with 8 simulated devices)
+python -m benchmarks.cost_model --compare   (starts this module with 8 simulated devices)
 """
 
+import math
 import statistics
 import sys
 from typing import NamedTuple
@@ -14,19 +16,18 @@ from benchmarks.steps import mesh_name, program_of, step_of
 from training.devices.options import MeshOptions
 
 ONE, DATA, FSDP, BOTH, TENSOR = (1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 4, 1), (4, 1, 2)
-NOTE = (
-    "Of one device, in float32: what `memory_analysis` says of arguments, temporaries and results that are not donated, and the "
-    "operations that `cost_analysis` counts, of everything. With fewer tokens than a weight has columns, fsdp's weights are not "
-    "gathered. The CPU's compiler gathers all other ones at the start and adds up all gradients at the end; they are priced so "
-    "here, but not on accelerators."
-)
+NOTE = """\
+One device, float32: XLA's memory is that of arguments, temporaries and results that are not \
+donated, from `memory_analysis`; its operations are all those that `cost_analysis` counts. With \
+fewer tokens than a weight has columns, fsdp's weights are not gathered. The CPU compiler gathers \
+all others at the start and reduces all gradients at the end; the model assumes this here, but not \
+on accelerators."""
 
 
 def small(dim, depth, batch, patch=4, **others):
-    """A model of images as small as CIFAR's."""
-    return Vit(
-        dim, depth, max(dim // 64, 4), batch, (32, 32, 3), patch, 10, precision="float32", **others
-    )
+    """A model for images as small as CIFAR's."""
+    heads, others = max(dim // 64, 4), {"precision": "float32", **others}
+    return Vit(dim, depth, heads, batch, (32, 32, 3), patch, 10, **others)
 
 
 CASES = [
@@ -54,7 +55,7 @@ CASES = [
 
 
 class Compared(NamedTuple):
-    """Bytes, and floating-point operations, of one device."""
+    """Bytes and floating-point operations of one device."""
 
     ours: float
     xla: float
@@ -63,63 +64,42 @@ class Compared(NamedTuple):
 
 
 def compared(case, shape):
-    """The model's figures beside those of the compiled step."""
-    priced, devices = memory(laid_out(case, shape), CPU), shape[0] * shape[1] * shape[2]
+    """The model's figures and those of the compiled step."""
     compiled = compile_step(case, shape)
-    told = compiled.memory_analysis()
-    held = (
-        told.argument_size_in_bytes
-        + told.temp_size_in_bytes
-        + told.output_size_in_bytes
-        - told.alias_size_in_bytes
-    )
-    return Compared(priced.total, held, flops(case)[1] / devices, compiled.cost_analysis()["flops"])
+    analysis = compiled.memory_analysis()
+    size = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+    size += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    our_size, our_flops = memory(laid_out(case, shape), CPU).total, flops(case)[1]
+    return Compared(our_size, size, our_flops / math.prod(shape), compiled.cost_analysis()["flops"])
 
 
 def compile_step(case, shape):
-    """As a run compiles it."""
+    """The step, compiled as a run compiles it."""
     step = step_of(case.model(), case.image, case.batch, case.precision)
-    program, forms, _ = program_of(step, MeshOptions(*shape))
-    return program.lowered(forms).compile(program.options)
+    program, shapes, _ = program_of(step, MeshOptions(*shape))
+    return program.lowered(shapes).compile(program.options)
 
 
 def main():
     rows, memories, operations = [], [], []
     for case, shape in CASES:
         print(f"{case.dim} x {case.depth}, {mesh_name(shape)}", file=sys.stderr)
-        found = compared(case, shape)
-        memories.append(found.ours / found.xla)
-        operations.append(found.our_flops / found.xla_flops)
-        cells = [
-            mesh_name(shape),
-            f"{case.dim} x {case.depth}",
-            str(case.tokens),
-            str(case.batch),
-            "yes" if case.remat else "no",
-        ]
-        sizes = [f"{size / 1e6:,.1f}" for size in found[:2]]
+        result = compared(case, shape)
+        memories.append(result.ours / result.xla)
+        operations.append(result.our_flops / result.xla_flops)
+        name, remat = f"{case.dim} x {case.depth}", "yes" if case.remat else "no"
+        cells = [mesh_name(shape), name, str(case.tokens), str(case.batch), remat]
+        sizes = [f"{size / 1e6:,.1f}" for size in result[:2]]
         rows.append([*cells, *sizes, f"{memories[-1]:.3f}", f"{operations[-1]:.3f}"])
-    rows.append(["median (range)", "", "", "", "", "", "", middle(memories), middle(operations)])
-    head = [
-        "mesh",
-        "dim x depth",
-        "tokens",
-        "batch",
-        "remat",
-        "model, MB",
-        "XLA, MB",
-        "model / XLA",
-        "operations, model / XLA",
-    ]
-    record(
-        "Cost model",
-        "python -m benchmarks.cost_model --compare",
-        f"{markdown(head, rows)}\n\n{NOTE}",
-    )
+    rows.append(["median (range)", *[""] * 6, ratio_spread(memories), ratio_spread(operations)])
+    head = ["mesh", "dim x depth", "tokens", "batch", "remat", "model, MB", "XLA, MB"]
+    head += ["model / XLA", "operations, model / XLA"]
+    table = f"{markdown(head, rows)}\n\n{NOTE}"
+    record("Cost model", "python -m benchmarks.cost_model --compare", table)
 
 
-def middle(ratios):
-    """Three digits say more of a ratio near 1 than `spread` would."""
+def ratio_spread(ratios):
+    """As `spread`, with three decimals, since these ratios are near 1."""
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})"
 
 

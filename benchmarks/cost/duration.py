@@ -1,4 +1,5 @@
-"""How long a step takes, from its shapes: products at a share of the peak, what goes through memory, exchanges along rings."""
+"""Estimates how long a step takes from its shapes: matrix products at a fraction of the peak,
+memory traffic, and collectives along rings."""
 
 from typing import NamedTuple
 
@@ -6,28 +7,30 @@ from benchmarks.cost.hardware import link
 from benchmarks.cost.memory import activations
 from benchmarks.cost.vit_step import flops
 
-EFFICIENCY = 0.7  # of the peak, in large products: an assumption
-# Each parameter's gradient is written, read with the parameter and two moments, and three new ones are written; all four are
-# looked at for what is not finite; then new and old ones are read and the ones that stand are written.
+EFFICIENCY = 0.7  # of the peak, in large matrix products: an assumption
+# Numbers read or written per parameter: the gradient is written (1); it is read with the parameter
+# and two moments (4), and the three new values are written (3); these four are checked for being
+# finite (4); then the new and the old values are read (3 + 3) and the kept ones are written (3).
 PASSES = 1 + 4 + 3 + 4 + 3 + 3 + 3
-# What a block keeps is written and read again, and a gradient of the same size with it.
+# The activations that a block stores are written and read, and so is a gradient of the same size.
 VISITS = 4
-LATENCY = 10e-6  # seconds to begin an exchange, one for each block: an assumption
+LATENCY = 10e-6  # seconds to start a collective, one for each block: an assumption
 
 
 class Duration(NamedTuple):
-    """Seconds of a step. The exchanges of weights and gradients go on beside arithmetic, those within products do not."""
+    """Seconds of a step. The collectives of weights and gradients overlap with arithmetic, those
+    between products do not."""
 
     products: float
     memory: float
-    all_reduce: float  # gradients over `data`
-    gather: float  # weights over `fsdp`, twice, and their gradients added up and scattered
+    all_reduce: float  # of gradients over `data`
+    gather: float  # of weights over `fsdp`, twice, and the reduce-scatter of their gradients
     tensor: float  # all-reduces between the products of a block
-    mfu: float  # of the peak, what the model's own operations take of the step
+    mfu: float  # the model's own operations, as a fraction of the peak
 
     @property
     def exposed(self):
-        """What exchanges add to the step."""
+        """Seconds that collectives add to the step."""
         return exposed(self.products + self.memory, self.all_reduce + self.gather, self.tensor)
 
     @property
@@ -35,70 +38,70 @@ class Duration(NamedTuple):
         return self.products + self.memory + self.exposed
 
 
-def exposed(busy, beside, within):
-    """Seconds of exchanges that arithmetic does not hide."""
-    return within + max(0.0, beside - busy)
+def exposed(arithmetic, overlapping, blocking):
+    """Seconds of collectives that arithmetic does not hide."""
+    return blocking + max(0.0, overlapping - arithmetic)
 
 
 def duration(layout, device, efficiency=EFFICIENCY):
-    step, devices = layout.step, layout.split * layout.sizes["tensor"]
-    model, computed = (number / devices for number in flops(step))
+    step, devices = layout.step, layout.batch_shards * layout.sizes["tensor"]
+    model, computed = (count / devices for count in flops(step))
     peak = device.flops[step.precision]
-    moved = VISITS * step.depth * activations(layout).block + 4 * PASSES * layout.numbers()
+    traffic = VISITS * step.depth * activations(layout).block + 4 * PASSES * layout.numbers()
     parts = Duration(
         computed / (efficiency * peak),
-        moved / device.bandwidth,
-        of_gradients(layout, device),
-        of_weights(layout, device),
-        of_products(layout, device),
+        traffic / device.bandwidth,
+        gradients_time(layout, device),
+        weights_time(layout, device),
+        products_time(layout, device),
         0.0,
     )
     return parts._replace(mfu=model / peak / parts.total)
 
 
 def all_reduce(size, members, stride, device):
-    """A ring: every number goes round twice."""
+    """Seconds on a ring, which every byte passes twice."""
     return 2 * (members - 1) / members * size / link(device, members, stride)
 
 
 def all_gather(size, members, stride, device):
-    """A ring: every number goes round once; to add up and scatter takes as long."""
+    """Seconds on a ring, which every byte passes once; a reduce-scatter takes as long."""
     return (members - 1) / members * size / link(device, members, stride)
 
 
-def of_gradients(layout, device):
-    """All-reduce over `data` of what a device holds, and over `fsdp` too of what that leaves whole; as the products make them, in
-    the type that the model computes in."""
-    sizes, item = layout.sizes, layout.step.itemsize
-    cut = item * sum(
-        leaf.times * leaf.held for leaf in layout.leaves.values() if "fsdp" in leaf.cut
+def gradients_time(layout, device):
+    """All-reduces of the gradients, in the type that the model computes in: of leaves that `fsdp`
+    shards over `data`, of the others over `data` and `fsdp`."""
+    sizes, itemsize = layout.sizes, layout.step.itemsize
+    sharded = itemsize * sum(
+        leaf.times * leaf.held for leaf in layout.leaves.values() if "fsdp" in leaf.spec
     )
-    whole = item * layout.numbers() - cut
-    over_data = all_reduce(cut, sizes["data"], sizes["fsdp"] * sizes["tensor"], device)
+    others = itemsize * layout.numbers() - sharded
     return (
-        over_data
-        + all_reduce(whole, layout.split, sizes["tensor"], device)
-        + begun(layout.split, layout.step.depth)
+        all_reduce(sharded, sizes["data"], sizes["fsdp"] * sizes["tensor"], device)
+        + all_reduce(others, layout.batch_shards, sizes["tensor"], device)
+        + latency(layout.batch_shards, layout.step.depth)
     )
 
 
-def of_weights(layout, device):
-    """All-gathers for the forward and for the backward pass, and a reduce-scatter of gradients."""
+def weights_time(layout, device):
+    """All-gathers for the forward and the backward pass, and a reduce-scatter of the gradients."""
     sizes = layout.sizes
-    whole = layout.step.itemsize * sum(
-        leaf.times * leaf.whole for leaf in layout.leaves.values() if "fsdp" in leaf.cut
+    gathered = layout.step.itemsize * sum(
+        leaf.times * leaf.gathered for leaf in layout.leaves.values() if "fsdp" in leaf.spec
     )
-    return 3 * all_gather(whole, sizes["fsdp"], sizes["tensor"], device) + begun(
-        sizes["fsdp"], 3 * layout.step.depth
-    )
+    seconds = 3 * all_gather(gathered, sizes["fsdp"], sizes["tensor"], device)
+    return seconds + latency(sizes["fsdp"], 3 * layout.step.depth)
 
 
-def of_products(layout, device):
-    """All-reduces of the residual stream: two a block, forward and backward; computed again, attention's once more."""
-    tensor, times = layout.sizes["tensor"], layout.step.depth * (5 if layout.step.remat else 4)
-    return times * all_reduce(activations(layout).stream, tensor, 1, device) + begun(tensor, times)
+def products_time(layout, device):
+    """All-reduces of the residual stream: two per block in the forward and two in the backward
+    pass; with remat, one more when attention is recomputed."""
+    tensor, count = layout.sizes["tensor"], layout.step.depth * (5 if layout.step.remat else 4)
+    seconds = count * all_reduce(activations(layout).stream, tensor, 1, device)
+    return seconds + latency(tensor, count)
 
 
-def begun(members, exchanges):
-    """Seconds to begin so many."""
-    return LATENCY * exchanges if members > 1 else 0.0
+def latency(members, collectives):
+    """Seconds to start this many collectives."""
+    return LATENCY * collectives if members > 1 else 0.0

@@ -1,35 +1,38 @@
-"""How much memory of a device a step needs, from its shapes: what is there when it begins, and the most that is made in between.
+"""Estimates how much device memory a step needs from its shapes: what is there when it begins, and
+the most that it allocates.
 
-Two moments can be the largest. In the backward pass all that the forward pass has kept is there, and every block that is done
-turns it into gradients. At the end stand the gradients and, beside the old ones, the new parameters and moments: a step that is
-not finite must leave everything as it was (training/update.py), so nothing is overwritten before all of it has been looked at.
+The peak is at one of two moments. In the backward pass: all stored activations are in memory, and
+each finished block turns its own into gradients. At the end: the gradients and the new parameters
+and moments are in memory beside the old ones; a step that is not finite must leave everything
+unchanged (training/update.py), so nothing is overwritten before all of it has been checked.
 """
 
 from typing import NamedTuple
 
 
 class Schedule(NamedTuple):
-    """What the memory depends on that a compiler decides."""
+    """The compiler's decisions on which the memory depends."""
 
-    gathers_first: bool  # weights that `fsdp` cuts are gathered for all blocks at the start, not one block ahead
-    reduces_last: (
-        bool  # gradients are added up over devices all at once, so that until then they are whole
-    )
-    marks: bool  # looking for what is not finite makes a byte for each number
+    # Weights sharded by `fsdp` are gathered for all blocks at the start, not one block ahead.
+    gathers_first: bool
+    # Gradients are reduced over devices all at once at the end, and stay unsharded until then.
+    reduces_last: bool
+    stores_finite: bool  # the check for finite values stores one byte per number
 
 
-# XLA's CPU compiler, as read off its schedules (--xla_dump_to): jax 0.10.2.
-CPU = Schedule(gathers_first=True, reduces_last=True, marks=True)
-# What schedulers of accelerators are meant to do, to overlap exchanges with arithmetic block by block. Assumed, not measured.
-ACCELERATOR = Schedule(gathers_first=False, reduces_last=False, marks=False)
+# XLA's CPU compiler, from the schedules that --xla_dump_to writes: jax 0.10.2.
+CPU = Schedule(gathers_first=True, reduces_last=True, stores_finite=True)
+# What the schedulers of accelerators are meant to do, so that communication overlaps with
+# arithmetic block by block. Assumed, not measured.
+ACCELERATOR = Schedule(gathers_first=False, reduces_last=False, stores_finite=False)
 
 
 class Memory(NamedTuple):
-    """Bytes of one device."""
+    """Bytes on one device."""
 
     arguments: float  # parameters, moments, batch
-    backward: float  # the most of the backward pass, beside them
-    update: float  # the most of the update
+    backward: float  # the peak of the backward pass, without the arguments
+    update: float  # the peak of the update, without the arguments
 
     @property
     def temporaries(self):
@@ -42,103 +45,97 @@ class Memory(NamedTuple):
 
 def memory(layout, schedule=ACCELERATOR):
     step, numbers = layout.step, layout.numbers()
-    examples = step.batch / layout.split
+    examples = step.batch / layout.batch_shards
     pixels = examples * step.image[0] * step.image[1] * step.image[2]
-    # Gradients, and new parameters and two moments.
-    update = 4 * 4 * numbers + (4 * numbers if schedule.marks else 0)
-    backward = (
-        most_of_backward(layout, schedule) + step.itemsize * pixels
-    )  # the patches, side by side
+    # The gradients, the new parameters and the two new moments.
+    update = 4 * 4 * numbers + (4 * numbers if schedule.stores_finite else 0)
+    patches = step.itemsize * pixels
+    backward = backward_peak(layout, schedule) + patches
     return Memory(layout.state + 4 * (pixels + examples), backward, update)
 
 
-def most_of_backward(layout, schedule):
-    """It grows or shrinks steadily from the last block to the first, so it is the larger of the two ends."""
-    step, kept = layout.step, activations(layout)
-    between = kept.stream if step.remat else kept.block
-    made, cast = (
-        made_for_products(layout),
-        step.itemsize * layout.numbers() if step.itemsize < 4 else 0,
-    )
-    grown = gradients_of_block(layout, schedule)
+def backward_peak(layout, schedule):
+    """The larger of both ends: the memory grows or shrinks steadily from the last block to the
+    first."""
+    step, stored = layout.step, activations(layout)
+    per_block = stored.stream if step.remat else stored.block
+    weights = weight_copies(layout)
+    cast = step.itemsize * layout.numbers() if step.itemsize < 4 else 0
+    gradients = gradients_of_block(layout, schedule)
 
-    def live(left):
-        weights = made.copies * (1 if step.remat else left) + made.gathered * gathered_blocks(
-            step, schedule, left
-        )
-        return between * (left - 1) + kept.inside + weights + grown * (step.depth - left)
+    def live(blocks_left):
+        copies = weights.copies * (1 if step.remat else blocks_left)
+        gathered = weights.gathered * gathered_blocks(step, schedule, blocks_left)
+        finished = gradients * (step.depth - blocks_left)
+        return per_block * (blocks_left - 1) + stored.inside + copies + gathered + finished
 
     return cast + max(live(step.depth), live(1))
 
 
-def gathered_blocks(step, schedule, left):
-    """Of how many blocks, so many being left, gathered weights are there."""
+def gathered_blocks(step, schedule, blocks_left):
+    """The number of blocks whose gathered weights are in memory."""
     if not schedule.gathers_first:
-        return min(left, 2)
-    return 1 if step.remat else left  # computed again, a block gathers its weights again
+        return min(blocks_left, 2)
+    return 1 if step.remat else blocks_left  # with remat, a block gathers its weights again
 
 
 class Activations(NamedTuple):
     """Bytes on one device."""
 
-    stream: float  # what one block hands to the next
-    block: float  # what the backward pass of a block needs of its forward pass
-    inside: float  # the most there is of a block while its backward pass runs
+    stream: float  # the residual stream between two blocks
+    block: float  # what the backward pass of a block needs from its forward pass
+    inside: float  # the peak of a block during its backward pass
 
 
 def activations(layout):
-    """What JAX's derivatives of the layers ask for. `tensor` cuts what lies between the two products of attention and of the
-    perceptron; what is in the residual stream and in norms is the same on all of its devices."""
+    """What JAX's derivatives of the layers store. `tensor` shards the values between the two
+    products of attention and of the MLP; the residual stream and the norms are the same on all of
+    its devices."""
     step, tensor, size = layout.step, layout.sizes["tensor"], layout.step.itemsize
-    examples = step.batch / layout.split
+    examples = step.batch / layout.batch_shards
     stream = examples * step.tokens * step.dim  # (B, T, D), numbers
     scores = examples * step.heads * step.tokens**2 / tensor  # (B, H, T, T)
-    norm = stream * (
-        size + 4 + 4 + size
-    )  # input, centred, standardized, result; in between in float32
-    # Queries, keys, values, what they come to; the softmax in float32, and once more where it is cast for the product.
+    # Input, centred, standardized, result; the two in between are float32.
+    norm = stream * (size + 4 + 4 + size)
+    # Queries, keys, values, result; the softmax in float32, and its cast copy for the product.
     attention = 4 * size * stream / tensor + scores * (4 + (size if size < 4 else 0))
-    perceptron = 3 * step.expansion * size * stream / tensor  # gelu's input, its erf, its result
-    block = 2 * norm + attention + perceptron
-    # The perceptron's turn: the gradients of the stream, twice, and of gelu's result.
-    first = block + size * (2 * stream + step.expansion * stream / tensor)
-    # Attention's turn, when the perceptron's are gone: of the stream, of what attention came to, of the scores.
-    second = block - perceptron - norm + size * (stream + stream / tensor) + 4 * scores
-    return Activations(size * stream, block, max(first, second))
+    mlp = 3 * step.expansion * size * stream / tensor  # the input, erf and result of gelu
+    block = 2 * norm + attention + mlp
+    # During the MLP's backward pass: gradients of the stream, twice, and of gelu's result.
+    in_mlp = block + size * (2 * stream + step.expansion * stream / tensor)
+    # During attention's, with the MLP's values freed: gradients of the stream, of attention's
+    # result and of the scores.
+    in_attention = block - mlp - norm + size * (stream + stream / tensor) + 4 * scores
+    return Activations(size * stream, block, max(in_mlp, in_attention))
 
 
-class Made(NamedTuple):
-    """Bytes of a block's weights in another form."""
+class WeightCopies(NamedTuple):
+    """Bytes of a block's weights in other forms."""
 
     copies: float
     gathered: float
 
 
-def made_for_products(layout):
-    """Weights for queries, keys and values are laid side by side; cut ones are gathered."""
+def weight_copies(layout):
+    """Copies of a block's weights for its products: those for queries, keys and values are stacked,
+    sharded ones are gathered."""
     block, size, gathered = layout.block(), layout.step.itemsize, gathered_of_block(layout)
     copies = sum(
         leaf.held for name, leaf in block.items() if is_stacked(name) and name not in gathered
     )
-    return Made(size * copies, size * sum(block[name].whole for name in gathered))
+    return WeightCopies(size * copies, size * sum(block[name].gathered for name in gathered))
 
 
 def gathered_of_block(layout):
-    """The weights that `fsdp` cuts and a product asks for whole: the partitioner gathers the smaller side of it, so with few
-    tokens the weights stay cut."""
+    """The weights that `fsdp` shards and a product needs gathered: the partitioner gathers the
+    smaller operand, so with few tokens the weights stay sharded."""
     columns = {
         name: leaf.shape[-1] * (3 if is_stacked(name) else 1)
         for name, leaf in layout.block().items()
-        if is_matrix(leaf)
+        if "fsdp" in leaf.spec and len(leaf.shape) > 1
     }
     tokens = layout.step.batch * layout.step.tokens
-    return [
-        name for name in columns if "fsdp" in layout.leaves[name].cut and tokens >= columns[name]
-    ]
-
-
-def is_matrix(leaf):
-    return len(leaf.shape) > 1
+    return [name for name, count in columns.items() if tokens >= count]
 
 
 def is_stacked(name):
@@ -146,13 +143,14 @@ def is_stacked(name):
 
 
 def gradients_of_block(layout, schedule):
-    """What a block leaves behind when its backward pass is done: gradients that are still to be added up over devices; of others,
-    the new parameters and moments too, which can be made at once."""
+    """Bytes that a block leaves in memory after its backward pass: gradients that are not reduced
+    over devices yet; for the others also the new parameters and moments, which can be computed
+    immediately."""
     gathered = gathered_of_block(layout)
 
-    def left_by(name, leaf):
-        is_cut = "fsdp" in leaf.cut and name not in gathered
-        waits = schedule.reduces_last and layout.split > 1 and not is_cut
-        return 4 * leaf.whole if waits else 4 * 4 * leaf.held
+    def bytes_of(name, leaf):
+        is_sharded = "fsdp" in leaf.spec and name not in gathered
+        waits = schedule.reduces_last and layout.batch_shards > 1 and not is_sharded
+        return 4 * leaf.gathered if waits else 4 * 4 * leaf.held
 
-    return sum(left_by(name, leaf) for name, leaf in layout.block().items())
+    return sum(bytes_of(name, leaf) for name, leaf in layout.block().items())

@@ -1,11 +1,14 @@
-"""The frameworks that benchmarks/training.py compares: one module each, in the idiom of the framework's own documentation.
+"""The frameworks that benchmarks/training.py compares: one module each, written in the idiom of the
+framework's own documentation.
 
 VARIANTS = ("",)                      the ways to run it that its documentation shows
 trainer(workload, data, variant) ->   an object with
-    parameters                        how many numbers the model learns
-    epoch(seed) -> float              trains on data["train"] once, in a new order; the mean loss, once all is computed
+    parameters                        the number of parameters of the model
+    epoch(seed) -> float              trains on data["train"] once, in a new order; returns the mean
+                                      loss after all computation is done
     accuracy() -> float               on data["test"]
 
-Each measures the accuracy in training beside the loss, computes in float32, and draws its batches from arrays in memory by a
-permutation, a short last one left out: the fastest loader that such data allows. No module imports another's framework.
+Each also measures the training accuracy, computes in float32, and takes its batches from arrays in
+memory by a permutation, without a short last batch: the fastest loader that such data allows. No
+module imports another's framework.
 """

@@ -1,7 +1,9 @@
-"""Equinox and Optax, as in Equinox' examples of a CNN and of stateful layers: one example in, `jax.vmap` over them.
+"""Equinox and Optax, as in Equinox's CNN and stateful-layer examples: a model of one example, under
+`jax.vmap`.
 
-The step is of its page of tricks, "Low-overhead training loops": `jax.jit` over flat leaves, faster than `eqx.filter_jit` for
-small models. Weights and biases begin as ours do, set as its FAQ sets them: with its own it learns more slowly.
+The step follows the page "Low-overhead training loops" of its tricks: `jax.jit` over flat leaves is
+faster than `eqx.filter_jit` for small models. Weights and biases are initialized as ours are, in
+the way that its FAQ shows: with its own initialization it learns more slowly.
 """
 
 from itertools import pairwise
@@ -11,16 +13,15 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
 
-from benchmarks.peers.by_optax import optimizer_of
+from benchmarks.peers.batches import accuracy_of, training_batches
+from benchmarks.peers.by_optax import mean_loss, optimizer_of
 
 VARIANTS = ("",)
-BATCH = 500  # of the test set
 
 
 class Trainer:
-    """What is trained as a flat list of arrays, and the step over it."""
+    """The flat list of all trained arrays, and the step that updates it."""
 
     def __init__(self, workload, data):
         self.data, self.batch_size = data, workload.batch_size
@@ -32,37 +33,32 @@ class Trainer:
         self.step = make_step(self.tree, self.static, optim, workload.label_smoothing)
 
     def epoch(self, seed):
-        x, y = self.data["train"]
-        order, measured = np.random.default_rng(seed).permutation(len(x)), []
-        for i in range(0, len(x) - self.batch_size + 1, self.batch_size):
-            rows = order[i : i + self.batch_size]
-            self.leaves, found = self.step(self.leaves, x[rows], y[rows])
-            measured.append(found)
-        return float(np.mean([loss for loss, _ in jax.device_get(measured)]))
+        metrics = []
+        for x, y in training_batches(self.data["train"], self.batch_size, seed):
+            self.leaves, step_metrics = self.step(self.leaves, x, y)
+            metrics.append(step_metrics)
+        return float(np.mean([loss for loss, _ in jax.device_get(metrics)]))
 
     def accuracy(self):
-        x, y = self.data["test"]
         params, state, _ = jax.tree.unflatten(self.tree, self.leaves)
         model = eqx.nn.inference_mode(eqx.combine(params, self.static))
-        logits = [predict(model, state, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
-        return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
+        return accuracy_of(lambda x: predict(model, state, x), self.data["test"])
 
 
 def make_model(workload):
-    """(model, state), by one compiled program: array by array it takes seconds more."""
+    """(model, state), made by one compiled program: one by one, the arrays take seconds longer."""
 
     @eqx.filter_jit
     def make(key):
         k1, k2 = jr.split(key)
-        model, state = eqx.nn.make_with_state(MODELS[workload.model])(
-            workload.shape, **workload.args, key=k1
-        )
-        return begun_as_ours(model, k2), state
+        factory = eqx.nn.make_with_state(MODELS[workload.model])
+        model, state = factory(workload.shape, **workload.args, key=k1)
+        return initialized(model, k2), state
 
     return make(jr.key(0))
 
 
-def begun_as_ours(model, key):
+def initialized(model, key):
     """The model with weights of variance 1 / fan-in, and biases of 0."""
     init, old = jax.nn.initializers.lecun_normal(in_axis=1, out_axis=0), weights(model)
     new = [init(k, weight.shape) for k, weight in zip(jr.split(key, len(old)), old, strict=True)]
@@ -70,47 +66,42 @@ def begun_as_ours(model, key):
 
 
 def weights(model):
-    """Those of all linear maps and convolutions."""
-    nodes = jax.tree.leaves(model, is_leaf=has_weight)
-    return [node.weight for node in nodes if has_weight(node)]
+    return [layer.weight for layer in weight_layers(model)]
 
 
 def biases(model):
-    """Those of them that have one."""
-    nodes = jax.tree.leaves(model, is_leaf=has_weight)
-    return [node.bias for node in nodes if has_weight(node) and node.bias is not None]
+    return [layer.bias for layer in weight_layers(model) if layer.bias is not None]
 
 
-def has_weight(node):
-    return isinstance(node, eqx.nn.Linear | eqx.nn.Conv2d)
+def weight_layers(model):
+    """All linear layers and convolutions."""
+
+    def has_weight(node):
+        return isinstance(node, eqx.nn.Linear | eqx.nn.Conv2d)
+
+    return [node for node in jax.tree.leaves(model, is_leaf=has_weight) if has_weight(node)]
 
 
 def decayed(params):
-    """All but biases, which those of convolutions have as (C, 1, 1), and scales."""
+    """All parameters except scales and biases; a convolution's bias has the shape (C, 1, 1)."""
     return jax.tree.map(lambda leaf: leaf.ndim in (2, 4), params)
 
 
 def make_step(tree, static, optim, label_smoothing):
     def loss_fn(params, state, x, y):
         logits, state = batched(eqx.combine(params, static), state, x)
-        if label_smoothing:
-            targets = optax.smooth_labels(jax.nn.one_hot(y, 10), label_smoothing)
-            losses = optax.softmax_cross_entropy(logits, targets)
-        else:
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-        return losses.mean(), (state, jnp.mean(logits.argmax(-1) == y))
+        loss = mean_loss(logits, y, label_smoothing)
+        return loss, (state, jnp.mean(logits.argmax(-1) == y))
+
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
 
     @jax.jit
     def step(leaves, x, y):
         params, state, opt_state = jax.tree.unflatten(tree, leaves)
-        (loss, (state, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            params, state, x, y
-        )
+        (loss, (state, accuracy)), grads = grad_fn(params, state, x, y)
         updates, opt_state = optim.update(grads, opt_state, params)
-        return jax.tree.leaves((eqx.apply_updates(params, updates), state, opt_state)), (
-            loss,
-            accuracy,
-        )
+        new = eqx.apply_updates(params, updates), state, opt_state
+        return jax.tree.leaves(new), (loss, accuracy)
 
     return step
 
@@ -121,7 +112,7 @@ def predict(model, state, x):
 
 
 def batched(model, state, x):
-    """The logits of images (B, H, W, C), which Equinox' layers take as (C, H, W), one by one."""
+    """The logits of images (B, H, W, C); Equinox's layers take one image, as (C, H, W)."""
     x = x.transpose(0, 3, 1, 2)
     return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
 
@@ -140,11 +131,10 @@ class ConvNeXtBlock(eqx.Module):
     project: eqx.nn.Conv2d
     residual: bool = eqx.field(static=True)
 
-    def __init__(self, dim, kernel, expansion, residual, *, key):
+    def __init__(self, dim, kernel=7, expansion=2, residual=False, *, key):
         k1, k2, k3 = jr.split(key, 3)
-        self.dwconv = eqx.nn.Conv2d(
-            dim, dim, kernel, padding="SAME", groups=dim, use_bias=False, key=k1
-        )
+        depthwise = {"padding": "SAME", "groups": dim}
+        self.dwconv = eqx.nn.Conv2d(dim, dim, kernel, **depthwise, use_bias=False, key=k1)
         self.norm = ChannelNorm(dim, eps=1e-6)
         self.expand = eqx.nn.Conv2d(dim, expansion * dim, 1, use_bias=False, key=k2)
         self.project = eqx.nn.Conv2d(expansion * dim, dim, 1, use_bias=False, key=k3)
@@ -161,33 +151,17 @@ class ConvNeXt(eqx.Module):
     hidden: eqx.nn.Linear
     classes: eqx.nn.Linear
 
-    def __init__(
-        self,
-        shape,
-        dims=(8, 16, 32),
-        kernel=7,
-        expansion=2,
-        head_dim=64,
-        residual=False,
-        patch=4,
-        depths=None,
-        *,
-        key,
-    ):
+    def __init__(self, shape, dims=(8, 16, 32), head_dim=64, patch=4, depths=None, *, key, **block):
         depths = depths or [1] * len(dims)
         keys = iter(jr.split(key, len(dims) + sum(depths) + 2))
         self.features = []
         for i, (a, b) in enumerate(pairwise((shape[-1], *dims))):
             size = 2 if i else patch
-            down, norm = (
-                eqx.nn.Conv2d(a, b, size, size, use_bias=False, key=next(keys)),
-                ChannelNorm(a if i else b, eps=1e-6),
-            )
+            down = eqx.nn.Conv2d(a, b, size, size, use_bias=False, key=next(keys))
+            norm = ChannelNorm(a if i else b, eps=1e-6)
             self.features += [norm, down] if i else [down, norm]
-            self.features += [
-                ConvNeXtBlock(b, kernel, expansion, residual, key=next(keys))
-                for _ in range(depths[i])
-            ]
+            for _ in range(depths[i]):
+                self.features.append(ConvNeXtBlock(b, **block, key=next(keys)))
         self.norm = eqx.nn.LayerNorm(dims[-1], eps=1e-6)
         self.hidden = eqx.nn.Linear(dims[-1], head_dim, key=next(keys))
         self.classes = eqx.nn.Linear(head_dim, 10, key=next(keys))
@@ -203,10 +177,8 @@ class MLP(eqx.Module):
 
     def __init__(self, shape, dims=(128, 128), *, key):
         widths = (int(np.prod(shape)), *dims, 10)
-        keys = jr.split(key, len(dims) + 1)
-        self.layers = [
-            eqx.nn.Linear(a, b, key=k) for k, (a, b) in zip(keys, pairwise(widths), strict=True)
-        ]
+        sizes = zip(pairwise(widths), jr.split(key, len(dims) + 1), strict=True)
+        self.layers = [eqx.nn.Linear(*size, key=k) for size, k in sizes]
 
     def __call__(self, x, state):
         x = x.ravel()
@@ -225,7 +197,8 @@ class TransformerBlock(eqx.Module):
     def __init__(self, dim, heads, expansion, *, key):
         k1, k2, k3 = jr.split(key, 3)
         biases = {"use_query_bias": True, "use_value_bias": True, "use_output_bias": True}
-        self.norm1, self.norm2 = eqx.nn.LayerNorm(dim, eps=1e-6), eqx.nn.LayerNorm(dim, eps=1e-6)
+        self.norm1 = eqx.nn.LayerNorm(dim, eps=1e-6)
+        self.norm2 = eqx.nn.LayerNorm(dim, eps=1e-6)
         self.attention = eqx.nn.MultiheadAttention(heads, dim, **biases, key=k1)
         self.expand = eqx.nn.Linear(dim, expansion * dim, key=k2)
         self.project = eqx.nn.Linear(expansion * dim, dim, key=k3)
@@ -267,9 +240,8 @@ class Unit(eqx.Module):
     norm: eqx.nn.BatchNorm
 
     def __init__(self, in_dim, out_dim, kernel, stride=1, *, key):
-        self.conv = eqx.nn.Conv2d(
-            in_dim, out_dim, kernel, stride, padding="SAME", use_bias=False, key=key
-        )
+        options = {"padding": "SAME", "use_bias": False, "key": key}
+        self.conv = eqx.nn.Conv2d(in_dim, out_dim, kernel, stride, **options)
         self.norm = eqx.nn.BatchNorm(out_dim, axis_name="batch", momentum=0.9, mode="batch")
 
     def __call__(self, x, state):
@@ -307,10 +279,8 @@ class ResNet(eqx.Module):
         plan = []
         for a, b in pairwise((widths[0], *widths)):
             plan += [(a, b, 2 if plan else 1)] + [(b, b, 1)] * (depth - 1)
-        self.blocks = [
-            ResNetBlock(*block, key=k)
-            for k, block in zip(jr.split(key, len(plan)), plan, strict=True)
-        ]
+        sizes = zip(plan, jr.split(key, len(plan)), strict=True)
+        self.blocks = [ResNetBlock(*size, key=k) for size, k in sizes]
         self.head = eqx.nn.Linear(widths[-1], 10, key=k2)
 
     def __call__(self, x, state):

@@ -1,23 +1,22 @@
-"""Flax NNX and Optax, as in Flax's MNIST tutorial; `cached_partial` is its guide's advice on performance."""
+"""Flax NNX and Optax, as in Flax's MNIST tutorial; its performance guide recommends
+`cached_partial`."""
 
 from itertools import pairwise
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 
-from benchmarks.peers.by_optax import optimizer_of
+from benchmarks.peers.batches import accuracy_of, training_batches
+from benchmarks.peers.by_optax import mean_loss, optimizer_of
 
 VARIANTS = ("",)
-BATCH = 500  # of the test set
 
 
 class ConvNeXtBlock(nnx.Module):
-    def __init__(self, dim, kernel, expansion, residual, *, rngs):
-        self.dwconv = nnx.Conv(
-            dim, dim, (kernel, kernel), feature_group_count=dim, use_bias=False, rngs=rngs
-        )
+    def __init__(self, dim, kernel=7, expansion=2, residual=False, *, rngs):
+        size, depthwise = (kernel, kernel), {"feature_group_count": dim, "use_bias": False}
+        self.dwconv = nnx.Conv(dim, dim, size, **depthwise, rngs=rngs)
         self.norm = nnx.LayerNorm(dim, rngs=rngs)
         self.expand = nnx.Linear(dim, expansion * dim, use_bias=False, rngs=rngs)
         self.project = nnx.Linear(expansion * dim, dim, use_bias=False, rngs=rngs)
@@ -30,36 +29,22 @@ class ConvNeXtBlock(nnx.Module):
 
 class ConvNeXt(nnx.Module):
     def __init__(
-        self,
-        shape,
-        dims=(8, 16, 32),
-        kernel=7,
-        expansion=2,
-        head_dim=64,
-        residual=False,
-        patch=4,
-        depths=None,
-        *,
-        rngs,
+        self, shape, dims=(8, 16, 32), head_dim=64, patch=4, depths=None, *, rngs, **block
     ):
         def patches(dim_in, dim, size):
-            return nnx.Conv(
-                dim_in, dim, (size, size), strides=size, padding="VALID", use_bias=False, rngs=rngs
-            )
+            options = {"strides": size, "padding": "VALID", "use_bias": False, "rngs": rngs}
+            return nnx.Conv(dim_in, dim, (size, size), **options)
 
         layers = [patches(shape[-1], dims[0], patch), nnx.LayerNorm(dims[0], rngs=rngs)]
         for i, dim in enumerate(dims):
             if i > 0:
                 layers += [nnx.LayerNorm(dims[i - 1], rngs=rngs), patches(dims[i - 1], dim, 2)]
-            layers += [
-                ConvNeXtBlock(dim, kernel, expansion, residual, rngs=rngs)
-                for _ in range(depths[i] if depths else 1)
-            ]
+            for _ in range(depths[i] if depths else 1):
+                layers.append(ConvNeXtBlock(dim, **block, rngs=rngs))
         self.features = nnx.Sequential(*layers)
         self.norm = nnx.LayerNorm(dims[-1], rngs=rngs)
-        self.head = nnx.Sequential(
-            nnx.Linear(dims[-1], head_dim, rngs=rngs), nnx.Linear(head_dim, 10, rngs=rngs)
-        )
+        hidden = nnx.Linear(dims[-1], head_dim, rngs=rngs)
+        self.head = nnx.Sequential(hidden, nnx.Linear(head_dim, 10, rngs=rngs))
 
     def __call__(self, x):
         return self.head(self.norm(self.features(x).mean((1, 2))))
@@ -154,38 +139,29 @@ class Trainer:
     def __init__(self, workload, data):
         self.data, self.batch_size = data, workload.batch_size
         self.model = MODELS[workload.model](workload.shape, **workload.args, rngs=nnx.Rngs(0))
-        self.parameters = sum(
-            leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.Param))
-        )
-        optimizer = nnx.Optimizer(
-            self.model, optimizer_of(workload, len(data["train"][0]), decayed), wrt=nnx.Param
-        )
-        self.metrics = nnx.MultiMetric(
-            accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
-        )
+        params = nnx.state(self.model, nnx.Param)
+        self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+        adamw_or_muon = optimizer_of(workload, len(data["train"][0]), decayed)
+        optimizer = nnx.Optimizer(self.model, adamw_or_muon, wrt=nnx.Param)
+        accuracy, loss = nnx.metrics.Accuracy(), nnx.metrics.Average("loss")
+        self.metrics = nnx.MultiMetric(accuracy=accuracy, loss=loss)
         self.model.train()
-        self.step = nnx.cached_partial(
-            train_step(workload.label_smoothing), self.model, optimizer, self.metrics
-        )
+        step = train_step(workload.label_smoothing)
+        self.step = nnx.cached_partial(step, self.model, optimizer, self.metrics)
 
     def epoch(self, seed):
         self.metrics.reset()
-        x, y = self.data["train"]
-        order = np.random.default_rng(seed).permutation(len(x))
-        for i in range(0, len(x) - self.batch_size + 1, self.batch_size):
-            rows = order[i : i + self.batch_size]
-            self.step(x[rows], y[rows])
+        for x, y in training_batches(self.data["train"], self.batch_size, seed):
+            self.step(x, y)
         return float(self.metrics.compute()["loss"])
 
     def accuracy(self):
-        x, y = self.data["test"]
-        self.model.eval()  # the step has a view of its own, which goes on training
-        logits = [predict(self.model, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
-        return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
+        self.model.eval()  # the cached step keeps a view of its own, which stays in training mode
+        return accuracy_of(lambda x: predict(self.model, x), self.data["test"])
 
 
 def decayed(params):
-    """All but biases and scales."""
+    """All parameters except biases and scales."""
     return nnx.map_state(lambda path, _: path[-1] not in ("bias", "scale"), params)
 
 
@@ -194,10 +170,7 @@ def train_step(label_smoothing):
     def step(model, optimizer, metrics, x, y):
         def loss_fn(model):
             logits = model(x)
-            if label_smoothing:
-                targets = optax.smooth_labels(jax.nn.one_hot(y, 10), label_smoothing)
-                return optax.softmax_cross_entropy(logits, targets).mean(), logits
-            return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), logits
+            return mean_loss(logits, y, label_smoothing), logits
 
         (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
         metrics.update(loss=loss, logits=logits, labels=y)

@@ -1,4 +1,5 @@
-"""Haiku and Optax, as in Haiku's examples of MNIST and ImageNet: modules under `hk.transform_with_state`, one jitted update."""
+"""Haiku and Optax, as in Haiku's MNIST and ImageNet examples: modules in `hk.transform_with_state`,
+and one jitted update."""
 
 from typing import NamedTuple
 
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.peers.by_optax import optimizer_of
+from benchmarks.peers.batches import accuracy_of, training_batches
+from benchmarks.peers.by_optax import mean_loss, optimizer_of
 
 VARIANTS = ("",)
-BATCH = 500  # of the test set
 
 
 class TrainingState(NamedTuple):
@@ -21,7 +22,7 @@ class TrainingState(NamedTuple):
 
 
 class Trainer:
-    """A TrainingState, and the functions of it."""
+    """A TrainingState, and the functions that update it and predict with it."""
 
     def __init__(self, workload, data):
         self.data, self.batch_size = data, workload.batch_size
@@ -34,26 +35,22 @@ class Trainer:
         init = jax.jit(network.init, static_argnames="is_training")
         params, state = init(jax.random.key(0), data["train"][0][:1], is_training=True)
         self.parameters = hk.data_structures.tree_size(params)
-        self.held = TrainingState(params, state, optim.init(params))
+        self.state = TrainingState(params, state, optim.init(params))
         self.update, self.predict = make_functions(network, optim, workload.label_smoothing)
 
     def epoch(self, seed):
-        x, y = self.data["train"]
-        order, measured = np.random.default_rng(seed).permutation(len(x)), []
-        for i in range(0, len(x) - self.batch_size + 1, self.batch_size):
-            rows = order[i : i + self.batch_size]
-            self.held, found = self.update(self.held, x[rows], y[rows])
-            measured.append(found)
-        return float(np.mean([loss for loss, _ in jax.device_get(measured)]))
+        metrics = []
+        for x, y in training_batches(self.data["train"], self.batch_size, seed):
+            self.state, step_metrics = self.update(self.state, x, y)
+            metrics.append(step_metrics)
+        return float(np.mean([loss for loss, _ in jax.device_get(metrics)]))
 
     def accuracy(self):
-        x, y = self.data["test"]
-        logits = [self.predict(self.held, x[i : i + BATCH]) for i in range(0, len(x), BATCH)]
-        return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
+        return accuracy_of(lambda x: self.predict(self.state, x), self.data["test"])
 
 
 def decayed(params):
-    """All but biases and scales."""
+    """All parameters except biases and scales."""
     return hk.data_structures.map(lambda module, name, leaf: name in ("w", "positions"), params)
 
 
@@ -62,27 +59,22 @@ def make_functions(network, optim, label_smoothing):
 
     def loss_fn(params, state, x, y):
         logits, state = network.apply(params, state, x, is_training=True)
-        if label_smoothing:
-            targets = optax.smooth_labels(jax.nn.one_hot(y, 10), label_smoothing)
-            losses = optax.softmax_cross_entropy(logits, targets)
-        else:
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-        return losses.mean(), (state, jnp.mean(logits.argmax(-1) == y))
+        loss = mean_loss(logits, y, label_smoothing)
+        return loss, (state, jnp.mean(logits.argmax(-1) == y))
 
     @jax.jit
-    def update(held, x, y):
+    def update(old, x, y):
         (loss, (state, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            held.params, held.state, x, y
+            old.params, old.state, x, y
         )
-        updates, opt_state = optim.update(grads, held.opt_state, held.params)
-        return TrainingState(optax.apply_updates(held.params, updates), state, opt_state), (
-            loss,
-            accuracy,
-        )
+        updates, opt_state = optim.update(grads, old.opt_state, old.params)
+        params = optax.apply_updates(old.params, updates)
+        return TrainingState(params, state, opt_state), (loss, accuracy)
 
     @jax.jit
-    def predict(held, x):
-        return network.apply(held.params, held.state, x, is_training=False)[0]
+    def predict(training_state, x):
+        params, state, _ = training_state
+        return network.apply(params, state, x, is_training=False)[0]
 
     return update, predict
 
@@ -117,9 +109,8 @@ class ConvNeXt(hk.Module):
             y = hk.Conv2D(dim, 1, with_bias=False)(y)
             return x + y if self.residual else y
 
-        x = layer_norm()(
-            hk.Conv2D(self.dims[0], self.patch, self.patch, padding="VALID", with_bias=False)(x)
-        )
+        stem = hk.Conv2D(self.dims[0], self.patch, self.patch, padding="VALID", with_bias=False)
+        x = layer_norm()(stem(x))
         for i, (dim, depth) in enumerate(zip(self.dims, self.depths, strict=True)):
             if i > 0:
                 x = hk.Conv2D(dim, 2, 2, padding="VALID", with_bias=False)(layer_norm()(x))
@@ -141,25 +132,18 @@ class MLP(hk.Module):
 class ViT(hk.Module):
     def __init__(self, patch=4, dim=64, depth=4, heads=4, expansion=4):
         super().__init__()
-        self.patch, self.dim, self.depth, self.heads, self.expansion = (
-            patch,
-            dim,
-            depth,
-            heads,
-            expansion,
-        )
+        self.patch, self.dim, self.depth = patch, dim, depth
+        self.heads, self.expansion = heads, expansion
 
     def __call__(self, x, is_training):
         x = hk.Conv2D(self.dim, self.patch, self.patch, padding="VALID")(x)
         x = hk.Reshape((-1, self.dim))(x)  # (B, T, D)
-        x = x + hk.get_parameter(
-            "positions", x.shape[1:], init=hk.initializers.TruncatedNormal(0.02)
-        )
+        positions_init = hk.initializers.TruncatedNormal(0.02)
+        x = x + hk.get_parameter("positions", x.shape[1:], init=positions_init)
         for _ in range(self.depth):
             y, w_init = layer_norm()(x), hk.initializers.VarianceScaling(1.0)
-            x = x + hk.MultiHeadAttention(self.heads, self.dim // self.heads, w_init=w_init)(
-                y, y, y
-            )
+            attention = hk.MultiHeadAttention(self.heads, self.dim // self.heads, w_init=w_init)
+            x = x + attention(y, y, y)
             y = gelu(hk.Linear(self.expansion * self.dim)(layer_norm()(x)))
             x = x + hk.Linear(self.dim)(y)
         return hk.Linear(10)(layer_norm()(x).mean(1))
@@ -173,9 +157,8 @@ class ResNet(hk.Module):
     def __call__(self, x, is_training):
         def unit(x, dim, kernel, stride=1):
             x = hk.Conv2D(dim, kernel, stride, with_bias=False)(x)
-            return hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(
-                x, is_training
-            )
+            norm = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)
+            return norm(x, is_training)
 
         def block(x, dim, stride):
             y = unit(jax.nn.relu(unit(x, dim, 3, stride)), dim, 3)

@@ -1,4 +1,5 @@
-"""Keras 3 on JAX, as in its examples of MNIST and of a vision transformer: the functional API, `compile` and `fit`."""
+"""Keras 3 on JAX, as in its MNIST and vision transformer examples: the functional API, `compile`
+and `fit`."""
 
 import os
 
@@ -17,10 +18,8 @@ class Trainer:
 
     def __init__(self, workload, data):
         self.data = {name: (x, keras.utils.to_categorical(y, 10)) for name, (x, y) in data.items()}
-        self.batch_size, self.steps = (
-            workload.batch_size,
-            len(data["train"][0]) // workload.batch_size,
-        )
+        self.batch_size = workload.batch_size
+        self.steps = len(data["train"][0]) // workload.batch_size
         keras.utils.set_random_seed(0)
         inputs = keras.Input(workload.shape)
         self.model = keras.Model(inputs, MODELS[workload.model](inputs, **workload.args))
@@ -36,9 +35,8 @@ class Trainer:
         return self.model.fit(x, y, self.batch_size, verbose=0).history["loss"][0]
 
     def accuracy(self):
-        return self.model.evaluate(*self.data["test"], BATCH, verbose=0, return_dict=True)[
-            "accuracy"
-        ]
+        metrics = self.model.evaluate(*self.data["test"], BATCH, verbose=0, return_dict=True)
+        return metrics["accuracy"]
 
 
 def optimizer_of(workload, steps):
@@ -49,7 +47,7 @@ def optimizer_of(workload, steps):
 
 
 class OneCycle(keras.optimizers.schedules.LearningRateSchedule):
-    """A straight line up, and one down to 0."""
+    """Linearly up from 0, then linearly down to 0."""
 
     def __init__(self, workload, steps):
         self.rate, self.steps = workload.lr, steps * workload.epochs
@@ -57,11 +55,9 @@ class OneCycle(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
-        up, down = (
-            step / self.warmup if self.warmup else 1.0,
-            (self.steps - step) / (self.steps - self.warmup),
-        )
-        return self.rate * ops.clip(ops.minimum(up, down), 0, 1)
+        rise = step / self.warmup if self.warmup else 1.0
+        fall = (self.steps - step) / (self.steps - self.warmup)
+        return self.rate * ops.clip(ops.minimum(rise, fall), 0, 1)
 
 
 def convnext(
@@ -99,7 +95,7 @@ def vit(x, patch=4, dim=64, depth=4, heads=4, expansion=4):
 
 
 class Positions(layers.Layer):
-    """Adds a learned vector to each place."""
+    """Adds a learned vector to each token."""
 
     def build(self, shape):
         self.positions = self.add_weight(

@@ -1,4 +1,4 @@
-"""Rawtree: `fit` as a notebook calls it, its evaluation off, which a callback holds between two epochs."""
+"""Rawtree: `fit` as a notebook calls it, without evaluation; a callback pauses it every epoch."""
 
 import importlib
 import queue
@@ -6,16 +6,15 @@ import threading
 from functools import partial
 
 import jax
-import numpy as np
 
+from benchmarks.peers.batches import accuracy_of
 from training.fit import fit
 from training.loss import cross_entropy
 from training.optimizers import adamw
 from training.schedules import constant, warmup_linear
 
 VARIANTS = ("",)
-FOREVER = 10**9  # epochs: whoever asks for them decides when it is enough
-BATCH = 500  # of the test set
+FOREVER = 10**9  # epochs: the caller of `epoch` decides when to stop
 
 
 class Trainer:
@@ -31,7 +30,7 @@ class Trainer:
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
-        """Returns only if it fails: it waits for ever for another epoch."""
+        """Returns only on failure; otherwise it waits forever for a request for another epoch."""
         workload = self.workload
         steps = -(-len(self.data["train"][0]) // workload.batch_size) * workload.epochs
         schedules = {
@@ -50,37 +49,36 @@ class Trainer:
                 batch_size=workload.batch_size,
                 eval_every=0,
             )
-        except BaseException as error:  # whoever waits for an epoch must not wait for ever
+        except BaseException as error:  # a caller that waits for an epoch must not wait forever
             self.turns.done.put(error)
 
     def epoch(self, _seed):
-        """The order is fit's own."""
+        """Train for one epoch; the order of the examples is that of `fit`."""
         if self.thread.ident is None:
             self.thread.start()
         else:
-            self.turns.go.put(None)
+            self.turns.resume.put(None)
         loss = self.turns.done.get()
         if isinstance(loss, BaseException):
             raise loss
         return loss
 
     def accuracy(self):
-        (x, y), apply = self.data["test"], jax.jit(self.model.apply)
-        params, state = self.turns.view.params, self.turns.view.state
-        logits = [apply(params, state, x[i : i + BATCH])[0] for i in range(0, len(x), BATCH)]
-        return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))
+        apply, view = jax.jit(self.model.apply), self.turns.view
+        params, state = view.params, view.state
+        return accuracy_of(lambda x: apply(params, state, x)[0], self.data["test"])
 
 
 class Turns:
-    """A callback: at the end of an epoch it tells its loss, and waits until it is told to go on."""
+    """A callback that puts the loss of each epoch into `done`, and waits for `resume`."""
 
     def __init__(self):
-        self.go, self.done = queue.Queue(), queue.Queue()
+        self.resume, self.done = queue.Queue(), queue.Queue()
 
     def on_epoch_end(self, view):
         self.view = view
         self.done.put(view.metrics["train_loss"])
-        self.go.get()
+        self.resume.get()
 
 
 def trainer(workload, data, variant):

@@ -1,4 +1,4 @@
-"""PyTorch, as its quickstart trains; layers and blocks as torchvision has them."""
+"""PyTorch, trained as in its quickstart; layers and blocks as in torchvision."""
 
 from itertools import pairwise
 from math import prod
@@ -59,26 +59,16 @@ def convnext(
     patch=4,
     depths=None,
 ):
-    layers = [
-        nn.Conv2d(shape[-1], dims[0], patch, patch, bias=False),
-        LayerNorm2d(dims[0], eps=1e-6),
-    ]
+    stem = nn.Conv2d(shape[-1], dims[0], patch, patch, bias=False)
+    layers = [stem, LayerNorm2d(dims[0], eps=1e-6)]
     for i, dim in enumerate(dims):
         if i > 0:
-            layers += [
-                LayerNorm2d(dims[i - 1], eps=1e-6),
-                nn.Conv2d(dims[i - 1], dim, 2, 2, bias=False),
-            ]
-        layers += [
-            ConvNeXtBlock(dim, kernel, expansion, residual)
-            for _ in range(depths[i] if depths else 1)
-        ]
-    head = [
-        nn.LayerNorm(dims[-1], eps=1e-6),
-        nn.Linear(dims[-1], head_dim),
-        nn.Linear(head_dim, 10),
-    ]
-    return nn.Sequential(*layers, Mean(), *head)
+            layers.append(LayerNorm2d(dims[i - 1], eps=1e-6))
+            layers.append(nn.Conv2d(dims[i - 1], dim, 2, 2, bias=False))
+        for _ in range(depths[i] if depths else 1):
+            layers.append(ConvNeXtBlock(dim, kernel, expansion, residual))
+    head = [nn.Linear(dims[-1], head_dim), nn.Linear(head_dim, 10)]
+    return nn.Sequential(*layers, Mean(), nn.LayerNorm(dims[-1], eps=1e-6), *head)
 
 
 def conv_norm(dim_in, dim, size, stride=1):
@@ -153,11 +143,8 @@ class Trainer:
 
     def __init__(self, workload, data, variant):
         torch.manual_seed(0)
-        layout = {
-            "memory_format": torch.channels_last
-            if "channels_last" in variant
-            else torch.contiguous_format
-        }
+        formats = torch.channels_last, torch.contiguous_format
+        layout = {"memory_format": formats[0 if "channels_last" in variant else 1]}
         arrays = {
             name: (torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y).long())
             for name, (x, y) in data.items()
@@ -171,9 +158,8 @@ class Trainer:
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=workload.label_smoothing)
         steps = len(data["train"][0]) // workload.batch_size * workload.epochs
         self.optimizers = optimizers(self.model, workload)
-        self.schedulers = [
-            found for each in self.optimizers if (found := scheduler(each, workload, steps))
-        ]
+        schedulers = [scheduler_of(optimizer, workload, steps) for optimizer in self.optimizers]
+        self.schedulers = [scheduler for scheduler in schedulers if scheduler]
 
     def epoch(self, seed):
         x, y = self.data["train"]
@@ -189,8 +175,8 @@ class Trainer:
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            for each in self.schedulers:
-                each.step()
+            for scheduler in self.schedulers:
+                scheduler.step()
             loss_sum += loss.detach()
             correct += (logits.argmax(1) == labels).sum()
         return (loss_sum / len(batches)).item()
@@ -199,15 +185,16 @@ class Trainer:
         x, y = self.data["test"]
         self.model.eval()
         with torch.no_grad():
-            right = [
+            correct = [
                 (self.model(x).argmax(1) == y).sum()
                 for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)
             ]
-        return (sum(right) / len(x)).item()
+        return (sum(correct) / len(x)).item()
 
 
 def optimizers(model, workload):
-    """AdamW; or Muon for the matrices but the last layer's, since it takes nothing else, and AdamW for the rest."""
+    """AdamW; or Muon for all matrices except the last layer's, and AdamW for the rest, since Muon
+    accepts only matrices."""
     parameters, decay = list(model.parameters()), workload.weight_decay
     if workload.optimizer == "adamw":
         return [torch.optim.AdamW(groups(parameters, decay), workload.lr, fused=True)]
@@ -218,18 +205,16 @@ def optimizers(model, workload):
 
 
 def groups(parameters, weight_decay):
-    """Biases and scales, which have one axis, do not decay."""
+    """Weights decay; biases and scales, which have one axis, do not."""
     weights, others = (
         [p for p in parameters if (p.ndim > 1) == decays] for decays in (True, False)
     )
-    return [
-        {"params": weights, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    decays = {"params": weights, "weight_decay": weight_decay}
+    return [decays, {"params": others, "weight_decay": 0.0}]
 
 
-def scheduler(optimizer, workload, steps):
-    """One that is told of every step; none where the learning rate stays as it is."""
+def scheduler_of(optimizer, workload, steps):
+    """A scheduler to be called after every step; None if the learning rate is constant."""
     warmup = round(workload.warmup * steps)
 
     def one_cycle(step):

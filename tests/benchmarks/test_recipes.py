@@ -1,4 +1,4 @@
-"""What other frameworks are told of a recipe, and that Optax makes the same steps of it."""
+"""The recipes of the other frameworks, and that Optax takes the same steps with them as ours."""
 
 import json
 
@@ -27,22 +27,18 @@ STEPS = 4
 
 @pytest.mark.torture
 @pytest.mark.parametrize("suffix", RECIPES)
-def test_other_frameworks_take_the_steps_that_ours_takes(suffix):
+def test_optax_takes_the_same_steps_as_our_optimizers(suffix):
     workload = Workload(**recipe_of(RECIPES[suffix])["workload"])._replace(epochs=1, warmup=0.25)
-    ours = {
-        "adamw": lambda: adamw(workload.lr, weight_decay=workload.weight_decay),
-        "muon": lambda: muon(
-            workload.lr,
-            weight_decay=workload.weight_decay,
-            adamw_lr=workload.adamw_lr,
-            by_adamw="head/classes/.*",
-        ),
-    }[workload.optimizer]()
-    theirs = optimizer_of(workload, STEPS * workload.batch_size, decayed)
+    rate, decay = workload.lr, workload.weight_decay
+    if workload.optimizer == "adamw":
+        ours = adamw(rate, weight_decay=decay)
+    else:
+        others = {"adamw_lr": workload.adamw_lr, "by_adamw": "head/classes/.*"}
+        ours = muon(rate, weight_decay=decay, **others)
     ours = descent(scheduled(ours, warmup_linear(1, steps=STEPS)))
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(descent(theirs)), strict=True
-    ):
+    theirs = descent(optimizer_of(workload, STEPS * workload.batch_size, decayed))
+    leaves = zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
+    for (path, a), b in leaves:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=str(path))
 
 
@@ -51,31 +47,27 @@ def decayed(params):
 
 
 def descent(optimizer):
-    """The parameters after some steps along random gradients."""
-    params, state = tree(0), None
+    """The parameters after STEPS steps along random gradients."""
+    params = random_tree(0)
     state = optimizer.init(params)
     for seed in range(STEPS):
-        updates, state = optimizer.update(tree(seed + 1), state, params)
+        updates, state = optimizer.update(random_tree(seed + 1), state, params)
         params = jax.tree.map(jnp.add, params, updates)
     return params
 
 
-def tree(seed):
+def random_tree(seed):
     draw = np.random.default_rng(seed)
-    shapes = jax.tree.map(
-        lambda s: jnp.asarray(draw.normal(size=s), jnp.float32),
+    return jax.tree.map(
+        lambda shape: jnp.asarray(draw.normal(size=shape), jnp.float32),
         SHAPES,
-        is_leaf=lambda s: isinstance(s, tuple),
+        is_leaf=lambda node: isinstance(node, tuple),
     )
-    return shapes
 
 
-def test_what_they_are_not_told_of_is_refused(tmp_path):
+def test_a_setting_that_the_recipe_cannot_express_is_an_error(tmp_path):
     config = json.loads(RECIPES[""].read_text())
     for change in ({"augment": ["random_affine"]}, {"optimizer": {"name": "lion"}}):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(
-            UserError,
-            match=f"{next(iter(change))}.*other frameworks|other frameworks.*{next(iter(change))}",
-        ):
+        with pytest.raises(UserError, match=f"{next(iter(change))}.*other frameworks"):
             recipe_of(tmp_path / "config.json")

@@ -1,5 +1,5 @@
-"""A run goes on with other devices, cut in another way: begun on four, gone on with on one and on two, it gives the numbers of
-one."""
+"""A run may be resumed on other devices with another sharding: started on four devices and resumed
+on one and on two, it gives the numbers of a run on one."""
 
 import json
 import os
@@ -31,23 +31,24 @@ class Stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
 rng = np.random.default_rng(0)
-x, y = rng.integers(0, 256, (150, 8, 8, 1)).astype(np.uint8), rng.integers(0, 3, 150).astype(np.int32)
+x = rng.integers(0, 256, (150, 8, 8, 1)).astype(np.uint8)
+y = rng.integers(0, 3, 150).astype(np.int32)
 models = {
     "mlp": mlp((8, 8, 1), 3, dims=(64,), dropout=0.1),
     "resnet": resnet((8, 8, 1), 3, widths=(16,), depth=1),
     "vit": vit((8, 8, 1), 3, dim=32, depth=1, heads=2, dropout=0.1),
 }
-settings = {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2, "log": {"every_steps": 1}}
-fit(models[name], (x, y), (x[:77], y[:77]), mesh=mesh, folder=folder / name, resume=True, callbacks=[Stop()], **settings)
+settings = {"preprocess": [to_unit], "optimizer": adam(lr=0.001), "batch_size": 16, "epochs": 2}
+settings |= {"log": {"every_steps": 1}, "callbacks": [Stop()]}
+settings |= {"mesh": mesh, "folder": folder / name, "resume": True}
+fit(models[name], (x, y), (x[:77], y[:77]), **settings)
 """
 
 
 def train(folder, model, devices, stop, mesh):
     flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {
-        "XLA_FLAGS": flags,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # most of the time is compilation
+    environment = os.environ | {"XLA_FLAGS": flags}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # most of the time is compilation
     command = [sys.executable, "-c", PROGRAM, str(folder), model, str(stop), json.dumps(mesh)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -56,35 +57,27 @@ def train(folder, model, devices, stop, mesh):
 
 
 def losses(folder):
-    """What each line of metrics.jsonl says of the losses, by model."""
-    read = {
-        path.parent.name: path.read_text().splitlines()
-        for path in sorted(folder.glob("*/metrics.jsonl"))
-    }
-    return {
-        name: [[v for k, v in json.loads(line).items() if "loss" in k] for line in lines]
-        for name, lines in read.items()
-    }
+    """{model: the losses in each row of its metrics.jsonl}"""
+    losses = {}
+    for path in sorted(folder.glob("*/metrics.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        losses[path.parent.name] = [[v for k, v in row.items() if "loss" in k] for row in rows]
+    return losses
 
 
 @pytest.mark.torture  # tests/test_several_processes.py has one such case
 @pytest.mark.parametrize(
     ("model", "tolerance"),
-    [
-        ("mlp", 1e-9),
-        ("resnet", 1e-9),
-        ("vit", 1e-5),  # in float32
-    ],
+    [("mlp", 1e-9), ("resnet", 1e-9), ("vit", 1e-5)],  # vit is in float32
 )
-def test_begun_on_four_devices_gone_on_with_on_one_and_on_two(tmp_path, model, tolerance):
+def test_a_run_started_on_four_devices_resumes_on_one_and_on_two(tmp_path, model, tolerance):
     train(tmp_path / "one", model, devices=1, stop=-1, mesh={})
     second = {"tensor": 2} if model == "vit" else {"fsdp": 2}
     for devices, stop, mesh in ((4, 7, {"fsdp": -1}), (1, 14, {}), (2, -1, second)):
         train(tmp_path / "several", model, devices, stop, mesh)
     one, several = losses(tmp_path / "one"), losses(tmp_path / "several")
     assert one.keys() == several.keys()
-    for name, lines in one.items():
-        assert [len(line) for line in lines] == [1] * 10 + [2] + [1] * 10 + [2]
-        np.testing.assert_allclose(
-            np.concatenate(several[name]), np.concatenate(lines), rtol=tolerance, err_msg=name
-        )
+    for name, rows in one.items():
+        assert [len(row) for row in rows] == [1] * 10 + [2] + [1] * 10 + [2]
+        expected, actual = np.concatenate(rows), np.concatenate(several[name])
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, err_msg=name)

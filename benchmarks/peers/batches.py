@@ -1,0 +1,21 @@
+"""Batches of arrays in memory, for the frameworks that take NumPy arrays."""
+
+import numpy as np
+
+TEST_BATCH = 500
+
+
+def training_batches(data, batch_size, seed):
+    """The batches (x, y) of one epoch in a random order, without a short last batch."""
+    x, y = data
+    order = np.random.default_rng(seed).permutation(len(x))
+    for i in range(0, len(x) - batch_size + 1, batch_size):
+        rows = order[i : i + batch_size]
+        yield x[rows], y[rows]
+
+
+def accuracy_of(predict, data):
+    """The accuracy of a function from images to logits."""
+    x, y = data
+    logits = [predict(x[i : i + TEST_BATCH]) for i in range(0, len(x), TEST_BATCH)]
+    return float(np.mean(np.argmax(np.concatenate(logits), -1) == y))

@@ -1,0 +1,153 @@
+"""train.py when something interrupts it or is missing: signals, a full disk, no network."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.processes import ROOT, start, wait_for_line
+
+SMALL = {
+    "title": "Small",
+    "model": {"name": "mlp", "args": {"dims": [16]}},
+    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
+    "loader": {"batch_size": 64},
+    "preprocess": ["to_unit"],
+    "loss": "cross_entropy",
+    "metrics": ["accuracy"],
+    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
+    "training": {"epochs": 2},
+    "checkpoint": {"monitor": "test_loss"},
+    "logging": {"every_steps": 5},
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    return tmp_path
+
+
+def run_code(folder, code, *arguments):
+    """Run Python code that calls train.main with these arguments."""
+    command = [sys.executable, "-c", code, "-c", "small.json", *arguments]
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_with_75(small, number):
+    epochs = ["training.epochs=100000", "checkpoint.every_epochs=100000"]
+    process = start(small, "-c", "small.json", *epochs, "checkpoint.monitor=null")
+    wait_for_line(process, "STARTING EPOCH 3")
+    process.send_signal(number)
+    sent = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "Traceback" not in err
+    assert time.monotonic() - sent < 20
+    (folder,) = (small / "saved" / "Small").iterdir()
+    assert list(folder.glob("checkpoint-*.params"))
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)]
+)
+def test_a_signal_during_the_first_compilation_ends_the_process_at_once(small, number):
+    model = ["model.name=convnext", "model.args={}"]
+    process = start(small, "-c", "small.json", "title=Early", *model)
+    wait_for_line(process, "Run folder")
+    time.sleep(0.3)
+    process.send_signal(number)
+    sent = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - sent < 3
+    assert err == "Interrupted; nothing was saved\n"
+    assert process.returncode == 1
+
+
+def test_a_second_signal_ends_a_run_at_once(small):
+    process = start(small, "-c", "small.json", "title=Twice", "training.epochs=100000")
+    wait_for_line(process, "STARTING EPOCH 3")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    sent = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert time.monotonic() - sent < 3
+    assert process.returncode in (1, 75)  # 75 if the second signal came after everything was saved
+
+
+@pytest.mark.torture
+def test_two_runs_of_one_title_in_the_same_second_get_two_folders(small):
+    arguments = ["-c", "small.json", "title=Twins", "training.epochs=1"]
+    processes = [start(small, *arguments) for _ in range(2)]
+    for process in processes:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    folders = list((small / "saved" / "Twins").iterdir())
+    assert len(folders) == 2
+    assert all((folder / "finished.json").exists() for folder in folders)
+
+
+def test_a_full_disk_exits_with_1_and_one_message(small):
+    """A limit on the size of files simulates the full disk; no partial checkpoint is left."""
+    limited = (
+        "import resource, sys, train\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "sys.exit(train.main(sys.argv[1:]))"
+    )
+    done = run_code(small, limited)
+    assert done.returncode == 1, done.stderr
+    assert "checkpoint-epoch_1.params: cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    (folder,) = (small / "saved" / "Small").iterdir()
+    assert not list(folder.glob("*.params")) and not list(folder.glob(".*"))
+
+
+def test_without_a_network_drawn_digits_replace_mnist_or_the_run_fails(small):
+    """The test makes every host name unknown, so the result does not depend on the machine."""
+    offline = (
+        "import socket, sys, train\n"
+        "def no(*a, **k): raise socket.gaierror(-2, 'no network')\n"
+        "socket.getaddrinfo = no\n"
+        "sys.exit(train.main(sys.argv[1:]))"
+    )
+
+    def attempt(mode):
+        data = json.dumps({"name": "mnist", "args": {"dir": "nothing", "offline": mode}})
+        return run_code(small, offline, f"data={data}", "training.epochs=1")
+
+    with_digits = attempt("digits")
+    assert with_digits.returncode == 0, with_digits.stderr
+    assert "NOT MNIST" in with_digits.stdout
+    (folder,) = (small / "saved" / "Small").iterdir()
+    environment = json.loads((folder / "environment.json").read_text())
+    assert "stand-in for mnist" in environment["data"]["train"]["source"]
+    assert "stand-in for mnist" in (folder / "train.log").read_text()
+    before = time.monotonic()
+    failed = attempt("error")
+    assert failed.returncode == 1
+    assert time.monotonic() - before < 15
+    assert "Put the files" in failed.stderr
+    assert len(list((small / "saved" / "Small").iterdir())) == 1  # no folder for the failed run
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_failed_run_does_not_wait_for_pending_compilations():
+    code = (
+        "import threading, train\n"
+        "from training import programs\n"
+        "programs.BEGUN.add(programs.COMPILING.submit(threading.Event().wait))\n"
+        "print('printed')\n"
+        "train.leave(2)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "printed\n")
