@@ -7,30 +7,25 @@ python -m benchmarks.checkpoint [rounds]
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from training.runner import Runner
 
 from benchmarks.overhead import log_to
 from benchmarks.results import record, spread
 from data_loader.base import Arrays
 from model.mlp import mlp
 from training.checkpoint import storage
-from training.checkpoint.keeper import Cut, Keeper, as_saved
-from training.checkpoint.probe import Probe, probe_input
-from training.fit import compose
-from training.loop import Loop
-from training.loss import cross_entropy
-from training.objective import supervised
+from training.checkpoint.keeper import Keeper, as_saved
+from training.devices.options import MeshOptions
+from training.devices.sharding import Plan
+from training.fit import assemble, recipe_of
 from training.optimizers import adam
-from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from training.run import Reader
+from training.options import CheckpointOptions
+from training.recipe import compose
 from training.runs.shape_check import count
-from training.update import gradient_update
-from training.watching.metric_log import MetricLog
+from training.trainer import Trainer
 from wiring.build import build
 from wiring.config import read
 
@@ -49,39 +44,19 @@ def main(rounds=9):
 def every_epoch(folder, rounds):
     """The sample's throughput with and without saving."""
     parts = build(read("config.json", ["data=digits", "training.eval_every=0"]), "config.json")
-    functions = {label: metric.function for label, metric in parts.metrics.items()}
-    objective = compose(
-        parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment
-    )
-    data = {"train": parts.data.load()["train"]}
+    plan, data = Plan.on_paper(MeshOptions(), None), {"train": parts.data.load()["train"]}
+    every = {"no checkpoints": 0, "one every epoch": 1}
     loops = {}
-    for form in ("no checkpoints", "one every epoch"):
-        run_dir = folder / form
-        run_dir.mkdir()
-        runner = Runner(
-            parts.model,
-            objective,
-            partial(gradient_update, objective, parts.optimizer),
-            data,
-            parts.loader,
-        )
-        probe = Probe(parts.model, probe_input(runner.feeds["train"].shapes, parts.preprocess))
-        keeper = (
-            Keeper(run_dir, CheckpointOptions(keep=2), {"config": parts.config}, probe)
-            if form != "no checkpoints"
-            else None
-        )
-        log = MetricLog(run_dir / "metrics.jsonl")
-        loops[form] = Loop(
-            runner, Reader(objective.finish), [], parts.training, log, parts.logging, keeper=keeper
-        )
+    for form, every_epochs in every.items():
+        parts.checkpoint = CheckpointOptions(keep=2, every_epochs=every_epochs)
+        loops[form] = loop_of(compose(parts, plan), data, folder / form, {"config": parts.config})
     rates = {form: [] for form in loops}
     for i in range(rounds + 1):
         for form, loop in loops.items() if i % 2 else reversed(loops.items()):
             start = time.perf_counter()
             for _ in range(EPOCHS):
-                loop.one_epoch()
-            loop.keeper.wait()
+                loop.epoch()
+            keeper_of(loop).wait()
             if i > 0:  # the first round compiles
                 rates[form].append(EPOCHS * len(data["train"]) / (time.perf_counter() - start))
     ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
@@ -94,56 +69,59 @@ def every_epoch(folder, rounds):
 def large_state(folder, rounds):
     """How long saving 50 million parameters, with Adam's m and v, delays the next step of a run."""
     model = mlp((784,), 10, dims=(6600, 6600))
-    objective = compose(supervised, model, cross_entropy, {})
     data = {"train": Arrays(np.zeros((64, 784), np.float32), np.zeros(64, np.int32))}
-    runner = Runner(
-        model,
-        objective,
-        partial(gradient_update, objective, adam()),
-        data,
-        LoaderOptions(batch_size=32),
-    )
-    keeper = Keeper(folder, CheckpointOptions(keep=1))
-    loop = Loop(
-        runner, Reader(), [], TrainingOptions(), MetricLog(), LoggingOptions(), keeper=keeper
-    )
-    loop.one_epoch()
-    loop.keeper.wait()
+    checkpoint = CheckpointOptions(keep=1)
+    recipe = recipe_of(model, optimizer=adam(), metrics=[], batch_size=32, checkpoint=checkpoint)
+    loop = loop_of(recipe, data, folder / "large", {"config": {}})
+    loop.epoch()
+    keeper_of(loop).wait()
     forms = {"written synchronously": write, "until the run continues": delay}
     times = {form: [] for form in forms}
     for _ in range(rounds):
         for form, save in forms.items():
             loop.run.step += 1  # so that the file gets another name
             times[form].append(save(loop))
-            loop.keeper.wait()
+            keeper_of(loop).wait()
     ratios = [b / a for a, b in zip(*times.values(), strict=True)]
     rows = [f"| {form}, s | {spread(values)} |" for form, values in times.items()]
     rows.append(f"| continues / synchronously, pair by pair | {spread(ratios)} |")
-    megabytes = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.states)) // 10**6
-    head = f"| {count(runner.states[0].params):,} parameters, {megabytes} MB | median (range) |"
+    megabytes = sum(leaf.nbytes for leaf in jax.tree.leaves(loop.trainer.states)) // 10**6
+    head = f"| {count(loop.trainer.states[0].params):,} parameters, {megabytes} MB | median (range) |"
     table = "\n".join([head, "|---|---|", *rows])
     record("Saving a large state", "python -m benchmarks.checkpoint", table)
+
+
+def loop_of(recipe, data, folder, record):
+    """A Loop that writes into a folder."""
+    folder.mkdir()
+    loop = assemble(recipe, Trainer(recipe, data), data, folder, record | {"facts": {}, "data": {}})
+    loop.run.epochs = 10**9  # so that no epoch is the last, which is saved in any case
+    return loop
+
+
+def keeper_of(loop):
+    return next(watcher for watcher in loop.watchers if isinstance(watcher, Keeper))
 
 
 def write(loop):
     """Seconds to write the state while everything waits."""
     start = time.perf_counter()
-    cut = Cut(loop.runner.states, {"position": 0})
-    storage.save(loop.keeper.folder / "at_once.params", as_saved(cut.states[0], cut, True), {})
+    tree = as_saved(loop.trainer.states[0], whole=True, position=0)
+    storage.save(keeper_of(loop).folder / "at_once.params", tree, {})
     return time.perf_counter() - start
 
 
 def delay(loop):
     """Seconds until the next step can begin."""
-    cuts = []
+    snapshots = []
 
-    def cut():
-        cuts.append(loop.cut())
-        return cuts[0]
+    def take():
+        snapshots.append(loop.snapshot())
+        return snapshots[0]
 
     start = time.perf_counter()
-    loop.keeper.save(loop.run, cut)
-    jax.block_until_ready(cuts[0].states)  # the next step would wait for this copy
+    keeper_of(loop).on_save(loop.run, take, "last")
+    jax.block_until_ready(snapshots[0].states)  # the next step would wait for this copy
     return time.perf_counter() - start
 
 

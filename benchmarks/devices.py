@@ -125,10 +125,10 @@ def one_device_forms(workload):
     whole, shardings = replicated(mesh), Plan(mesh).of_state(step.carry)
     arrays = put(data, whole), put(order, sharded(mesh, 1)), put(valid, whole)
     program = Program(
-        over_rows(step.run, step.report, mesh, step.looped),
-        mesh,
+        over_rows(step.run, step.report, sharded(mesh), step.looped),
+        whole,
         options=options_for(step.looped),
-        places=shardings,
+        shardings=shardings,
     )
     carry = put(jax.jit(step.make)(np.uint32(0)), shardings)
     program.prepare((), carry, *arrays, np.int32(0), np.int32(1))

@@ -11,23 +11,20 @@ import logging
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import jax
-from training.measures import measures
-from training.rates import LearningRates
-from training.runner import Runner
 
 from benchmarks.results import record, spread
 from data_loader.loader import epoch_order
-from training.fit import compose
-from training.loop import Loop
-from training.options import LoggingOptions
-from training.run import Reader
-from training.update import gradient_update
+from training.devices.options import MeshOptions
+from training.devices.sharding import Plan
+from training.fit import assemble
+from training.recipe import compose
+from training.trainer import Trainer
 from training.watching.metric_log import MetricLog
-from training.watching.publish import About, Publisher
 from wiring.build import build
 from wiring.config import read
 
@@ -68,23 +65,14 @@ def main(rounds=15):
 
 def loop_against_bare_steps(folder, rounds):
     """The loop, which logs every 22nd step, against its steps alone."""
-    loop, (parts, data) = loop_of(folder / "loop", ["training.eval_every=0"])
-    objective = compose(
-        parts.objective,
-        parts.model,
-        parts.loss,
-        measures(parts.metrics, (), LoggingOptions())[0],
-        parts.preprocess,
-    )
-    make_update = partial(gradient_update, objective, parts.optimizer)
-    engines = [Runner(parts.model, objective, make_update, data, parts.loader) for _ in range(3)]
+    loop, recipe, data = loop_of(folder / "loop", ["training.eval_every=0"])
+    trainers = [trainer_of(recipe, {"train": data["train"]}) for _ in range(3)]
+    step = recipe.make_update(unroll=False).step
     forms = {
-        "fit": loop.one_epoch,
-        "bare, one call per epoch": partial(bare_epoch, engines[0], 10**9),
-        "bare, one call per step": partial(bare_epoch, engines[1], 1),
-        "by hand, one call per epoch": by_hand(
-            engines[2], make_update(unroll=False).step, data["train"], parts.loader
-        ),
+        "fit": loop.epoch,
+        "bare, one call per epoch": partial(bare_epoch, trainers[0], 10**9),
+        "bare, one call per step": partial(bare_epoch, trainers[1], 1),
+        "by hand, one call per epoch": by_hand(trainers[2], step, data["train"], recipe.loader),
     }
     rates = measure(forms, len(data["train"]), rounds)
     ratios = {
@@ -99,10 +87,10 @@ def watching(folder, rounds):
     forms = {"all off": OFF, "as in config.json": [], "all on": ON}
     loops = {name: loop_of(folder / name, overrides)[0] for name, overrides in forms.items()}
     epochs = {name: partial(epoch_and_trackers, loop) for name, loop in loops.items()}
-    rates = measure(epochs, loops["all off"].runner.feed.size, rounds)
+    rates = measure(epochs, loops["all off"].trainer.feed.size, rounds)
     for loop in loops.values():
         loop.notify("on_training_end")
-        loop.log.publish.close({})
+        close(loop)
     off = rates["all off"]
     ratios = {
         f"{name} / all off": [a / b for a, b in zip(rates[name], off, strict=True)]
@@ -112,38 +100,42 @@ def watching(folder, rounds):
 
 
 def loop_of(folder, overrides):
-    """(a started Loop of the sample that writes into a folder, (its parts, its data))."""
+    """(a Loop of the sample that writes log lines into a folder, its recipe, its data)."""
     folder.mkdir()
     parts = build(read("config.json", ["data=digits", *overrides]), "config.json")
-    data, log = parts.data.load(), parts.logging
-    functions, watch = measures(parts.metrics, parts.callbacks, log)
-    objective = compose(
-        parts.objective, parts.model, parts.loss, functions, parts.preprocess, parts.augment
-    )
-    runner = Runner(
-        parts.model,
-        objective,
-        partial(gradient_update, objective, parts.optimizer),
-        data,
-        parts.loader,
-        watch=watch,
-    )
-    publish = Publisher(log.trackers, About(folder, parts.title, parts.config, 0))
-    seen = {"sets": data, "folder": folder, "config": parts.config, "publish": publish}
-    rates = LearningRates(parts.rates if "learning_rate" in watch.needs else None, runner)
-    reader = Reader(objective.finish, watch.hidden, runner.leaves)
-    lines = MetricLog(folder / "metrics.jsonl", publish=publish)
-    loop = Loop(runner, reader, parts.callbacks, parts.training, lines, log, seen=seen, rates=rates)
-    loop.begin()
-    return loop, (parts, data)
+    recipe, data = compose(parts, Plan.on_paper(MeshOptions(), None)), parts.data.load()
+    recipe = recipe._replace(checkpoint=replace(recipe.checkpoint, every_epochs=0, monitor=None))
+    record = {"config": parts.config, "facts": parts.facts, "data": {}}
+    loop = assemble(recipe, Trainer(recipe, data), data, folder, record)
+    loop.notify("on_training_start")
+    signals = loop.watchers[0]
+    signals.close(loop.run)  # Ctrl-C ends a benchmark
+    loop.run.epochs = 10**9
+    return loop, recipe, data
+
+
+def trainer_of(recipe, sets):
+    """A started Trainer."""
+    trainer = Trainer(recipe, sets)
+    trainer.start(sets)
+    return trainer
+
+
+def publisher_of(loop):
+    """What hands a run's values to its trackers."""
+    return next(watcher for watcher in loop.watchers if isinstance(watcher, MetricLog)).publish
+
+
+def close(loop):
+    """End the trackers."""
+    publisher_of(loop).close({})
 
 
 def epoch_and_trackers(loop):
     """One epoch, until the trackers have processed everything that was logged in it."""
-    loop.one_epoch()
-    while any(
-        channel.queue.qsize() or channel.since is not None for channel in loop.log.publish.channels
-    ):
+    loop.epoch()
+    channels = publisher_of(loop).channels
+    while any(channel.queue.qsize() or channel.since is not None for channel in channels):
         time.sleep(0.001)
 
 
@@ -153,19 +145,19 @@ def table(rates, ratios):
     return "\n".join(["| form | images/s, median (range) |", "|---|---|", *rows])
 
 
-def bare_epoch(engine, count):
+def bare_epoch(trainer, count):
     """The steps of an epoch alone, `count` steps per call at most."""
-    engine.begin(epoch=1)
+    trainer.begin(epoch=1)
     taken = 1
     while taken:
-        taken, _ = engine.train(count)
-    jax.block_until_ready(engine.states)
+        taken, _ = trainer.train(count)
+    jax.block_until_ready(trainer.states)
 
 
-def by_hand(engine, step, dataset, options):
-    """The loop that one would write without the engine, which only makes the first state here."""
-    engine.begin(epoch=1)
-    carry, data = [engine.states[0]], jax.device_put(dataset.arrays)
+def by_hand(trainer, step, dataset, options):
+    """The loop that one would write without the trainer, which only makes the first state here."""
+    trainer.begin(epoch=1)
+    carry, data = [trainer.states[0]], jax.device_put(dataset.arrays)
 
     @partial(jax.jit, donate_argnums=0)
     def loop(ts, data, order, valid):

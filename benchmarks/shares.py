@@ -10,22 +10,16 @@ import importlib
 import re
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
-from training.runner import Runner
 
 from benchmarks.results import markdown, record
 from benchmarks.workloads import WORKLOADS, data_for
 from data_loader.base import Arrays
-from training.fit import compose
-from training.loss import cross_entropy
-from training.metrics import accuracy
-from training.objective import supervised
+from training.fit import recipe_of
 from training.optimizers import adamw
-from training.options import LoaderOptions
-from training.update import gradient_update
+from training.trainer import Trainer
 
 # The kind of an operation: the first pattern found in its XLA name or in its JAX name.
 KINDS = {
@@ -48,8 +42,8 @@ def main():
     args = parser.parse_args()
     rows = []
     for name in args.workloads.split(","):
-        runner, steps = runner_of(WORKLOADS[name], data_for(WORKLOADS[name], args.data)["train"])
-        seconds, nanoseconds = profiled(runner, steps)
+        trainer, steps = trainer_of(WORKLOADS[name], data_for(WORKLOADS[name], args.data)["train"])
+        seconds, nanoseconds = profiled(trainer, steps)
         total = sum(nanoseconds.values())
         for part in ("forward", "backward", UPDATE, UNNAMED):
             shares = [nanoseconds[part, kind] / total for kind in (*KINDS, OTHER)]
@@ -60,33 +54,27 @@ def main():
     record("Where the time goes", "python -m benchmarks.shares", table)
 
 
-def runner_of(workload, train):
-    """(a Runner of the workload, its number of steps per epoch)."""
+def trainer_of(workload, train):
+    """(a started Trainer of the workload, its number of steps per epoch)."""
     factory = getattr(importlib.import_module(f"model.{workload.model}"), workload.model)
+    optimizer = adamw(workload.lr, weight_decay=workload.weight_decay)
     model = factory(workload.shape, 10, **workload.args)
-    objective = compose(supervised, model, cross_entropy, {"accuracy": accuracy}, (), ())
-    update = partial(
-        gradient_update, objective, adamw(workload.lr, weight_decay=workload.weight_decay)
-    )
-    runner = Runner(
-        model,
-        objective,
-        update,
-        {"train": Arrays(*train)},
-        LoaderOptions(batch_size=workload.batch_size),
-    )
-    return runner, runner.feed.steps
+    recipe = recipe_of(model, optimizer=optimizer, batch_size=workload.batch_size)
+    sets = {"train": Arrays(*train)}
+    trainer = Trainer(recipe, sets)
+    trainer.start(sets)
+    return trainer, trainer.feed.steps
 
 
-def profiled(runner, steps):
+def profiled(trainer, steps):
     """(seconds per step without the profiler, {(part, kind): nanoseconds of an epoch})."""
-    epoch(runner)
+    epoch(trainer)
     start = time.perf_counter()
-    epoch(runner)
+    epoch(trainer)
     seconds = (time.perf_counter() - start) / steps
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            epoch(runner)
+            epoch(trainer)
         file = next(Path(folder).rglob("*.xplane.pb"))
         planes = jax.profiler.ProfileData.from_file(str(file)).planes
         events = [
@@ -95,19 +83,19 @@ def profiled(runner, steps):
             for line in plane.lines
             for event in line.events
         ]
-    origins, nanoseconds = origins_of(runner.program.compiled.as_text()), collections.Counter()
+    origins, nanoseconds = origins_of(trainer.program.compiled.as_text()), collections.Counter()
     for name, duration in events:
         if name in origins:
             nanoseconds[origins[name]] += duration
     return seconds, nanoseconds
 
 
-def epoch(runner):
-    runner.begin(epoch=1)
+def epoch(trainer):
+    trainer.begin(epoch=1)
     taken = 1
     while taken:
-        taken, _ = runner.train(10**9)
-    jax.block_until_ready(runner.states)
+        taken, _ = trainer.train(10**9)
+    jax.block_until_ready(trainer.states)
 
 
 def origins_of(text):

@@ -7,16 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from training.devices.mesh import AXES, make_mesh, replicated, sharded
+from training.devices.mesh import AXES, make_mesh
 from training.devices.sharding import Plan
-from training.fit import compose
-from training.loss import cross_entropy
-from training.metrics import accuracy
-from training.objective import supervised
+from training.fit import recipe_of
 from training.optimizers import adamw
 from training.programs import Program, loops_are_slow, options_for, over_batch, placed
 from training.trainer import SEED, first_state, first_trees, training
-from training.update import gradient_update, zero_sums
+from training.update import zero_sums
 
 # The environment of a process with 8 simulated devices.
 SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
@@ -35,16 +32,15 @@ class Step(NamedTuple):
 
 def step_of(model, shape, batch, precision="float32"):
     """The step of a model for images of `shape`, in batches of size `batch`."""
-    objective = compose(
-        supervised, model, cross_entropy, {"accuracy": accuracy}, precision=precision
-    )
+    recipe = recipe_of(model, optimizer=adamw(), precision=precision)
+    objective = recipe.objective
     pair = (
         jax.ShapeDtypeStruct((batch, *shape), jnp.float32),
         jax.ShapeDtypeStruct((batch,), jnp.int32),
     )
     trees = jax.eval_shape(partial(first_trees, model), SEED)
     looped = not loops_are_slow(objective, *trees, pair)
-    update = gradient_update(objective, adamw(), unroll=not looped)
+    update = recipe.make_update(unroll=not looped)
 
     def make(seed):
         params, state = first_trees(model, seed)
@@ -61,13 +57,13 @@ def program_of(step, options, sharding=None):
     shardings = plan.of_state(step.carry)
     program = Program(
         over_batch(step.run, step.report),
-        plan.mesh,
+        plan.whole,
         "train",
         options=options_for(step.looped),
-        places=shardings,
+        shardings=shardings,
     )
-    carry, batch = placed(step.carry, shardings), placed(step.batch, sharded(plan.mesh))
-    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(plan.mesh))
+    carry, batch = placed(step.carry, shardings), placed(step.batch, plan.batch())
+    valid = jax.ShapeDtypeStruct((), jnp.int32, sharding=plan.whole)
     return program, ((), carry, batch, valid), plan
 
 

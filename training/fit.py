@@ -116,39 +116,44 @@ def recipe_of(
 
 def train_recipe(
     recipe, sets, folder=None, record=None, checkpoint=None, *, trainer=None, watchers=()
-):
+) -> Run:
     """Train a recipe on {"train": dataset, "test": dataset, ...}, from a checkpoint on if there is one,
     and return the finished Run. `trainer` is one that was made ahead of the data."""
-    training, record = recipe.training, record or {"config": {}}
-    pretrained = None if checkpoint else pretrained_from(training.pretrained)
     if trainer is None or not trainer.suits(sets):
         trainer = Trainer(recipe, sets)
     with closing(trainer):
-        trainer.start(sets, pretrained)
-        probe = Probe(recipe.model, probe_input(trainer.feed.shapes, recipe.preprocess))
-        check_unchanged(trainer, probe, pretrained, checkpoint)
-        run = Run(trainer, training.epochs, trainer.feed.steps)
-        reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
-        own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
-        log = metric_log(recipe, own_folder, record, checkpoint)
-        keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
-        seen = {"sets": sets, "folder": own_folder, "config": record["config"]}
-        view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
-        histograms = log.publish.channels_for("histogram")
-        monitor = recipe.checkpoint.monitor if keeper else None
-        team = [  # in the order in which they see the run
-            Signals(),
-            *([keeper] if keeper else []),
-            Divergence(trainer, training, keeper, log),
-            DryRun(recipe, trainer, reader, rates, monitor, histograms),
-            log,
-            ProgressBar(),
-            Callbacks(recipe.callbacks, view),
-            *watchers,
-        ]
-        best = (lambda: best_weights(keeper, trainer)) if keeper else None
-        loop = Loop(run, recipe, team, reader, Clock(trainer), rates, best=best, agree=agreed)
-        return loop.train(point_of(checkpoint, trainer, log) if checkpoint else None)
+        loop = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers)
+        return loop.train(checkpoint and point_of(checkpoint, trainer, folder))
+
+
+def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:
+    """The Loop of a run with all of its watchers, and its trainer started."""
+    training, record = recipe.training, record or {"config": {}}
+    pretrained = None if checkpoint else pretrained_from(training.pretrained)
+    trainer.start(sets, pretrained)
+    probe = Probe(recipe.model, probe_input(trainer.feed.shapes, recipe.preprocess))
+    check_unchanged(trainer, probe, pretrained, checkpoint)
+    run = Run(trainer, training.epochs, trainer.feed.steps)
+    reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
+    own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
+    log = metric_log(recipe, own_folder, record, checkpoint)
+    keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
+    seen = {"sets": sets, "folder": own_folder, "config": record["config"]}
+    view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
+    histograms = log.publish.channels_for("histogram")
+    monitor = recipe.checkpoint.monitor if keeper else None
+    team = [  # in the order in which they see the run
+        Signals(),
+        *([keeper] if keeper else []),
+        Divergence(trainer, training, keeper, log),
+        DryRun(recipe, trainer, reader, rates, monitor, histograms),
+        log,
+        ProgressBar(),
+        Callbacks(recipe.callbacks, view),
+        *watchers,
+    ]
+    best = (lambda: best_weights(keeper, trainer)) if keeper else None
+    return Loop(run, recipe, team, reader, Clock(trainer), rates, best=best, agree=agreed)
 
 
 def metric_log(recipe, folder, record, checkpoint):

@@ -27,8 +27,8 @@ class Diverged(RunError):
         self.step, self.leaf = step, leaf  # steps taken before it; what was bad first
 
 
-def point_of(checkpoint, trainer, log):
-    """The Point of a checkpoint, for the trainer of this run."""
+def point_of(checkpoint, trainer, folder):
+    """The Point of a checkpoint in the folder of a run."""
     record = checkpoint.record
     now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
     trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
@@ -40,7 +40,7 @@ def point_of(checkpoint, trainer, log):
     if not line_continues:
         record = record | {"lined": record["position"]}
     completed = record["epoch"] - bool(record["position"])
-    history = [row for row in log.epochs() if row["epoch"] <= completed]
+    history = [row for row in metric_log.epoch_rows(folder) if row["epoch"] <= completed]
     fresh = not record["step"] and not record["lengths"].get(metric_log.FILE)
     return Point([now._replace(**tree) for tree in trees], record, history, checkpoint, fresh)
 
@@ -137,7 +137,7 @@ class Divergence:
     def rolled_back(self, checkpoint):
         """The Point of a checkpoint, with other randomness and another order of the data from there."""
         count = self.rollbacks + 1
-        point = point_of(checkpoint, self.trainer, self.log)
+        point = point_of(checkpoint, self.trainer, self.keeper.folder)
         # The number is odd, so that no count gives the same seed twice.
         seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in point.states]
         states = [

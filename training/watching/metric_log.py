@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import time
 from pathlib import Path
 
@@ -154,16 +153,6 @@ class MetricLog:
         self.unwritten = ""
         self.publish.back_to(step)
 
-    def epochs(self):
-        """The rows of the epochs so far, as in `run.history`; a broken line is skipped."""
-        rows = []
-        if self.path is not None and os.path.exists(self.path):
-            for line in self.path.read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    rows.append(json.loads(line))
-        rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
-        return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
-
     def close(self, run):
         """End the trackers; whether all of them ended."""
         return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
@@ -173,6 +162,16 @@ def for_trackers(named):
     """The values of an epoch under the names that trackers get: the mean of an epoch of training and
     its lines are two curves."""
     return {f"{k}_epoch" if k.startswith("train_") else k: value for k, value in named.items()}
+
+
+def epoch_rows(folder):
+    """The rows of the epochs so far, as in `run.history`; a broken line is skipped."""
+    path, rows = Path(folder) / FILE, []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
+    return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
 
 
 def line_of(row):
