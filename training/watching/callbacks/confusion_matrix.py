@@ -25,11 +25,12 @@ MOST = 200  # classes
 def confusion_matrix(
     normalized: bool = False, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
 ) -> Callback:
-    """After each evaluation, write pictures/confusion_matrix-<set>.json and .png.
+    """Count how often each class is predicted for each label, in each evaluation.
 
-    `sets` are the held-out sets to use (default: all). `normalized` draws shares of each label's
-    examples instead of counts. Every position of a sequence counts; a target that is a
-    distribution counts as its likeliest class; labels outside the classes are left out.
+    It writes pictures/confusion_matrix-<set>.json and .png. `sets` are the held-out sets to use
+    (default: all). `normalized` draws shares of each label's examples instead of counts. Every
+    position of a sequence counts; a target that is a distribution counts as its likeliest class;
+    labels outside the classes are left out.
     """
     at_least(1, every_n_epochs=every_n_epochs)
     return ConfusionMatrix(normalized, sets, every_n_epochs)
