@@ -1,4 +1,5 @@
-"""python train.py -c config.json [path.to.key=value ...]: the command line; one function per command."""
+"""python train.py -c config.json [path.to.key=value ...]: the command line; one function per
+command."""
 
 if __name__ == "__main__":  # first of all: it may start Python again
     from huge_pages import start_again_with_them
@@ -29,11 +30,11 @@ logger = logging.getLogger("main")
 
 
 def main(argv=None):
-    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and
-    an exit code."""
+    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message
+    and an exit code."""
     arguments = parse(argv)
-    # Modules that load and shapes that are traced leave no garbage, and looking for it at every 700th
-    # object would take a fifth of the start.
+    # Modules that load and shapes that are traced leave no garbage, and looking for it at every
+    # 700th object would take a fifth of the start.
     gc.set_threshold(100_000, 20, 20)
     sys.path.append(os.getcwd())  # a dotted name may be a file in the working folder
     end_at_signals()
@@ -137,8 +138,8 @@ def run(arguments):
 
 
 def config_file(arguments):
-    """(the config file, whether its dotted names may be imported): what a run left behind is data, not
-    the user's own code."""
+    """(the config file, whether its dotted names may be imported): what a run left behind is data,
+    not the user's own code."""
     options = ("resume", "evaluate", "watch")
     option = next((name for name in options if getattr(arguments, name)), None)
     named = option and getattr(arguments, option)
@@ -284,8 +285,8 @@ def to_log(message):
 
 
 def leave(code):
-    """End with an exit code. A process that failed waits neither for threads that compile what is no
-    longer needed, nor for other processes, which may never come to their end."""
+    """End with an exit code. A process that failed waits neither for threads that compile what is
+    no longer needed, nor for other processes, which may never come to their end."""
     processes = sys.modules.get("training.devices.processes")
     compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()

@@ -1,7 +1,8 @@
 """Objectives: what a model is trained for. A config names a factory, which receives the model, the
 loss, the metrics, preprocess and augment, and returns an Objective, or just the function
 
-objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per example})
+objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per
+example})
 
 A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`.
 """
@@ -28,7 +29,8 @@ def supervised(model, loss, metrics, preprocess, augment) -> Objective:
 
 
 def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
-    """Train on mixtures of two examples, with the same mixture of their losses; evaluate as usual."""
+    """Train on mixtures of two examples, with the same mixture of their losses; evaluate as
+    usual."""
     if alpha <= 0:
         raise ValueError(f"alpha: must be above 0, got {alpha}")
     plain = supervised(model, loss, metrics, preprocess, augment)
@@ -104,7 +106,8 @@ def finish_means(metrics):
 
 
 def with_precision(model, precision):
-    """The model computing in `precision`: params and inputs are cast, the output is float32 again."""
+    """The model computing in `precision`: params and inputs are cast, the output is float32
+    again."""
     if precision == "float32":
         return model
     dtype = jnp.dtype(precision)

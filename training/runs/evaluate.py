@@ -1,4 +1,5 @@
-"""Checkpoints evaluated outside of training: one that is named, or those of a run as they appear."""
+"""Checkpoints evaluated outside of training: one that is named, or those of a run as they
+appear."""
 
 import json
 import logging
@@ -27,8 +28,8 @@ PAUSE = 2.0  # seconds between two looks at a folder
 
 
 def evaluate(parts, named):
-    """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into the
-    run's folder."""
+    """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
+    the run's folder."""
     folder = run_folder_of(named, "--evaluate")
     present = storage.checkpoints(folder)
     name = next(reversed(present), None)
@@ -45,8 +46,8 @@ def evaluate(parts, named):
 
 
 def watch(parts, named):
-    """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until the
-    run has ended."""
+    """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until
+    the run has ended."""
     folder = run_folder_of(named, "--watch")
     seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
     with closing(CheckpointEvaluation(parts)) as evaluation:
