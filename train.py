@@ -1,5 +1,4 @@
-"""python train.py -c config.json [path.to.key=value ...]: the command line; one function per
-command."""
+"""python train.py -c config.json [path.to.key=value ...]: the command line."""
 
 if __name__ == "__main__":  # first of all: it may start Python again
     from huge_pages import start_again_with_them
@@ -18,7 +17,7 @@ from bdb import BdbQuit
 from dataclasses import replace
 from pathlib import Path
 
-from training.runs.signals import end_at_signals
+from training.devices.signals import end_at_signals
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line
 from wiring.build import build
 from wiring.config import override, read
@@ -56,30 +55,16 @@ def parse(argv):
     add("overrides", nargs="*", metavar="path.to.key=value", help="as optimizer.args.lr=0.01")
     add("--check", action="store_true", help="validate, print the resolved config and the model")
     add("--list", nargs="?", const="all", metavar="KIND", help="print every name a config can use")
-    add(
-        "--resume",
-        metavar="RUN",
-        help="a run's folder, one of its checkpoints, or auto: the latest",
-    )
-    add(
-        "--override", action="store_true", help="resume although the config or the data has changed"
-    )
+    add("--resume", metavar="RUN", help="a run's folder, one of its checkpoints, or auto")
+    add("--override", action="store_true", help="resume although config or data have changed")
     add("--trust", action="store_true", help="let the config of a run import its dotted names")
-    add(
-        "--evaluate",
-        metavar="CHECKPOINT",
-        help="evaluate a checkpoint and print its metrics as JSON",
-    )
+    add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
-    add("--report", nargs="+", metavar="RUN", help="write report.html of a run, or compare several")
+    add("--report", nargs="+", metavar="RUN", help="write report.html, or compare several runs")
     add("--processes", type=int, metavar="N", help="start N processes here that train together")
-    add(
-        "--fast-dev-run", action="store_true", help="two steps of everything, in a temporary folder"
-    )
+    add("--fast-dev-run", action="store_true", help="two steps of everything, then delete them")
     add("--debug", action="store_true", help="compile nothing: print and breakpoint() see values")
-    add(
-        "--post-mortem", action="store_true", help="open the debugger where an exception was raised"
-    )
+    add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
     commands = ("check", "list", "resume", "evaluate", "watch", "report")
     given = [f"--{name}" for name in commands if getattr(arguments, name)]
@@ -270,7 +255,7 @@ def failed(error):
 
 
 def fail(error, code):
-    """Print one error message, also to the run's log."""
+    """Print one error message, also to the run's log; the exit code."""
     print(error, file=sys.stderr)
     to_log(str(error))
     return code

@@ -19,6 +19,7 @@ from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
 from training.devices.processes import agreed, is_first
 from training.devices.sharding import Plan
+from training.devices.signals import Signals
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.metrics import accuracy
@@ -30,7 +31,6 @@ from training.runs import folder as run_folder
 from training.runs.dry_run import DryRun
 from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
 from training.runs.resume import holding
-from training.runs.signals import Signals
 from training.trainer import Trainer
 from training.transforms import scheduled
 from training.update import gradient_update

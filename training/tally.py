@@ -98,8 +98,7 @@ def phase_of(set_name):
 
 
 def empty(modes, shapes, rows=0):
-    """A tally of no examples; `shapes` are those of a batch's values, CONCAT has room for
-    `rows`."""
+    """A tally of no examples, for values of these shapes; CONCAT has room for `rows`."""
     values = {label: {mode: START[mode](shapes[label], rows)} for label, mode in modes.items()}
     return {"examples": jnp.int32(0), "values": values}
 
@@ -176,12 +175,8 @@ def results(tally):
 def per(total, count):
     """total / count, NaN where the count is zero."""
     dtype = np.result_type(total, np.float32)
-    divisor = np.where(is_zero(total, count), np.nan, along(total, count)).astype(dtype)
+    divisor = np.where(along(total, count) == 0, np.nan, along(total, count)).astype(dtype)
     return np.divide(total, divisor, dtype=dtype)
-
-
-def is_zero(values, count):
-    return along(values, count) == 0
 
 
 def along(values, count):
@@ -294,7 +289,7 @@ MERGE = {
 }
 RESULT = dict.fromkeys(
     ("SUM", "SINGLE", "MAX", "MIN"),
-    each(lambda a, count: np.where(is_zero(a, count), np.nan, a)),
+    each(lambda a, count: np.where(along(a, count) == 0, np.nan, a)),
 ) | {
     "MEAN": each(per),
     "STD": lambda x, count: each(lambda a, n: np.sqrt(per(a, n)))(x["m2"], count),

@@ -6,6 +6,7 @@ import logging
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from data_loader.base import loaded
 from training.checkpoint import storage
@@ -86,7 +87,8 @@ class CheckpointEvaluation:
     """Evaluates checkpoints of one config on its held-out sets; everything is compiled once."""
 
     def __init__(self, parts):
-        parts.callbacks = []  # what they measure is not reported here
+        # What callbacks measure is not reported here.
+        parts = SimpleNamespace(**vars(parts) | {"callbacks": []})
         plan = Plan.on_paper(parts.mesh, parts.sharding)
         if not plan.fits():  # the run had other devices: all devices of this machine will do
             plan = Plan.on_paper(type(parts.mesh)(), None)

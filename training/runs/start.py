@@ -14,13 +14,13 @@ from data_loader.base import Arrays, loaded
 from data_loader.loader import held_out
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
+from training.devices.signals import end_at_signals
 from training.feed import nbytes
 from training.fit import split_sets, train_recipe
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.shape_check import check_shapes, count
-from training.runs.signals import end_at_signals
 from training.trainer import Trainer
 from training.watching.console import be_silent, set_up_logging
 from training.watching.hooks import check_hooks
