@@ -1,4 +1,4 @@
-"""The pages of docs/ are true: commands and configs are accepted, examples run, links lead somewhere.
+"""The pages of docs/ are true: commands and configs are accepted, examples run, links exist.
 
 In a page, `<!-- runs -->` above a Python block says that it is run here; the blocks of a page run
 in order, in one namespace and one empty folder.
@@ -79,8 +79,10 @@ def check_overrides(page, file, overrides):
 
 
 def check_config(page, config):
-    """All of a config can be built, but for mistakes whose message the page shows; files of data need
-    not exist."""
+    """All of a config can be built, except for mistakes whose message the page shows.
+
+    Files of data need not exist.
+    """
     if page == NAMES_NEW_PARTS:
         return
     builder = Builder(config, page)
