@@ -64,9 +64,8 @@ class TrainState(NamedTuple):
 
 
 def evaluated_part(tree):
-    """ "ema" or "params": which of the two is evaluated and exported. `tree` is a dict of a
-    TrainState's parts, or of a checkpoint's leaves; the averaged params count where there are
-    any."""
+    """The part that is evaluated and exported: "ema" if there are averaged params, else "params".
+    `tree` is a dict of a TrainState's parts, or of the leaves in a checkpoint."""
     parts = {name.split("/")[0] for name, value in tree.items() if value is not None}
     return "ema" if "ema" in parts else "params"
 

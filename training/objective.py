@@ -22,8 +22,8 @@ def supervised(model, loss, metrics, preprocess, augment) -> Objective:
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment if train else (), augment_key, x)
         output, state = model.apply(params, state, x, train=train, key=model_key)
-        losses, terms = summed(jax.vmap(loss)(output, target))
-        return losses, state, measure(metrics, output, target, terms)
+        losses, values = scored(loss, metrics, output, target)
+        return losses, state, values
 
     return Objective(objective, finish_means(metrics))
 
@@ -64,8 +64,8 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
         output = output.reshape(clean.shape)
-        losses, terms = summed(jax.vmap(loss)(output, clean))
-        return losses, state, measure(metrics, output, clean, terms)
+        losses, values = scored(loss, metrics, output, clean)
+        return losses, state, values
 
     return Objective(objective, finish_means(metrics))
 
@@ -78,6 +78,12 @@ def inputs(preprocess, augment, key, x):
     for i, fn in enumerate(augment):
         x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
     return x
+
+
+def scored(loss, metrics, output, target):
+    """(loss per example, {metric: value per example}) of a batch of outputs."""
+    losses, terms = summed(jax.vmap(loss)(output, target))
+    return losses, measure(metrics, output, target, terms)
 
 
 def summed(losses):
