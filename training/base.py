@@ -55,7 +55,7 @@ class TrainState(NamedTuple):
     state: dict
     opt: dict
     ema: dict | None  # averaged params, or None without them
-    sums: dict  # the epoch's metric accumulators
+    sums: dict  # metric accumulators of the epoch and of the log line, counters of bad steps
     lr_scale: jax.Array  # multiplies every update; a callback may lower it
 
     def evaluated(self):

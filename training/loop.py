@@ -1,6 +1,5 @@
 """The training loop: for every epoch, for every chunk of steps, for every watcher. It is the only
-place where a run moves on, and only this file changes a Run; watchers ask for changes by their
-Reply."""
+place where a run moves on, and only this file changes a Run; watchers reply what they want."""
 
 import logging
 import time
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from training.update import first_bad_step
-from training.watchers import Ahead, Report, Snapshot
+from training.watchers import NEVER, SAVES, Ahead, Report, Snapshot, check_watchers
 from utils import RunError, first_line
 
 logger = logging.getLogger("main")
@@ -32,19 +31,22 @@ class Chunk(NamedTuple):
 
 
 class Loop:
-    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the
-    best checkpoint's (name, weights of each replica) or None; `agree` makes a list of numbers the
-    same in all processes."""
+    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the best
+    checkpoint's (name, weights) or None; `agree` makes numbers the same in all processes."""
 
     def __init__(self, run, recipe, watchers, reader, clock, rates, *, best=None, agree=list):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
         self.reader, self.clock, self.rates, self.best = reader, clock, rates, best
         self.agree = agree
-        self.planners = [watcher for watcher in watchers if hasattr(watcher, "steps_left")]
+        check_watchers(watchers)
+        self.planners = [w for w in watchers if hasattr(w, "steps_left") or hasattr(w, "overdue")]
         self.readers = [watcher for watcher in watchers if hasattr(watcher, "needs_state")]
+        self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
         self.flying = deque()  # chunks that compute, or are not read yet
-        self.chunk = self.pace = 8  # steps of a chunk, now and as they should be; until it is known
+        self.pace = 8  # steps that take CHUNK_SECONDS, as measured in this process; 8 until then
+        self.chunk = 8  # the pace that all processes agreed on; also of evaluations, in batches
         self.settled_at = None  # when the last chunk was done
+        self.sums = None  # of the last chunk that was read in this epoch
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.resumed_at = 0  # the position in the epoch where this process began
         self.underway = False  # whether the states on the device are those of the run
@@ -73,8 +75,7 @@ class Loop:
             self.rescue(error)
             raise
         finally:
-            closed = [w.close(run) for w in self.watchers if hasattr(w, "close")]
-            run.published = False not in closed
+            run.published = self.close()
         return run
 
     def epoch(self):
@@ -85,19 +86,18 @@ class Loop:
         run.epoch, run.evaluated = run.completed + 1, []
         self.notify("on_epoch_start")
         if run.stopped and not run.position:
-            return
+            return  # an epoch in progress is left below, where its metrics are cleared
         self.trainer.begin(run.epoch, run.position)
         if self.trainer.prepare():
             self.notify("on_compiled")
         before = examples_of(self.trainer.sums()) if run.position else 0
-        self.resumed_at, self.settled_at = run.position, None
+        self.resumed_at, self.settled_at, self.sums = run.position, None, None
         self.clock.start_training()
-        report = None
         for report in self.chunks():
             went_back = self.notify("on_chunk", report)
             if went_back:
                 return  # and begin this epoch again from there
-        values = None if run.stopped else self.end_of_training(report, before)
+        values = None if run.stopped else self.end_of_training(before)
         evaluated = None if values is None else self.evaluate_in_epoch()
         if evaluated is None:
             run.metrics = {}  # an unfinished epoch has none
@@ -111,9 +111,8 @@ class Loop:
     # Steps.
 
     def chunks(self):
-        """Train the rest of the epoch, and yield the Report of each chunk. While one chunk
-        computes, the one before is read; a chunk's length is a run-time number, so that any step
-        can be a log line or a checkpoint without changing a bit."""
+        """Train the rest of the epoch, and yield the Report of each chunk. While one computes, the
+        one before is read. Chunks may end anywhere without changing a bit of the result."""
         run = self.run
         ahead = Ahead(run.step, run.position, run.lined, time.monotonic())
         steps = 1
@@ -138,10 +137,9 @@ class Loop:
             yield self.settled(self.flying.popleft())
 
     def next_chunk(self, ahead):
-        """(steps of the next chunk, the watchers that are due after them, those that are due
-        however many of them the epoch still has). Process 0 decides, since watchers may go by its
-        clock."""
-        left = [watcher.steps_left(ahead) for watcher in self.planners]
+        """(steps of the next chunk, the watchers that are due after them, those that are due even
+        if the epoch ends before). Process 0 decides, since watchers may go by its clock."""
+        left = [w.steps_left(ahead) if hasattr(w, "steps_left") else NEVER for w in self.planners]
         overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
         count = min([self.pace, *left])
         due = sum(1 << i for i, n in enumerate(left) if n <= count or overdue[i])
@@ -156,7 +154,8 @@ class Loop:
 
     def settled(self, chunk):
         """Wait for a chunk; its Report."""
-        run, sums = self.run, self.trainer.read(chunk.sums)
+        run = self.run
+        sums = self.sums = self.trainer.read(chunk.sums)
         done = chunk.done or time.perf_counter()
         if self.settled_at:  # the first chunk is left out, as it may hold a compilation
             seconds = max(done - self.settled_at, 1e-6)
@@ -181,10 +180,9 @@ class Loop:
         steps = np.arange(self.run.step - count, self.run.step)
         return {"step": steps + 1} | self.reader.each_step([s["ring"] for s in sums], steps)
 
-    def end_of_training(self, report, before):
+    def end_of_training(self, before):
         """{metric: value} of the epoch's training; `before` counts its examples before a resume."""
-        run = self.run
-        sums = report.sums if report else self.trainer.sums()
+        run, sums = self.run, self.sums or self.trainer.sums()
         run.each_step = self.single_steps(sums, run.lined)
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums) - before)
         tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.gathers else sums)]
@@ -196,8 +194,7 @@ class Loop:
     # Evaluations.
 
     def evaluate(self, names, weights=None):
-        """{metric: value} of these sets, validation before test; None if the run was
-        interrupted."""
+        """{metric: value} of these sets, validation before test; None if interrupted."""
         run, values = self.run, {}
         for kind in ("validation", "test"):
             members = [name for name in names if (name == "test") == (kind == "test")]
@@ -225,25 +222,20 @@ class Loop:
     def evaluate_in_epoch(self):
         """The metrics of the sets that are evaluated in epochs, where that is due."""
         every = self.recipe.training.eval_every
-        due = every and self.run.epoch % every == 0
-        return self.evaluate(self.recipe.sets_in_epochs(self.trainer.feeds)) if due else {}
+        return self.evaluate(self.in_epochs) if every and self.run.epoch % every == 0 else {}
 
     def evaluate_initial_params(self):
         """Evaluate before the first step, so that curves begin where the run does."""
         if self.recipe.training.eval_initial:
-            values = self.evaluate(self.recipe.sets_in_epochs(self.trainer.feeds))
-            if values:
+            if values := self.evaluate(self.in_epochs):
                 self.notify("on_extra_row", {"epoch": 0, "step": 0, "initial": True}, values)
             self.run.metrics, self.run.evaluated = {}, []
 
     def test_at_end(self):
-        """The test set, once, with the best checkpoint, or the last weights if no best one is
-        known."""
+        """The test set, once, with the best checkpoint or, without one, the last weights."""
         run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
-        if not names or not run.completed:
-            return
-        run.untested = True
-        if run.signal:
+        run.untested = bool(names and run.completed)
+        if not run.untested or run.signal:
             return
         label, trees = (self.best and self.best()) or ("the last weights", None)
         logger.info("Testing %s", label)
@@ -257,18 +249,22 @@ class Loop:
     # Watchers.
 
     def notify(self, event, *details):
-        """Call a method of every watcher that has it, and do what they reply. True if the run went
-        back to another Point, of which the remaining watchers hear by on_resume."""
-        save = None
+        """Call a method of every watcher that has it, and do what they reply; a checkpoint is saved
+        once all of them have replied. True if the run went back to another Point, of which the
+        remaining watchers hear by on_resume."""
+        saves = []
         for watcher in self.watchers:
             method = getattr(watcher, event, None)
             reply = method and method(self.run, *details)
             if reply:
-                save = reply.save or save
+                saves += [reply.save] if reply.save else []
                 if self.apply(reply):
                     return True
-        if save:
-            self.notify("on_save", self.snapshot, save)
+        if saves:
+            while self.flying:  # a snapshot is of the steps on the device, so all must be read
+                if self.notify("on_chunk", self.settled(self.flying.popleft())):
+                    return True
+            self.notify("on_save", self.snapshot, max(saves, key=SAVES.index))
         if event != "on_pause":
             self.notify("on_pause")
         return False
@@ -296,11 +292,21 @@ class Loop:
         self.notify("on_resume", point)
 
     def snapshot(self):
-        """The run at this moment, between two chunks, with nothing in flight."""
+        """The run at this moment, between two chunks."""
         record = self.run.record(self.clock.elapsed())
         for watcher in self.watchers:
             record |= watcher.memory() if hasattr(watcher, "memory") else {}
         return Snapshot(self.trainer.snapshot(), record)
+
+    def close(self):
+        """Close all watchers; False if something of them is stuck."""
+        results = []
+        for watcher in [watcher for watcher in self.watchers if hasattr(watcher, "close")]:
+            try:
+                results.append(watcher.close(self.run))
+            except Exception as error:  # the others must be closed nevertheless
+                logger.warning("%s was not closed: %s", type(watcher).__name__, first_line(error))
+        return False not in results
 
     def rescue(self, error):
         """Save the state before a crash ends the run, if there is something to save. A RunError is
@@ -312,10 +318,9 @@ class Loop:
         try:
             while self.flying:
                 self.notify("on_chunk", self.settled(self.flying.popleft()))
-            steps = {int(step) for ts in self.trainer.states for step in np.ravel(ts.step)}
-            if run.step == 0 or len(steps) > 1:
+            step, *others = {int(s) for ts in self.trainer.states for s in np.ravel(ts.step)}
+            if run.step == 0 or others:
                 return
-            [step] = steps
             run.position, run.step = run.position + step - run.step, step
             self.notify("on_stop")
             self.notify("on_stopped")

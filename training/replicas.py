@@ -20,7 +20,8 @@ class Replicas:
         self.stacked = stacked and len(seeds) > 1
         self.lanes_plan = plan._replace(stacked=self.stacked)
 
-    def __len__(self):
+    @property
+    def lanes(self):
         """The number of lanes."""
         return 1 if self.stacked else len(self.seeds)
 

@@ -42,8 +42,8 @@ class Run:
     stopped: bool = False
     stopped_by: str | None = None  # what stopped it
     for_good: bool = False  # whether it is not to be resumed after that, as after early stopping
-    signal: str | None = None  # the signal, or other interruption, after which it is to be resumed
-    untested: bool = False  # whether it is still to be tested at its end
+    signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
+    untested: bool = False  # whether the final test was begun and is not done
     tested: Any = (
         None  # (params, state) of the first replica while others than the latest are tested
     )
@@ -52,8 +52,8 @@ class Run:
     )
 
     def states(self):
-        """The TrainState of each replica. The next step takes its arrays away: copy what you
-        keep."""
+        """The TrainState of each replica, which may be a chunk ahead of `step` (see needs_state in
+        training/watchers.py). The next step takes its arrays away: copy what you keep."""
         return self.trainer.replica_states()
 
     def evaluated_weights(self):

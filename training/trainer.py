@@ -225,7 +225,7 @@ class Trainer:
         ones; None if `stopped` returns True between two calls of `count` batches."""
         weights, before, taken = weights or self.weights(), None, 1
         self.feeds[name].begin(epoch=1)
-        tallies = [self.tallies[name]() for _ in range(len(self.replicas))]
+        tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
         while taken:
             taken, reports = self.evaluate_batches(name, weights, tallies, count)
             jax.block_until_ready(before)  # while the next ones compute
@@ -238,7 +238,7 @@ class Trainer:
         """Evaluate one batch of a set, so that what does not work is found before hours of
         training."""
         self.feeds[name].begin(epoch=1)
-        tallies = [self.tallies[name]() for _ in range(len(self.replicas))]
+        tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
         self.evaluate_batches(name, self.weights(), tallies, 1)
         return self.read(tallies)
 

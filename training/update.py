@@ -55,9 +55,9 @@ def apply_updates(ts, updates):
 
 
 def accepted(ts, new, grads, losses, metrics, mask):
-    """The end of every step: `new` if all of it is finite, else `ts` unchanged; the batch is
-    counted either way. With sums["freeze"] 1, the first bad step and all steps after it count for
-    nothing and leave the state of the last good step."""
+    """The end of every step: `new` if all of it is finite, else the params and states of `ts`; the
+    step counts either way. With sums["freeze"] 1, the first bad step and all steps after it count
+    for nothing and leave the state of the last good step."""
     good, leaf = all_finite(ts, new, grads, jnp.where(mask, losses, 0))
     sums = note_bad(ts.sums, ts.step, good, leaf)
     stays = frozen(sums)
@@ -77,8 +77,8 @@ def all_finite(ts, new, grads, losses):
     """(whether everything that a step made is finite, the number of the first leaf that is not,
     which `bad_leaf_name` turns into a name); causes come before their effects."""
     gradients, made = floats(grads), made_floats(new)
-    # Gradients of another tree than the params' get numbers after these, so that none gets a wrong
-    # name.
+    # The loss is 0, gradients count up from 1, what the step made counts down from -1. Gradients of
+    # another tree than the params' get larger numbers than these, so that none gets a wrong name.
     own = [name for name, _ in gradients] == [name for name, _ in floats(ts.params)]
     first = 1 if own else 1 + len(floats(ts.params))
     numbers = [0, *range(first, first + len(gradients)), *range(-1, -1 - len(made), -1)]

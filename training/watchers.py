@@ -1,15 +1,17 @@
 """Watchers: everything that happens during a run besides training itself. A log line, a checkpoint,
 a callback, a signal, the divergence policy, a time budget: each is a watcher, an object with any of
-the methods below. The loop (training/loop.py) calls them in the order of its list. Those that begin
-with `on_` may return a Reply, which is the only way in which a watcher changes a run.
+the methods below. The loop (training/loop.py) calls them in the order of its list. Those that
+begin with `on_` may return a Reply, which is the only way in which a watcher changes a run. With
+several processes, the watchers of all of them must reply the same: a watcher that goes by a clock
+decides in process 0 and shares that by `agreed` of training/devices/processes.py.
 
 When it must see the run:
 
 steps_left(ahead)        the most steps that may pass before that, from 1; `ahead` is an Ahead
 overdue(ahead)           whether it must see the run after the next chunk, however long that is
-needs_state(due, line)   whether on_chunk must see the state of this very step, so that no later
-                         chunk may have begun. `due`: steps_left has run down, or it is overdue;
-                         `line`: a log line ends here
+needs_state(due, line)   whether on_chunk reads or changes the state on the device, which must then
+                         be that of run.step. Otherwise a later chunk may be in progress already.
+                         `due`: steps_left has run down, or it is overdue; `line`: a log line ends
 ends_line                an attribute: True if a log line ends where this watcher is due
 
 What happens:
@@ -23,32 +25,54 @@ on_values(run, name, values)    the values of a set at the end of an epoch: "tra
 on_validation_start(run), on_validation_end(run), on_test_start(run), on_test_end(run)
 on_epoch_end(run)        the epoch is trained, evaluated, and in run.history
 on_extra_row(run, row, values)  values outside of epochs: of the initial params, of the final test
-on_pause(run)            after all of these, and between the calls of an evaluation: stop here?
-on_save(run, take, kind) a Reply asks for a checkpoint; `take()` returns a Snapshot
+on_pause(run)            after every other event, and between the calls of an evaluation: the
+                         moments at which a run can stop
+on_save(run, take, kind) a Reply asked for a checkpoint: write it; `take()` returns a Snapshot
 on_resume(run, point)    the run continues from a Point
 on_stop(run)             all epochs are trained, or the run was stopped
-on_stopped(run)          what on_stop asked to save is being written
+on_stopped(run)          what the replies to on_stop asked to save is being written
 on_training_end(run)     the final test is done
-close(run)               the run is over, however it ended; False: something is stuck
+close(run)               the run is over, however it ended; returns False if something is stuck
 memory()                 returns a dict for the record of every checkpoint
 """
 
 from typing import Any, NamedTuple
 
+from utils import UserError
+
+NEVER = 2**30  # steps_left of a watcher that need not see any step
+SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
+EVENTS = """
+on_training_start on_ready on_epoch_start on_compiled on_chunk on_values on_validation_start
+on_validation_end on_test_start on_test_end on_epoch_end on_extra_row on_pause on_save on_resume
+on_stop on_stopped on_training_end
+""".split()
+
+
+def check_watchers(watchers):
+    """Refuse a method that would never be called."""
+    for watcher in watchers:
+        for name in dir(watcher):
+            if name.startswith("on_") and name not in EVENTS:
+                raise UserError(
+                    f"watchers: {type(watcher).__name__} has {name!r}, which is no event "
+                    f"({', '.join(EVENTS)})"
+                )
+
 
 class Reply(NamedTuple):
-    """What a watcher wants."""
+    """What a watcher wants. All of it is done at once, but a checkpoint is saved after all watchers
+    have replied."""
 
-    stop: str | None = None  # end the run for good; who or what wants it, for the log
-    interrupt: str | None = None  # stop here, and resume later; by a signal, for instance
+    stop: str | None = None  # end the run for good, as early stopping does; the reason, for the log
+    interrupt: str | None = None  # end it here, to be resumed later; the reason, such as a signal
     lr_scale: float | None = None  # multiply all later updates by this
-    save: str | None = None  # write a checkpoint: "last", "best" or "whole" (see Keeper.on_save)
+    save: str | None = None  # write a checkpoint of this kind, of SAVES (see Keeper.on_save)
     back_to: Any = None  # a Point to continue from
 
 
 class Ahead(NamedTuple):
-    """How far the steps are that were given to the device; the run's own fields are one chunk
-    behind."""
+    """How far the steps are that were given to the device; run.step is up to one chunk behind."""
 
     step: int
     position: int  # in the epoch
