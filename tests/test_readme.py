@@ -1,72 +1,208 @@
-"""The README is correct: its examples run, its tables are complete, its links and files exist."""
+"""README.md, docs/configure.md, docs/add_your_own.md and docs/parts.md are correct: every example runs,
+every command is accepted, every message is the true one, and every link has a target."""
 
+import itertools
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wiring.config import SECTIONS
-from wiring.parts import KINDS, find, section_options
+import train
+from utils import UserError
+from wiring import parts_page
+from wiring.build import build
+from wiring.config import override, read
+from wiring.parts import KINDS, marker
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = {
+    path: (ROOT / path).read_text()
+    for path in ("README.md", "docs/configure.md", "docs/add_your_own.md", "docs/parts.md")
+}
+README, OWN = PAGES["README.md"], PAGES["docs/add_your_own.md"]
+CONFIGURE = PAGES["docs/configure.md"]
 
 
-def test_custom_parts_work_as_the_readme_shows(tmp_path):
-    copy = tmp_path / "project"
-    unneeded = (".git", ".venv", "saved", "data", "__pycache__", "tests", ".*_cache")
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*unneeded))
-    files = [block for block in BLOCKS if block.startswith("# ")]
-    assert len(files) == 3
-    for block in files:
-        path = copy / block.split("\n")[0].removeprefix("# ")
-        path.write_text((path.read_text() + "\n\n" if path.exists() else "") + block)
-    parts = ["model.name=two_layers", 'model.args={"width": 32}', "optimizer.name=sign_descent"]
-    parts += ["data=stripes", "training.epochs=3", "loader.batch_size=30"]
-    command = [sys.executable, "train.py", *parts]
-    run = subprocess.run(
-        command, cwd=copy, capture_output=True, text=True, env=os.environ, timeout=120, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "Epoch 3 [test] accuracy @ " in run.stdout
+def blocks(page, language):
+    """The blocks of code of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_notebook_example():
-    (block,) = [block for block in BLOCKS if "fit(" in block]
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(300, 4)).astype(np.float32)
+def module_blocks(page):
+    """[(path, code)] of the blocks that begin with the path of a file."""
+    found = [re.match(r"# (\S+\.py)\n(.*)", code, re.DOTALL) for code in blocks(page, "python")]
+    return [match.groups() for match in found if match]
+
+
+def block_with(page, text):
+    """The only block of Python on a page that contains a text."""
+    (block,) = [code for code in blocks(page, "python") if text in code]
+    return block
+
+
+@pytest.fixture(scope="module")
+def flowers():
+    """Three classes that four numbers tell apart, as (x, y), (x_test, y_test)."""
+    x = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
     y = x[:, :3].argmax(1)
-    scope = {"x": x[:200], "y": y[:200], "x_test": x[200:], "y_test": y[200:]}
-    exec(block, scope)
+    return (x[:300], y[:300]), (x[300:], y[300:])
+
+
+def test_the_readme_is_short():
+    assert len(README.encode()) <= 9 * 1024
+
+
+# Commands.
+
+
+def commands():
+    """The arguments of every `train.py` command."""
+    found = []
+    for text in PAGES.values():
+        lines = re.findall(r"python train\.py([^`\n]*)", text.replace("\\\n", " "))
+        found += [shlex.split(line, comments=True) for line in lines]
+    return [list(words) for words in dict.fromkeys(map(tuple, found))]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_the_program_accepts_every_command_line(words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    arguments = train.parse([word.replace("KIND", "model") for word in words])
+    if arguments.list:
+        assert arguments.list in ("all", *KINDS)
+    elif arguments.overrides or arguments.config:
+        config = arguments.config or "config.json"
+        if "my_parts" in config:
+            return
+        config = read(config, arguments.overrides)
+        build(config, "config.json") if "optax" not in str(words) else None
+
+
+def test_the_makefile_has_every_target():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for text in PAGES.values():
+        assert set(re.findall(r"(?<=`)make (\w+)", text)) <= set(targets)
+
+
+# The parts.
+
+
+def test_the_committed_list_of_parts_is_current():
+    assert PAGES["docs/parts.md"] == parts_page.text(), "run `make schema`"
+
+
+# Links.
+
+
+def headings(path):
+    """The anchors of a page."""
+    lines = re.sub(r"```.*?```", "", (ROOT / path).read_text(), flags=re.DOTALL).splitlines()
+    return {parts_page.anchor(line.lstrip("# ")) for line in lines if line.startswith("#")}
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_links_and_pictures_exist(path):
+    for target in set(re.findall(r"\]\(([^)\s]+)\)", PAGES[path])):
+        if target.startswith("https://"):
+            continue
+        file, _, heading = target.partition("#")
+        file = ((ROOT / path).parent / file).resolve() if file else ROOT / path
+        assert file.exists(), target
+        assert not heading or heading in headings(file), target
+
+
+# The README.
+
+
+def test_the_reading_order_has_the_right_number_of_lines():
+    rows = re.findall(r"^\| \[`?([\w./]+)`?\]\(([\w./]+)\) \| ([\d,]+) \|", README, re.MULTILINE)
+    assert len(rows) == 15
+    for name, path, count in rows:
+        assert name == path
+        files = sorted((ROOT / path).rglob("*.py")) if path.endswith("/") else [ROOT / path]
+        true = sum(file.read_text().count("\n") for file in files)
+        stated = int(count.replace(",", ""))
+        assert abs(stated - true) <= 0.15 * true, f"{path} has {true} lines, README says {stated}"
+
+
+def test_the_model_of_the_readme(flowers):
+    from training.fit import fit
+    from training.optimizers import adamw
+
+    ((path, code),) = module_blocks(README)
+    assert path.startswith("model/")
+    scope = {}
+    exec(code, scope)
+    images = [(np.repeat(x.reshape(-1, 4, 1, 1), 4, 2), y) for x, y in flowers]
+    model = scope["two_layers"]((4, 4, 1), 3)
+    run = fit(model, *images, optimizer=adamw(0.01), epochs=10, batch_size=50)
+    assert run.history[-1]["test_accuracy"] > 0.9
+
+
+def test_the_example_of_fit(flowers):
+    train_set, (x_test, y_test) = flowers
+    scope = dict(zip(("x", "y", "x_test", "y_test"), (*train_set, x_test, y_test), strict=True))
+    exec(block_with(README, "fit("), scope)
     assert scope["run"].history[-1]["test_accuracy"] > 0.9
-    assert (np.asarray(scope["logits"]).argmax(1) == y[200:]).mean() > 0.9
+    assert (np.asarray(scope["logits"]).argmax(1) == y_test).mean() > 0.9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_table_of_names_is_complete(kind):
-    (row,) = [
-        line
-        for line in README.splitlines()
-        if re.match(rf"\| `(loader\.|logging\.|data\.args\.)?{kind}` \|", line)
-    ]
-    named = set(re.findall(r"`(\w+)`", row.split("|")[2]))
-    assert named == set(find(kind)[0])
+# docs/add_your_own.md
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_table_of_sections_is_complete(section):
-    (row,) = [line for line in README.splitlines() if line.startswith(f"| `{section}` |")]
-    options = {field.name for field in fields(section_options(SECTIONS[section]))}
-    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == options
+def test_your_own_parts_work_in_one_run(tmp_path):
+    copy = tmp_path / "project"
+    unneeded = (".git", ".venv", "saved", "data", "__pycache__", "tests", "docs", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*unneeded))
+    for path, code in module_blocks(OWN):
+        file = copy / path
+        file.write_text((file.read_text() + "\n\n" if file.exists() else "") + code)
+    (config,) = blocks(OWN, "json")
+    (copy / "my_parts.json").write_text(config)
+    done = subprocess.run(
+        [sys.executable, "train.py", "-c", "my_parts.json"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Stopped by StopAt after step" in done.stdout
+    (folder,) = (copy / "saved" / "My_Parts").iterdir()
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["test_accuracy"] >= 0.95
+    assert {"test_margin", "train_loss_views"} <= row.keys()
+    assert json.loads((folder / "latest.json").read_text())["step"] == row["step"]
 
 
-def test_links_and_pictures_exist():
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_every_kind_has_an_example_of_your_own():
+    (config,) = blocks(OWN, "json")
+    code = "\n".join(code for _, code in module_blocks(OWN))
+    defined = re.findall(r"^def (\w+)\([^)]*\) -> (\w+):", code, re.MULTILINE)
+    kinds = set(KINDS) - {"collate_fn", "parse"}  # in docs/data.md
+    assert {marker(kind).__name__ for kind in kinds} == {annotation for _, annotation in defined}
+    assert all(f'"{name}"' in config for name, _ in defined)
+
+
+def test_the_watcher_interrupts_a_run_that_then_continues(flowers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = block_with(OWN, "watchers=[")
+    assert code.count("time.monotonic()") == 2
+    pauses = itertools.count()  # in place of the clock, so that the machine's speed does not matter
+    scope = dict(zip(("x", "y"), flowers[0], strict=True)) | {"now": lambda: next(pauses)}
+    steps = []
+    for _ in range(2):
+        exec(code.replace("time.monotonic()", "now()").replace("3600", "20"), scope)
+        assert scope["run"].signal == "the time budget"
+        assert scope["run"].cut_short
+        steps.append(scope["run"].step)
+    assert 0 < steps[0] < steps[1]
