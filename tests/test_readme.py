@@ -18,7 +18,7 @@ import train
 from utils import UserError
 from wiring import parts_page
 from wiring.build import build
-from wiring.config import override, read
+from wiring.config import read
 from wiring.parts import KINDS, marker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +62,10 @@ def test_the_readme_is_short():
 # Commands.
 
 
+# What exists only in the examples, or is a mistake on purpose.
+EXAMPLES = {"two_layers", "my_parts.json", "convnxt"}
+
+
 def commands():
     """The arguments of every `train.py` command."""
     found = []
@@ -72,17 +76,12 @@ def commands():
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-def test_the_program_accepts_every_command_line(words, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_program_accepts_every_command_line(words):
     arguments = train.parse([word.replace("KIND", "model") for word in words])
-    if arguments.list:
-        assert arguments.list in ("all", *KINDS)
-    elif arguments.overrides or arguments.config:
-        config = arguments.config or "config.json"
-        if "my_parts" in config:
-            return
-        config = read(config, arguments.overrides)
-        build(config, "config.json") if "optax" not in str(words) else None
+    assert arguments.list in (None, "all", *KINDS)
+    if not EXAMPLES & set(re.split("[ =]", " ".join(words))):
+        file = ROOT / (arguments.config or "config.json")
+        build(read(file, arguments.overrides), file.name)
 
 
 def test_the_makefile_has_every_target():
@@ -152,6 +151,77 @@ def test_the_example_of_fit(flowers):
     exec(block_with(README, "fit("), scope)
     assert scope["run"].history[-1]["test_accuracy"] > 0.9
     assert (np.asarray(scope["logits"]).argmax(1) == y_test).mean() > 0.9
+
+
+# docs/configure.md
+
+
+def whole(fragment):
+    """A config that has the keys of a fragment."""
+    return {
+        "model": "mlp",
+        "data": "digits",
+        "preprocess": ["to_unit"],
+        "loss": "cross_entropy",
+    } | {
+        "optimizer": "adamw",
+        **fragment,
+    }
+
+
+@pytest.mark.parametrize("fragment", blocks(CONFIGURE, "json"))
+def test_every_piece_of_a_config_is_valid(fragment):
+    build(whole(json.loads(fragment)), "a config")
+
+
+def test_the_messages_for_mistakes():
+    (words,) = [words for words in commands() if "model.name=convnxt" in words]
+    with pytest.raises(UserError) as error:
+        build(read(ROOT / "config.json", words), "config.json")
+    assert f"{error.value}\n" == block_of_text("no model 'convnxt'")
+    (shown,) = blocks(README, "text")
+    assert set(shown.splitlines()) <= set(str(error.value).splitlines())
+
+
+def test_the_table_of_weights(capsys):
+    config = whole({"model": {"name": "mlp", "args": {"dims": [16]}}})
+    train.check(build(config, "a config"))
+    assert capsys.readouterr().out.endswith(block_of_text("path "))
+
+
+def test_the_message_for_a_value_that_is_not_finite(flowers):
+    import jax.numpy as jnp
+
+    from model.mlp import mlp
+    from training.fit import fit
+    from training.optimizers import adamw
+    from utils import RunError
+
+    def bad(logits, label):
+        return jnp.sqrt(logits[0])
+
+    with pytest.raises(RunError) as error:
+        fit(mlp((4,), 3), flowers[0], loss=bad, optimizer=adamw(), detect_nans=True)
+    shown, true = (re.sub(r"\s+", " ", text) for text in (block_of_text("sqrt"), str(error.value)))
+    numbers = r"-?\d[\d.]*"
+    form = re.sub(numbers, "N", shown.split("bad (")[1].split("53 of")[0])
+    assert form in re.sub(numbers, "N", true)
+    assert shown.split(" own_loss.py")[0] in true
+
+
+def test_fit_with_all_kinds_of_arguments(flowers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (x, y), (x_val, y_val) = flowers
+    scope = {"x": x, "y": y, "x_val": x_val, "y_val": y_val}
+    exec(block_with(CONFIGURE, "fit("), scope)
+    assert scope["run"].history[-1]["val_accuracy"] > 0.9
+    assert {"metrics.csv", "metrics.jsonl"} <= {path.name for path in Path("runs/a").iterdir()}
+
+
+def block_of_text(start):
+    """The only block of text in docs/configure.md that contains this."""
+    (text,) = [text for text in blocks(CONFIGURE, "text") if start in text]
+    return text
 
 
 # docs/add_your_own.md
