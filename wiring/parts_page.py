@@ -35,7 +35,6 @@ PLAIN_KEYS = {
     "sharding": "a preset or rules that say how weights are divided over devices: "
     "[docs/several_devices.md](several_devices.md)",
 }
-HOLDS_A_LIST = ("preprocess", "augment", "metrics", "callbacks")
 
 
 def text():
@@ -53,7 +52,7 @@ def top_level():
         if key in SECTIONS:
             holds = f"a section: [its options](#{anchor(section_title(key))})"
         elif holds is None:
-            what = "a list of parts" if key in HOLDS_A_LIST else "a part"
+            what = "a list of parts" if key in schema.LISTS else "a part"
             what += ", or a list of them" if key == "optimizer" else ""
             holds = f"{what}: [names and arguments](#{anchor(kind_title(key))})"
         shown = "required" if default is REQUIRED else code(show(default))
