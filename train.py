@@ -1,4 +1,4 @@
-"""python train.py -c config.json [path.to.key=value ...]: the command line; one function per command."""
+"""python train.py -c config.json [path.to.key=value ...]: the command line."""
 
 if __name__ == "__main__":  # first of all: it may start Python again
     from huge_pages import start_again_with_them
@@ -17,7 +17,7 @@ from bdb import BdbQuit
 from dataclasses import replace
 from pathlib import Path
 
-from training.runs.signals import end_at_signals
+from training.devices.signals import end_at_signals
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line
 from wiring.build import build
 from wiring.config import override, read
@@ -29,11 +29,11 @@ logger = logging.getLogger("main")
 
 
 def main(argv=None):
-    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message and
-    an exit code."""
+    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message
+    and an exit code."""
     arguments = parse(argv)
-    # Modules that load and shapes that are traced leave no garbage, and looking for it at every 700th
-    # object would take a fifth of the start.
+    # Modules that load and shapes that are traced leave no garbage, and looking for it at every
+    # 700th object would take a fifth of the start.
     gc.set_threshold(100_000, 20, 20)
     sys.path.append(os.getcwd())  # a dotted name may be a file in the working folder
     end_at_signals()
@@ -55,30 +55,16 @@ def parse(argv):
     add("overrides", nargs="*", metavar="path.to.key=value", help="as optimizer.args.lr=0.01")
     add("--check", action="store_true", help="validate, print the resolved config and the model")
     add("--list", nargs="?", const="all", metavar="KIND", help="print every name a config can use")
-    add(
-        "--resume",
-        metavar="RUN",
-        help="a run's folder, one of its checkpoints, or auto: the latest",
-    )
-    add(
-        "--override", action="store_true", help="resume although the config or the data has changed"
-    )
+    add("--resume", metavar="RUN", help="a run's folder, one of its checkpoints, or auto")
+    add("--override", action="store_true", help="resume although config or data have changed")
     add("--trust", action="store_true", help="let the config of a run import its dotted names")
-    add(
-        "--evaluate",
-        metavar="CHECKPOINT",
-        help="evaluate a checkpoint and print its metrics as JSON",
-    )
+    add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
-    add("--report", nargs="+", metavar="RUN", help="write report.html of a run, or compare several")
+    add("--report", nargs="+", metavar="RUN", help="write report.html, or compare several runs")
     add("--processes", type=int, metavar="N", help="start N processes here that train together")
-    add(
-        "--fast-dev-run", action="store_true", help="two steps of everything, in a temporary folder"
-    )
+    add("--fast-dev-run", action="store_true", help="two steps of everything, then delete them")
     add("--debug", action="store_true", help="compile nothing: print and breakpoint() see values")
-    add(
-        "--post-mortem", action="store_true", help="open the debugger where an exception was raised"
-    )
+    add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
     commands = ("check", "list", "resume", "evaluate", "watch", "report")
     given = [f"--{name}" for name in commands if getattr(arguments, name)]
@@ -137,8 +123,8 @@ def run(arguments):
 
 
 def config_file(arguments):
-    """(the config file, whether its dotted names may be imported): what a run left behind is data, not
-    the user's own code."""
+    """(the config file, whether its dotted names may be imported): what a run left behind is data,
+    not the user's own code."""
     options = ("resume", "evaluate", "watch")
     option = next((name for name in options if getattr(arguments, name)), None)
     named = option and getattr(arguments, option)
@@ -269,7 +255,7 @@ def failed(error):
 
 
 def fail(error, code):
-    """Print one error message, also to the run's log."""
+    """Print one error message, also to the run's log; the exit code."""
     print(error, file=sys.stderr)
     to_log(str(error))
     return code
@@ -284,8 +270,8 @@ def to_log(message):
 
 
 def leave(code):
-    """End with an exit code. A process that failed waits neither for threads that compile what is no
-    longer needed, nor for other processes, which may never come to their end."""
+    """End with an exit code. A process that failed waits neither for threads that compile what is
+    no longer needed, nor for other processes, which may never come to their end."""
     processes = sys.modules.get("training.devices.processes")
     compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()

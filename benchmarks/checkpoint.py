@@ -86,7 +86,9 @@ def large_state(folder, rounds):
     rows = [f"| {form}, s | {spread(values)} |" for form, values in times.items()]
     rows.append(f"| continues / synchronously, pair by pair | {spread(ratios)} |")
     megabytes = sum(leaf.nbytes for leaf in jax.tree.leaves(loop.trainer.states)) // 10**6
-    head = f"| {count(loop.trainer.states[0].params):,} parameters, {megabytes} MB | median (range) |"
+    head = (
+        f"| {count(loop.trainer.states[0].params):,} parameters, {megabytes} MB | median (range) |"
+    )
     table = "\n".join([head, "|---|---|", *rows])
     record("Saving a large state", "python -m benchmarks.checkpoint", table)
 

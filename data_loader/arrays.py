@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from data_loader.base import Arrays, Data, check_labels, check_minimums
-from utils import UserError
+from data_loader.base import Arrays, Data, check_labels
+from utils import UserError, check_minimums
 
 
 class Header(NamedTuple):

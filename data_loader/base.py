@@ -74,17 +74,6 @@ class Data(NamedTuple):
     vocab_size: int | None = None
 
 
-def check_minimums(**arguments):
-    """Raise one ValueError for all arguments below their minimum; name=(value or None, minimum)."""
-    errors = [
-        f"{name}: must be at least {minimum}, got {value}"
-        for name, (value, minimum) in arguments.items()
-        if value is not None and value < minimum
-    ]
-    if errors:
-        raise ValueError("\n".join(errors))
-
-
 def check_labels(source, labels, num_classes):
     """Raise an error that names the first label outside 0..num_classes-1."""
     labels = np.asarray(labels)

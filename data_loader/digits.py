@@ -7,9 +7,9 @@ import zipfile
 
 import numpy as np
 
-from data_loader.base import Arrays, Data, check_minimums
+from data_loader.base import Arrays, Data
 from data_loader.loader import random_stream
-from utils import RunError, atomic_write, user_cache
+from utils import RunError, atomic_write, check_minimums, user_cache
 
 VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28

@@ -18,11 +18,11 @@ from multiprocessing import resource_tracker
 
 import numpy as np
 
-from data_loader.base import Data, Parsed, check_labels, check_minimums
+from data_loader.base import Data, Parsed, check_labels
 from data_loader.nest import map_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
-from utils import RunError, UserError, where_and_why
+from utils import RunError, UserError, check_minimums, where_and_why
 
 DIED = (
     "grain: a worker process ended ({}); if the system killed it because memory ran out, use fewer "

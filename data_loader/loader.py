@@ -7,9 +7,9 @@ from itertools import islice
 
 import numpy as np
 
-from data_loader.base import Arrays, Batch, check_minimums, has_items
+from data_loader.base import Arrays, Batch, has_items
 from data_loader.nest import map_nest, named_nest
-from utils import UserError
+from utils import UserError, check_minimums
 
 SPLIT = 2**64 - 1  # the random stream of the split; those of epochs count from 0 and stay below
 

@@ -210,7 +210,7 @@ def signature(report):
 
 def scores(loaded, outputs, targets):
     """{name: mean} of the config's loss and metrics on these outputs."""
-    from training.objective import finish_means, measure, summed
+    from training.objective import finish_means, scored
 
     parts = loaded.parts
     metrics = {
@@ -221,8 +221,7 @@ def scores(loaded, outputs, targets):
     def means(output, target):
         # The loss takes logits; the logarithm of probabilities has the same softmax.
         logits = jax.numpy.log(jax.numpy.maximum(output, 1e-30)) if loaded.form.softmax else output
-        losses, terms = summed(jax.vmap(parts.loss)(logits, target))
-        return jax.tree.map(lambda a: a.mean(0), (losses, measure(metrics, logits, target, terms)))
+        return jax.tree.map(lambda a: a.mean(0), scored(parts.loss, metrics, logits, target))
 
     loss, measured = means(outputs, targets)
     return {"loss": float(loss)} | {

@@ -44,21 +44,15 @@ def convnext(
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
-        blocks = jax.random.split(blocks, len(stages))
-        downs = jax.random.split(downs, len(dims) - 1)
+        blocks = zip(jax.random.split(blocks, len(stages)), stages, strict=True)
+        downs = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
         return {
             "stem": {
                 "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False),
                 "norm": layer_norm_init(dims[0]),
             },
-            "blocks": [
-                block_init(k, dims[stage], kernel, expansion)
-                for k, stage in zip(blocks, stages, strict=True)
-            ],
-            "downsample": [
-                {"norm": layer_norm_init(a), "conv": conv2d_init(k, a, b, 2, bias=False)}
-                for k, (a, b) in zip(downs, pairwise(dims), strict=True)
-            ],
+            "blocks": [block_init(k, dims[stage], kernel, expansion) for k, stage in blocks],
+            "downsample": [down_init(k, *widths) for k, widths in downs],
             "head": {
                 "norm": layer_norm_init(dims[-1]),
                 "hidden": linear_init(hidden, dims[-1], head_dim),
@@ -69,9 +63,8 @@ def convnext(
     def apply(params, state, x, *, train=False, key=None):
         stem, head = params["stem"], params["head"]
         x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=patch, padding="VALID"))
-        for name, block, (previous, stage) in zip(
-            names, params["blocks"], pairwise((0, *stages)), strict=True
-        ):
+        steps = pairwise((0, *stages))
+        for name, block, (previous, stage) in zip(names, params["blocks"], steps, strict=True):
             if stage > previous:
                 down = params["downsample"][stage - 1]
                 x = conv2d(down["conv"], layer_norm(down["norm"], x), stride=2, padding="VALID")
@@ -101,6 +94,13 @@ def stages_of(dims, depths):
             f"got {depths}"
         )
     return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
+
+
+def down_init(key, in_dim, out_dim):
+    return {
+        "norm": layer_norm_init(in_dim),
+        "conv": conv2d_init(key, in_dim, out_dim, 2, bias=False),
+    }
 
 
 def block_init(key, dim, kernel, expansion):

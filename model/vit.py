@@ -69,12 +69,10 @@ def vit(
         x = conv2d(params["patches"], x, stride=patch, padding="VALID")
         x = x.reshape(x.shape[0], tokens, dim) + params["positions"]["weight"]  # (B, T, D)
         x = drop(first, x, dropout, train=train)
-        for name, block, path_rate, k in zip(
-            names, params["blocks"], path_rates, keys, strict=True
-        ):
-            apply_block = partial(
-                block_apply, heads=heads, dropout=dropout, drop_path=path_rate, train=train
-            )
+        blocks = zip(names, params["blocks"], path_rates, keys, strict=True)
+        for name, block, path_rate, k in blocks:
+            settings = {"heads": heads, "dropout": dropout, "drop_path": path_rate, "train": train}
+            apply_block = partial(block_apply, **settings)
             x = recomputed(remat, name, apply_block)(block, x, k)
         x = layer_norm(params["norm"], x).mean(1)  # (B, D)
         return linear(params["head"], x), state

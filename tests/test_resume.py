@@ -49,13 +49,13 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
     folder = only_run(workdir)
     code, out, _ = run(workdir, "--resume", folder)
     assert code == 0
-    assert "has its 2 epochs, and training.epochs is 2; raise it to go on" in out
+    assert "has its 2 epochs, and training.epochs is 2; raise it to continue" in out
     _, out, _ = run(workdir, "--resume", folder, "training.epochs=1")
-    assert "has its 2 epochs, and training.epochs is 1; raise it to go on" in out
+    assert "has its 2 epochs, and training.epochs is 1; raise it to continue" in out
     changes = ["training.epochs=3", "checkpoint.keep=1", "logging.every_steps=2"]
     code, out, _ = run(workdir, "--resume", folder, *changes)
     assert code == 0
-    assert "Going on from checkpoint-epoch_2, after step 20" in out
+    assert "Resuming from checkpoint-epoch_2, after step 20" in out
     assert "Changed: training.epochs: 2 -> 3" in out
     assert "Changed: checkpoint.keep: 5 -> 1" in out
     assert "Changed: facts.total_steps: 20 -> 30" in out
@@ -71,7 +71,7 @@ def test_auto_resumes_the_latest_unfinished_run_or_starts_a_new_one(workdir):
     config = {**SMALL, "resume": "auto"}
     (workdir / "auto.json").write_text(json.dumps(config))
     code, out, _ = run(workdir, "-c", "auto.json")
-    assert code == 0 and "Going on" not in out
+    assert code == 0 and "Resuming" not in out
     assert "No unfinished run of Small (saved/Small/" in out
     assert "is finished): beginning a new one" in out
     _, second = sorted((workdir / "saved" / "Small").iterdir())
@@ -80,7 +80,7 @@ def test_auto_resumes_the_latest_unfinished_run_or_starts_a_new_one(workdir):
     code, out, _ = run(workdir, "-c", "auto.json")
     assert code == 0
     assert f"Run folder: {second.relative_to(workdir)}" in out
-    assert "Going on from checkpoint-epoch_1" in out
+    assert "Resuming from checkpoint-epoch_1" in out
     assert len(list((workdir / "saved" / "Small").iterdir())) == 2
 
 
@@ -160,7 +160,7 @@ def test_the_config_of_a_run_imports_nothing_unless_it_is_trusted(workdir):
     ) in err
     code, out, _ = run(workdir, "--resume", folder, "training.epochs=3", "--trust")
     assert code == 0
-    assert "Going on from checkpoint-epoch_2" in out
+    assert "Resuming from checkpoint-epoch_2" in out
 
 
 def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
@@ -176,14 +176,14 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     code, _, err = run(workdir, *arguments)
     assert code == 2
     assert "has changed its meaning" in err and f"lies in {folder}/model" in err
-    assert "say --override" in err
+    assert "add --override" in err
     assert run(workdir, *arguments, "--override")[0] == 0
 
 
 def resumes(workdir, *arguments):
     """Whether a run is resumed; kills it as soon as it is."""
     process = start(workdir, *arguments)
-    is_resumed = any("Going on from" in line for line in iter(process.stdout.readline, ""))
+    is_resumed = any("Resuming from" in line for line in iter(process.stdout.readline, ""))
     process.kill()
     process.communicate()
     return is_resumed
@@ -204,15 +204,15 @@ def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
     (folder / ".checkpoint-epoch_3.params.123.tmp").write_bytes(b"half")
     code, out, _ = run(workdir, "--resume", folder)
     assert code == 0
-    assert "checkpoint-epoch_2.params: is damaged" in out and "passed over" in out
-    assert "Going on from checkpoint-epoch_1, after step 10" in out
+    assert "checkpoint-epoch_2.params: is damaged" in out and "skipped" in out
+    assert "Resuming from checkpoint-epoch_1, after step 10" in out
     assert not list(folder.glob(".*"))
     load(folder / "checkpoint-epoch_2.params")  # written again, so not damaged
     for name in ("checkpoint-epoch_1.params", "checkpoint-epoch_2.params"):
         flip(folder / name)
     code, _, err = run(workdir, "--resume", folder)
     assert code == 2
-    assert "no checkpoint of this run can be gone on from" in err
+    assert "no checkpoint of this run can be resumed" in err
 
 
 @pytest.mark.torture
@@ -224,7 +224,7 @@ def test_an_earlier_checkpoint_may_be_named_after_the_later_ones_are_moved(workd
     (folder / "checkpoint-epoch_2.params").rename(workdir / "kept.params")
     code, out, _ = run(workdir, "--resume", folder / "checkpoint-epoch_1.params")
     assert code == 0
-    assert "Going on from checkpoint-epoch_1" in out
+    assert "Resuming from checkpoint-epoch_1" in out
     arrays = load(folder / "checkpoint-epoch_2.params")[0]
     expected = load(workdir / "kept.params")[0]
     assert all((arrays[name] == expected[name]).all() for name in expected)

@@ -190,7 +190,7 @@ def test_when_process_0_cannot_write_all_continue_without_that_checkpoint(workdi
     more += ["checkpoint.save_top_k=2", 'callbacks=["at.Full"]']
     out, _ = train(workdir, "--processes", "2", "checkpoint.dir=full", *more)
     assert (
-        "checkpoint-epoch_2.orbax: cannot be written: No space left on device; going on without it"
+        "checkpoint-epoch_2.orbax: cannot be written: No space left on device; continuing without it"
         in out
     )
     [run_dir] = (workdir / "full").glob("two/*")

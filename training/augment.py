@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Augmented
-from training.ranges import ascending_pair, at_least, nonnegative, share
+from utils import ascending_pair, at_least, nonnegative, share
 
 
 def random_crop(key, x, *, padding: int = 4) -> Augmented:

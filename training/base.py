@@ -1,9 +1,9 @@
 """The protocols of training: every kind of part that a config can name, on one page.
 
-A part is a public function whose return annotation is its kind. `Optimizer`, `Schedule`, `Objective`
-and `Update` come from factories: the config's args are the arguments of the factory. `Loss`,
-`Metric`, `Preprocessed` and `Augmented` are returned by plain functions of one example: the config's
-args are their keyword-only arguments.
+A part is a public function whose return annotation is its kind. `Optimizer`, `Schedule`,
+`Objective` and `Update` come from factories: the config's args are the arguments of the factory.
+`Loss`, `Metric`, `Preprocessed` and `Augmented` are returned by plain functions of one example: the
+config's args are their keyword-only arguments.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,8 @@ def unchanged(value):
 
 
 class Objective(NamedTuple):
-    """What a model is trained for; it is called as `objective(params, state, batch, key, train)`."""
+    """What a model is trained for; it is called as `objective(params, state, batch, key,
+    train)`."""
 
     apply: Callable  # the call -> (loss per example, state, {metric: value per example})
     finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
@@ -63,8 +64,8 @@ class TrainState(NamedTuple):
 
 
 def evaluated_part(tree):
-    """ "ema" or "params": which of the two is evaluated and exported. `tree` is a dict of a TrainState's
-    parts, or of a checkpoint's leaves; the averaged params count where there are any."""
+    """The part that is evaluated and exported: "ema" if there are averaged params, else "params".
+    `tree` is a dict of a TrainState's parts, or of the leaves in a checkpoint."""
     parts = {name.split("/")[0] for name, value in tree.items() if value is not None}
     return "ema" if "ema" in parts else "params"
 

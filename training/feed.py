@@ -1,13 +1,14 @@
-"""How data reaches a step: whole on the device and gathered by rows of indices, or streamed in batches.
+"""How data reaches a step: whole on the device and gathered by rows of indices, or streamed in
+batches.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
 device) and `waited` (seconds spent waiting for batches). `program(name, step, report, looped,
-shardings)` makes the program for a step and `forms()` returns the forms of what a call brings to it;
-`fill(dataset)` brings data that was only shapes at first, `begin(epoch, start)` goes to a batch of an
-epoch, `calls(count)` yields the arguments of the calls that take up to `count` batches, `peek()`
-returns those of the next one, `batch(epoch, position)` returns an earlier batch, and `close()` ends
-the feed. With several processes, each reads the rows of a batch that its own devices hold, and all of
-a resident dataset.
+shardings)` makes the program for a step and `forms()` returns the forms of what a call brings to
+it; `fill(dataset)` brings data that was only shapes at first, `begin(epoch, start)` goes to a batch
+of an epoch, `calls(count)` yields the arguments of the calls that take up to `count` batches,
+`peek()` returns those of the next one, `batch(epoch, position)` returns an earlier batch, and
+`close()` ends the feed. With several processes, each reads the rows of a batch that its own devices
+hold, and all of a resident dataset.
 """
 
 import logging
@@ -53,7 +54,8 @@ class Resident:
             self.data = self.replicas.plan.put(dataset.arrays)
 
     def forms(self):
-        """Those of the data, an epoch's order, the genuine examples of each row, a row and a count."""
+        """Those of the data, an epoch's order, the genuine examples of each row, a row and a
+        count."""
         plan, rows = self.replicas.plan, (self.batches, self.options.batch_size)
         order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=plan.batch(1))
         valid, number = (
@@ -103,8 +105,9 @@ class Resident:
 
 
 class Streamed:
-    """Batches from the host, one call each. `source(epoch, start)` yields ([a batch for each replica],
-    its size, its genuine examples); of each batch only the rows that this process reads."""
+    """Batches from the host, one call each. `source(epoch, start)` yields ([a batch for each
+    replica], its size, its genuine examples); of each batch only the rows that this process
+    reads."""
 
     def __init__(self, source, options, replicas, steps, limit=None):
         self.source, self.options, self.replicas, self.limit = source, options, replicas, limit
@@ -147,7 +150,8 @@ class Streamed:
         self.items, self.waiting = self.waiting, None
         if start and not self.exact:
             logger.warning(
-                "The training data has no start_at(epoch, batch): reading %d batches again to skip them",
+                "The training data has no start_at(epoch, batch): "
+                "reading %d batches again to skip them",
                 start,
             )
             self.items = islice(self.items, start, None)
@@ -171,8 +175,8 @@ class Streamed:
         return item and (item[0][0], item[1])
 
     def batch(self, epoch, position):
-        """(batch, genuine examples) of each replica at a position of an epoch, read again; None where
-        they cannot be read again."""
+        """(batch, genuine examples) of each replica at a position of an epoch, read again; None
+        where they cannot be read again."""
         if not self.exact or jax.process_count() > 1:  # this process has only some of its rows
             return None
         pieces, _, valid = next(iter(self.source(epoch, position)), (None, 0, 0))
@@ -256,8 +260,8 @@ def epoch_orders(size, options, replicas, shuffle, epoch):
 
 
 class UserBatches:
-    """The batches of the user's own loader, the same for every replica; its `start_at(epoch, batch)`,
-    if it has one, goes to a batch."""
+    """The batches of the user's own loader, the same for every replica; its `start_at(epoch,
+    batch)`, if it has one, goes to a batch."""
 
     def __init__(self, iterable, replicas):
         self.iterable, self.replicas, self.rows = iterable, replicas, None

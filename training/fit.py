@@ -1,5 +1,5 @@
-"""`fit` trains a model from Python, as in a notebook; `train_recipe` assembles a run from its recipe, for `fit`
-and for the command line alike."""
+"""`fit` trains a model from Python, as in a notebook; `train_recipe` assembles a run from its
+recipe, for `fit` and for the command line alike."""
 
 import re
 from contextlib import closing
@@ -19,6 +19,7 @@ from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
 from training.devices.processes import agreed, is_first
 from training.devices.sharding import Plan
+from training.devices.signals import Signals
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.metrics import accuracy
@@ -30,31 +31,38 @@ from training.runs import folder as run_folder
 from training.runs.dry_run import DryRun
 from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
 from training.runs.resume import holding
-from training.runs.signals import Signals
 from training.trainer import Trainer
 from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
 from training.watching.hooks import Callbacks, check_hooks
-from training.watching.metric_log import MetricLog
+from training.watching.metric_log import EVERY_50_STEPS, MetricLog
 from training.watching.publish import About, Publisher
 from training.watching.view import View
 from utils import UserError
 
 EVERY_EPOCH = CheckpointOptions()
-EVERY_50_STEPS = LoggingOptions()
 
 
 def fit(
-    model, train, test=None, val=None, *, folder=None, record=None, resume=False, watchers=(), **settings
+    model,
+    train,
+    test=None,
+    val=None,
+    *,
+    folder=None,
+    record=None,
+    resume=False,
+    watchers=(),
+    **settings,
 ) -> Run:
-    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return the
-    finished Run.
+    """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return
+    the finished Run.
 
-    `val` is one set or {name: set}. With a `folder`, the run leaves metrics.jsonl and checkpoints there,
-    each with the `record`; `resume=True` continues from the newest good checkpoint, if there is one,
-    `resume="override"` also with other options or data. `watchers` are watchers besides those of the
-    toolkit (training/watchers.py). All other arguments are those of `recipe_of`.
+    `val` is one set or {name: set}. With a `folder`, the run leaves metrics.jsonl and checkpoints
+    there, each with the `record`; `resume=True` continues from the newest good checkpoint, if there
+    is one, `resume="override"` also with other options or data. `watchers` are watchers besides
+    those of the toolkit (training/watchers.py). All other arguments are those of `recipe_of`.
     """
     recipe = recipe_of(model, **settings)
     sets = datasets(train, val, test, recipe.loader, recipe.training.overfit_batches)
@@ -85,12 +93,12 @@ def recipe_of(
 ) -> Recipe:
     """The Recipe of a model.
 
-    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one; one
-    may be `tracked(...)` (training/tally.py). `objective` and `update` are factories as in
+    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one;
+    one may be `tracked(...)` (training/tally.py). `objective` and `update` are factories as in
     training/objective.py and training/update.py. `options` are the fields of LoaderOptions and
-    TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh` ({"fsdp": 4}) and `sharding`.
-    `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their fields; `rates`
-    are learning rates to log, {name: number or function of the step}.
+    TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh` ({"fsdp": 4}) and
+    `sharding`. `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their
+    fields; `rates` are learning rates to log, {name: number or function of the step}.
     """
     loader, training, mesh, sharding = split_options(options)
     check_hooks(callbacks)
@@ -117,8 +125,8 @@ def recipe_of(
 def train_recipe(
     recipe, sets, folder=None, record=None, checkpoint=None, *, trainer=None, watchers=()
 ) -> Run:
-    """Train a recipe on {"train": dataset, "test": dataset, ...}, from a checkpoint on if there is one,
-    and return the finished Run. `trainer` is one that was made ahead of the data."""
+    """Train a recipe on {"train": dataset, "test": dataset, ...}, from a checkpoint on if there is
+    one, and return the finished Run. `trainer` is one that was made ahead of the data."""
     if trainer is None or not trainer.suits(sets):
         trainer = Trainer(recipe, sets)
     with closing(trainer):
@@ -179,8 +187,8 @@ def check_folder(recipe, folder, resume):
 
 
 def own_record(recipe, sets):
-    """The record of a run whose caller gives none: functions are not compared, so a collate_fn is left
-    out."""
+    """The record of a run whose caller gives none: functions are not compared, so a collate_fn is
+    left out."""
     loader = vars(recipe.loader) | {"collate_fn": None}
     config = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
     with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
@@ -257,7 +265,8 @@ def check_names(sets):
     for name in sets:
         if not re.fullmatch(r"[a-z0-9-]+", name) or name in ("train", "test"):
             raise UserError(
-                f"data: a validation set cannot be called {name!r}; use small letters, digits and '-'"
+                f"data: a validation set cannot be called {name!r}; "
+                "use small letters, digits and '-'"
             )
 
 

@@ -1,5 +1,6 @@
-"""The training loop: for every epoch, for every chunk of steps, for every watcher. It is the only place
-where a run moves on, and only this file changes a Run; watchers ask for changes by their Reply."""
+"""The training loop: for every epoch, for every chunk of steps, for every watcher. It is the only
+place where a run moves on, and only this file changes a Run; watchers ask for changes by their
+Reply."""
 
 import logging
 import time
@@ -17,11 +18,6 @@ from utils import RunError, first_line
 logger = logging.getLogger("main")
 
 CHUNK_SECONDS = 0.5  # of work in one call: bounds how late a log line or a signal is seen
-ADVICE = (
-    "A label outside the classes does that, as training.detect_nans=true will show; else lower the "
-    "learning rate (to resume with --resume and a changed config, add --override), clip the gradients, "
-    "or set training.on_nonfinite to 'skip' or 'rollback'"
-)
 
 
 class Chunk(NamedTuple):
@@ -36,21 +32,21 @@ class Chunk(NamedTuple):
 
 
 class Loop:
-    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the best
-    checkpoint's (name, weights of each replica) or None; `agree` makes a list of numbers the same in
-    all processes."""
+    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the
+    best checkpoint's (name, weights of each replica) or None; `agree` makes a list of numbers the
+    same in all processes."""
 
     def __init__(self, run, recipe, watchers, reader, clock, rates, *, best=None, agree=list):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
         self.reader, self.clock, self.rates, self.best = reader, clock, rates, best
         self.agree = agree
         self.planners = [watcher for watcher in watchers if hasattr(watcher, "steps_left")]
+        self.readers = [watcher for watcher in watchers if hasattr(watcher, "needs_state")]
         self.flying = deque()  # chunks that compute, or are not read yet
         self.chunk = self.pace = 8  # steps of a chunk, now and as they should be; until it is known
         self.settled_at = None  # when the last chunk was done
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.resumed_at = 0  # the position in the epoch where this process began
-        self.stopped_for_good = False  # by a callback, and not to be resumed
         self.underway = False  # whether the states on the device are those of the run
 
     def train(self, start=None):
@@ -77,13 +73,13 @@ class Loop:
             self.rescue(error)
             raise
         finally:
-            closing = [watcher for watcher in self.watchers if hasattr(watcher, "close")]
-            run.published = all([watcher.close(run) is not False for watcher in closing])
+            closed = [w.close(run) for w in self.watchers if hasattr(w, "close")]
+            run.published = False not in closed
         return run
 
     def epoch(self):
-        """One epoch: its steps, its evaluation, and what closes it. Whatever stops the run within the
-        epoch leaves it unfinished."""
+        """One epoch: its steps, its evaluation, and what closes it. Whatever stops the run within
+        the epoch leaves it unfinished."""
         run = self.run
         self.clock.start_epoch(self.elapsed)
         run.epoch, run.evaluated = run.completed + 1, []
@@ -115,9 +111,9 @@ class Loop:
     # Steps.
 
     def chunks(self):
-        """Train the rest of the epoch, and yield the Report of each chunk. While one chunk computes, the
-        one before is read; a chunk's length is a run-time number, so that any step can be a log line
-        or a checkpoint without changing a bit."""
+        """Train the rest of the epoch, and yield the Report of each chunk. While one chunk
+        computes, the one before is read; a chunk's length is a run-time number, so that any step
+        can be a log line or a checkpoint without changing a bit."""
         run = self.run
         ahead = Ahead(run.step, run.position, run.lined, time.monotonic())
         steps = 1
@@ -134,7 +130,7 @@ class Loop:
                 if line:
                     self.trainer.new_window()
                     ahead = ahead._replace(lined=position, lined_at=time.monotonic())
-                exact = any(watcher.needs_state(watcher in due, line) for watcher in self.planners)
+                exact = any(reader.needs_state(reader in due, line) for reader in self.readers)
             leave = 1 if steps and not exact else 0
             while len(self.flying) > leave:
                 yield self.settled(self.flying.popleft())
@@ -142,8 +138,9 @@ class Loop:
             yield self.settled(self.flying.popleft())
 
     def next_chunk(self, ahead):
-        """(steps of the next chunk, the watchers that are due after them, those that are due however
-        many of them the epoch still has). Process 0 decides, since watchers may go by its clock."""
+        """(steps of the next chunk, the watchers that are due after them, those that are due
+        however many of them the epoch still has). Process 0 decides, since watchers may go by its
+        clock."""
         left = [watcher.steps_left(ahead) for watcher in self.planners]
         overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
         count = min([self.pace, *left])
@@ -189,18 +186,7 @@ class Loop:
         run = self.run
         sums = report.sums if report else self.trainer.sums()
         run.each_step = self.single_steps(sums, run.lined)
-        examples, skipped = examples_of(sums), sum(int(s["bad_steps"]) for s in sums)
-        if skipped and not examples:
-            raise RunError(
-                f"no step of epoch {run.epoch} was finite, so all were skipped. {ADVICE}"
-            )
-        if skipped:
-            logger.warning(
-                "Epoch %d: skipped %d steps whose loss or gradients were not finite",
-                run.epoch,
-                skipped,
-            )
-        self.clock.end_training(run.position - self.resumed_at, examples - before)
+        self.clock.end_training(run.position - self.resumed_at, examples_of(sums) - before)
         tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.gathers else sums)]
         run.arrays |= self.reader.arrays("train", tallies)
         run.metrics = self.reader.values("train", tallies) | self.rates(run.step)
@@ -210,7 +196,8 @@ class Loop:
     # Evaluations.
 
     def evaluate(self, names, weights=None):
-        """{metric: value} of these sets, validation before test; None if the run was interrupted."""
+        """{metric: value} of these sets, validation before test; None if the run was
+        interrupted."""
         run, values = self.run, {}
         for kind in ("validation", "test"):
             members = [name for name in names if (name == "test") == (kind == "test")]
@@ -250,7 +237,8 @@ class Loop:
             self.run.metrics, self.run.evaluated = {}, []
 
     def test_at_end(self):
-        """The test set, once, with the best checkpoint, or the last weights if no best one is known."""
+        """The test set, once, with the best checkpoint, or the last weights if no best one is
+        known."""
         run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
         if not names or not run.completed:
             return
@@ -294,47 +282,30 @@ class Loop:
             self.go_to(reply.back_to)
         if reply.stop:
             run.stopped, run.stopped_by = True, reply.stop
-            self.stopped_for_good = self.stopped_for_good or not reply.back_to
+            run.for_good = run.for_good or not reply.back_to
         if reply.interrupt:
             run.stopped, run.signal = True, run.signal or reply.interrupt
         return bool(reply.back_to)
 
     def go_to(self, point):
         """Continue from a Point."""
-        run, record = self.run, point.record
         self.flying.clear()
         self.trainer.restore(point.states)
-        run.step, run.position, run.lined = (record[key] for key in ("step", "position", "lined"))
-        run.epoch, run.completed = record["epoch"], record["epoch"] - bool(run.position)
-        run.metrics, run.history, self.elapsed = record["metrics"], point.history, record["elapsed"]
-        self.stopped_for_good = self.stopped_for_good or record["stopped"]
-        run.stopped = bool(run.signal) or self.stopped_for_good
+        self.elapsed = point.record["elapsed"]
+        self.run.go_to(point)
         self.notify("on_resume", point)
 
     def snapshot(self):
         """The run at this moment, between two chunks, with nothing in flight."""
-        return Snapshot(self.trainer.snapshot(), self.record())
-
-    def record(self):
-        """What a checkpoint must remember besides the states."""
-        run = self.run
-        record = {
-            "step": run.step,
-            "epoch": run.epoch if run.position else run.completed,
-            "position": run.position,
-            "lined": run.lined,
-            "elapsed": self.clock.elapsed() if run.position else 0.0,
-            "stopped": self.stopped_for_good,
-            "metrics": run.metrics,
-        }
+        record = self.run.record(self.clock.elapsed())
         for watcher in self.watchers:
             record |= watcher.memory() if hasattr(watcher, "memory") else {}
-        return record
+        return Snapshot(self.trainer.snapshot(), record)
 
     def rescue(self, error):
-        """Save the state before a crash ends the run, if there is something to save. A RunError is a
-        disk that failed, or a divergence, which saved what it could; of several processes the others
-        do not know of it, and nothing can be saved without them."""
+        """Save the state before a crash ends the run, if there is something to save. A RunError is
+        a disk that failed, or a divergence, which saved what it could; of several processes the
+        others do not know of it, and nothing can be saved without them."""
         run = self.run
         if not self.underway or isinstance(error, RunError) or jax.process_count() > 1:
             return

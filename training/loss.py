@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Loss
-from training.ranges import fraction, positive
+from utils import fraction, positive
 
 
 def cross_entropy(logits, label, *, label_smoothing: float = 0.0) -> Loss:

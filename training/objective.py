@@ -1,7 +1,8 @@
 """Objectives: what a model is trained for. A config names a factory, which receives the model, the
 loss, the metrics, preprocess and augment, and returns an Objective, or just the function
 
-objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per example})
+objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per
+example})
 
 A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`.
 """
@@ -21,14 +22,15 @@ def supervised(model, loss, metrics, preprocess, augment) -> Objective:
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment if train else (), augment_key, x)
         output, state = model.apply(params, state, x, train=train, key=model_key)
-        losses, terms = summed(jax.vmap(loss)(output, target))
-        return losses, state, measure(metrics, output, target, terms)
+        losses, values = scored(loss, metrics, output, target)
+        return losses, state, values
 
     return Objective(objective, finish_means(metrics))
 
 
 def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
-    """Train on mixtures of two examples, with the same mixture of their losses; evaluate as usual."""
+    """Train on mixtures of two examples, with the same mixture of their losses; evaluate as
+    usual."""
     if alpha <= 0:
         raise ValueError(f"alpha: must be above 0, got {alpha}")
     plain = supervised(model, loss, metrics, preprocess, augment)
@@ -62,8 +64,8 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
         output = output.reshape(clean.shape)
-        losses, terms = summed(jax.vmap(loss)(output, clean))
-        return losses, state, measure(metrics, output, clean, terms)
+        losses, values = scored(loss, metrics, output, clean)
+        return losses, state, values
 
     return Objective(objective, finish_means(metrics))
 
@@ -76,6 +78,12 @@ def inputs(preprocess, augment, key, x):
     for i, fn in enumerate(augment):
         x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
     return x
+
+
+def scored(loss, metrics, output, target):
+    """(loss per example, {metric: value per example}) of a batch of outputs."""
+    losses, terms = summed(jax.vmap(loss)(output, target))
+    return losses, measure(metrics, output, target, terms)
 
 
 def summed(losses):
@@ -104,7 +112,8 @@ def finish_means(metrics):
 
 
 def with_precision(model, precision):
-    """The model computing in `precision`: params and inputs are cast, the output is float32 again."""
+    """The model computing in `precision`: params and inputs are cast, the output is float32
+    again."""
     if precision == "float32":
         return model
     dtype = jnp.dtype(precision)

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Optimizer
-from training.ranges import fraction, nonnegative, positive, regex
 from training.transforms import NO_DECAY, add_decay, matching, partition, scale, stateless
-from utils import named_leaves
+from utils import fraction, named_leaves, nonnegative, positive, regex
 
 BY_ADAMW = r".*(embed|head).*"
 

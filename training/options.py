@@ -10,8 +10,7 @@ from typing import Literal, Required, TypedDict
 
 from data_loader.base import Batch
 from training.base import Tracker
-from training.ranges import between_0_and_1, check_options, nonnegative
-from utils import UserError
+from utils import UserError, between_0_and_1, check_options, nonnegative
 
 
 @dataclass(frozen=True)

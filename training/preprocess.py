@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from training.base import Preprocessed
-from training.ranges import positive
+from utils import positive
 
 
 def to_unit(x) -> Preprocessed:

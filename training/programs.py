@@ -1,18 +1,18 @@
-"""The compiled programs of a run. Each is compiled once, at its first call; a call with other shapes is
-then an error, not a second compilation.
+"""The compiled programs of a run. Each is compiled once, at its first call; a call with other
+shapes is then an error, not a second compilation.
 
 A step is step(const, carry, batch, valid) -> carry. In training the carry is the TrainState; in
 evaluation it is the tally, and the constants are the params and state. A program returns (carry,
 report): the carry is donated to the next call, the report is a copy of what the host reads.
 
-Programs compile in threads, so that tracing one program, loading data and compiling others happen at
-the same time. They are traced in the calling thread, since JAX's settings belong to a thread.
+Programs compile in threads, so that tracing one program, loading data and compiling others happen
+at the same time. They are traced in the calling thread, since JAX's settings belong to a thread.
 
 With jax.disable_jit on, for debugging, nothing is compiled and each step is a call of its own, so
-that `print` and `breakpoint()` see numbers. Within jax.grad, as in a model, they are wrapped: a print
-shows them, `x.primal` is the array. Within jax.vmap, as in a loss of one example, `x.val` is the
-array of the whole batch; `jax.debug.print` shows one example after the other. Before the first step,
-where only shapes are traced, there are no numbers.
+that `print` and `breakpoint()` see numbers. Within jax.grad, as in a model, they are wrapped: a
+print shows them, `x.primal` is the array. Within jax.vmap, as in a loss of one example, `x.val` is
+the array of the whole batch; `jax.debug.print` shows one example after the other. Before the first
+step, where only shapes are traced, there are no numbers.
 """
 
 import inspect
@@ -36,8 +36,8 @@ QUICKLY = {
 # The CPU's compiler drops the barriers of jax.checkpoint before it orders the operations, and would
 # then recompute for nothing.
 BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-# For dense convolutions on the CPU: they become Eigen's and not YNNPACK's, and a ResNet-8 takes 0.8 of
-# the time. Everything else stays.
+# For dense convolutions on the CPU: they become Eigen's and not YNNPACK's, and a ResNet-8 takes 0.8
+# of the time. Everything else stays.
 CONVOLUTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 }
@@ -46,9 +46,9 @@ CONVOLUTIONS = {
 class Program:
     """A function compiled ahead of its first call, with its second argument, the carry, donated.
 
-    `whole` is the sharding of its report, and of the carry unless `shardings` are given; `name` is the
-    set that it runs over; `arguments` are the names of its arguments where they cannot be read off the
-    function; `options` are XLA's; `pool` is a ThreadPoolExecutor to compile in.
+    `whole` is the sharding of its report, and of the carry unless `shardings` are given; `name` is
+    the set that it runs over; `arguments` are the names of its arguments where they cannot be read
+    off the function; `options` are XLA's; `pool` is a ThreadPoolExecutor to compile in.
     """
 
     def __init__(
@@ -66,8 +66,9 @@ class Program:
         )
 
     def begin(self, *forms):
-        """Start to compile in a thread for arguments of these forms; if the first call brings others,
-        this was for nothing. Several processes must compile in one order, so they do not."""
+        """Start to compile in a thread for arguments of these forms; if the first call brings
+        others, this was for nothing. Several processes must compile in one order, so they do
+        not."""
         if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
             start = time.perf_counter()
             self.forms = forms
@@ -103,7 +104,8 @@ class Program:
             raise
 
     def change(self, arguments):
-        """How these arguments differ from those it was compiled for, in words; None if they do not."""
+        """How these arguments differ from those it was compiled for, in words; None if they do
+        not."""
         if self.compiled is self.function:
             return None
         shardings = self.compiled.in_tree.flatten_up_to(self.compiled.input_shardings)
@@ -147,7 +149,8 @@ def form(leaf):
 
 
 def memory_of(compiled):
-    """Bytes of a program's arguments, results and temporaries; None if the backend does not report."""
+    """Bytes of a program's arguments, results and temporaries; None if the backend does not
+    report."""
     stats = compiled.memory_analysis()
     names = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     return stats and {name: getattr(stats, name) for name in names}

@@ -1,5 +1,5 @@
-"""The recipe of a run: everything that is computed, composed once and passed to whatever needs it: the
-shape check, training, `--evaluate`, `--watch` and the export."""
+"""The recipe of a run: everything that is computed, composed once and passed to whatever needs it:
+the shape check, training, `--evaluate`, `--watch` and the export."""
 
 import inspect
 from collections.abc import Callable
@@ -16,7 +16,8 @@ RING = 1024  # steps whose values are kept one by one where log lines come by th
 
 
 class Recipe(NamedTuple):
-    """What a run computes. `compose` makes it from the parts of a config or the arguments of `fit`."""
+    """What a run computes. `compose` makes it from the parts of a config or the arguments of
+    `fit`."""
 
     model: Any
     objective: Objective
@@ -54,7 +55,8 @@ def compose(parts, plan):
     seed, replicas = parts.seed, parts.training.replicas
     if not 0 <= seed <= 2**32 - replicas:
         raise UserError(
-            f"seed: must be at least 0 and leave room for {replicas} replicas below 2**32, got {seed}"
+            f"seed: must be at least 0 and leave room for {replicas} replicas below 2**32, "
+            f"got {seed}"
         )
     functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
     model = with_precision(parts.model, parts.training.precision)
@@ -82,8 +84,8 @@ def compose(parts, plan):
 
 
 def configured(update, objective, optimizer, training):
-    """make_update(unroll), with the training options that the update takes; one that is set although
-    the update does not take it is an error."""
+    """make_update(unroll), with the training options that the update takes; one that is set
+    although the update does not take it is an error."""
     accepted = inspect.signature(update).parameters
     for name, default in (("accumulate", 1), ("ema", None)):
         if name not in accepted and getattr(training, name) != default:
@@ -127,7 +129,8 @@ def measures(metrics, callbacks, logging):
 
 
 def labelled(metrics):
-    """{label: Tracked} of a dict of metrics, or of a list, whose labels are the functions' names."""
+    """{label: Tracked} of a dict of metrics, or of a list, whose labels are the functions'
+    names."""
     pairs = metrics.items() if isinstance(metrics, dict) else [(None, m) for m in metrics]
     for _, metric in pairs:
         if not callable(metric.function if isinstance(metric, Tracked) else metric):

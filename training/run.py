@@ -41,6 +41,7 @@ class Run:
     history: list = field(default_factory=list)  # one row per epoch
     stopped: bool = False
     stopped_by: str | None = None  # what stopped it
+    for_good: bool = False  # whether it is not to be resumed after that, as after early stopping
     signal: str | None = None  # the signal, or other interruption, after which it is to be resumed
     untested: bool = False  # whether it is still to be tested at its end
     tested: Any = (
@@ -51,7 +52,8 @@ class Run:
     )
 
     def states(self):
-        """The TrainState of each replica. The next step takes its arrays away: copy what you keep."""
+        """The TrainState of each replica. The next step takes its arrays away: copy what you
+        keep."""
         return self.trainer.replica_states()
 
     def evaluated_weights(self):
@@ -59,13 +61,36 @@ class Run:
 
     @property
     def params(self):
-        """A copy of the params that are evaluated, of the first replica: averaged ones if there are any."""
+        """A copy of the params that are evaluated, of the first replica: averaged ones if there are
+        any."""
         return jax.tree.map(jnp.copy, self.evaluated_weights()[0])
 
     @property
     def state(self):
         """A copy of the running statistics that belong to `params`."""
         return jax.tree.map(jnp.copy, self.evaluated_weights()[1])
+
+    def record(self, elapsed):
+        """What a checkpoint must remember besides the states; `elapsed`: seconds of this epoch."""
+        within = bool(self.position)
+        return {
+            "step": self.step,
+            "epoch": self.epoch if within else self.completed,
+            "position": self.position,
+            "lined": self.lined,
+            "elapsed": elapsed if within else 0.0,
+            "stopped": self.for_good,
+            "metrics": self.metrics,
+        }
+
+    def go_to(self, point):
+        """Continue from a Point."""
+        record = point.record
+        self.step, self.position, self.lined = (record[k] for k in ("step", "position", "lined"))
+        self.epoch, self.completed = record["epoch"], record["epoch"] - bool(self.position)
+        self.metrics, self.history = record["metrics"], point.history
+        self.for_good = self.for_good or record["stopped"]
+        self.stopped = bool(self.signal) or self.for_good
 
     @property
     def cut_short(self):
@@ -132,8 +157,9 @@ class Clock:
 
 
 class LearningRates:
-    """{name: learning rate} at a step. `rates` are numbers, or functions of the step. They are computed
-    for many steps at once: a program per step would wait for the steps in progress on the device."""
+    """{name: learning rate} at a step. `rates` are numbers, or functions of the step. They are
+    computed for many steps at once: a program per step would wait for the steps in progress on the
+    device."""
 
     def __init__(self, rates, trainer):
         self.rates, self.trainer, self.blocks = rates, trainer, {}
@@ -167,8 +193,8 @@ class Reader(NamedTuple):
     leaves: tuple = ()  # names of the params' leaves
 
     def values(self, prefix, tallies):
-        """{"train_loss": ...} from the tally of each replica. With several replicas, the mean, and the
-        value of each as `train_loss/0`."""
+        """{"train_loss": ...} from the tally of each replica. With several replicas, the mean, and
+        the value of each as `train_loss/0`."""
         read = [self.read(tally) for tally in tallies]
         named = [{f"{prefix}_{k}": float(v) for k, v in logged.items()} for logged, _, _ in read]
         return over_replicas(named) | mean_of([norms for _, _, norms in read])
@@ -186,7 +212,8 @@ class Reader(NamedTuple):
         return over_replicas(named) | mean_of([norms for _, _, norms in read])
 
     def read(self, tally, over=lambda fn: fn):
-        """({name: number} to log, {label: array} for callbacks alone, {norm: its mean over the steps})"""
+        """({name: number} to log, {label: array} for callbacks alone, {norm: its mean over the
+        steps})"""
         values, norms = results(tally)
         entries = tally["values"].items()
         aside = {label for label, entry in entries if label in self.hidden or "CONCAT" in entry}

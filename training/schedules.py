@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import Schedule
-from training.ranges import at_least, share
-from utils import UnknownFact
+from utils import UnknownFact, at_least, share
 
 IN_EPOCHS = {int | None: float | None, tuple[int, ...] | None: tuple[float, ...] | None}
 

@@ -1,4 +1,5 @@
-"""What a run measures, accumulated on the device: by its mode, the values of many examples become one.
+"""What a run measures, accumulated on the device: by its mode, the values of many examples become
+one.
 
 A tally is {"examples": count, "values": {label: {mode: accumulator}}}; in training it also holds
 "steps" and "extras", the norms of each step. A tally contains all that is needed to continue it, so
@@ -31,7 +32,8 @@ class Tracked(NamedTuple):
 
 
 def tracked(function, mode="MEAN", freq="ANY", phase="ANY"):
-    """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or phase."""
+    """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or
+    phase."""
     wrong = []
     for name, value, allowed in (
         ("mode", mode, Mode),
@@ -96,7 +98,7 @@ def phase_of(set_name):
 
 
 def empty(modes, shapes, rows=0):
-    """A tally of no examples; `shapes` are those of a batch's values, CONCAT has room for `rows`."""
+    """A tally of no examples, for values of these shapes; CONCAT has room for `rows`."""
     values = {label: {mode: START[mode](shapes[label], rows)} for label, mode in modes.items()}
     return {"examples": jnp.int32(0), "values": values}
 
@@ -159,8 +161,8 @@ def without_rows(tally):
 
 
 def results(tally):
-    """({label: result}, {norm: its mean over the steps}) of a tally on the host, or of several tallies
-    along a first axis."""
+    """({label: result}, {norm: its mean over the steps}) of a tally on the host, or of several
+    tallies along a first axis."""
     count, steps = (np.asarray(tally.get(name, 0)) for name in ("examples", "steps"))
     values = {
         label: RESULT[mode](x, count)
@@ -173,12 +175,8 @@ def results(tally):
 def per(total, count):
     """total / count, NaN where the count is zero."""
     dtype = np.result_type(total, np.float32)
-    divisor = np.where(is_zero(total, count), np.nan, along(total, count)).astype(dtype)
+    divisor = np.where(along(total, count) == 0, np.nan, along(total, count)).astype(dtype)
     return np.divide(total, divisor, dtype=dtype)
-
-
-def is_zero(values, count):
-    return along(values, count) == 0
 
 
 def along(values, count):
@@ -221,8 +219,8 @@ def mean(values, mask):
 
 
 def spread(values, mask):
-    """The mean and the sum of squared distances from it: more precise than a sum of squares (Chan et
-    al., 1979)."""
+    """The mean and the sum of squared distances from it: more precise than a sum of squares (Chan
+    et al., 1979)."""
     means = mean(values, mask)
     m2 = jax.tree.map(lambda v, c: (under(mask, v - c, 0) ** 2).sum(0), values, means)
     return {"mean": means, "m2": m2}
@@ -291,7 +289,7 @@ MERGE = {
 }
 RESULT = dict.fromkeys(
     ("SUM", "SINGLE", "MAX", "MIN"),
-    each(lambda a, count: np.where(is_zero(a, count), np.nan, a)),
+    each(lambda a, count: np.where(along(a, count) == 0, np.nan, a)),
 ) | {
     "MEAN": each(per),
     "STD": lambda x, count: each(lambda a, n: np.sqrt(per(a, n)))(x["m2"], count),

@@ -1,8 +1,8 @@
 """The trainer: the compiled programs of a run, and its state on the devices.
 
-The programs are made from shapes alone, so that threads compile them while the data is still loading:
-`Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a set, copies
-its state and takes another one. It knows nothing of epochs, log lines or checkpoints.
+The programs are made from shapes alone, so that threads compile them while the data is still
+loading: `Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a
+set, copies its state and takes another one. It knows nothing of epochs, log lines or checkpoints.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +25,9 @@ SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 class Trainer:
-    """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset, ...},
-    where Arrays may hold shapes of what `start` brings. Without a "train" set it only evaluates."""
+    """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
+    ...}, where Arrays may hold shapes of what `start` brings. Without a "train" set it only
+    evaluates."""
 
     def __init__(self, recipe, sets, stacked=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
@@ -51,7 +52,8 @@ class Trainer:
             )
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
         self.rate_scale, self.states = 1.0, []
-        self.copies = []  # the latest snapshot, whose memory the next one takes: new memory costs 4x
+        # The latest snapshot, whose memory the next one takes: new memory costs 4 times the copy.
+        self.copies = []
         self.copy = jax.jit(
             lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
         )
@@ -76,14 +78,16 @@ class Trainer:
         if not self.replicas.stacked:
             self.program.begin((), placed(carry, shardings), *self.feed.forms())
         self.zeros = self.replicas.start(zeros)
-        # With rows or steps that are kept one by one, the whole is much more than a log line's part.
+        # With rows or steps that are kept one by one, the whole is much more than a log line's
+        # part.
         separate = self.gathers or watch.ring
         self.zero_window = lambda: self.zeros()["window"]
         if separate:
             self.zero_window = self.replicas.start(lambda: zeros()["window"])
 
     def begin_evaluation_programs(self, sure):
-        """Make the program of each held-out set; begin to compile those that are `sure` to be used."""
+        """Make the program of each held-out set; begin to compile those that are `sure` to be
+        used."""
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
         step, report = evaluation(self.recipe.objective)
         self.evaluations = {
@@ -152,9 +156,9 @@ class Trainer:
         return self.replicas.unstack(self.states)
 
     def snapshot(self):
-        """A copy of each replica's TrainState. The next snapshot takes it away, but not the next step.
-        An accelerator may have no room for a second one, so there it is made in the host's memory;
-        the state of several processes stays on the devices until it is written."""
+        """A copy of each replica's TrainState. The next snapshot takes it away, but not the next
+        step. An accelerator may have no room for a second one, so there it is made in the host's
+        memory; the state of several processes stays on the devices until it is written."""
         if jax.default_backend() != "cpu" and jax.process_count() == 1:
             return jax.device_get([jax.tree.map(key_data, ts) for ts in self.replica_states()])
         reusable = jax.tree.structure(self.copies) == jax.tree.structure(self.states)
@@ -191,7 +195,8 @@ class Trainer:
             self.states = [ts._replace(sums=self.zeros()) for ts in self.states]
 
     def train(self, count):
-        """Take up to `count` steps: (how many were taken, the epoch's sums so far, on the device)."""
+        """Take up to `count` steps: (how many were taken, the epoch's sums so far, on the
+        device)."""
         return advance(self.feed, self.program, [()] * len(self.states), self.states, count)
 
     def new_window(self):
@@ -216,8 +221,8 @@ class Trainer:
         return [ts.evaluated() for ts in self.states]
 
     def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None):
-        """The tally of a whole set by each replica, with `weights` (of each lane) or the current ones;
-        None if `stopped` returns True between two calls of `count` batches."""
+        """The tally of a whole set by each replica, with `weights` (of each lane) or the current
+        ones; None if `stopped` returns True between two calls of `count` batches."""
         weights, before, taken = weights or self.weights(), None, 1
         self.feeds[name].begin(epoch=1)
         tallies = [self.tallies[name]() for _ in range(len(self.replicas))]
@@ -230,7 +235,8 @@ class Trainer:
         return self.read(tallies)
 
     def try_out(self, name):
-        """Evaluate one batch of a set, so that what does not work is found before hours of training."""
+        """Evaluate one batch of a set, so that what does not work is found before hours of
+        training."""
         self.feeds[name].begin(epoch=1)
         tallies = [self.tallies[name]() for _ in range(len(self.replicas))]
         self.evaluate_batches(name, self.weights(), tallies, 1)
@@ -247,7 +253,8 @@ class Trainer:
 
 
 def advance(feed, program, consts, carries, count):
-    """Drive the carries, in place, over up to `count` batches of a set: (batches taken, reports)."""
+    """Drive the carries, in place, over up to `count` batches of a set: (batches taken,
+    reports)."""
     taken, reports = 0, [None] * len(carries)
     for lanes, steps in feed.calls(count):
         for lane, arguments in enumerate(lanes):
@@ -263,8 +270,8 @@ def training(update):
 
 
 def evaluation(objective):
-    """(step, report) of an evaluation: the constants are (params, state), the carry is the tally; the
-    random key, if an objective uses it, is always the same."""
+    """(step, report) of an evaluation: the constants are (params, state), the carry is the tally;
+    the random key, if an objective uses it, is always the same."""
 
     def step(weights, seen, batch, valid):
         losses, _, metrics = objective(*weights, batch, jax.random.key(0), False)
@@ -295,7 +302,8 @@ def forms_of(sets):
 
 
 def rows_of(name, feed, modes):
-    """How many rows CONCAT must hold for a set: one batch to spare, since a batch is written whole."""
+    """How many rows CONCAT must hold for a set: one batch to spare, since a batch is written
+    whole."""
     if "CONCAT" not in modes.values():
         return 0
     if feed.steps is None:

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Optimizer, Schedule
-from training.ranges import nonnegative, positive, regex
-from utils import UserError, map_named, match_rules, named_leaves
+from utils import UserError, map_named, match_rules, named_leaves, nonnegative, positive, regex
 
 NO_DECAY = r"(.*/)?(bias|scale)"
 

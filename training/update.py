@@ -55,9 +55,9 @@ def apply_updates(ts, updates):
 
 
 def accepted(ts, new, grads, losses, metrics, mask):
-    """The end of every step: `new` if all of it is finite, else `ts` unchanged; the batch is counted
-    either way. With sums["freeze"] 1, the first bad step and all steps after it count for nothing and
-    leave the state of the last good step."""
+    """The end of every step: `new` if all of it is finite, else `ts` unchanged; the batch is
+    counted either way. With sums["freeze"] 1, the first bad step and all steps after it count for
+    nothing and leave the state of the last good step."""
     good, leaf = all_finite(ts, new, grads, jnp.where(mask, losses, 0))
     sums = note_bad(ts.sums, ts.step, good, leaf)
     stays = frozen(sums)
@@ -74,10 +74,11 @@ def accepted(ts, new, grads, losses, metrics, mask):
 
 
 def all_finite(ts, new, grads, losses):
-    """(whether everything that a step made is finite, the number of the first leaf that is not, which
-    `bad_leaf_name` turns into a name); causes come before their effects."""
+    """(whether everything that a step made is finite, the number of the first leaf that is not,
+    which `bad_leaf_name` turns into a name); causes come before their effects."""
     gradients, made = floats(grads), made_floats(new)
-    # Gradients of another tree than the params' get numbers after these, so that none gets a wrong name.
+    # Gradients of another tree than the params' get numbers after these, so that none gets a wrong
+    # name.
     own = [name for name, _ in gradients] == [name for name, _ in floats(ts.params)]
     first = 1 if own else 1 + len(floats(ts.params))
     numbers = [0, *range(first, first + len(gradients)), *range(-1, -1 - len(made), -1)]
@@ -90,7 +91,8 @@ def all_finite(ts, new, grads, losses):
     def all_good(*_):
         return jnp.bool(True), jnp.int32(0)
 
-    # Looking at every number would be a fifth of a small perceptron's step; summing is a quarter of that.
+    # Looking at every number would be a fifth of a small perceptron's step; summing is a quarter of
+    # that.
     sum_is_finite = jnp.isfinite(total(leaves))
     good, index = jax.lax.cond(sum_is_finite, all_good, leaf_by_leaf, *leaves)
     return good, jnp.array(numbers, jnp.int32)[index]
@@ -100,8 +102,8 @@ def total(leaves):
     """The sum of all numbers: not finite if one of them is not."""
     small, sums = {}, []
     for leaf in leaves:
-        # Leaves with different shardings must not be added: XLA's partitioner then computes the whole
-        # step wrongly (jax 0.10.2).
+        # Leaves with different shardings must not be added: XLA's partitioner then computes the
+        # whole step wrongly (jax 0.10.2).
         if leaf.size > SMALL or jax.device_count() > 1:
             sums.append(wide_sum(leaf))
         else:  # leaves of one form are added first, since each sum has its cost
@@ -156,7 +158,8 @@ def made_floats(ts):
 
 
 def floats(tree):
-    """The leaves that can be NaN or infinite, as [(name, leaf)]; counters and random keys cannot."""
+    """The leaves that can be NaN or infinite, as [(name, leaf)]; counters and random keys
+    cannot."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [
         (path_name(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -190,8 +193,8 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
             f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches"
         )
 
-    # Every n-th row goes to one microbatch, so that each device of a sharded batch holds its share of
-    # every microbatch.
+    # Every n-th row goes to one microbatch, so that each device of a sharded batch holds its share
+    # of every microbatch.
     def split(a):
         return a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1)
 
@@ -203,15 +206,15 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
 
 
 def moving_average(ema, params, decay, step):
-    """The moving average of the params; its first steps forget faster, so that it does not stay near
-    the initial params."""
+    """The moving average of the params; its first steps forget faster, so that it does not stay
+    near the initial params."""
     decay = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
 
 
 def measured(sums, step, losses, metrics, mask, taken, norms):
-    """The accumulators after another step: of the epoch, of the log line and, where they are kept, of
-    single steps."""
+    """The accumulators after another step: of the epoch, of the log line and, where they are kept,
+    of single steps."""
     values = {**metrics, "loss": losses}
     epoch = tally.of_step(sums["epoch"], values, mask, taken, norms)
     window = tally.of_step(sums["window"], values, mask, taken, norms)

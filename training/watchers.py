@@ -1,29 +1,36 @@
-"""Watchers: everything that happens during a run besides training itself. A log line, a checkpoint, a
-callback, a signal, the divergence policy, a time budget: each is a watcher, an object with any of
-these methods. The loop (training/loop.py) calls them in the order of its list.
+"""Watchers: everything that happens during a run besides training itself. A log line, a checkpoint,
+a callback, a signal, the divergence policy, a time budget: each is a watcher, an object with any of
+the methods below. The loop (training/loop.py) calls them in the order of its list. Those that begin
+with `on_` may return a Reply, which is the only way in which a watcher changes a run.
 
-steps_left(ahead)        the most steps that may pass before it must see the run, from 1; `ahead` is
-                         an Ahead
+When it must see the run:
+
+steps_left(ahead)        the most steps that may pass before that, from 1; `ahead` is an Ahead
 overdue(ahead)           whether it must see the run after the next chunk, however long that is
-needs_state(due, line)   whether on_chunk must see the state of this very step, so that no later chunk
-                         may have begun; `due`: steps_left has run down, `line`: a log line ends here
-on_chunk(run, report)    some steps are done; `report` is a Report
-on_pause(run)            between two calls of a program, in training and in evaluation: may the run go on?
-on_training_start(run), on_ready(run), on_epoch_start(run), on_compiled(run), on_validation_start(run),
-on_validation_end(run), on_test_start(run), on_test_end(run), on_epoch_end(run), on_stop(run),
-on_stopped(run), on_training_end(run)
-                         these moments; between on_training_start and on_ready the run takes the state
-                         of a checkpoint and evaluates its initial params; on_stop comes when all
-                         epochs are trained, or the run was stopped, on_stopped once that is saved
-on_values(run, name, values)    the values of a set at the end of an epoch: "train", "test", ...
-on_extra_row(run, row, values)  values outside of epochs: of the initial params, of the final test
-on_save(run, take, kind) somebody's Reply asks for a checkpoint; `take()` returns a Snapshot
-on_resume(run, point)    the run continues from a Point
-memory()                 a dict for the record of every checkpoint
-close(run)               the run is over, in whatever way; False: something of it is stuck
+needs_state(due, line)   whether on_chunk must see the state of this very step, so that no later
+                         chunk may have begun. `due`: steps_left has run down, or it is overdue;
+                         `line`: a log line ends here
+ends_line                an attribute: True if a log line ends where this watcher is due
 
-All of the `on_` methods may return a Reply. That is the only way in which a watcher changes a run.
-A watcher that ends the log lines' window has an attribute `ends_line = True`.
+What happens:
+
+on_training_start(run)   before a checkpoint is restored and the initial params are evaluated
+on_ready(run)            after that
+on_epoch_start(run)      also when a run is resumed within an epoch; then run.position is not 0
+on_compiled(run)         the training step is compiled
+on_chunk(run, report)    some steps are done; `report` is a Report
+on_values(run, name, values)    the values of a set at the end of an epoch: "train", "test", ...
+on_validation_start(run), on_validation_end(run), on_test_start(run), on_test_end(run)
+on_epoch_end(run)        the epoch is trained, evaluated, and in run.history
+on_extra_row(run, row, values)  values outside of epochs: of the initial params, of the final test
+on_pause(run)            after all of these, and between the calls of an evaluation: stop here?
+on_save(run, take, kind) a Reply asks for a checkpoint; `take()` returns a Snapshot
+on_resume(run, point)    the run continues from a Point
+on_stop(run)             all epochs are trained, or the run was stopped
+on_stopped(run)          what on_stop asked to save is being written
+on_training_end(run)     the final test is done
+close(run)               the run is over, however it ended; False: something is stuck
+memory()                 returns a dict for the record of every checkpoint
 """
 
 from typing import Any, NamedTuple
@@ -40,7 +47,8 @@ class Reply(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """How far the steps are that were given to the device; the run's own fields are one chunk behind."""
+    """How far the steps are that were given to the device; the run's own fields are one chunk
+    behind."""
 
     step: int
     position: int  # in the epoch

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import data_loader
-from data_loader.base import Arrays, Data, check_labels, check_minimums
-from utils import UserError
+from data_loader.base import Arrays, Data, check_labels
+from utils import UserError, check_minimums
 
 MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_loader.__path__)]
 

@@ -214,7 +214,8 @@ def test_another_shape_is_an_error_not_a_second_compilation():
     feed.data = jax.tree.map(lambda a: a[:100], feed.data)
     with pytest.raises(
         UserError,
-        match=r"training step: it was compiled for data x float32\[300,6\], and was now given float32\[100,6\]",
+        match=r"training step: it was compiled for data x float32\[300,6\], "
+        r"and was now given float32\[100,6\]",
     ):
         trainer.train(1)
 

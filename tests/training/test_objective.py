@@ -91,7 +91,8 @@ def test_objectives_tell_the_model_whether_it_trains(factory, train):
 
 
 def test_mixup_is_the_mixture_of_both_losses_and_plain_in_evaluation():
-    # A linear model and a loss linear in the output: the mixture of inputs and targets can be computed by hand.
+    # A linear model and a loss linear in the output: the mixture of inputs and targets can be
+    # computed by hand.
     model = Model(
         lambda key: ({}, {}),
         lambda params, state, x, *, train=False, key=None: (x.reshape(len(x), -1), state),

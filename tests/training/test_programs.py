@@ -80,7 +80,8 @@ def test_names_the_set_and_an_argument_that_lies_elsewhere():
     elsewhere = NamedSharding(MESH, PartitionSpec(), memory_kind="unpinned_host")
     with pytest.raises(
         UserError,
-        match=r"^evaluation of val: it was compiled for batch x float32\[4,3\] laid out as .*unpinned",
+        match=r"^evaluation of val: it was compiled for batch x float32\[4,3\] "
+        r"laid out as .*unpinned",
     ):
         program(name="val")(2.0, start(), batch(where=elsewhere), np.int32(4))
 
@@ -103,7 +104,8 @@ def test_names_survive_vmap_and_may_be_given():
     stacked = jax.vmap(over_batch(add, report), in_axes=(None, 0, 0, None))
     with pytest.raises(
         UserError,
-        match=r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]",
+        match=r"step: it was compiled for batch x float32\[2,4,3\], "
+        r"and was now given float32\[2,3,3\]",
     ):
         two = Program(stacked, WHOLE)
         for rows in (4, 3):

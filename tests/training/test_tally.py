@@ -1,4 +1,5 @@
-"""What is added up on the device: every mode against NumPy over the genuine examples, whatever the batches."""
+"""What is added up on the device: every mode against NumPy over the genuine examples, whatever the
+batches."""
 
 import jax
 import jax.numpy as jnp

@@ -171,7 +171,8 @@ def test_a_cleared_state_goes_on_as_if_the_bad_batch_had_not_been():
         )
 
 
-# Each column of a batch breaks another part of a step: these rows break nothing, the loss, a gradient, ...
+# Each column of a batch breaks another part of a step: these rows break nothing, the loss, a
+# gradient, ...
 SOUND = (0, 1, 0, 0)
 BREAKS = {
     "the loss": (np.nan, 1, 0, 0),

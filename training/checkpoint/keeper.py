@@ -25,11 +25,11 @@ LOGS = ("metrics.jsonl", "train.log")
 
 
 class Keeper:
-    """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k` by
-    `monitor`.
+    """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k`
+    by `monitor`.
 
-    `record` goes into every one: config, facts, data. `probe(params, state)` returns arrays that tell
-    what the model means.
+    `record` goes into every one: config, facts, data. `probe(params, state)` returns arrays that
+    tell what the model means.
     """
 
     def __init__(self, folder, options, record=None, probe=None):
@@ -95,9 +95,9 @@ class Keeper:
             )
 
     def on_save(self, run, take, kind):
-        """Write a Snapshot in the background, then delete what is no longer kept. A "best" one is kept
-        only as long as it is among the best; a "whole" one holds the optimizer's state, whatever
-        checkpoint.save_optimizer_state says."""
+        """Write a Snapshot in the background, then delete what is no longer kept. A "best" one is
+        kept only as long as it is among the best; a "whole" one holds the optimizer's state,
+        whatever checkpoint.save_optimizer_state says."""
         self.wait()  # there must never be two copies of a state
         between_epochs = run.position == 0 and run.step > 0
         name = f"checkpoint-step_{run.step}"
@@ -148,7 +148,8 @@ class Keeper:
             flush_to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(states), self.suffix)
         for replica, (path, ts) in enumerate(zip(paths, states, strict=True)):
-            # Orbax writes arrays that are spread over several hosts; a safetensors file needs them here.
+            # Orbax writes arrays that are spread over several hosts; a safetensors file needs them
+            # here.
             if self.suffix != storage.SUFFIXES["orbax"]:
                 ts = jax.device_get(jax.tree.map(key_data, ts))
             tree = as_saved(ts, record["whole"], record["position"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from training.base import TrainState
+from training.base import TrainState, evaluated_part
 from training.checkpoint.restore import (
     as_stored,
     check_meaning,
@@ -108,7 +108,8 @@ def weights(arrays):
     root = {name: name.split("/")[0] for name in arrays}
     if not {"params", "ema"} & set(root.values()):
         return arrays  # a file of another program
-    chosen, other = ("ema", "params") if "ema" in root.values() else ("params", "ema")
+    chosen = evaluated_part(arrays)
+    [other] = {"params", "ema"} - {chosen}
     return {
         name[len(chosen) + 1 :] if root[name] == chosen else name: array
         for name, array in arrays.items()

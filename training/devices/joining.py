@@ -12,7 +12,7 @@ import jax
 
 from training.devices.options import DistributedOptions
 from training.devices.processes import several
-from training.runs.signals import end_at_signals, leave_to_jax
+from training.devices.signals import end_at_signals, leave_to_jax
 from utils import RunError, UserError, first_line
 
 HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX's 100 are a long wait

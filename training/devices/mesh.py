@@ -24,7 +24,8 @@ def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
 
 
 def mesh_on_paper(options):
-    """(the mesh, why it does not fit this machine or None); one that does not fit has no devices."""
+    """(the mesh, why it does not fit this machine or None); one that does not fit has no
+    devices."""
     shape = mesh_shape(options, jax.device_count())
     wrong = misfit(shape, jax.devices())
     return (AbstractMesh(shape, AXES), wrong) if wrong else (make_mesh(options), None)
@@ -39,7 +40,7 @@ def misfit(shape, devices):
     present = f"there {'are' if len(devices) > 1 else 'is'} {len(devices)} of {platform}"
     if processes > 1:
         present += f", in {processes} processes, each of which must have a share"
-    fix = "-1 stands for all remaining devices, and mesh.data=-1 mesh.fsdp=1 mesh.tensor=1 always fits"
+    fix = "-1 stands for all remaining devices; mesh.data=-1 mesh.fsdp=1 mesh.tensor=1 always fits"
     if platform == "cpu":
         flag = f"--xla_force_host_platform_device_count={max(size // processes, 1)}"
         fix += f"; XLA_FLAGS={flag} simulates them"
@@ -47,7 +48,8 @@ def misfit(shape, devices):
 
 
 def mesh_shape(options, count):
-    """The three sizes; the last axis of -1 takes the devices that the other axes leave, of `count`."""
+    """The three sizes; the last axis of -1 takes the devices that the other axes leave, of
+    `count`."""
     sizes = [getattr(options, axis) for axis in AXES]
     open_axes = [i for i, size in enumerate(sizes) if size == -1]
     sizes = [1 if size == -1 else size for size in sizes]

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from training.options import is_list
-from training.ranges import check_options, regex
+from utils import check_options, regex
 
 
 @dataclass(frozen=True)

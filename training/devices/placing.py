@@ -1,5 +1,5 @@
-"""Arrays of the host put onto the devices of a mesh. With several processes, each puts the part that
-its own devices hold."""
+"""Arrays of the host put onto the devices of a mesh. With several processes, each puts the part
+that its own devices hold."""
 
 import jax
 import numpy as np
@@ -18,7 +18,8 @@ def put(tree, shardings):
 
 
 def put_leaf(leaf, sharding):
-    """One array. An array on the devices is only moved there; one on disk is read by its `placed`."""
+    """One array. An array on the devices is only moved there; one on disk is read by its
+    `placed`."""
     if hasattr(leaf, "placed"):
         return leaf.placed(sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -1,10 +1,10 @@
-"""Where every array of a run lives: batches are sharded over the mesh's `data` and `fsdp` axes, params
-by rules, everything else is replicated.
+"""Where every array of a run lives: batches are sharded over the mesh's `data` and `fsdp` axes,
+params by rules, everything else is replicated.
 
-A rule is [regex, [axis of the mesh or null, ...]]: it shards each axis of the leaves that it matches.
-The first matching rule counts; axes that it leaves out stay whole. A preset is a function that
-returns the same from a leaf's name and shape. The optimizer's state and the averaged weights are
-sharded like the params that they belong to.
+A rule is [regex, [axis of the mesh or null, ...]]: it shards each axis of the leaves that it
+matches. The first matching rule counts; axes that it leaves out stay whole. A preset is a function
+that returns the same from a leaf's name and shape. The optimizer's state and the averaged weights
+are sharded like the params that they belong to.
 """
 
 import difflib
@@ -23,8 +23,9 @@ from utils import UserError, map_named, match_rules, named_leaves
 
 SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded one costs an exchange
 
-# What `tensor` shards: of two products in a row, the columns of the first and the rows of the second,
-# so that devices exchange data only after both (Shoeybi et al., 2019). The number is the axis.
+# What `tensor` shards: of two products in a row, the columns of the first and the rows of the
+# second, so that devices exchange data only after both (Shoeybi et al., 2019). The number is the
+# axis.
 PRODUCTS = (
     (r"(.*/)?(query|key|value|expand)/(weight|bias)", -1),
     (r"(.*/)?(out|project)/weight", -2),
@@ -71,7 +72,8 @@ class Plan(NamedTuple):
         meshes.check_divides(size, self.mesh)
 
     def put(self, tree, shardings=None):
-        """A tree of host arrays on the devices; whole on each of them unless `shardings` are given."""
+        """A tree of host arrays on the devices; whole on each of them unless `shardings` are
+        given."""
         return placing.put(tree, self.whole if shardings is None else shardings)
 
     def put_batch(self, tree, size):
@@ -89,8 +91,9 @@ class Plan(NamedTuple):
         devices = self.mesh.shape["tensor"]
         if devices > 1 and not any("tensor" in cut for cut in cuts.values()):
             raise UserError(
-                f"mesh.tensor: {devices} devices would all do the same work, since no leaf is sharded "
-                'over them; write rules into `sharding`, as [["head/weight", [null, "tensor"]]]; '
+                f"mesh.tensor: {devices} devices would all do the same work, since no leaf is "
+                "sharded over them; write rules into `sharding`, "
+                'as [["head/weight", [null, "tensor"]]]; '
                 f"the leaves are {', '.join(leaves)}"
             )
         return cuts
@@ -119,16 +122,16 @@ class Plan(NamedTuple):
 
 
 def owner_of(name, shape, shapes):
-    """The leaf of the params that a leaf of the optimizer's state belongs to: the names end alike, as
-    opt/m/head/weight and head/weight."""
+    """The leaf of the params that a leaf of the optimizer's state belongs to: the names end alike,
+    as opt/m/head/weight and head/weight."""
     parts = name.split("/")
     ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
     return next((end for end in ends if shapes.get(end) == shape), None)
 
 
 def cuts_by(rules, leaves, sizes):
-    """{name: its cut} by rules, or a preset's name, or both: a preset at the end of the list applies
-    to all leaves that no rule matches."""
+    """{name: its cut} by rules, or a preset's name, or both: a preset at the end of the list
+    applies to all leaves that no rule matches."""
     check_sharding(rules)
     rules = default_preset(sizes) if rules is None else rules
     rules = [rules] if isinstance(rules, str) else list(rules)

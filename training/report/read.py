@@ -149,10 +149,7 @@ def state_of(folder):
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:  # the process that trains holds the lock
-        from training.runs.resume import HELD
-
-        # A run that writes its report at its own end holds the lock but no longer trains.
-        return "stopped" if any(os.path.sameopenfile(handle, held) for held in HELD) else "running"
+        return "running"
     except OSError:  # a file system without locks
         pass
     finally:

@@ -1,5 +1,5 @@
-"""Before the first step: evaluate one batch of every held-out set, check what is monitored, and log what
-will run and what it needs, so that what would fail after an hour fails now."""
+"""Before the first step: evaluate one batch of every held-out set, check what is monitored, and log
+what will run and what it needs, so that what would fail after an hour fails now."""
 
 import logging
 
@@ -14,8 +14,8 @@ logger = logging.getLogger("main")
 
 
 class DryRun:
-    """The watcher for the beginning of a run. `monitor` is checkpoint.monitor; `shows_histograms` says
-    whether any tracker does."""
+    """The watcher for the beginning of a run. `monitor` is checkpoint.monitor; `shows_histograms`
+    says whether any tracker does."""
 
     def __init__(self, recipe, trainer, reader, rates, monitor, shows_histograms):
         self.recipe, self.trainer, self.reader, self.rates = recipe, trainer, reader, rates

@@ -1,10 +1,12 @@
-"""Checkpoints evaluated outside of training: one that is named, or those of a run as they appear."""
+"""Checkpoints evaluated outside of training: one that is named, or those of a run as they
+appear."""
 
 import json
 import logging
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 from data_loader.base import loaded
 from training.checkpoint import storage
@@ -27,8 +29,8 @@ PAUSE = 2.0  # seconds between two looks at a folder
 
 
 def evaluate(parts, named):
-    """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into the
-    run's folder."""
+    """Evaluate one checkpoint on the held-out sets; print the metrics as JSON, and write them into
+    the run's folder."""
     folder = run_folder_of(named, "--evaluate")
     present = storage.checkpoints(folder)
     name = next(reversed(present), None)
@@ -45,8 +47,8 @@ def evaluate(parts, named):
 
 
 def watch(parts, named):
-    """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until the
-    run has ended."""
+    """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until
+    the run has ended."""
     folder = run_folder_of(named, "--watch")
     seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
     with closing(CheckpointEvaluation(parts)) as evaluation:
@@ -85,7 +87,8 @@ class CheckpointEvaluation:
     """Evaluates checkpoints of one config on its held-out sets; everything is compiled once."""
 
     def __init__(self, parts):
-        parts.callbacks = []  # what they measure is not reported here
+        # What callbacks measure is not reported here.
+        parts = SimpleNamespace(**vars(parts) | {"callbacks": []})
         plan = Plan.on_paper(parts.mesh, parts.sharding)
         if not plan.fits():  # the run had other devices: all devices of this machine will do
             plan = Plan.on_paper(type(parts.mesh)(), None)

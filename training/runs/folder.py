@@ -1,4 +1,5 @@
-"""A run on disk: its folder, with the resolved config, a copy of model/, and the environment it ran in."""
+"""A run on disk: its folder, with the resolved config, a copy of model/, and the environment it ran
+in."""
 
 import datetime
 import importlib.metadata
@@ -75,7 +76,8 @@ def update(folder, record, root):
 
 
 def finish(folder, run, peak):
-    """Mark a run as finished, so that `--resume auto` skips it; `peak` is the memory that it needed."""
+    """Mark a run as finished, so that `--resume auto` skips it; `peak` is the memory that it
+    needed."""
     metrics = sayable(run.metrics)
     content = {"epochs": run.completed, "steps": run.step, "metrics": metrics, "peak_memory": peak}
     write_json(folder / FINISHED, content)
@@ -114,8 +116,8 @@ def flat(value, path=""):
 
 
 def cut_back(folder, lengths, names):
-    """Cut logs back to the bytes that they had when a checkpoint was taken; a log that the checkpoint
-    does not know did not exist yet."""
+    """Cut logs back to the bytes that they had when a checkpoint was taken; a log that the
+    checkpoint does not know did not exist yet."""
     for path in [Path(folder) / name for name in names]:
         if path.is_symlink():
             raise UserError(
@@ -140,7 +142,8 @@ def write_json(path, value):
 
 
 def environment(root):
-    """Versions, devices and git commit: what the bits of a run depend on besides config and data."""
+    """Versions, devices and git commit: what the bits of a run depend on besides config and
+    data."""
     import jax
 
     return {

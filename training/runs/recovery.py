@@ -9,7 +9,6 @@ from training.base import evaluated_part
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
 from training.devices.placing import fetched
 from training.devices.processes import is_first, several
-from training.loop import ADVICE
 from training.runs.folder import cut_back
 from training.update import bad_leaf_name, cleared
 from training.watchers import Point, Reply
@@ -17,6 +16,12 @@ from training.watching import metric_log
 from utils import RunError, UserError, first_line
 
 logger = logging.getLogger("main")
+
+ADVICE = (
+    "A label outside the classes does that, as training.detect_nans=true will show; else lower the "
+    "learning rate (to resume with --resume and a changed config, add --override), clip the "
+    "gradients, or set training.on_nonfinite to 'skip' or 'rollback'"
+)
 
 
 class Diverged(RunError):
@@ -46,8 +51,8 @@ def point_of(checkpoint, trainer, folder):
 
 
 def check_fits(checkpoint, template, replicas):
-    """The trees of each replica in a checkpoint, without its sums, if it fits a TrainState of arrays or
-    shapes."""
+    """The trees of each replica in a checkpoint, without its sums, if it fits a TrainState of
+    arrays or shapes."""
     if checkpoint is None:
         return []
     count = len(checkpoint.arrays)
@@ -96,9 +101,9 @@ def check_unchanged(trainer, probe, pretrained, checkpoint):
 
 
 class Divergence:
-    """The watcher for steps that are not finite, which freeze the state before them: the run goes back
-    to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times, or it
-    saves the last finite state and ends."""
+    """The watcher for steps that are not finite, which freeze the state before them: the run goes
+    back to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times,
+    or it saves the last finite state and ends."""
 
     def __init__(self, trainer, options, keeper, log):
         self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
@@ -122,9 +127,9 @@ class Divergence:
         step, leaf = report.bad
         leaf = bad_leaf_name(self.trainer.replica_states()[0], leaf)
         self.what = f"step {step + 1} (epoch {run.epoch}) was not finite: {leaf} was bad first"
-        if self.rolls_back and self.rollbacks < self.options.rollbacks:
-            if checkpoint := self.keeper.newest():
-                return Reply(back_to=self.rolled_back(checkpoint))
+        may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
+        if may_go_back and (checkpoint := self.keeper.newest()):
+            return Reply(back_to=self.rolled_back(checkpoint))
         self.bad = step, leaf
         self.batch = run.epoch, run.position + step - run.step
         if len(self.trainer.replicas.seeds) > 1 or step == 0:
@@ -134,8 +139,23 @@ class Divergence:
             self.fail()
         return Reply(stop=self.what, back_to=self.frozen(run, report))
 
+    def on_values(self, run, name, values):
+        """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
+        if name != "train" or self.options.on_nonfinite != "skip":
+            return
+        sums = self.trainer.sums()
+        skipped = sum(int(s["bad_steps"]) for s in sums)
+        if skipped and not any(int(s["epoch"]["examples"]) for s in sums):
+            raise RunError(
+                f"no step of epoch {run.epoch} was finite, so all were skipped. {ADVICE}"
+            )
+        if skipped:
+            message = "Epoch %d: skipped %d steps whose loss or gradients were not finite"
+            logger.warning(message, run.epoch, skipped)
+
     def rolled_back(self, checkpoint):
-        """The Point of a checkpoint, with other randomness and another order of the data from there."""
+        """The Point of a checkpoint, with other randomness and another order of the data from
+        there."""
         count = self.rollbacks + 1
         point = point_of(checkpoint, self.trainer, self.keeper.folder)
         # The number is odd, so that no count gives the same seed twice.
@@ -188,8 +208,8 @@ class Divergence:
         raise Diverged(step, leaf, f"{what}.\n{spent}{where}{advice}".rstrip())
 
     def culprit(self):
-        """The layer and the operation that made the first value that is not finite, found by taking the
-        step again, one operation at a time."""
+        """The layer and the operation that made the first value that is not finite, found by taking
+        the step again, one operation at a time."""
         from training.debugging.nan_search import first_bad_op
 
         step, _ = self.bad
@@ -209,5 +229,6 @@ class Divergence:
         except Exception as error:  # whatever becomes of the search, the run ends by its own error
             return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
         return sentence or (
-            "Taken again one operation at a time, the step is finite: the compiled one computes differently"
+            "Taken again one operation at a time, the step is finite: "
+            "the compiled step computes differently"
         )

@@ -111,8 +111,8 @@ def run_folder_of(named, option="--resume"):
 
 
 def opened(folder, named=None):
-    """Lock a run's folder and find the checkpoint to resume from: the one that is named, or the newest
-    good one."""
+    """Lock a run's folder and find the checkpoint to resume from: the one that is named, or the
+    newest good one."""
     lock = Lock(folder)
     try:
         checkpoint, errors = chosen(folder, named)
@@ -123,8 +123,8 @@ def opened(folder, named=None):
 
 
 def opened_by_first(open_folder):
-    """The Opened that `open_folder` returns in process 0, or None. The other processes read the same
-    checkpoint."""
+    """The Opened that `open_folder` returns in process 0, or None. The other processes read the
+    same checkpoint."""
     own = None
 
     def open_here():
@@ -156,7 +156,8 @@ def chosen(folder, named):
     checkpoint = read_all(name, files(folder, name), whole=True)
     if later := names[names.index(name) + 1 :]:
         raise UserError(
-            f"--resume {named}: the run has later checkpoints; move them away first: {', '.join(later)}"
+            f"--resume {named}: the run has later checkpoints; "
+            f"move them away first: {', '.join(later)}"
         )
     return checkpoint, []
 
@@ -219,7 +220,8 @@ def at_its_end(run, epochs, override):
 
 def changes(run, record, override=False):
     """What changed in config, facts and data since a run's checkpoint, one line each. What must not
-    change is refused, unless the user insists; that also overrules a callback that stopped the run."""
+    change is refused, unless the user insists; that also overrules a callback that stopped the
+    run."""
     checkpoint = run.checkpoint
     if checkpoint is None:
         return ["There is no checkpoint yet, so the run starts over"]
@@ -233,8 +235,9 @@ def changes(run, record, override=False):
         lines = "\n  ".join(line.removeprefix("Changed: ") for line in in_words(other))
         raise UserError(
             f"{run.folder}: this is not the config, or not the data, of the run\n  {lines}\n"
-            'Undo the change, begin a new run, or add --override (fit: resume="override") to continue '
-            f"with it; {', '.join(FREE)} may always change"
+            "Undo the change, begin a new run, or add --override "
+            '(fit: resume="override") to continue with it; '
+            f"{', '.join(FREE)} may always change"
         )
     if override:
         for each, arrays in zip(checkpoint.records, checkpoint.arrays, strict=True):

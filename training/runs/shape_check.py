@@ -1,5 +1,5 @@
-"""What a run will be, from shapes alone: whether the parts fit the data and each other, and a table of
-the model's parameters."""
+"""What a run will be, from shapes alone: whether the parts fit the data and each other, and a table
+of the model's parameters."""
 
 import difflib
 import os
@@ -19,8 +19,8 @@ from utils import UserError, first_line, format_bytes, named_leaves
 
 
 def check_shapes(recipe, example, sizes, resumed=False):
-    """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of the
-    data's, `sizes` are {set: how many examples}."""
+    """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of
+    the data's, `sizes` are {set: how many examples}."""
     check_phases(recipe.watch, sizes)
     check_sets(recipe.callbacks, sizes)
     size = recipe.loader.batch_size
@@ -74,8 +74,8 @@ def trace_shapes(recipe, batch):
 
 
 def trace_objective(objective, params, state, batch, key, train):
-    """The shapes of the metrics of one batch. The loss must be one number per example, and the state
-    must keep its form."""
+    """The shapes of the metrics of one batch. The loss must be one number per example, and the
+    state must keep its form."""
 
     def call(params, state, batch, key):
         return objective(params, state, batch, key, train)
@@ -135,8 +135,8 @@ def attempt(what, fn, *arguments):
 
 
 def reported_names(recipe, metrics):
-    """{label: the names under which it is reported}. Each must be one number, or a dict of them, unless
-    it is for callbacks alone."""
+    """{label: the names under which it is reported}. Each must be one number, or a dict of them,
+    unless it is for callbacks alone."""
     metrics = {label: tree for label, tree in metrics.items() if not recipe.watch.aside(label)}
     means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
     reported = {label: {} for label in metrics}
@@ -210,8 +210,8 @@ def count(params):
 
 
 def table(params, plan):
-    """One line for each leaf of the params: path, shape, count and share of all, its sharding, and the
-    bytes that each device holds."""
+    """One line for each leaf of the params: path, shape, count and share of all, its sharding, and
+    the bytes that each device holds."""
     leaves, cuts = named_leaves(params), plan.cuts(params)
     held = {name: shard_bytes(leaf, plan.sharding(cuts[name])) for name, leaf in leaves.items()}
     total, width = count(params), max(map(len, leaves), default=4)

@@ -1,5 +1,5 @@
-"""From the parts of a config to an exit code: check by shapes, open the run's folder, new or resumed,
-train, close."""
+"""From the parts of a config to an exit code: check by shapes, open the run's folder, new or
+resumed, train, close."""
 
 import logging
 import os
@@ -14,13 +14,13 @@ from data_loader.base import Arrays, loaded
 from data_loader.loader import held_out
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
+from training.devices.signals import end_at_signals
 from training.feed import nbytes
 from training.fit import split_sets, train_recipe
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.shape_check import check_shapes, count
-from training.runs.signals import end_at_signals
 from training.trainer import Trainer
 from training.watching.console import be_silent, set_up_logging
 from training.watching.hooks import check_hooks
@@ -34,7 +34,8 @@ logger = logging.getLogger("main")
 
 
 def checked_recipe(parts, resumed=False):
-    """(the Recipe of a config's parts, its TrainState as shapes), once everything is known to fit."""
+    """(the Recipe of a config's parts, its TrainState as shapes), once everything is known to
+    fit."""
     try:
         check_hooks(parts.callbacks)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
@@ -51,8 +52,8 @@ def sizes_of(parts):
 
 
 def train(parts, root, named=None, override=False, temporary=None):
-    """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is a
-    folder that is deleted with the process."""
+    """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
+    a folder that is deleted with the process."""
     named, why_new = named or parts.resume, None
 
     def open_named():
@@ -87,8 +88,8 @@ def train(parts, root, named=None, override=False, temporary=None):
 
 
 def trainer_ahead(recipe, parts):
-    """The Trainer, whose programs compile while the data is loaded; None if the data is known not to
-    fit on the device as a whole. If it turns out so, another Trainer is made."""
+    """The Trainer, whose programs compile while the data is loaded; None if the data is known not
+    to fit on the device as a whole. If it turns out so, another Trainer is made."""
     sizes, example = sizes_of(parts), parts.data.example
     if not isinstance(example, tuple | list) or len(example) != 2:
         return None
@@ -107,8 +108,8 @@ def many(count, example):
 
 
 def new_run(parts, root, why_new, temporary):
-    """(a new run's folder, its data, the record for its checkpoints); `why_new` says why there was none
-    to resume."""
+    """(a new run's folder, its data, the record for its checkpoints); `why_new` says why there was
+    none to resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title)
     run = resume.opened_by_first(lambda: resume.opened(new_folder()))
     handle_signals(run, temporary)
@@ -167,8 +168,8 @@ def begin_to_log(root, run):
 
 
 def record_of(run, parts, sets):
-    """The record for a run's checkpoints, once the data is known to be the same in all processes, and
-    its folder to be visible to them."""
+    """The record for a run's checkpoints, once the data is known to be the same in all processes,
+    and its folder to be visible to them."""
     with together():
         record = run_folder.record(parts.config, parts.facts, sets)
     prints = record["data"].items()
@@ -176,8 +177,8 @@ def record_of(run, parts, sets):
     with together():
         if not becomes_visible(run.folder):
             raise UserError(
-                f"checkpoint.dir: {run.folder}: process {jax.process_index()} does not see this folder "
-                "of process 0; name one that all hosts share"
+                f"checkpoint.dir: {run.folder}: process {jax.process_index()} does not see this "
+                "folder of process 0; name one that all hosts share"
             )
     return record
 
@@ -239,8 +240,8 @@ def write_report(folder):
 
 
 def peak_memory():
-    """{"host": the most bytes that this process needed}, and "device": those of the fullest device, if
-    the backend reports them."""
+    """{"host": the most bytes that this process needed}, and "device": those of the fullest device,
+    if the backend reports them."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if stat and "peak_bytes_in_use" in stat]
     return {"host": peak_of_process()} | ({"device": max(peaks)} if peaks else {})

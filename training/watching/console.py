@@ -32,8 +32,8 @@ def set_up_logging(root, file):
 
 
 class ProgressBar:
-    """The watcher that draws a tqdm bar over the steps of an epoch where the output is a terminal; log
-    lines then print above it."""
+    """The watcher that draws a tqdm bar over the steps of an epoch where the output is a terminal;
+    log lines then print above it."""
 
     def __init__(self):
         self.resources, self.bar = ExitStack(), None

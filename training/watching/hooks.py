@@ -1,24 +1,25 @@
 """Callbacks. A callback is any object with some of these hooks, each called with a View of the run
 (training/watching/view.py):
 
-on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end, on_test_start,
-on_test_end, on_epoch_end, on_training_end
+on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end,
+on_test_start, on_test_end, on_epoch_end, on_training_end
 
-on_step_end is called at every log line within an epoch; the View's `per_step` has the values of each
-step since the line before.
+on_step_end is called at every log line within an epoch; the View's `per_step` has the values of
+each step since the line before.
 
-A callback changes the run only by what it returns: {"stop": True}, or {"lr_scale": 0.5}, by which every
-later update is multiplied. What it must remember is JSON in an attribute `memory`: every checkpoint
-holds it, and a resumed run sets it again after on_training_start. Other attributes, all optional:
+A callback changes the run only by what it returns: {"stop": True}, or {"lr_scale": 0.5}, by which
+every later update is multiplied. What it must remember is JSON in an attribute `memory`: every
+checkpoint holds it, and a resumed run sets it again after on_training_start. Other attributes, all
+optional:
 
 monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
-needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", "per_step", ...
+needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", ...
 metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device; the
                 results are in the View's `arrays`
-observer        True: its on_step_end returns nothing and does not read states(), so that the steps need
-                not wait for it. With several processes only process 0 calls it; all other callbacks are
-                called in each process, and what they return in process 0 counts
+observer        True: its on_step_end returns nothing and does not read states(), so that the steps
+                need not wait for it. With several processes only process 0 calls it; all other
+                callbacks are called in each process, and what they return in process 0 counts
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in
@@ -174,8 +175,8 @@ def called(callback):
 
 
 def notify(callbacks, hook, view, always=False):
-    """Call one hook of all callbacks, whatever the epoch if `always`, and merge what they return: one
-    stop is enough, and the last lr_scale counts."""
+    """Call one hook of all callbacks, whatever the epoch if `always`, and merge what they return:
+    one stop is enough, and the last lr_scale counts."""
     answers = {}
     for callback in callbacks:
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):

@@ -18,6 +18,7 @@ from utils import RunError, named_leaves
 logger = logging.getLogger("main")
 
 FILE = "metrics.jsonl"
+EVERY_50_STEPS = LoggingOptions()
 TRACKERS_SECONDS = {
     False: 30.0,
     True: 1.0,
@@ -34,11 +35,11 @@ class MetricLog:
     def __init__(
         self,
         folder=None,
-        options=LoggingOptions(),
+        options=EVERY_50_STEPS,
         publish=None,
         *,
         keep_going=False,
-        ring=0,  # noqa: B008
+        ring=0,
     ):
         self.path = Path(folder) / FILE if folder else None
         self.options, self.keep_going, self.ring = options, keep_going, ring
@@ -57,9 +58,6 @@ class MetricLog:
     def overdue(self, ahead):
         seconds = self.options.every_seconds
         return bool(seconds and time.monotonic() - ahead.lined_at >= seconds)
-
-    def needs_state(self, due, line):
-        return False
 
     # Lines.
 
@@ -159,8 +157,8 @@ class MetricLog:
 
 
 def for_trackers(named):
-    """The values of an epoch under the names that trackers get: the mean of an epoch of training and
-    its lines are two curves."""
+    """The values of an epoch under the names that trackers get: the mean of an epoch of training
+    and its lines are two curves."""
     return {f"{k}_epoch" if k.startswith("train_") else k: value for k, value in named.items()}
 
 

@@ -13,18 +13,19 @@ SHOWN += ("publish", "learning_rate()")
 
 class View:
     """
-    epoch, epochs, position (batches taken of the epoch), steps (in an epoch, or None), step (in all)
-    metrics        the values of the latest log line, within an epoch or at its end; means over replicas
+    epoch, epochs, step (in all), position (steps taken in the epoch), steps (in an epoch, or None)
+    metrics        the values of the latest log line, within an epoch or at its end; with replicas,
+                   their means
     history        one row per epoch
-    arrays         the results of CONCAT metrics and of the callbacks' own, from the latest evaluation of
-                   each set; of the first replica
-    per_step       {name: array} of each step since the last log line, and "step"; if a callback needs it
+    arrays         the results of CONCAT metrics and of the callbacks' own, from the latest
+                   evaluation of each set; of the first replica
+    per_step       {name: array} of each step since the last log line, and "step", if needed
     evaluated      the held-out sets that were evaluated in this epoch
     sets           {name: dataset}, raw
     folder         of the run, or None
     config         as resolved; {} in a notebook
-    publish        shows pictures and histograms on trackers: publish.image(view.step, name, picture)
-    params, state  a copy of the params that are evaluated, and of the statistics that belong to them
+    publish        shows pictures and histograms on trackers: publish.image(view.step, name, array)
+    params, state  a copy of the params that are evaluated, and of their running statistics
     states()       the TrainState of each replica; the next step takes its arrays away
     learning_rate()  {name: value} at the latest step, where known
     """

@@ -1,4 +1,5 @@
-"""Which checkpoints a run writes and keeps, as files in a folder; errors of the disk; writing in the background."""
+"""Which checkpoints a run writes and keeps, as files in a folder; errors of the disk; writing in
+the background."""
 
 import errno
 import os
@@ -85,7 +86,8 @@ def names(folder):
 
 
 def after(folder, losses, **options):
-    """The epochs whose checkpoints are left after a run with these test losses (None: not evaluated)."""
+    """The epochs whose checkpoints are left after a run with these test losses (None: not
+    evaluated)."""
     keeper = Keeper(folder, CheckpointOptions(monitor="test_loss", **options))
     for epoch, loss in enumerate(losses, 1):
         run = a_run(epoch, epochs=len(losses), **({} if loss is None else {"test_loss": loss}))
@@ -166,7 +168,8 @@ def test_steps_and_seconds_are_due(monkeypatch, tmp_path):
 
 
 def test_the_best_and_the_older_ones_survive_a_resume(tmp_path):
-    """A keeper that goes on after epoch 5 leaves what one that was not interrupted would have left."""
+    """A keeper that goes on after epoch 5 leaves what one that was not interrupted would have
+    left."""
     losses = [5, 1, 4, 2, 3, 6, 7, 0.5, 8, 9]
     options = CheckpointOptions(monitor="test_loss", keep=2, save_top_k=2)
     for folder, stop in ((tmp_path / "whole", None), (tmp_path / "cut", 5)):
@@ -399,8 +402,8 @@ def test_or_the_run_goes_on_and_saves_again_when_there_is_room(tmp_path, monkeyp
         "checkpoint-epoch_3",
     ]  # the best of those that were written
     assert (
-        "checkpoint-epoch_1.params: cannot be written: No space left on device; continuing without it"
-        in caplog.text
+        "checkpoint-epoch_1.params: cannot be written: No space left on device; "
+        "continuing without it" in caplog.text
     )
 
 

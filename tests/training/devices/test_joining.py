@@ -104,7 +104,7 @@ def test_a_second_process_0_is_refused():
 WAITING = """
 import signal
 from training.devices import joining
-from training.runs.signals import end_at_signals
+from training.devices.signals import end_at_signals
 
 end_at_signals()
 joining.PATIENCE = 0.2

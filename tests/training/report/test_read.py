@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.report.saved_run import report, save, save_pictures
 from training.report.page import write_report
-from training.runs.resume import close, locked
+from training.runs.resume import Lock
 from utils import UserError
 
 ODD_VALUES = [
@@ -112,8 +112,9 @@ def test_whether_a_run_is_finished_running_or_stopped(tmp_path):
     fcntl.flock(handle, fcntl.LOCK_EX)
     assert report(folder).texts("h1") == ["Sample running"]
     os.close(handle)
-    lock = locked(folder)  # a run that writes its report at its end
+    lock = Lock(folder)  # as a run holds it
+    assert report(folder).texts("h1") == ["Sample running"]
+    lock.close()
     assert report(folder).texts("h1") == ["Sample stopped"]
-    close(lock)
     (folder / "finished.json").write_text("{}")
     assert report(folder).texts("h1") == ["Sample finished"]

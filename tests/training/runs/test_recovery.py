@@ -1,4 +1,5 @@
-"""Runs that go on, diverge or crash, through `fit`: the same bits as undisturbed, and what is told and saved."""
+"""Runs that go on, diverge or crash, through `fit`: the same bits as undisturbed, and what is told
+and saved."""
 
 import errno
 import json
@@ -227,9 +228,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
     train(tmp_path)
-    with pytest.raises(
-        UserError, match=r"holds a run; resume it \(resume=True\), or name another"
-    ):
+    with pytest.raises(UserError, match=r"holds a run; resume it \(resume=True\), or name another"):
         train(tmp_path)
 
 
@@ -374,7 +373,8 @@ def test_a_changed_model_is_noticed(tmp_path):
 
 
 class Poison:
-    """The second log line's steps see a label that is no class, once or whenever the data is read."""
+    """The second log line's steps see a label that is no class, once or whenever the data is
+    read."""
 
     def __init__(self, bad_reads=10**9):
         self.reads, self.bad_reads = 0, bad_reads
@@ -437,7 +437,8 @@ def test_skipping_goes_on(tmp_path, caplog):
 
 
 def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, caplog):
-    """The poison is gone after it was met once: one rollback, to the start of the run, and then the run ends well."""
+    """The poison is gone after it was met once: one rollback, to the start of the run, and then the
+    run ends well."""
     run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1})
     assert run.finished and run.step == EPOCHS * STEPS
     assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
@@ -613,7 +614,8 @@ def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
 
 
 def test_logging_may_change_within_an_epoch(tmp_path, caplog):
-    """A ring of another size, and norms that were not measured before: no step is lost, and none is told of that nobody knows."""
+    """A ring of another size, and norms that were not measured before: no step is lost, and none is
+    told of that nobody knows."""
     undisturbed, _ = reference()
     stop = Stop(10)
     stop.steps_left = lambda step: 10 - step if step < 10 else 2**30
@@ -647,7 +649,8 @@ class Steps:
     "trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)]
 )
 def test_interrupted_within_an_evaluation_the_steps_before_it_are_told_once(tmp_path, trouble):
-    """The 14th, after the last log line of its epoch: it has a row of its own, and callbacks are told of it."""
+    """The 14th, after the last log line of its epoch: it has a row of its own, and callbacks are
+    told of it."""
     log, whole, cut = {"every_steps": 3, "log_all": True}, Steps(), Steps()
     train(tmp_path / "whole", log=log, callbacks=[whole])
     with suppress(CallbackFailed):

@@ -1,4 +1,5 @@
-"""Callbacks as the loop calls them: what they answer, what is refused, and what becomes of one that fails."""
+"""Callbacks as the loop calls them: what they answer, what is refused, and what becomes of one that
+fails."""
 
 from types import SimpleNamespace
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import Callback
-from training.ranges import at_least
 from training.tally import tracked
 from training.watching.callbacks.common import (
     check_labels,
@@ -17,7 +16,7 @@ from training.watching.callbacks.common import (
     write_picture_files,
 )
 from training.watching.pictures import matrix, png
-from utils import UserError
+from utils import UserError, at_least
 
 MOST = 200  # classes
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from training.base import Callback
 from training.options import sign_of
-from training.ranges import at_least
+from utils import at_least
 
 
 def early_stopping(

@@ -6,10 +6,9 @@ import math
 from contextlib import suppress
 
 from training.base import Callback
-from training.ranges import at_least, fraction
 from training.watching.callbacks.common import append_lines
 from training.watching.metric_log import sayable
-from utils import atomic_write
+from utils import at_least, atomic_write, fraction
 
 logger = logging.getLogger("main")
 

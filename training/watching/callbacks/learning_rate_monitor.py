@@ -3,7 +3,7 @@
 import logging
 
 from training.base import Callback
-from training.ranges import at_least
+from utils import at_least
 
 logger = logging.getLogger("main")
 

@@ -7,8 +7,7 @@ import time
 import jax
 
 from training.base import Callback
-from training.ranges import at_least, positive
-from utils import UserError, first_line
+from utils import UserError, at_least, first_line, positive
 
 logger = logging.getLogger("main")
 

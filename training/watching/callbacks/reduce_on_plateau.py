@@ -5,7 +5,7 @@ from typing import Literal
 
 from training.base import Callback
 from training.options import sign_of
-from training.ranges import at_least, between_0_and_1, nonnegative, share
+from utils import at_least, between_0_and_1, nonnegative, share
 
 logger = logging.getLogger("main")
 

@@ -12,7 +12,6 @@ from data_loader.base import has_items
 from data_loader.nest import named_nest
 from training.base import Callback
 from training.loss import cross_entropy
-from training.ranges import at_least
 from training.tally import tracked
 from training.watching.callbacks.common import (
     check_labels,
@@ -22,6 +21,7 @@ from training.watching.callbacks.common import (
     write_picture_files,
 )
 from training.watching.pictures import as_picture, grid, png
+from utils import at_least
 
 logger = logging.getLogger("main")
 

@@ -13,9 +13,9 @@ logger = logging.getLogger("main")
 
 
 class Signals:
-    """The watcher that stops a run at a signal, after the chunk in progress. A second signal does what it
-    did before, as a KeyboardInterrupt. With several processes, JAX notes a signal to any of them, and
-    all of them stop at the same moment."""
+    """The watcher that stops a run at a signal, after the chunk in progress. A second signal does
+    what it did before, as a KeyboardInterrupt. With several processes, JAX notes a signal to any of
+    them, and all of them stop at the same moment."""
 
     def __init__(self):
         from training.devices.processes import Stopping, several  # JAX, which is not needed before
@@ -57,8 +57,8 @@ class Signals:
 
 
 def leave_to_jax():
-    """From now on a signal to this process is one to all of them: JAX handles SIGTERM and notifies the
-    others; SIGINT becomes a SIGTERM, and a second one ends the process at once."""
+    """From now on a signal to this process is one to all of them: JAX handles SIGTERM and notifies
+    the others; SIGINT becomes a SIGTERM, and a second one ends the process at once."""
     count = 0
 
     def forward(_number, _frame):
