@@ -63,7 +63,7 @@ def top_level():
 def section(name, location):
     """The options of a section that names no part."""
     options = parts.section_options(location)
-    lines = [f"## {section_title(name)}", "", parts.first_doc_line(options), "", fields_of(options)]
+    lines = [f"## {section_title(name)}", "", parts.summary(options), "", fields_of(options)]
     for kind in nested_options(options):
         lines += [f"`{kind.__name__}` is an object with these keys.", "", fields_of(kind)]
     return "\n".join(lines)
@@ -102,7 +102,7 @@ def part_list(kind):
     if kind in EXTRA_KEYS:
         lines += ["", "Besides `name` and `args`, the object of a part may have:", "", extra(kind)]
     for name, function in functions.items():
-        lines += ["", f"### {name}", "", parts.first_doc_line(function)]
+        lines += ["", f"### {name}", "", parts.summary(function)]
         accepted = parts.arguments(function, parts.KINDS[kind].given)
         if kind == "update":
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}

@@ -108,7 +108,7 @@ def call(function, given=0):
     required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
     return {
         "type": "object",
-        "description": parts.first_doc_line(function),
+        "description": parts.summary(function),
         "properties": {name: argument(p) for name, p in accepted.items()},
         "required": required,
         "additionalProperties": False,
