@@ -127,8 +127,10 @@ def train_recipe(
 ) -> Run:
     """Train a recipe on {"train": dataset, "test": dataset, ...}, from a checkpoint on if there is
     one, and return the finished Run. `trainer` is one that was made ahead of the data."""
-    if trainer is None or not trainer.suits(sets):
-        trainer = Trainer(recipe, sets)
+    if trainer is not None and not trainer.suits(sets):
+        trainer.close()
+        trainer = None
+    trainer = trainer or Trainer(recipe, sets)
     with closing(trainer):
         loop = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers)
         return loop.train(checkpoint and point_of(checkpoint, trainer, folder))

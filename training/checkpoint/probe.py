@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.checkpoint.storage import without_key_type
+from training.base import key_data
 from training.objective import inputs
 from utils import named_leaves
 
@@ -45,7 +45,7 @@ class Probe:
         spread = any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in leaves)
         weights = params, state
         if not spread:  # from host memory, so that the program is the same on any mesh
-            weights = jax.device_get(jax.tree.map(without_key_type, weights))
+            weights = jax.device_get(jax.tree.map(key_data, weights))
         with self.lock:
             if spread not in self.programs:
                 self.programs[spread] = self.compile(weights, spread)

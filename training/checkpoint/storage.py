@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 
+from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
 from training.devices.processes import from_first, is_first
 from utils import Damaged, UserError, named_leaves
@@ -42,7 +43,7 @@ class Found(NamedTuple):
 
 def save(path, tree, record):
     """Write a tree of arrays under the names of its leaves, and the record."""
-    form(path).write(path, named_leaves(jax.tree.map(without_key_type, tree)), record)
+    form(path).write(path, named_leaves(jax.tree.map(key_data, tree)), record)
 
 
 def load(path, verified=False):
@@ -77,12 +78,6 @@ def check_format(name, processes=None):
             "checkpoint.format: Orbax is not installed: "
             "run `pip install -r training/requirements.txt`"
         )
-
-
-def without_key_type(leaf):
-    """The plain integers of a typed random key (some optimizers hold one); other leaves as is."""
-    is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def places(folder, name, replicas, suffix):
