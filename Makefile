@@ -36,6 +36,7 @@ format: $(VENV)/test.done
 
 schema: $(VENV)/train.done
 	$(BIN)/python -m wiring.schema
+	$(BIN)/python -m wiring.parts_page
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Rawtree needs Python 3.11 to 3.13, found %d.%d; choose another one with make PYTHON=python3.12" % v)'

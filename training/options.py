@@ -17,11 +17,11 @@ from utils import UserError, between_0_and_1, check_options, nonnegative
 class LoaderOptions:
     """How examples become batches."""
 
-    batch_size: int = 128
-    shuffle: bool = True
+    batch_size: int = 128  # examples in one step, over all devices
+    shuffle: bool = True  # take the training set in another order in every epoch
     val_size: int | float = 0  # held out of the training set: a count, or a fraction below 1
-    split_seed: int = 0
-    collate_fn: Batch | None = None
+    split_seed: int = 0  # the seed that decides which examples `val_size` holds out
+    collate_fn: Batch | None = None  # makes a batch from a list of examples
     device_budget_mb: int = 2048  # larger datasets are streamed from the host
     prefetch: int = 2  # how many batches of a streamed dataset are read ahead
 
@@ -79,16 +79,18 @@ def is_renaming(regex=None, replacement=0, *more):
 class TrainingOptions:
     """How long a run trains, and how."""
 
-    epochs: int = 10
+    epochs: int = 10  # passes over the training set
     eval_every: int = 1  # epochs between two evaluations; 0: never
     eval_initial: bool = False  # also evaluate before the first step
     # end: evaluate the test set only once, after training, with the best checkpoint
     test_at: Literal["epochs", "end"] = "epochs"
     limit_batches: int | None = None  # the most batches to take of each set in one pass over it
     overfit_batches: int = 0  # train on the first batches only, in every epoch; 0: on all
+    # the type that the model computes in; params and optimizer state stay in float32
     precision: Literal["float32", "bfloat16"] = "float32"
     replicas: int = 1  # how many seeds are trained side by side
     accumulate: int = 1  # how many microbatches a batch is cut into
+    # at a step whose loss, gradients or new state are not finite
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     # when a step that is not finite stops the run, name the layer and the operation at fault
     detect_nans: bool = False
@@ -109,17 +111,19 @@ class TrainingOptions:
 class CheckpointOptions:
     """When checkpoints are written, in what format, and which are kept."""
 
-    dir: str = "saved"
+    dir: str = "saved"  # the folder that holds the folders of runs, by title
     every_epochs: int = 1  # 0: not by epochs; the end of a run is saved in any case
     every_steps: int = 0  # 0: not by steps
     every_seconds: int | float = 0  # 0: not by time
     keep: int | None = 5  # how many of the last checkpoints are kept; null: all
     monitor: str | None = None  # the metric by which the best checkpoints are kept too
+    # whether `monitor` is good when low or high; auto: by its name
     mode: Literal["auto", "min", "max"] = "auto"
     save_top_k: int = 1  # how many of the best are kept
     save_optimizer_state: bool = True  # a run that was killed can only be resumed with it
     # auto: safetensors with one process, Orbax with several
     format: Literal["auto", "safetensors", "orbax"] = "auto"
+    # whether the run stops when a checkpoint or a log line cannot be written
     on_write_error: Literal["stop", "go_on"] = "stop"
 
     def __post_init__(self):
@@ -155,16 +159,16 @@ def sign_of(monitor, mode, key):
 class LoggingOptions:
     """What a run logs, how often, and where to."""
 
-    every_steps: int = 50  # 0: not by steps
+    every_steps: int = 50  # steps between two log lines; 0: not by steps
     every_seconds: int | float = 0  # 0: not by time
     log_all: bool = False  # also log the values of every single step, written in blocks
-    learning_rate: bool = True
-    gradient_norm: bool = False
-    parameter_norm: bool = False
+    learning_rate: bool = True  # log the learning rate
+    gradient_norm: bool = False  # log the norm of the gradient
+    parameter_norm: bool = False  # log the norm of the weights
     leaf_statistics: bool = False  # the gradient norm and the parameter norm of each leaf
     # histograms of the weights at the end of every epoch, for the trackers that show them
     histograms: bool = False
-    trackers: tuple[Tracker, ...] = ()
+    trackers: tuple[Tracker, ...] = ()  # where the values go besides metrics.jsonl
     report: bool = True  # write report.html at the end
 
     def __post_init__(self):

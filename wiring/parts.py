@@ -202,15 +202,15 @@ def signature(name, accepted):
 
 
 def listing(kind):
-    """All parts of a kind, each with its signature and the first line of its docstring."""
+    """All parts of a kind, each with its signature and the summary of its docstring."""
     functions, broken = find(kind)
     lines = [f"{kind}:"]
     for name, function in functions.items():
         lines.append(f"  {signature(name, arguments(function, KINDS[kind].given))}")
-        lines.append(f"      {first_doc_line(function)}")
+        lines.append(f"      {summary(function)}")
     return "\n".join(lines + [f"  {line}" for line in import_errors(broken)])
 
 
-def first_doc_line(function):
-    """The first line of a docstring, '' without one."""
-    return (inspect.getdoc(function) or "").split("\n")[0]
+def summary(function):
+    """The first paragraph of a docstring as one line, '' without a docstring."""
+    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())

@@ -63,14 +63,19 @@ def reference(kind):
 
 
 def section(options):
-    """The schema of a section that names no part; the comment of a field is its description."""
+    """The schema of a section that names no part."""
     options = parts.section_options(options)
-    schema, source = call(options), inspect.getsource(options)
-    field = r"^(?:    # (.*)\n)?    (\w+): .*?(?:  # (.*))?$"
-    for above, name, beside in re.findall(field, source, re.MULTILINE):
-        if above or beside:
-            schema["properties"][name]["description"] = above or beside
+    schema = call(options)
+    for name, comment in comments(options).items():
+        schema["properties"][name]["description"] = comment
     return schema
+
+
+def comments(options):
+    """{field: the comment above or beside it} of a dataclass or a TypedDict."""
+    field = r"^(?:    # (.*)\n)?    (\w+): .*?(?:  # (.*))?$"
+    found = re.findall(field, inspect.getsource(options), re.MULTILINE)
+    return {name: above or beside for above, name, beside in found if above or beside}
 
 
 def part(kind):
@@ -103,7 +108,7 @@ def call(function, given=0):
     required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
     return {
         "type": "object",
-        "description": parts.first_doc_line(function),
+        "description": parts.summary(function),
         "properties": {name: argument(p) for name, p in accepted.items()},
         "required": required,
         "additionalProperties": False,

@@ -67,8 +67,8 @@ class DistributedOptions:
 
     # address:port of process 0; "auto": JAX finds it (a TPU pod); "none": this process trains alone
     coordinator: str | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
+    num_processes: int | None = None  # how many processes train together
+    process_id: int | None = None  # the number of this process, from 0
 
     def __post_init__(self):
         check_options(self, num_processes=1, process_id=0)

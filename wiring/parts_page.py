@@ -1,0 +1,187 @@
+"""docs/parts.md, generated from signatures: every part, and every option, that a config can name.
+
+`python -m wiring.parts_page` writes the file.
+"""
+
+import inspect
+import re
+import types
+import typing
+from pathlib import Path
+
+from wiring import parts, schema, values
+from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
+from wiring.nodes import EXTRA_KEYS, GIVEN_BY_TRAINING
+
+INTRODUCTION = """\
+# The parts and options of a config
+
+`make schema` writes this page from the signatures of the code, so it is always complete.
+`python train.py --list KIND` prints the parts of one kind, with your own.
+[docs/configure.md](configure.md) explains the config, [docs/add_your_own.md](add_your_own.md) how
+to write a part.
+
+A part is named by a string, `"adamw"`, or by an object with its arguments,
+`{"name": "adamw", "args": {"lr": 0.01}}`. `[an integer, ...]` is a list of any length.
+"""
+ROOT = Path(__file__).resolve().parents[1]
+
+# What the top-level keys that are neither a kind nor a section hold.
+PLAIN_KEYS = {
+    "$schema": "the schema by which an editor checks the file",
+    "title": "the name of the folder, in `checkpoint.dir`, that holds the runs of this config",
+    "seed": "the seed of everything random",
+    "resume": '`null`, or `"auto"`: continue the latest unfinished run of this title',
+    "sharding": "a preset or rules that say how weights are divided over devices: "
+    "[docs/several_devices.md](several_devices.md)",
+}
+
+
+def text():
+    """The content of docs/parts.md."""
+    sections = [section(name, location) for name, location in SECTIONS.items()]
+    kinds = [part_list(kind) for kind in parts.KINDS]
+    return "\n".join([INTRODUCTION, top_level(), *sections, *kinds])
+
+
+def top_level():
+    """The table of the keys of a config."""
+    rows = []
+    for key, default in TOP_LEVEL.items():
+        holds = PLAIN_KEYS.get(key)
+        if key in SECTIONS:
+            holds = f"a section: [its options](#{anchor(section_title(key))})"
+        elif holds is None:
+            what = "a list of parts" if key in schema.LISTS else "a part"
+            what += ", or a list of them" if key == "optimizer" else ""
+            holds = f"{what}: [names and arguments](#{anchor(kind_title(key))})"
+        shown = "required" if default is REQUIRED else code(show(default))
+        rows.append((code(key), shown, holds))
+    return "## The keys of a config\n\n" + table(("key", "default", "holds"), rows)
+
+
+def section(name, location):
+    """The options of a section that names no part."""
+    options = parts.section_options(location)
+    lines = [f"## {section_title(name)}", "", parts.summary(options), "", fields_of(options)]
+    for kind in nested_options(options):
+        lines += [f"`{kind.__name__}` is an object with these keys.", "", fields_of(kind)]
+    return "\n".join(lines)
+
+
+def fields_of(options):
+    """The table of the fields of a dataclass or a TypedDict."""
+    comments = schema.comments(options)
+    if typing.is_typeddict(options):
+        hints, needed = typing.get_type_hints(options), options.__required_keys__
+        rows = [
+            (code(key), type_name(hint), "required" if key in needed else "", comments.get(key, ""))
+            for key, hint in hints.items()
+        ]
+    else:
+        rows = [
+            (*argument(p), comments.get(name, "")) for name, p in parts.arguments(options).items()
+        ]
+    return table(("option", "type", "default", "meaning"), rows)
+
+
+def nested_options(options):
+    """The TypedDicts among the annotations of a section."""
+    for annotation in typing.get_type_hints(options).values():
+        yield from filter(typing.is_typeddict, typing.get_args(annotation))
+
+
+def part_list(kind):
+    """All parts of a kind."""
+    functions, _ = parts.find(kind)
+    lines = [
+        f"## {kind_title(kind)}",
+        "",
+        f"In {' and '.join(map(home, parts.KINDS[kind].homes))}.",
+    ]
+    if kind in EXTRA_KEYS:
+        lines += ["", "Besides `name` and `args`, the object of a part may have:", "", extra(kind)]
+    for name, function in functions.items():
+        lines += ["", f"### {name}", "", parts.summary(function)]
+        accepted = parts.arguments(function, parts.KINDS[kind].given)
+        if kind == "update":
+            accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
+        if facts := [code(name) for name in accepted if name in parts.FACTS]:
+            lines += ["", f"Taken from the data if left out: {', '.join(facts)}."]
+        if rows := [argument(p) for name, p in accepted.items() if name not in parts.FACTS]:
+            lines += ["", table(("argument", "type", "default"), rows).rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def extra(kind):
+    """The table of the keys that a node of a kind may have besides name and args."""
+    from training.tally import Tracked
+
+    hints, defaults = typing.get_type_hints(Tracked), Tracked._field_defaults
+    rows = [
+        (code(key), type_name(hints[key]), code(show(defaults[key]))) for key in EXTRA_KEYS[kind]
+    ]
+    return table(("key", "type", "default"), rows).rstrip()
+
+
+def argument(parameter):
+    """(name, type, default) of a parameter."""
+    required = parameter.default is parameter.empty
+    default = "required" if required else code(show(parameter.default))
+    return code(parameter.name), type_name(parameter.annotation), default
+
+
+def type_name(annotation):
+    """What an annotation accepts, in the words of JSON."""
+    if annotation is inspect.Parameter.empty:
+        return "any"
+    if kind := parts.kind_of(annotation):
+        return f"a part: [{kind}](#{anchor(kind_title(kind))})"
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(code(show(choice)) for choice in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(type_name, inner))
+    if origin is tuple and inner[-1] is Ellipsis:
+        return f"[{type_name(inner[0])}, ...]"
+    if origin is tuple:
+        return f"[{', '.join(map(type_name, inner))}]"
+    if typing.is_typeddict(annotation):
+        return code(annotation.__name__)
+    return "a list" if origin is list else values.describe(origin or annotation)
+
+
+def home(module):
+    """A link to the file or the folder of a module."""
+    path = module.replace(".", "/")
+    path = f"{path}/" if (ROOT / path).is_dir() else f"{path}.py"
+    return f"[{path}](../{path})"
+
+
+def section_title(name):
+    return f"Section: {name}"
+
+
+def kind_title(kind):
+    return f"Parts: {kind}"
+
+
+def anchor(title):
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def code(shown):
+    return f"`{shown}`"
+
+
+def table(heads, rows):
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "parts.md").write_text(text())
