@@ -66,10 +66,10 @@ class Replicas:
         """The compiled function that makes a lane of what `make` makes for one replica."""
         rows = (len(self.seeds),) if self.stacked else ()
 
-        def lane():
+        def zeros():
             return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
 
-        return Start(lane, self.plan.whole, pool=self.pool)
+        return Start(zeros, self.plan.whole, pool=self.pool)
 
     def program(self, name, function, axes, looped, shardings=None):
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""
