@@ -31,8 +31,8 @@ class Chunk(NamedTuple):
 
 
 class Loop:
-    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the best
-    checkpoint's (name, weights) or None; `agree` makes numbers the same in all processes."""
+    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the
+    best checkpoint's (name, weights); `agree` makes numbers the same in all processes."""
 
     def __init__(self, run, recipe, watchers, reader, clock, rates, *, best=None, agree=list):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers

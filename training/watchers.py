@@ -42,11 +42,10 @@ from utils import UserError
 
 NEVER = 2**30  # steps_left of a watcher that need not see any step
 SAVES = ("best", "last", "whole")  # kinds of checkpoints; of several replies, the last kind counts
-EVENTS = """
-on_training_start on_ready on_epoch_start on_compiled on_chunk on_values on_validation_start
-on_validation_end on_test_start on_test_end on_epoch_end on_extra_row on_pause on_save on_resume
-on_stop on_stopped on_training_end
-""".split()
+EVENTS = ("on_training_start", "on_ready", "on_epoch_start", "on_compiled", "on_chunk", "on_values")
+EVENTS += ("on_validation_start", "on_validation_end", "on_test_start", "on_test_end")
+EVENTS += ("on_epoch_end", "on_extra_row", "on_pause", "on_save", "on_resume", "on_stop")
+EVENTS += ("on_stopped", "on_training_end")
 
 
 def check_watchers(watchers):
