@@ -3,15 +3,7 @@
 import json
 
 from training.report.charts import colour
-from training.report.facts import (
-    UNCOMPARED,
-    as_call,
-    link,
-    parameters,
-    state,
-    throughput,
-    time_of,
-)
+from training.report.facts import UNCOMPARED, as_call, link, parameters, state, throughput, time_of
 from training.report.markup import DOT, headline, note, problem, section, table, tag
 from training.report.numbers import plain
 from training.report.read import direction
