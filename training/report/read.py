@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,14 @@ from utils import UserError
 
 LARGEST = 32 * 2**20  # bytes of a JSON file that is read
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
+
+
+class Best(NamedTuple):
+    """The best value of a metric at the end of an epoch."""
+
+    value: float
+    epoch: int
+    step: int
 
 
 class File(NamedTuple):
@@ -40,13 +49,14 @@ class Run:
     label: str = ""  # its name among the runs of a page
 
     def best(self, name):
-        """(the best value at the end of an epoch, that epoch), or None if the best is unknown."""
+        """The Best of a metric, or None if it is unknown."""
         sign = direction(name, self.config.value)
         curve = self.metrics.epochs.get(name)
         if sign is None or curve is None or not np.isfinite(curve.values).any():
             return None
         at = int(np.nanargmin(sign * curve.values))
-        return float(curve.values[at]), self.metrics.epoch_at.get(int(curve.steps[at]))
+        step = int(curve.steps[at])
+        return Best(float(curve.values[at]), self.metrics.epoch_at[step], step)
 
     def latest(self, name):
         """The value at the end of the last epoch, or else of the last line within an epoch."""
@@ -118,14 +128,11 @@ def is_deep(value, left=40):
 def read_log(path):
     """When a run began and ended, its parameters, its memory and its warnings, from train.log."""
     head = tail = b""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(HEAD)
-            file.seek(max(0, path.stat().st_size - TAIL))
-            tail = file.read()
-    except OSError:
-        pass
-    head, tail = head.decode(errors="replace"), tail.decode(errors="replace")
+    with suppress(OSError), open(path, "rb") as file:
+        head = file.read(HEAD)
+        file.seek(max(0, path.stat().st_size - TAIL))
+        tail = file.read()
+    head, tail = (text.decode(errors="replace") for text in (head, tail))
     began, ended = (re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail))
     parameters = re.search(r"The model has (\d{1,18}) parameters", head)
     memory = re.findall(r" - Peak memory: (.{1,100})", tail)
