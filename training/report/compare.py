@@ -2,23 +2,19 @@
 
 import json
 
+from training.report import facts
 from training.report.charts import colour
-from training.report.facts import (
-    UNCOMPARED,
-    as_call,
-    epochs_done,
-    link,
-    parameters,
-    state,
-    throughput,
-    time_of,
-)
-from training.report.markup import DOT, headline, note, problem, section, table, tag
+from training.report.markup import DOT, headline, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import direction
 
 LABELS = ("{run.title}", "{run.name}", "{run.title}/{run.name}", "{run.title}/{run.name} ({i})")
-LENGTHS = ("epochs", "parameters", "training time", "throughput")
+LENGTHS = {
+    "epochs": facts.epochs_done,
+    "parameters": facts.parameters,
+    "training time": facts.time_of,
+    "throughput": facts.throughput,
+}
 
 
 def label_runs(runs):
@@ -45,10 +41,9 @@ def standings(runs, target):
     rows = []
     for i, run in enumerate(runs):
         swatch, label = tag("i", style=colour(i), class_="swatch"), run.label
-        first = tag("th", swatch, link(run.folder, label, target), scope="row")
+        first = tag("th", swatch, facts.link(run.folder, label, target), scope="row")
         cells = [value_cell(reached[n], i, direction(n, run.config.value)) for n in names]
-        lengths = epochs_done(run), parameters(run), time_of(run), throughput(run)
-        rows.append([first, state(run), *cells, *lengths])
+        rows.append([first, facts.state(run), *cells, *(fact(run) for fact in LENGTHS.values())])
     head = ["run", "", *(name.replace("_", " ") for name in names), *LENGTHS]
     remark = "The best value and its epoch, or else that of the test after training, or the last."
     return section("Runs", table(head, rows, class_="standings"), note(remark))
@@ -87,16 +82,15 @@ def differences(runs):
     for key in dict.fromkeys(key for config in configs for key in config):
         values = {json.dumps(config[key], sort_keys=True) for config in configs if key in config}
         missing = any(key not in config for config in configs)
-        if key.split(".")[0] not in UNCOMPARED and len(values) + missing > 1:
+        if key.split(".")[0] not in facts.UNCOMPARED and len(values) + missing > 1:
             absent = tag("td.muted", "\N{EM DASH}")
-            cells = [as_call(config[key]) if key in config else absent for config in configs]
+            cells = [facts.as_call(config[key]) if key in config else absent for config in configs]
             rows.append([tag("th", key, scope="row"), *cells])
+    faulty = [run for run in runs if run.config.problem]
+    problems = [tag("p.problem", f"{run.label}: {run.config.problem}") for run in faulty]
     same = note("Their configs are the same.")
-    return section(
-        "Differences of the configs",
-        [problem(f"{run.label}: {run.config.problem}") for run in runs if run.config.problem],
-        table(["", *(run.label for run in runs)], rows) if rows else same,
-    )
+    shown = table(["", *(run.label for run in runs)], rows) if rows else same
+    return section("Differences of the configs", problems, shown)
 
 
 def leaves(value, path=""):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from training.report.charts import Line, axis, chart, colour, drawable
-from training.report.markup import folded, note, problem, section, table, tag
+from training.report.markup import folded, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import direction
 from training.report.rows import Curve
@@ -30,7 +30,7 @@ def curves(runs):
     more = large[FEW:] + small[FEW:]
     return section(
         "Curves",
-        [problem(f"{run.name}: " * several + run.metrics.problem) for run in faulty],
+        [tag("p.problem", f"{run.name}: " * several + run.metrics.problem) for run in faulty],
         key(runs) if several else None,
         tag("div.charts", large[:FEW]) if large else None,
         tag("div.charts.three", small[:FEW]) if small else None,

@@ -7,17 +7,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from training.report.markup import (
-    DOT,
-    definitions,
-    folded,
-    headline,
-    note,
-    problem,
-    section,
-    table,
-    tag,
-)
+from training.report.markup import DOT, definitions, folded, headline, note, section, table, tag
 from training.report.numbers import duration, plain
 from utils import format_bytes
 
@@ -138,7 +128,7 @@ def configuration(run):
     """The config, with a line for each part, and as a whole."""
     config, fault = run.config
     if fault:
-        return section("Config", problem(fault))
+        return section("Config", tag("p.problem", fault))
     rows = [(key, as_call(value)) for key, value in config.items() if key != "$schema"]
     whole = tag("pre", json.dumps(config, indent=2, ensure_ascii=False))
     return section("Config", definitions("facts", rows), folded("config.json", whole))
@@ -164,7 +154,7 @@ def environment(run):
     """Where and on what the run ran."""
     facts, fault = run.environment
     if fault:
-        return section("Environment", problem(fault))
+        return section("Environment", tag("p.problem", fault))
     if isinstance(facts.get("command"), list):
         facts = facts | {"command": " ".join(map(str, facts["command"]))}
     rows = [(key, in_words(value)) for key, value in facts.items() if value not in ("", None)]

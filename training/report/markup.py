@@ -48,11 +48,6 @@ def note(text):
     return tag("p.note", text) if text else None
 
 
-def problem(text):
-    """A sentence about something that cannot be shown, or None without a text."""
-    return tag("p.problem", text) if text else None
-
-
 def headline(title, subtitle):
     """The top of the page."""
     eyebrow = tag("p.eyebrow", f"Rawtree{DOT}run report")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from collections import namedtuple
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,7 @@ LARGEST = 32 * 2**20  # bytes of a JSON file that is read
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
 
 
-class Best(NamedTuple):
-    """The best value of a metric at the end of an epoch."""
-
-    value: float
-    epoch: int
-    step: int
+Best = namedtuple("Best", ("value", "epoch", "step"))  # the end of the epoch with the best value
 
 
 class File(NamedTuple):
@@ -73,18 +69,15 @@ def read_run(folder):
     """The Run in a folder, however damaged its files are; UserError if it is not a run's."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(
-            f"{folder}: there is no such folder; name the folder of a run: saved/<title>/<run>"
-        )
+        message = "there is no such folder; name the folder of a run: saved/<title>/<run>"
+        raise UserError(f"{folder}: {message}")
     files = ("config.json", "metrics.jsonl", "environment.json")
     if not any((folder / name).exists() for name in files):
         configs = [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
         runs = sorted(path.parent for path in configs)
         hint = f"did you mean {runs[-1]}?" if runs else "name one: saved/<title>/<run>"
-        raise UserError(
-            f"{folder}: is not the folder of a run, since it holds neither config.json nor "
-            f"metrics.jsonl; {hint}"
-        )
+        message = "is not the folder of a run, since it holds neither config.json nor metrics.jsonl"
+        raise UserError(f"{folder}: {message}; {hint}")
     config, real = read_json(folder / "config.json"), folder.resolve()
     title = config.value.get("title")
     return Run(
@@ -170,7 +163,5 @@ def direction(name, config):
     monitored = isinstance(checkpoint, dict) and checkpoint.get("monitor") == name
     if monitored and checkpoint.get("mode") in ("min", "max"):
         return 1 if checkpoint["mode"] == "min" else -1
-    try:
+    with suppress(UserError):
         return sign_of(name, "auto", name)
-    except UserError:
-        return None
