@@ -208,11 +208,8 @@ def strokes(line, x, y, is_log):
 
 def path(spots):
     """Lines from point to point, broken where one is None."""
-    words, pen = [], "M"
-    for spot in spots:
-        if spot:
-            words.append(f"{pen}{spot[0]} {spot[1]}")
-        pen = "L" if spot else "M"
+    pairs = zip([None, *spots], spots, strict=False)
+    words = (f"{'L' if before else 'M'}{spot[0]} {spot[1]}" for before, spot in pairs if spot)
     return "".join(words)
 
 

@@ -41,7 +41,7 @@ def glance(run):
     """The numbers that a reader looks for first."""
     metrics, last_first = run.metrics, run.metrics.sets()[::-1].index
     pairs = sorted(metrics.pairs(), key=lambda pair: (last_first(pair[0]), pair[1] == "loss"))
-    tiles = [best_tile(run, *pair) for pair in pairs if pair[0] != "train"]
+    tiles = [best_tile(run, f"{name}_{metric}") for name, metric in pairs if name != "train"]
     tiles = list(filter(None, tiles))
     for name, value in sorted(metrics.final.items(), key=lambda item: item[0].endswith("_loss")):
         tested = metrics.tested.removeprefix("checkpoint-").replace("_", " ")
@@ -51,9 +51,8 @@ def glance(run):
     return tag("section.glance", row, strip(run), warnings(run))
 
 
-def best_tile(run, set_name, metric):
+def best_tile(run, name):
     """The best value of a metric, and its last."""
-    name = f"{set_name}_{metric}"
     if (best := run.best(name)) is None:
         return None
     steps, values = run.metrics.epochs[name]

@@ -131,10 +131,10 @@ def worst(value):
     if not isinstance(examples, list):
         raise Unusable("it has no list of examples")
     cards = [card(example) for example in examples[:WORST] if isinstance(example, dict)]
-    if not cards:
-        where = set_and_epoch(value)
-        return note(f"No mistake{f' on {where}' if where else ''}.")
-    return tag("figure.worst", caption("worst mistakes", value), tag("div.cards", cards))
+    if cards:
+        return tag("figure.worst", caption("worst mistakes", value), tag("div.cards", cards))
+    where = set_and_epoch(value)
+    return note(f"No mistake{f' on {where}' if where else ''}.")
 
 
 def card(example):
@@ -152,9 +152,8 @@ def card(example):
 
 def short_text(value):
     """A float with few digits; the beginning of any other value; "?" for None."""
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return str(value)[:40] if value is not None else "?"
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
+    return "?" if value is None else text
 
 
 def image(content, name):

@@ -39,9 +39,9 @@ class Profiler:
         if view.folder is None:
             fix = "pass `folder` to fit, or remove the profiler"
             raise UserError(f"profiler: there is no run folder to write to; {fix}")
-        self.began, self.next = None, None  # the first steps of the open and of the next trace
+        self.began = self.next = None  # the first steps of the open and of the next trace
         self.due = None  # the time at which the next trace is due
-        self.planned, self.tried, self.warned = False, False, False
+        self.planned = self.tried = self.warned = False
 
     def steps_left(self, step):
         """Steps until a trace begins or ends."""
@@ -64,10 +64,8 @@ class Profiler:
     def on_training_end(self, view):
         self.end(view)
         if not self.tried:
-            message = (
-                "profiler: the run ended before its trace began; lower first_step, which is %d"
-            )
-            logger.warning(message, self.first_step)
+            fix = f"lower first_step, which is {self.first_step}"
+            logger.warning("profiler: the run ended before its trace began; %s", fix)
 
     def begin(self, view):
         """Open a trace, unless other code has one open."""

@@ -48,8 +48,14 @@ class TensorBoard:
         self.summary(step, {"tag": name, "image": picture | {"encoded_image_string": png}})
 
     def histogram(self, step, name, values):
-        if (histogram := counts_and_edges(values)) is not None:
-            self.summary(step, {"tag": name, "histo": histogram_fields(values, *histogram)})
+        if (histogram := counts_and_edges(values)) is None:
+            return
+        counts, edges = histogram
+        finite = values[np.isfinite(values)].astype(np.float64)
+        fields = {"min": finite.min(), "max": finite.max(), "num": finite.size}
+        fields |= {"sum": finite.sum(), "sum_squares": finite @ finite}
+        fields |= {"bucket": counts, "bucket_limit": edges[1:]}  # only the upper edges
+        self.summary(step, {"tag": name, "histo": fields})
 
     def back_to(self, step):
         self.last, self.step = {}, step
@@ -81,10 +87,3 @@ class TensorBoard:
         event = Event(wall_time=time(), step=step, **content).SerializeToString()
         parts = pack("<Q", len(event)), event
         self.file.write(b"".join(part + pack("<I", masked_crc32c(part)) for part in parts))
-
-
-def histogram_fields(values, counts, edges):
-    """A histogram in TensorBoard's form, in which a bucket has only its upper edge."""
-    finite = values[np.isfinite(values)].astype(np.float64)
-    fields = {"min": finite.min(), "max": finite.max(), "num": finite.size, "sum": finite.sum()}
-    return fields | {"sum_squares": finite @ finite, "bucket_limit": edges[1:], "bucket": counts}
