@@ -90,13 +90,16 @@ def drawable(steps, values, most):
 def in_view(lines, finite):
     """The values that a linear scale must show.
 
-    Those up to the end of the first epoch are left out if they would take a third of its height.
+    Those up to the end of the first epoch are left out if they would take a third of its height;
+    the logarithmic scale shows them.
     """
     ends = [line.curve[0][line.curve[0] > 0][:1] for line in lines if line.style != "fine"]
     first = max((end[0] for end in ends if len(end)), default=0)
     later = []
-    for steps, values, from_step in ((*li.curve, first * (li.style == "fine")) for li in lines):
-        later.append(values[(steps > 0) & (steps >= from_step) & np.isfinite(values)])
+    for line in lines:
+        steps, values = line.curve
+        start = first if line.style == "fine" else 0
+        later.append(values[(steps > 0) & (steps >= start) & np.isfinite(values)])
     later = np.concatenate(later)
     return later if len(later) and 1.5 * np.ptp(later) < np.ptp(finite) else finite
 
@@ -145,7 +148,6 @@ def colour(index):
 
 def plot(scale, lines, axis, low, high):
     """The lines on a linear or log scale, with the ticks of both axes."""
-
     is_log = scale == "log"
 
     def up(value):
