@@ -69,17 +69,16 @@ def chart(title, lines, axis, most, *, log=False, low=None, remark=None, small=F
         # A linear scale would show one spike and a flat line.
         spiked = bool(finite.max() > 50 * np.median(finite))
         box = empty("input", type="checkbox", class_="log", checked=spiked)
-        switch = tag("label", box, " log", class_="switch")
+        switch = tag("label.switch", box, " log")
     # Of the lines with one label, the first counts: the one that is not fine.
     listed = [line for line in lines if line.in_tooltip]
     listed.sort(key=lambda line: line.style == "fine")
     return tag(
-        "figure",
+        "figure.chart.small" if small else "figure.chart",
         tag("figcaption", tag("h3", title), legend(title, listed) if named else None, switch),
         [plot(scale, lines, axis, *bounds[scale]) for scale in bounds],
-        note(remark) if remark else None,
+        note(remark),
         data({"last": axis.last, "bounds": bounds, "lines": [points(line) for line in listed]}),
-        class_="chart small" if small else "chart",
     )
 
 
@@ -91,7 +90,7 @@ def drawable(steps, values, most):
 def in_view(lines, finite):
     """The values that a linear scale must show.
 
-    Values up to the end of the first epoch may leave it if they would take a third of its height;
+    Those up to the end of the first epoch are left out if they would take a third of its height;
     the logarithmic scale shows them.
     """
     ends = [line.curve[0][line.curve[0] > 0][:1] for line in lines if line.style != "fine"]
@@ -99,8 +98,8 @@ def in_view(lines, finite):
     later = []
     for line in lines:
         steps, values = line.curve
-        shown = (steps > 0) & (steps >= first) if line.style == "fine" else steps > 0
-        later.append(values[shown & np.isfinite(values)])
+        start = first if line.style == "fine" else 0
+        later.append(values[(steps > 0) & (steps >= start) & np.isfinite(values)])
     later = np.concatenate(later)
     return later if len(later) and 1.5 * np.ptp(later) < np.ptp(finite) else finite
 
@@ -123,12 +122,8 @@ def log_bounds(values):
 def points(line):
     """A line for the page's script: seven digits per value, null for a gap."""
     steps, values = line.curve
-    return {
-        "label": line.label,
-        "colour": line.colour,
-        "x": [int(step) for step in steps],
-        "y": [None if math.isnan(value) else float(f"{value:.7g}") for value in values],
-    }
+    y = [None if math.isnan(value) else float(f"{value:.7g}") for value in values]
+    return {"label": line.label, "colour": line.colour, "x": [int(step) for step in steps], "y": y}
 
 
 def legend(title, lines):
@@ -141,10 +136,9 @@ def legend(title, lines):
     items = []
     for label, line in first.items():
         name = [] if label == title else [tag("i"), label, " "]
-        values = line.curve[1]
-        last = tag("b", plain(float(values[-1])) if len(values) else None)
+        last = tag("b", [plain(float(value)) for value in line.curve[1][-1:]])
         items.append(tag("li", name, last, style=colour(line.colour)))
-    return tag("ul", items, class_="legend")
+    return tag("ul.legend", items)
 
 
 def colour(index):
@@ -154,9 +148,10 @@ def colour(index):
 
 def plot(scale, lines, axis, low, high):
     """The lines on a linear or log scale, with the ticks of both axes."""
+    is_log = scale == "log"
 
     def up(value):
-        if scale == "log":
+        if is_log:
             return math.log(value / low) / math.log(high / low)
         return (value - low) / (high - low)
 
@@ -166,69 +161,57 @@ def plot(scale, lines, axis, low, high):
     def y(value):
         return round(HIGH * (1 - up(value)))
 
-    values = log_ticks(low, high) if scale == "log" else ticks(low, high)
+    def stacked(first, *others):
+        return [tag("span", first), *(tag("small", text) for text in others)]
+
+    values = log_ticks(low, high) if is_log else ticks(low, high)
+    rules = "".join(f"M0 {y(value)}H{WIDE}" for value in values)
     epochs = "".join(f"M{x(step)} 0V{HIGH}" for step in axis.epochs)
     drawing = tag(
         "svg",
-        tag("path", class_="rule", d="".join(f"M0 {y(value)}H{WIDE}" for value in values)),
-        tag("path", class_="epochs", d=epochs) if epochs else None,
-        [strokes(line, x, y, scale) for line in sorted(lines, key=lambda li: li.style != "fine")],
+        tag("path.rule", d=rules),
+        tag("path.epochs", d=epochs) if epochs else None,
+        [strokes(line, x, y, is_log) for line in sorted(lines, key=lambda li: li.style != "fine")],
         viewBox=f"0 0 {WIDE} {HIGH}",
         preserveAspectRatio="none",
         aria_hidden="true",
     )
-    left = [
-        tag("span", label, style=f"bottom:{100 * up(value):.2f}%")
-        for value, label in zip(values, tick_labels(values, scale == "log"), strict=True)
-    ]
-    below = [
-        tag("span", tag("span", first), smalls(more), style=f"left:{100 * step / axis.last:.2f}%")
-        for step, first, *more in axis.ticks
-    ]
+    left, below = [], []
+    for value, label in zip(values, tick_labels(values, is_log), strict=True):
+        left.append(tag("span", label, style=f"bottom:{100 * up(value):.2f}%"))
+    for step, *texts in axis.ticks:
+        below.append(tag("span", stacked(*texts), style=f"left:{100 * step / axis.last:.2f}%"))
     return tag(
-        "div",
-        tag("div", left, class_="y"),
-        tag("div", drawing, class_="area", data_kind=scale),
-        tag("div", tag("span", axis.names[0]), smalls(axis.names[1:]), class_="names"),
-        tag("div", below, class_="x" if len(axis.names) > 1 else "x low"),
-        class_=f"plot {scale}",
+        f"div.plot.{scale}",
+        tag("div.y", left),
+        tag("div.area", drawing, data_kind=scale),
+        tag("div.names", stacked(*axis.names)),
+        tag("div.x" if len(axis.names) > 1 else "div.x.low", below),
     )
 
 
-def smalls(texts):
-    return [tag("small", text) for text in texts]
-
-
-def strokes(line, x, y, scale):
+def strokes(line, x, y, is_log):
     """One line: its path, its dots, and a ring around its best point."""
     spots = {}  # {step: its point in the drawing, or None}
     for step, value in zip(*line.curve, strict=True):
-        shown = not math.isnan(value) and (scale == "linear" or value > 0)
+        shown = not math.isnan(value) and (value > 0 or not is_log)
         spots[step] = (x(step), y(value)) if shown else None
     row = [None, *spots.values(), None]
-    middle = range(1, len(row) - 1)
-    alone = [row[i] for i in middle if row[i] and not row[i - 1] and not row[i + 1]]
+    triples = zip(row, row[1:], row[2:], strict=False)
+    alone = [spot for before, spot, after in triples if spot and not before and not after]
     shown = [spot for spot in row if spot]
     dots = shown if line.dots and len(shown) <= DOTTED else alone
-    best = spots.get(line.best)
-    ring = ("ring", "hole", "heart") if best else ()
-    return tag(
-        "g",
-        tag("path", class_=line.style, d=path(row)),
-        tag("path", class_="dots", d=dotted(dots)) if dots else None,
-        [tag("path", class_=part, d=dotted([best])) for part in ring],
-        style=colour(line.colour),
-        data_run=line.run,
-    )
+    paths = [tag(f"path.{line.style}", d=path(row))]
+    paths += [tag("path.dots", d=dotted(dots))] if dots else []
+    if best := spots.get(line.best):
+        paths += [tag(f"path.{part}", d=dotted([best])) for part in ("ring", "hole", "heart")]
+    return tag("g", paths, style=colour(line.colour), data_run=line.run)
 
 
 def path(spots):
     """Lines from point to point, broken where one is None."""
-    words, pen = [], "M"
-    for spot in spots:
-        if spot:
-            words.append(f"{pen}{spot[0]} {spot[1]}")
-        pen = "L" if spot else "M"
+    pairs = zip([None, *spots], spots, strict=False)
+    words = (f"{'L' if before else 'M'}{spot[0]} {spot[1]}" for before, spot in pairs if spot)
     return "".join(words)
 
 

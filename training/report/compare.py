@@ -2,32 +2,27 @@
 
 import json
 
+from training.report import facts
 from training.report.charts import colour
-from training.report.facts import (
-    UNCOMPARED,
-    as_call,
-    link,
-    parameters,
-    state,
-    throughput,
-    time_of,
-)
-from training.report.markup import DOT, headline, note, problem, section, table, tag
+from training.report.markup import DOT, headline, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import direction
 
-LENGTHS = ("epochs", "parameters", "training time", "throughput")
+LABELS = ("{run.title}", "{run.name}", "{run.title}/{run.name}", "{run.title}/{run.name} ({i})")
+LENGTHS = {
+    "epochs": facts.epochs_done,
+    "parameters": facts.parameters,
+    "training time": facts.time_of,
+    "throughput": facts.throughput,
+}
 
 
 def label_runs(runs):
     """Give every run the shortest unique name: its title, its folder's name, or both."""
-    choices = (
-        [run.title for run in runs],
-        [run.name for run in runs],
-        [f"{run.title}/{run.name}" for run in runs],
-        [f"{run.title}/{run.name} ({i})" for i, run in enumerate(runs, 1)],
-    )
-    labels = next(labels for labels in choices if len(set(labels)) == len(runs))
+    for pattern in LABELS:
+        labels = [pattern.format(run=run, i=i) for i, run in enumerate(runs, 1)]
+        if len(set(labels)) == len(runs):
+            break
     for run, label in zip(runs, labels, strict=True):
         run.label = label
 
@@ -41,25 +36,14 @@ def comparison_header(runs):
 
 def standings(runs, target):
     """A table of the runs and their held-out metrics; the best value of all runs stands out."""
-    names = list(dict.fromkeys(name for run in runs for name in held_out(run)))
+    names = dict.fromkeys(name for run in runs for name in held_out(run))
     reached = {name: [value_of(run, name) for run in runs] for name in names}
     rows = []
     for i, run in enumerate(runs):
-        swatch = tag("i", style=colour(i), class_="swatch")
-        rows.append(
-            [
-                tag("th", swatch, link(run.folder, run.label, target), scope="row"),
-                state(run),
-                *(
-                    value_cell(reached[name], i, direction(name, run.config.value))
-                    for name in names
-                ),
-                f"{max(run.metrics.epoch_at.values(), default=0):,}",
-                f"{parameters(run):,}" if parameters(run) else None,
-                time_of(run),
-                throughput(run),
-            ]
-        )
+        swatch, label = tag("i", style=colour(i), class_="swatch"), run.label
+        first = tag("th", swatch, facts.link(run.folder, label, target), scope="row")
+        cells = [value_cell(reached[n], i, direction(n, run.config.value)) for n in names]
+        rows.append([first, facts.state(run), *cells, *(fact(run) for fact in LENGTHS.values())])
     head = ["run", "", *(name.replace("_", " ") for name in names), *LENGTHS]
     remark = "The best value and its epoch, or else that of the test after training, or the last."
     return section("Runs", table(head, rows, class_="standings"), note(remark))
@@ -74,7 +58,7 @@ def held_out(run):
 def value_of(run, name):
     """(a value, which one it is): the best of all epochs, that of the final test, or the last."""
     if best := run.best(name):
-        return best[0], f"epoch {best[1]}"
+        return best.value, f"epoch {best.epoch}"
     if name in run.metrics.final:
         return run.metrics.final[name], "final"
     value = run.latest(name)
@@ -98,14 +82,15 @@ def differences(runs):
     for key in dict.fromkeys(key for config in configs for key in config):
         values = {json.dumps(config[key], sort_keys=True) for config in configs if key in config}
         missing = any(key not in config for config in configs)
-        if key.split(".")[0] not in UNCOMPARED and len(values) + missing > 1:
-            rows.append([tag("th", key, scope="row"), *(cell(config, key) for config in configs)])
+        if key.split(".")[0] not in facts.UNCOMPARED and len(values) + missing > 1:
+            absent = tag("td.muted", "\N{EM DASH}")
+            cells = [facts.as_call(config[key]) if key in config else absent for config in configs]
+            rows.append([tag("th", key, scope="row"), *cells])
+    faulty = [run for run in runs if run.config.problem]
+    problems = [tag("p.problem", f"{run.label}: {run.config.problem}") for run in faulty]
     same = note("Their configs are the same.")
-    return section(
-        "Differences of the configs",
-        [problem(f"{run.label}: {run.config.problem}") for run in runs if run.config.problem],
-        table(["", *(run.label for run in runs)], rows) if rows else same,
-    )
+    shown = table(["", *(run.label for run in runs)], rows) if rows else same
+    return section("Differences of the configs", problems, shown)
 
 
 def leaves(value, path=""):
@@ -116,7 +101,3 @@ def leaves(value, path=""):
     for key, inner in value.items():
         found |= leaves(inner, f"{path}.{key}".lstrip("."))
     return found
-
-
-def cell(config, key):
-    return as_call(config[key]) if key in config else tag("td", "\N{EM DASH}", class_="muted")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from training.report.charts import Line, chart, colour, drawable
-from training.report.markup import folded, note, problem, section, table, tag
+from training.report.charts import Line, axis, chart, colour, drawable
+from training.report.markup import folded, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import direction
 from training.report.rows import Curve
@@ -18,28 +18,24 @@ ELSEWHERE = {"seconds", "compile_seconds"}  # given in the text
 STYLES = ("dash", "line", "sparse", "dashdot")
 
 
-def curves(runs, axis):
+def curves(runs):
     """The part of the page with the charts."""
-    problems = [
-        f"{run.name}: {run.metrics.problem}" if len(runs) > 1 else run.metrics.problem
-        for run in runs
-        if run.metrics.problem
-    ]
+    several, steps = len(runs) > 1, axis(runs)
+    faulty = [run for run in runs if run.metrics.problem]
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics.by_metric()))
     extras = extra_names(runs)
     most = max(60, min(800, POINTS // max(1, len(runs) * (2 * len(metrics) + len(extras)) * 2)))
-    large = [metric_chart(metric, runs, axis, most) for metric in metrics]
-    large = [figure for figure in large if figure]
-    small = [figure for name in extras if (figure := extra_chart(name, runs, axis, most))]
+    large = list(filter(None, (metric_chart(metric, runs, steps, most) for metric in metrics)))
+    small = list(filter(None, (extra_chart(name, runs, steps, most) for name in extras)))
     more = large[FEW:] + small[FEW:]
     return section(
         "Curves",
-        [problem(text) for text in problems],
-        key(runs) if len(runs) > 1 else None,
-        tag("div", large[:FEW], class_="charts") if large else None,
-        tag("div", small[:FEW], class_="charts three") if small else None,
-        folded(f"{len(more)} more", tag("div", more, class_="charts")) if more else None,
-        leaf_table(runs[0]) if len(runs) == 1 else None,
+        [tag("p.problem", f"{run.name}: " * several + run.metrics.problem) for run in faulty],
+        key(runs) if several else None,
+        tag("div.charts", large[:FEW]) if large else None,
+        tag("div.charts.three", small[:FEW]) if small else None,
+        folded(f"{len(more)} more", tag("div.charts", more)) if more else None,
+        None if several else leaf_table(runs[0]),
         None if large or small else note("Nothing has been measured yet."),
     )
 
@@ -59,10 +55,9 @@ def metric_chart(metric, runs, axis, most):
             if each.startswith(f"{column}/"):
                 lines.append(Line(each, tint, metrics.epochs[each], "fine", in_tooltip=False))
         if curve := with_initial(metrics, column):
-            best = best_step(runs[0], column) if name != "train" else None
-            lines.append(Line(name, tint, curve, dots=True, best=best))
-    replicas = not all(line.in_tooltip for line in lines)
-    remark = "Faint lines: each replica." if replicas else None
+            best = runs[0].best(column) if name != "train" else None
+            lines.append(Line(name, tint, curve, dots=True, best=best.step if best else None))
+    remark = None if all(line.in_tooltip for line in lines) else "Faint lines: each replica."
     return chart(words(metric), lines, axis, most, log=log, remark=remark)
 
 
@@ -74,21 +69,13 @@ def with_initial(metrics, name):
     return Curve(steps, values) if len(steps) else None
 
 
-def best_step(run, name):
-    """The step at which a metric is best, or None."""
-    best = run.best(name)
-    steps = (step for step, epoch in run.metrics.epoch_at.items() if best and epoch == best[1])
-    return next(steps, None)
-
-
 def compared(metric, runs):
     """The lines of several runs: the colour stands for the run, the style for the set."""
     lines, sets = [], all_sets(runs)
     for index, run in enumerate(runs):
         for name in run.metrics.sets():
             column = f"{name}_{metric}"
-            curve = with_initial(run.metrics, column) or run.metrics.within_epochs(column)
-            if curve:
+            if curve := with_initial(run.metrics, column) or run.metrics.within_epochs(column):
                 label, style = f"{run.label} {name}", STYLES[min(3, sets.index(name))]
                 lines.append(Line(label, index, curve, style, run=run.label))
     return lines
@@ -101,19 +88,12 @@ def all_sets(runs):
 
 def key(runs):
     """What the colours and styles of lines stand for where several runs are compared."""
-    names = [
-        tag("li", tag("i"), run.label, style=colour(i), data_run=run.label)
-        for i, run in enumerate(runs)
-    ]
-    styles = [
-        tag("li", tag("i", class_=STYLES[min(3, i)]), name) for i, name in enumerate(all_sets(runs))
-    ]
-    return tag(
-        "div",
-        tag("ul", names, class_="legend"),
-        tag("ul", styles, class_="legend styles"),
-        class_="key",
-    )
+    names, styles = [], []
+    for i, run in enumerate(runs):
+        names.append(tag("li", tag("i"), run.label, style=colour(i), data_run=run.label))
+    for i, name in enumerate(all_sets(runs)):
+        styles.append(tag("li", tag(f"i.{STYLES[min(3, i)]}"), name))
+    return tag("div.key", tag("ul.legend", names), tag("ul.legend.styles", styles))
 
 
 def extra_names(runs):
@@ -121,26 +101,25 @@ def extra_names(runs):
     names = list(dict.fromkeys(name for run in runs for name in run.metrics.names()))
     rates = [name for name in names if name.startswith("learning_rate")]
     shown = {f"{name}_{metric}" for run in runs for name, metric in run.metrics.pairs()}
-    hidden = shown | ELSEWHERE | set(rates)
-    if "examples_per_second" in names:
-        hidden.add("steps_per_second")
+    slower = {"steps_per_second"} if "examples_per_second" in names else set()
+    hidden = shown | ELSEWHERE | set(rates) | slower
     rest = [name for name in names if "/" not in name and name not in hidden]
     return ["learning_rate"] * bool(rates) + rest
 
 
 def extra_chart(name, runs, axis, most):
     """A chart of a value that is no metric: one line per run, or per learning rate of one run."""
-    lines, title = [], TITLES.get(name, words(name))
+    lines, title, is_rate = [], TITLES.get(name, words(name)), name == "learning_rate"
     for index, run in enumerate(runs):
-        prefix = name if name == "learning_rate" else None
-        columns = [c for c in run.metrics.names() if c == name or (prefix and c.startswith(prefix))]
+        names = run.metrics.names()
+        columns = [c for c in names if c == name or (is_rate and c.startswith(name))]
         for i, column in enumerate(columns):
             own = title if column == name else words(column.removeprefix(name).strip("_/"))
             label, tint = (own, i) if len(runs) == 1 else (run.label, index)
             lines.append(Line(label, tint, run.metrics.finest(column), run=run.label))
     if name == "waiting" and not any((line.curve.values > WAITS).any() for line in lines):
         return None
-    log, low = name.endswith("norm") or name == "learning_rate", 0.0 if name == "waiting" else None
+    log, low = is_rate or name.endswith("norm"), 0.0 if name == "waiting" else None
     return chart(title, lines, axis, most, log=log, low=low, small=True, named=len(runs) == 1)
 
 
@@ -158,16 +137,11 @@ def leaf_table(run):
     if not leaves:
         return None
     kinds = list(dict.fromkeys(kind for measured in leaves.values() for kind in measured))
-    rows = [
-        [leaf, *(spark(measured.get(kind)) for kind in kinds)]
-        for leaf, measured in list(leaves.items())[:LEAVES]
-    ]
-    left = len(leaves) - len(rows)
-    return folded(
-        f"Leaf by leaf ({len(leaves):,})",
-        table(["leaf", *map(words, kinds)], rows, class_="leaves"),
-        note(f"and {left:,} more") if left else None,
-    )
+    shown, left = list(leaves.items())[:LEAVES], len(leaves) - LEAVES
+    rows = [[leaf, *(spark(measured.get(kind)) for kind in kinds)] for leaf, measured in shown]
+    curves = table(["leaf", *map(words, kinds)], rows, class_="leaves")
+    more = note(f"and {left:,} more") if left > 0 else None
+    return folded(f"Leaf by leaf ({len(leaves):,})", curves, more)
 
 
 def spark(curve):
@@ -181,11 +155,6 @@ def spark(curve):
     steps, values = steps[finite], values[finite]
     x, y = (100 * (a - a.min()) / (np.ptp(a) or 1) for a in (steps, values))
     line = "M" + "L".join(f"{a:.0f} {100 - b:.0f}" for a, b in zip(x, y, strict=True))
-    drawing = tag(
-        "svg",
-        tag("path", class_="line", d=line),
-        viewBox="0 0 100 100",
-        preserveAspectRatio="none",
-        class_="spark",
-    )
+    box = {"viewBox": "0 0 100 100", "preserveAspectRatio": "none"}
+    drawing = tag("svg", tag("path.line", d=line), **box, class_="spark")
     return tag("td", drawing, tag("b", plain(float(values[-1]))))

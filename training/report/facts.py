@@ -7,17 +7,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from training.report.markup import (
-    DOT,
-    definitions,
-    folded,
-    headline,
-    note,
-    problem,
-    section,
-    table,
-    tag,
-)
+from training.report.markup import DOT, definitions, folded, headline, note, section, table, tag
 from training.report.numbers import duration, plain
 from utils import format_bytes
 
@@ -30,16 +20,14 @@ UNCOMPARED = ("$schema", "title")  # keys that do not count as a difference betw
 def header(run):
     """The top of a page about one run."""
     began, ended = run.log["began"], run.log["ended"]
-    times = None
-    if began and ended:
-        same_day = began[:11] == ended[:11]
-        times = f"{began} to {ended[11:] if same_day else ended}"
+    same_day = began and ended and began[:11] == ended[:11]
+    times = f"{began} to {ended[11:] if same_day else ended}" if began and ended else None
     subtitle = DOT.join(filter(None, [run.name, times, model_and_data(run)]))
     return headline([run.title, " ", state(run)], subtitle)
 
 
 def state(run):
-    return tag("span", run.state, class_=f"state {run.state}")
+    return tag(f"span.state.{run.state}", run.state)
 
 
 def model_and_data(run):
@@ -51,73 +39,59 @@ def model_and_data(run):
 
 def glance(run):
     """The numbers that a reader looks for first."""
-    metrics = run.metrics
-    last_first = metrics.sets()[::-1].index
+    metrics, last_first = run.metrics, run.metrics.sets()[::-1].index
     pairs = sorted(metrics.pairs(), key=lambda pair: (last_first(pair[0]), pair[1] == "loss"))
-    tiles = [best_tile(run, *pair) for pair in pairs if pair[0] != "train"]
-    final = sorted(metrics.final.items(), key=lambda item: item[0].endswith("_loss"))
-    tiles = [*filter(None, tiles), *(final_tile(run, *item) for item in final)]
+    tiles = [best_tile(run, f"{name}_{metric}") for name, metric in pairs if name != "train"]
+    tiles = list(filter(None, tiles))
+    for name, value in sorted(metrics.final.items(), key=lambda item: item[0].endswith("_loss")):
+        tested = metrics.tested.removeprefix("checkpoint-").replace("_", " ")
+        tiles.append(tile(f"final {name}", value, f"after training, of {tested}"))
     across = len(tiles) if len(tiles) in (5, 6) else 4
-    return tag(
-        "section",
-        tag("div", tiles[:TILES], class_="tiles", style=f"--n:{across}") if tiles else None,
-        strip(run),
-        warnings(run),
-        class_="glance",
-    )
+    row = tag("div.tiles", tiles[:TILES], style=f"--n:{across}") if tiles else None
+    return tag("section.glance", row, strip(run), warnings(run))
 
 
-def best_tile(run, set_name, metric):
+def best_tile(run, name):
     """The best value of a metric, and its last."""
-    best = run.best(f"{set_name}_{metric}")
-    if best is None:
+    if (best := run.best(name)) is None:
         return None
-    value, epoch = best
-    curve = run.metrics.epochs[f"{set_name}_{metric}"]
-    at_last = epoch == run.metrics.epoch_at.get(int(curve.steps[-1]))
-    when = ", the last" if at_last else f"; last {plain(float(curve.values[-1]))}"
-    return tile(f"best {set_name} {metric.replace('_', ' ')}", value, f"epoch {epoch}{when}")
+    steps, values = run.metrics.epochs[name]
+    when = ", the last" if best.step == steps[-1] else f"; last {plain(float(values[-1]))}"
+    return tile(f"best {name}", best.value, f"epoch {best.epoch}{when}")
 
 
-def final_tile(run, name, value):
-    """A value of the test after training."""
-    tested = run.metrics.tested.removeprefix("checkpoint-").replace("_", " ")
-    return tile(f"final {name.replace('_', ' ')}", value, f"after training, of {tested}")
-
-
-def tile(label, value, remark):
-    return tag(
-        "div",
-        tag("span", label, class_="label"),
-        tag("b", plain(value)),
-        tag("small", remark),
-        class_="tile",
-    )
+def tile(name, value, remark):
+    label = tag("span.label", name.replace("_", " "))
+    return tag("div.tile", label, tag("b", plain(value)), tag("small", remark))
 
 
 def strip(run):
     """The length, size and speed of a run."""
-    metrics, size, training = run.metrics, parameters(run), run.config.value.get("training")
+    training, waiting = run.config.value.get("training"), finite_values(run, "waiting")
     epochs = training.get("epochs") if isinstance(training, dict) else None
-    done = max(metrics.epoch_at.values(), default=0)
-    share = mean_waiting(run)
     facts = {
-        "epochs": f"{done:,} of {epochs:,}" if isinstance(epochs, int) else f"{done:,}",
-        "steps": f"{metrics.last_step:,}",
-        "parameters": f"{size:,}" if size else None,
+        "epochs": epochs_done(run) + (f" of {epochs:,}" if isinstance(epochs, int) else ""),
+        "steps": f"{run.metrics.last_step:,}",
+        "parameters": parameters(run),
         "training time": time_of(run),
         "throughput": throughput(run),
-        "waiting for data": None if share is None else f"{round(100 * share, 1):g}%",
+        # The share of the time in which nothing was computed because data was not ready yet.
+        "waiting for data": f"{round(100 * waiting.mean(), 1):g}%" if len(waiting) else None,
         "peak memory": run.log["memory"],
     }
-    return definitions([(name, value) for name, value in facts.items() if value], "strip")
+    return definitions("strip", [(name, value) for name, value in facts.items() if value])
+
+
+def epochs_done(run):
+    return f"{max(run.metrics.epoch_at.values(), default=0):,}"
 
 
 def parameters(run):
-    """The number of parameters."""
+    """The number of parameters as text, or None."""
     facts = run.environment.value.get("facts")
     number = facts.get("parameters") if isinstance(facts, dict) else None
-    return number if isinstance(number, int) else run.log["parameters"]
+    number = number if isinstance(number, int) else run.log["parameters"]
+    return f"{number:,}" if number else None
 
 
 def time_of(run):
@@ -135,22 +109,14 @@ def throughput(run):
     return f"{plain(float(np.median(rates)))} examples/s" if len(rates) else None
 
 
-def mean_waiting(run):
-    """The share of the time in which nothing was computed because data was not ready yet."""
-    shares = finite_values(run, "waiting")
-    return np.mean(shares) if len(shares) else None
-
-
 def finite_values(run, name):
-    """The finite values of a name."""
     curve = run.metrics.coarsest(name)
     return curve.values[np.isfinite(curve.values)] if curve else np.empty(0)
 
 
 def warnings(run):
     """The warnings in train.log."""
-    lines = run.log["warnings"]
-    if not lines:
+    if not (lines := run.log["warnings"]):
         return None
     left = f"\nand {len(lines) - WARNINGS} more" if len(lines) > WARNINGS else ""
     text = tag("pre", "\n".join(line[:500] for line in lines[-WARNINGS:]) + left)
@@ -161,10 +127,10 @@ def configuration(run):
     """The config, with a line for each part, and as a whole."""
     config, fault = run.config
     if fault:
-        return section("Config", problem(fault))
+        return section("Config", tag("p.problem", fault))
     rows = [(key, as_call(value)) for key, value in config.items() if key != "$schema"]
     whole = tag("pre", json.dumps(config, indent=2, ensure_ascii=False))
-    return section("Config", definitions(rows, "facts"), folded("config.json", whole))
+    return section("Config", definitions("facts", rows), folded("config.json", whole))
 
 
 def as_call(value):
@@ -187,11 +153,11 @@ def environment(run):
     """Where and on what the run ran."""
     facts, fault = run.environment
     if fault:
-        return section("Environment", problem(fault))
+        return section("Environment", tag("p.problem", fault))
     if isinstance(facts.get("command"), list):
         facts = facts | {"command": " ".join(map(str, facts["command"]))}
     rows = [(key, in_words(value)) for key, value in facts.items() if value not in ("", None)]
-    return section("Environment", definitions(rows, "facts"))
+    return section("Environment", definitions("facts", rows))
 
 
 def in_words(value):
@@ -209,14 +175,12 @@ def in_words(value):
 def files(run, target):
     """Links to the files in the run's folder."""
     paths = [*sorted(run.folder.glob("*")), *sorted(run.folder.glob("pictures/*"))]
-    hidden = target.resolve()
+    hidden, rows = target.resolve(), []
     paths = [p for p in paths if not p.name.startswith(".") and p.resolve() != hidden]
-    rows = [
-        [link(path, f"{path.relative_to(run.folder)}{'/' * path.is_dir()}", target), size(path)]
-        for path in paths[:FILES]
-    ]
-    left = len(paths) - len(rows)
-    more = note(f"and {left} more") if left else None
+    for path in paths[:FILES]:
+        name = f"{path.relative_to(run.folder)}{'/' * path.is_dir()}"
+        rows.append([link(path, name, target), size(path)])
+    more = note(f"and {len(paths) - FILES} more") if len(paths) > FILES else None
     return section("Files", table(["file", "size"], rows, class_="files"), more)
 
 

@@ -14,21 +14,20 @@ class Html(str):
 
 def escaped(child):
     """A child of an element as markup: lists are joined, None is empty, other text is escaped."""
-    if child is None:
-        return ""
     if isinstance(child, list | tuple):
         return "".join(map(escaped, child))
-    return child if isinstance(child, Html) else html.escape(str(child))
+    text = "" if child is None else child
+    return text if isinstance(text, Html) else html.escape(str(text))
 
 
 def tag(name, /, *children, **attributes):
-    """An element; `class_` becomes class, `data_x` data-x, and None or False leaves one out."""
-    written = "".join(
-        f" {key.rstrip('_').replace('_', '-')}"
-        + ("" if value is True else f'="{html.escape(str(value))}"')
-        for key, value in attributes.items()
-        if value is not None and value is not False
-    )
+    """An element; "p.note" has the class note, `data_x` is data-x; None or False leaves one out."""
+    name, *classes = name.split(".")
+    written = ""
+    for key, value in ({"class": " ".join(classes) or None} | attributes).items():
+        if value is not None and value is not False:
+            written += f" {key.rstrip('_').replace('_', '-')}"
+            written += "" if value is True else f'="{html.escape(str(value))}"'
     return Html(f"<{name}{written}>{escaped(children)}</{name}>")
 
 
@@ -45,23 +44,14 @@ def data(value):
 
 
 def note(text):
-    """A remark in small grey text."""
-    return tag("p", text, class_="note")
-
-
-def problem(text):
-    """A sentence about something that cannot be shown."""
-    return tag("p", text, class_="problem")
+    """A remark in small grey text, or None without a text."""
+    return tag("p.note", text) if text else None
 
 
 def headline(title, subtitle):
     """The top of the page."""
-    return tag(
-        "header",
-        tag("p", f"Rawtree{DOT}run report", class_="eyebrow"),
-        tag("h1", title),
-        tag("p", subtitle, class_="muted"),
-    )
+    eyebrow = tag("p.eyebrow", f"Rawtree{DOT}run report")
+    return tag("header", eyebrow, tag("h1", title), tag("p.muted", subtitle))
 
 
 def section(title, *children):
@@ -74,10 +64,10 @@ def folded(title, *children):
     return tag("details", tag("summary", title), *children)
 
 
-def definitions(pairs, class_):
-    """A list of names and their values."""
-    rows = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs]
-    return tag("dl", rows, class_=class_)
+def definitions(name, pairs):
+    """A list of terms and their values, with a class of that name."""
+    rows = [tag("div", tag("dt", term), tag("dd", value)) for term, value in pairs]
+    return tag(f"dl.{name}", rows)
 
 
 def table(head, rows, **attributes):
@@ -88,6 +78,4 @@ def table(head, rows, **attributes):
         return tag("tr", [c if r else tag(kind, c) for c, r in zip(cells, ready, strict=True)])
 
     body = tag("tbody", [line(row, "td") for row in rows])
-    return tag(
-        "div", tag("table", tag("thead", line(head, "th")), body, **attributes), class_="wide"
-    )
+    return tag("div.wide", tag("table", tag("thead", line(head, "th")), body, **attributes))

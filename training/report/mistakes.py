@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 
-from training.report.markup import DOT, Html, empty, note, problem, section, table, tag
+from training.report.markup import DOT, Html, empty, note, section, table, tag
 from training.report.numbers import plain
 from training.report.read import read_json
 
@@ -30,51 +30,41 @@ def from_files(run, pattern, show):
     for path in sorted((run.folder / "pictures").glob(pattern)):
         value, fault = read_json(path)
         try:
-            yield problem(fault) if fault else show(value)
+            yield tag("p.problem", fault) if fault else show(value)
         except Unusable as error:
-            yield problem(f"{path.name} cannot be shown: {error}")
+            yield tag("p.problem", f"{path.name} cannot be shown: {error}")
 
 
 def caption(title, value):
     """A title, with the set of a file and the epoch in which it was measured."""
-    return tag("figcaption", tag("h3", title), tag("span", set_and_epoch(value), class_="muted"))
+    return tag("figcaption", tag("h3", title), tag("span.muted", set_and_epoch(value)))
 
 
 def set_and_epoch(value):
     name, epoch = value.get("set"), value.get("epoch")
-    if not isinstance(name, str):
-        return ""
-    return f"{name}, epoch {epoch}" if isinstance(epoch, int) else name
+    text = f"{name}, epoch {epoch}" if isinstance(epoch, int) else name
+    return text if isinstance(name, str) else ""
 
 
 def confusion(value):
     """A confusion matrix, and the pairs of classes that are confused most often."""
     counts = counts_of(value.get("matrix"))
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
-    if len(counts) <= NUMBERED:
-        heat = numbered(counts, shares, value.get("normalized") is True)
-    else:
-        heat = drawn(counts, shares)
+    normalized, few = value.get("normalized") is True, len(counts) <= NUMBERED
+    heat = numbered(counts, shares, normalized) if few else drawn(counts, shares)
     wrong = np.where(np.eye(len(counts), dtype=bool), 0, counts)
     most = np.argsort(-wrong, axis=None, kind="stable")[:8]
-    rows = [
-        [f"{row} taken for {column}", plain(wrong[row, column]), percent(shares[row, column])]
-        for row, column in zip(*np.unravel_index(most, wrong.shape), strict=True)
-        if wrong[row, column]
-    ]
+    rows = []
+    for row, column in zip(*np.unravel_index(most, wrong.shape), strict=True):
+        if count := wrong[row, column]:
+            share = percent(shares[row, column])
+            rows.append([f"{row} taken for {column}", plain(count), share])
+    pairs = table(["", "times", "of its row"], rows, class_="pairs") if rows else note("Nothing.")
     right, total = np.trace(counts), counts.sum()
     share = percent(right / max(total, 1e-300))
-    return tag(
-        "div",
-        tag("figure", caption("confusion matrix", value), heat, class_="matrix"),
-        tag(
-            "div",
-            tag("h3", "most often confused"),
-            table(["", "times", "of its row"], rows, class_="pairs") if rows else note("Nothing."),
-            note(f"{plain(right)} of {plain(total)} right ({share})."),
-        ),
-        class_="pair",
-    )
+    summary = note(f"{plain(right)} of {plain(total)} right ({share}).")
+    matrix = tag("figure.matrix", caption("confusion matrix", value), heat)
+    return tag("div.pair", matrix, tag("div", tag("h3", "most often confused"), pairs, summary))
 
 
 def counts_of(rows):
@@ -129,13 +119,10 @@ def drawn(counts, shares):
         place = {"x": column, "y": row, "width": 1, "height": 1}
         opacity = max(0.08, strength / 100)
         squares.append(tag("rect", **place, class_=kind, fill_opacity=opacity, data_tip=tip))
-    box, left = f"0 0 {size} {size}", ""
-    if len(cells) == CELLS:
-        left = f" The {CELLS:,} largest counts are shown."
-    return [
-        tag("svg", squares, viewBox=box, class_="heat", shape_rendering="crispEdges"),
-        note(f"Rows: true label, 0 to {size - 1}. Columns: predicted.{left}"),
-    ]
+    left = f" The {CELLS:,} largest counts are shown." if len(cells) == CELLS else ""
+    remark = note(f"Rows: true label, 0 to {size - 1}. Columns: predicted.{left}")
+    look = {"viewBox": f"0 0 {size} {size}", "class_": "heat", "shape_rendering": "crispEdges"}
+    return [tag("svg", squares, **look), remark]
 
 
 def worst(value):
@@ -144,39 +131,29 @@ def worst(value):
     if not isinstance(examples, list):
         raise Unusable("it has no list of examples")
     cards = [card(example) for example in examples[:WORST] if isinstance(example, dict)]
-    if not cards:
-        where = set_and_epoch(value)
-        return note(f"No mistake{f' on {where}' if where else ''}.")
-    head = caption("worst mistakes", value)
-    return tag("figure", head, tag("div", cards, class_="cards"), class_="worst")
+    if cards:
+        return tag("figure.worst", caption("worst mistakes", value), tag("div.cards", cards))
+    where = set_and_epoch(value)
+    return note(f"No mistake{f' on {where}' if where else ''}.")
 
 
 def card(example):
     """One example: its picture, its label and what it was taken for."""
     keys = ("label", "predicted", "loss", "index")
     label, predicted, loss, index = (short_text(example.get(key)) for key in keys)
-    return tag(
-        "div",
-        picture(example.get("png"), f"example {index}") or tag("div", "no picture", class_="blank"),
-        tag("div", tag("b", label), " taken for ", tag("b", predicted, class_="bad")),
-        tag("small", f"loss {loss}{DOT}#{index}"),
-        class_="card",
-    )
+    try:
+        content = base64.b64decode(example.get("png"), validate=True)
+    except (TypeError, ValueError):
+        content = b""
+    picture = image(content, f"example {index}") or tag("div.blank", "no picture")
+    verdict = tag("div", tag("b", label), " taken for ", tag("b.bad", predicted))
+    return tag("div.card", picture, verdict, tag("small", f"loss {loss}{DOT}#{index}"))
 
 
 def short_text(value):
     """A float with few digits; the beginning of any other value; "?" for None."""
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return str(value)[:40] if value is not None else "?"
-
-
-def picture(encoded, name):
-    """An image from base64, or None."""
-    try:
-        return image(base64.b64decode(encoded, validate=True), name)
-    except (TypeError, ValueError):
-        return None
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
+    return "?" if value is None else text
 
 
 def image(content, name):
@@ -193,5 +170,5 @@ def first_batch(run):
             shown = image(file.read(LARGEST + 1), "the first batch")
     except OSError:
         return None
-    fault = problem("first_batch.png cannot be shown: it is too large or not a PNG")
-    return section("First batch", tag("div", shown, class_="batch") if shown else fault)
+    fault = tag("p.problem", "first_batch.png cannot be shown: it is too large or not a PNG")
+    return section("First batch", tag("div.batch", shown) if shown else fault)

@@ -16,21 +16,19 @@ def plain(value):
         return f"{value:.3g}"
     if size >= 1000 or value == int(value):
         return f"{value:,.0f}"
-    if size < 0.1:
-        return f"{value:.3g}"
-    return f"{value:.{4 if size < 10 else 2 if size < 100 else 1}f}"
+    digits = 4 if size < 10 else 2 if size < 100 else 1
+    return f"{value:.3g}" if size < 0.1 else f"{value:.{digits}f}"
 
 
 def duration(seconds):
     """A time in its two largest units: 22.9 s, 3 min 20 s, 2 h 14 min."""
     if seconds < 60:
         return f"{seconds:.3g} s"
-    total = round(seconds)
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    if total < 86400:
-        return f"{total // 3600} h {total % 3600 // 60} min"
-    return f"{total // 86400:,} d {total % 86400 // 3600} h"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24:,} d {hours % 24} h"
 
 
 def ticks(low, high, most=5):

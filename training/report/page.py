@@ -4,7 +4,6 @@ import base64
 import hashlib
 from pathlib import Path
 
-from training.report.charts import axis
 from training.report.compare import comparison_header, differences, label_runs, standings
 from training.report.curves import curves
 from training.report.facts import configuration, environment, files, glance, header
@@ -22,32 +21,32 @@ def write_report(folders, target=None):
 
     Without a target, it is written into the folder of the first run.
     """
-    folders = [folders] if isinstance(folders, str | Path) else folders
-    folders = [Path(folder) for folder in folders]
+    folders = [folders] if isinstance(folders, str | Path) else list(folders)
     if not folders:
         raise UserError("a report needs at least one run; name its folder: saved/<title>/<run>")
     runs = [read_run(folder) for folder in folders]
     label_runs(runs)
     name = "report.html" if len(folders) == 1 else "comparison.html"
-    target = Path(target or folders[0] / name)
+    target = Path(target or runs[0].folder / name)
     atomic_write(target, page(runs, target).encode(errors="replace"))
     return target
 
 
 def page(runs, target):
     """The whole document."""
+    run, ends = runs[0], []
     if len(runs) == 1:
-        body, names = single(runs[0], target), [runs[0].title, runs[0].name]
+        names, ends = [run.title, run.name], sorted(run.metrics.epoch_at)
+        parts = [header(run), glance(run), curves(runs), mistakes(run), first_batch(run)]
+        parts += [configuration(run), environment(run), files(run, target)]
     else:
-        body, names = several(runs, target), [run.label for run in runs[:4]]
-    ends = sorted(runs[0].metrics.epoch_at) if len(runs) == 1 else []
+        names = [run.label for run in runs[:4]]
+        parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
     script = HERE.joinpath("script.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only this script runs, and nothing is fetched.
-    policy = (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'"
-    )
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    policy += f"script-src 'sha256-{digest}'"
     head = tag(
         "head",
         empty("meta", charset="utf-8"),
@@ -59,33 +58,9 @@ def page(runs, target):
     )
     body = tag(
         "body",
-        tag("main", body),
+        tag("main", parts),
         tag("div", id="tip", role="status", hidden=True),
         tag("div", data(ends if len(ends) <= EPOCHS else []), id="ends", hidden=True),
         tag("script", Html(script)),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en")
-
-
-def single(run, target):
-    """The parts of a page about one run."""
-    return [
-        header(run),
-        glance(run),
-        curves([run], axis([run])),
-        mistakes(run),
-        first_batch(run),
-        configuration(run),
-        environment(run),
-        files(run, target),
-    ]
-
-
-def several(runs, target):
-    """The parts of a page about several runs."""
-    return [
-        comparison_header(runs),
-        standings(runs, target),
-        curves(runs, axis(runs)),
-        differences(runs),
-    ]

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import re
+from collections import namedtuple
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,9 @@ from utils import UserError
 
 LARGEST = 32 * 2**20  # bytes of a JSON file that is read
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
+
+
+Best = namedtuple("Best", ("value", "epoch", "step"))  # the end of the epoch with the best value
 
 
 class File(NamedTuple):
@@ -40,13 +45,14 @@ class Run:
     label: str = ""  # its name among the runs of a page
 
     def best(self, name):
-        """(the best value at the end of an epoch, that epoch), or None if the best is unknown."""
+        """The Best of a metric, or None if it is unknown."""
         sign = direction(name, self.config.value)
         curve = self.metrics.epochs.get(name)
         if sign is None or curve is None or not np.isfinite(curve.values).any():
             return None
         at = int(np.nanargmin(sign * curve.values))
-        return float(curve.values[at]), self.metrics.epoch_at.get(int(curve.steps[at]))
+        step = int(curve.steps[at])
+        return Best(float(curve.values[at]), self.metrics.epoch_at[step], step)
 
     def latest(self, name):
         """The value at the end of the last epoch, or else of the last line within an epoch."""
@@ -63,18 +69,15 @@ def read_run(folder):
     """The Run in a folder, however damaged its files are; UserError if it is not a run's."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(
-            f"{folder}: there is no such folder; name the folder of a run: saved/<title>/<run>"
-        )
+        message = "there is no such folder; name the folder of a run: saved/<title>/<run>"
+        raise UserError(f"{folder}: {message}")
     files = ("config.json", "metrics.jsonl", "environment.json")
     if not any((folder / name).exists() for name in files):
         configs = [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
         runs = sorted(path.parent for path in configs)
         hint = f"did you mean {runs[-1]}?" if runs else "name one: saved/<title>/<run>"
-        raise UserError(
-            f"{folder}: is not the folder of a run, since it holds neither config.json nor "
-            f"metrics.jsonl; {hint}"
-        )
+        message = "is not the folder of a run, since it holds neither config.json nor metrics.jsonl"
+        raise UserError(f"{folder}: {message}; {hint}")
     config, real = read_json(folder / "config.json"), folder.resolve()
     title = config.value.get("title")
     return Run(
@@ -118,14 +121,11 @@ def is_deep(value, left=40):
 def read_log(path):
     """When a run began and ended, its parameters, its memory and its warnings, from train.log."""
     head = tail = b""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(HEAD)
-            file.seek(max(0, path.stat().st_size - TAIL))
-            tail = file.read()
-    except OSError:
-        pass
-    head, tail = head.decode(errors="replace"), tail.decode(errors="replace")
+    with suppress(OSError), open(path, "rb") as file:
+        head = file.read(HEAD)
+        file.seek(max(0, path.stat().st_size - TAIL))
+        tail = file.read()
+    head, tail = (text.decode(errors="replace") for text in (head, tail))
     began, ended = (re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail))
     parameters = re.search(r"The model has (\d{1,18}) parameters", head)
     memory = re.findall(r" - Peak memory: (.{1,100})", tail)
@@ -163,7 +163,5 @@ def direction(name, config):
     monitored = isinstance(checkpoint, dict) and checkpoint.get("monitor") == name
     if monitored and checkpoint.get("mode") in ("min", "max"):
         return 1 if checkpoint["mode"] == "min" else -1
-    try:
+    with suppress(UserError):
         return sign_of(name, "auto", name)
-    except UserError:
-        return None

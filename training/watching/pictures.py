@@ -36,21 +36,19 @@ def png(array):
     array = np.asarray(array)
     valid = array.ndim in (2, 3) and array.shape[2:] in ((), (3,)) and array.size
     if array.dtype != np.uint8 or not valid:
-        raise ValueError(
-            f"png: needs uint8 of shape (H, W) or (H, W, 3), got {array.dtype} {array.shape}"
-        )
+        found = f"{array.dtype} {array.shape}"
+        raise ValueError(f"png: needs uint8 of shape (H, W) or (H, W, 3), got {found}")
     height, width = array.shape[:2]
     # Each line begins with the number of its filter: 0, none.
     lines = np.zeros((height, 1 + array[0].size), np.uint8)
     lines[:, 1:] = array.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if array.ndim == 3 else 0, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 3)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
-
-
-def png_chunk(kind, data):
-    """A chunk of a PNG file: its length, kind, data and checksum."""
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    file = b"\x89PNG\r\n\x1a\n"
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(lines.tobytes(), 3), b"IEND": b""}
+    for kind, data in chunks.items():  # each with its length and checksum
+        content = kind + data
+        file += struct.pack(">I", len(data)) + content + struct.pack(">I", zlib.crc32(content))
+    return file
 
 
 def as_picture(x):
@@ -140,10 +138,9 @@ def matrix(counts, normalized=False):
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-30)
     if len(counts) > NUMBERED:
         return framed(shades(shares), max(1, 640 // len(counts)), each)
-    texts = {
-        cell: f"{100 * shares[cell]:.1f}" if normalized else short(counts[cell])
-        for cell in np.ndindex(counts.shape)
-    }
+    texts = {}
+    for cell, share in np.ndenumerate(shares):
+        texts[cell] = f"{100 * share:.1f}" if normalized else short(counts[cell])
     side = max(44, 12 + 2 * BROAD * max(map(len, texts.values())))
     sheet = framed(shades(shares), side, each)
     for (row, column), text in texts.items():

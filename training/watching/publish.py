@@ -17,6 +17,7 @@ trackers continue.
 import io
 import logging
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -53,10 +54,8 @@ class Publisher:
         for tracker in trackers:
             has_method = any(hasattr(tracker, method) for method in METHODS)
             if isinstance(tracker, str | type) or not has_method:
-                raise UserError(
-                    f"trackers: {tracker!r} is not a tracker: an object with any of "
-                    f"{', '.join(METHODS)}"
-                )
+                need = f"an object with any of {', '.join(METHODS)}"
+                raise UserError(f"trackers: {tracker!r} is not a tracker: {need}")
         self.channels = [Channel(tracker, about) for tracker in trackers]
         self.closed, self.warned = False, set()
 
@@ -203,11 +202,10 @@ class Channel:
             return
         message = "tracker %s: dropped at step %d: %s; the values stay in metrics.jsonl"
         logger.warning(message, self.name, self.step, why)
-        try:
+        with suppress(Empty):
             while True:
                 self.queue.get_nowait()
-        except Empty:
-            self.queue.put((STOP, (), 0))
+        self.queue.put((STOP, (), 0))
 
 
 class Picture:
@@ -219,12 +217,12 @@ class Picture:
             file = io.BytesIO()
             picture.savefig(file, format="png")
             picture = file.getvalue()
-        if isinstance(picture, bytes):
-            if not picture.startswith(b"\x89PNG"):
-                raise ValueError("these bytes are not a PNG file")
+        if not isinstance(picture, bytes):
+            self.array = np.array(picture)
+        elif picture.startswith(b"\x89PNG"):
             self.bytes = picture
         else:
-            self.array = np.array(picture)
+            raise ValueError("these bytes are not a PNG file")
         self.size = len(self.bytes) if self.bytes else self.array.nbytes
 
     def png(self):
@@ -246,7 +244,6 @@ def as_png(array):
 
 
 def as_numbers(values):
-    """A copy of {name: number} with floats."""
     return {name: float(value) for name, value in values.items()}
 
 
@@ -261,7 +258,7 @@ def flat_copy(values):
 
 def summary(error):
     """An error in one line; messages of UserError and RunError need no class name."""
-    message = first_line(error)
-    if message and isinstance(error, UserError | RunError):
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    message, name = first_line(error), type(error).__name__
+    if isinstance(error, UserError | RunError):
+        return message or name
+    return f"{name}: {message}" if message else name

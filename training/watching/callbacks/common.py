@@ -1,6 +1,7 @@
 """Helpers of several callbacks: class labels, sets, and files in the run's folder."""
 
 import logging
+import math
 from contextlib import contextmanager
 
 import jax
@@ -18,17 +19,15 @@ FIX = "remove it from `callbacks`, or check what the model and the dataset retur
 
 def class_label(name, output, target):
     """(classes, whether they are valid) of one target: integers, or distributions over classes."""
+    needed = f"{name}: needs class labels, but"
     if not all(isinstance(a, jax.Array | np.ndarray) for a in (output, target)):
-        raise UserError(
-            f"{name}: needs class labels, but an output or a target is a nest of arrays; {FIX}"
-        )
+        raise UserError(f"{needed} an output or a target is a nest of arrays; {FIX}")
     integers = jnp.issubdtype(target.dtype, jnp.integer) and output.ndim
     integers = integers and target.shape == output.shape[:-1]
     if not (integers or target.shape == output.shape) or output.shape[-1:] in ((), (1,)):
-        raise UserError(
-            f"{name}: needs class labels, but the output of an example has the shape "
-            f"{output.shape} and its target is {target.dtype}{list(target.shape)}; {FIX}"
-        )
+        form = f"{target.dtype}{list(target.shape)}"
+        found = f"the output of an example has the shape {output.shape} and its target is {form}"
+        raise UserError(f"{needed} {found}; {FIX}")
     if integers:
         return target, jnp.bool_(True)
     valid = (target >= 0).all() & (jnp.abs(target.sum(axis=-1) - 1) < 1e-2).all()
@@ -38,10 +37,8 @@ def class_label(name, output, target):
 def check_labels(name, dataset, invalid):
     """Refuse targets that have the output's shape but are not distributions."""
     if invalid:
-        raise UserError(
-            f"{name}: needs class labels, but {invalid} targets of the {dataset} set are neither "
-            f"classes nor distributions over them; {FIX}"
-        )
+        found = f"{invalid} targets of the {dataset} set are neither classes nor distributions"
+        raise UserError(f"{name}: needs class labels, but {found} over them; {FIX}")
 
 
 def check_sets(name, sets, view):
@@ -51,6 +48,14 @@ def check_sets(name, sets, view):
         if wanted not in held_out:
             existing = ", ".join(held_out) or "none"
             raise UserError(f"{name}: sets: no held-out set {wanted!r}; there are: {existing}")
+
+
+def after_evaluation(memory, value, min_delta):
+    """A memory of the best value and the evaluations since then, after one more; low is good."""
+    best = math.inf if memory["best"] is None else memory["best"]
+    if value < best - min_delta:
+        return memory | {"best": value, "waited": 0}
+    return memory | {"waited": memory["waited"] + 1}
 
 
 def just_measured(hook, sets, view):
@@ -84,9 +89,8 @@ def write_errors(view, path):
     try:
         yield
     except (OSError, RunError) as error:
-        message = str(error)
-        if isinstance(error, OSError):
-            message = f"{path}: cannot be written: {error.strerror}"
+        is_own = isinstance(error, RunError)
+        message = str(error) if is_own else f"{path}: cannot be written: {error.strerror}"
         if view.config.get("checkpoint", {}).get("on_write_error") != "go_on":
             raise RunError(message) from error
         logger.warning("%s", message)

@@ -8,13 +8,7 @@ import numpy as np
 
 from training.base import Callback
 from training.tally import tracked
-from training.watching.callbacks.common import (
-    check_labels,
-    check_sets,
-    class_label,
-    just_measured,
-    write_picture_files,
-)
+from training.watching.callbacks import common
 from training.watching.pictures import matrix, png
 from utils import UserError, at_least
 
@@ -37,13 +31,11 @@ def confusion_matrix(
 
 def pairs(output, target):
     """How often each (label, prediction) occurs in one example."""
-    label, valid = class_label("confusion_matrix", output, target)
+    label, valid = common.class_label("confusion_matrix", output, target)
     count = output.shape[-1]
     if count > MOST:
-        raise UserError(
-            f"confusion_matrix: there are {count} classes, too many for a readable matrix; "
-            f"{MOST} at most"
-        )
+        found = f"there are {count} classes, too many for a readable matrix"
+        raise UserError(f"confusion_matrix: {found}; {MOST} at most")
     actual = jax.nn.one_hot(label.reshape(-1), count)
     predicted = jax.nn.one_hot(jnp.argmax(output, axis=-1).reshape(-1), count)
     return {"counts": actual.T @ predicted, "invalid": ~valid}
@@ -55,28 +47,23 @@ class ConfusionMatrix:
         self.metrics = {"confusion_matrix": tracked(pairs, mode="SUM", phase="EVAL")}
 
     def on_training_start(self, view):
-        check_sets("confusion_matrix", self.sets, view)
+        common.check_sets("confusion_matrix", self.sets, view)
 
     def on_validation_end(self, view):
-        self.draw(view, just_measured("validation", self.sets, view))
+        self.draw(view, common.just_measured("validation", self.sets, view))
 
     def on_test_end(self, view):
-        self.draw(view, just_measured("test", self.sets, view))
+        self.draw(view, common.just_measured("test", self.sets, view))
 
     def draw(self, view, names):
         """Write the files of each set and publish its picture."""
         for name in names:
             measured = view.arrays[f"{name}_confusion_matrix"]
-            check_labels("confusion_matrix", name, int(measured["invalid"]))
+            common.check_labels("confusion_matrix", name, int(measured["invalid"]))
             counts = np.rint(measured["counts"]).astype(int)
             picture, title = png(matrix(counts, self.normalized)), f"confusion_matrix-{name}"
-            content = {
-                "set": name,
-                "epoch": view.epoch,
-                "step": view.step,
-                "normalized": self.normalized,
-                "matrix": counts.tolist(),
-            }
+            content = {"set": name, "epoch": view.epoch, "step": view.step}
+            content |= {"normalized": self.normalized, "matrix": counts.tolist()}
             files = {f"{title}.json": json.dumps(content).encode(), f"{title}.png": picture}
-            write_picture_files(view, files)
+            common.write_picture_files(view, files)
             view.publish.image(view.step, title, picture)

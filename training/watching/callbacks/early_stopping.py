@@ -4,6 +4,7 @@ from typing import Literal
 
 from training.base import Callback
 from training.options import sign_of
+from training.watching.callbacks.common import after_evaluation
 from utils import at_least
 
 
@@ -34,9 +35,6 @@ class EarlyStopping:
     def on_epoch_end(self, view):
         if self.monitor not in view.metrics:  # this epoch was not evaluated
             return None
-        value, best = self.sign() * view.metrics[self.monitor], self.memory["best"]
-        if value < (float("inf") if best is None else best) - self.min_delta:
-            self.memory = {"best": value, "waited": 0}
-        else:
-            self.memory = {"best": best, "waited": self.memory["waited"] + 1}
+        value = self.sign() * view.metrics[self.monitor]
+        self.memory = after_evaluation(self.memory, value, self.min_delta)
         return {"stop": self.memory["waited"] >= self.patience}

@@ -44,15 +44,6 @@ class GradientSpikeMonitor:
         self.written = None
 
     def on_step_end(self, view):
-        self.check_steps(view)
-
-    def on_epoch_end(self, view):
-        self.check_steps(view)  # the steps after the last log line
-
-    def on_training_end(self, view):
-        self.check_steps(view)
-
-    def check_steps(self, view):
         """Look for spikes in the steps since the last call."""
         names = [name for name in ("step", "gradient_norm", "loss") if name in view.per_step]
         columns = [view.per_step[name].tolist() for name in names]
@@ -65,7 +56,9 @@ class GradientSpikeMonitor:
         self.written = self.memory
         if spikes:
             append_lines(view, FILE, [json.dumps(sayable(spike)) for spike in spikes])
-            self.warn(view.epoch, spikes)
+            warn(view.epoch, spikes)
+
+    on_epoch_end = on_training_end = on_step_end  # for the steps after the last log line
 
     def spike(self, epoch, step, norm, loss):
         """Add a step to the average; return its line for the file if it is a spike, else None."""
@@ -79,31 +72,25 @@ class GradientSpikeMonitor:
             self.memory |= {"seen": seen + 1, "average": average + weight * (clipped - average)}
             if seen < self.warmup or not ratio > self.threshold:
                 return None
-        return {
-            "step": step,
-            "epoch": epoch,
-            "norm": norm,
-            "ema": average,
-            "ratio": ratio,
-            "loss": loss,
-        }
+        measured = {"norm": norm, "ema": average, "ratio": ratio, "loss": loss}
+        return {"step": step, "epoch": epoch} | measured
 
-    def warn(self, epoch, spikes):
-        """Log one line about all new spikes."""
-        infinite = [spike for spike in spikes if not math.isfinite(spike["norm"])]
-        worst = infinite[0] if infinite else max(spikes, key=lambda spike: spike["ratio"])
-        logger.warning(
-            "Epoch %d: gradient spikes: %d, the worst at step %d, with a norm of %.4g where %.4g "
-            "was usual; see %s",
-            epoch, len(spikes), worst["step"], worst["norm"], worst["ema"], FILE,
-        )  # fmt: skip
+
+def warn(epoch, spikes):
+    """Log one line about all new spikes."""
+    infinite = [spike for spike in spikes if not math.isfinite(spike["norm"])]
+    worst = infinite[0] if infinite else max(spikes, key=lambda spike: spike["ratio"])
+    logger.warning(
+        "Epoch %d: gradient spikes: %d, the worst at step %d, with a norm of %.4g where %.4g "
+        "was usual; see %s",
+        epoch, len(spikes), worst["step"], worst["norm"], worst["ema"], FILE,
+    )  # fmt: skip
 
 
 def cut_back(path, step):
     """Remove the lines after a step from a file, as the run continues there and rewrites them."""
-    if not path.exists():
-        return
-    lines, kept = path.read_text().splitlines(keepends=True), []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = []
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too
             kept += [line] if json.loads(line)["step"] <= step else []

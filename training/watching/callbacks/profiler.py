@@ -37,13 +37,11 @@ class Profiler:
 
     def on_training_start(self, view):
         if view.folder is None:
-            raise UserError(
-                "profiler: there is no run folder to write to; pass `folder` to fit, or remove "
-                "the profiler"
-            )
-        self.began, self.next = None, None  # the first steps of the open and of the next trace
+            fix = "pass `folder` to fit, or remove the profiler"
+            raise UserError(f"profiler: there is no run folder to write to; {fix}")
+        self.began = self.next = None  # the first steps of the open and of the next trace
         self.due = None  # the time at which the next trace is due
-        self.planned, self.tried, self.warned = False, False, False
+        self.planned = self.tried = self.warned = False
 
     def steps_left(self, step):
         """Steps until a trace begins or ends."""
@@ -61,24 +59,13 @@ class Profiler:
         elif self.began is None and self.next is not None and view.step >= self.next:
             self.begin(view)
 
-    def on_epoch_start(self, view):
-        self.on_step_end(
-            view
-        )  # begins a trace again that an evaluation ended before its first step
-
-    def on_validation_start(self, view):
-        self.end(view)
-
-    def on_test_start(self, view):
-        self.end(view)
+    on_epoch_start = on_step_end  # for a trace that an evaluation ended before its first step
 
     def on_training_end(self, view):
         self.end(view)
         if not self.tried:
-            logger.warning(
-                "profiler: the run ended before its trace began; lower first_step, which is %d",
-                self.first_step,
-            )
+            fix = f"lower first_step, which is {self.first_step}"
+            logger.warning("profiler: the run ended before its trace began; %s", fix)
 
     def begin(self, view):
         """Open a trace, unless other code has one open."""
@@ -112,6 +99,8 @@ class Profiler:
         self.plan_next()
         message = "profiler: the %d steps after step %d are traced in %s"
         logger.info(message, view.step - began, began, folder)
+
+    on_validation_start = on_test_start = end
 
     def plan_next(self):
         """Set the time of the next trace, if there is one."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from training.base import Callback
 from training.options import sign_of
+from training.watching.callbacks.common import after_evaluation
 from utils import at_least, between_0_and_1, nonnegative, share
 
 logger = logging.getLogger("main")
@@ -32,18 +33,15 @@ def reduce_on_plateau(
     nonnegative(min_delta=min_delta)
     share(min_scale=min_scale)
     between_0_and_1(factor=factor)
-    return ReduceOnPlateau(
-        monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
-    )
+    numbers = factor, patience, min_delta, cooldown, min_scale
+    return ReduceOnPlateau(monitor, mode, *numbers, every_n_epochs)
 
 
 class ReduceOnPlateau:
-    def __init__(
-        self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every_n_epochs
-    ):
+    def __init__(self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every):
         self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
         self.min_delta, self.cooldown, self.min_scale = min_delta, cooldown, min_scale
-        self.every_n_epochs = every_n_epochs
+        self.every_n_epochs = every
 
     def sign(self):
         """1 if lower values of the metric are better, -1 if higher ones are."""
@@ -55,12 +53,8 @@ class ReduceOnPlateau:
     def on_epoch_end(self, view):
         if self.monitor not in view.metrics:  # this epoch was not evaluated
             return None
-        now = dict(self.memory)
         value = self.sign() * view.metrics[self.monitor]
-        if value < (float("inf") if now["best"] is None else now["best"]) - self.min_delta:
-            now |= {"best": value, "waited": 0}
-        else:
-            now["waited"] += 1
+        now = after_evaluation(self.memory, value, self.min_delta)
         if now["cooling"]:
             now |= {"cooling": now["cooling"] - 1, "waited": 0}
         self.memory = now
@@ -73,13 +67,9 @@ class ReduceOnPlateau:
         self.memory = self.memory | {"waited": 0, "cooling": self.cooldown, "scale": after}
         if after == before:
             return None
+        length = f"{self.patience} evaluations" if self.patience > 1 else "1 evaluation"
         logger.info(
             "Epoch %d: %s has not improved in %s: from now on every update is multiplied by %g "
-            "instead of %g",
-            view.epoch,
-            self.monitor,
-            f"{self.patience} evaluations" if self.patience > 1 else "1 evaluation",
-            after,
-            before,
-        )
+            "instead of %g", view.epoch, self.monitor, length, after, before,
+        )  # fmt: skip
         return {"lr_scale": after}

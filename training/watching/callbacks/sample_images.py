@@ -13,13 +13,7 @@ from data_loader.nest import named_nest
 from training.base import Callback
 from training.loss import cross_entropy
 from training.tally import tracked
-from training.watching.callbacks.common import (
-    check_labels,
-    check_sets,
-    class_label,
-    just_measured,
-    write_picture_files,
-)
+from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
 from utils import at_least
 
@@ -44,7 +38,7 @@ def sample_images(
 
 def prediction(output, target):
     """The loss of one example, and its label and predicted class if it has only one position."""
-    label, valid = class_label("sample_images", output, target)
+    label, valid = common.class_label("sample_images", output, target)
     measured = {"loss": cross_entropy(output, target), "invalid": ~valid}
     if label.ndim:
         return measured
@@ -60,21 +54,21 @@ class SampleImages:
 
     def on_training_start(self, view):
         self.logged = set()  # the sets for which the log has a reason why they are not shown
-        check_sets("sample_images", self.sets, view)
+        common.check_sets("sample_images", self.sets, view)
         dataset = view.sets.get("train")
         size = len(dataset) if has_items(dataset) else self.count
         if examples := self.examples("train", dataset, range(min(self.count, size))):
             labels = [class_of(label) for _, label in examples]
             captions = ["" if label is None else str(label) for label in labels]
             drawn = png(grid([picture for picture, _ in examples], captions=captions))
-            write_picture_files(view, {"first_batch.png": drawn})
+            common.write_picture_files(view, {"first_batch.png": drawn})
             view.publish.image(view.step, "first_batch", drawn)
 
     def on_validation_end(self, view):
-        self.show(view, just_measured("validation", self.sets, view))
+        self.show(view, common.just_measured("validation", self.sets, view))
 
     def on_test_end(self, view):
-        self.show(view, just_measured("test", self.sets, view))
+        self.show(view, common.just_measured("test", self.sets, view))
 
     def show(self, view, names):
         """Write and publish the worst predictions in each of these sets."""
@@ -83,7 +77,7 @@ class SampleImages:
             if measured is None:
                 self.log_once(name, "has an unknown length, so its predictions are not gathered")
                 continue
-            check_labels("sample_images", name, int(measured["invalid"].sum()))
+            common.check_labels("sample_images", name, int(measured["invalid"].sum()))
             # The loss is NaN for a label outside the classes, which comes first.
             losses = np.where(np.isnan(measured["loss"]), np.inf, measured["loss"])
             order = np.argsort(-losses, kind="stable")[: self.worst]
@@ -102,7 +96,7 @@ class SampleImages:
                 one["png"] = base64.b64encode(png(picture)).decode()
             view.publish.image(view.step, title, files[f"{title}.png"])
         content = {"set": name, "epoch": view.epoch, "step": view.step, "examples": worst}
-        write_picture_files(view, {f"{title}.json": json.dumps(content).encode(), **files})
+        common.write_picture_files(view, {f"{title}.json": json.dumps(content).encode(), **files})
 
     def examples(self, name, dataset, indices):
         """[(picture, label)] of examples of a set; empty, with a log line, if none are images."""
@@ -114,9 +108,11 @@ class SampleImages:
         items = [dataset[int(i)] for i in indices]
         pictures = [picture_in(item) for item in items]
         if any(picture is None for picture in pictures):
-            self.log_once(name, f"holds no images ({form_of(items[0])}), so none are shown")
+            form = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs_of(items[0]))
+            self.log_once(name, f"holds no images ({form}), so none are shown")
             return []
-        labels = [item[1] if is_sequence(item) and len(item) > 1 else None for item in items]
+        pairs = (item if isinstance(item, tuple | list) else () for item in items)
+        labels = [pair[1] if len(pair) > 1 else None for pair in pairs]
         return list(zip(pictures, labels, strict=True))
 
     def log_once(self, name, why):
@@ -131,37 +127,23 @@ def as_json(measured, i):
     keys = ("label", "predicted")
     label, predicted = (int(measured[key][i]) if key in measured else None for key in keys)
     loss = float(measured["loss"][i])
-    return {
-        "index": i,
-        "label": label,
-        "predicted": predicted,
-        "loss": loss if math.isfinite(loss) else None,
-    }
-
-
-def is_sequence(item):
-    return isinstance(item, tuple | list)
+    loss = loss if math.isfinite(loss) else None
+    return {"index": i, "label": label, "predicted": predicted, "loss": loss}
 
 
 def inputs_of(item):
     """The arrays among the inputs of an example."""
-    x = item[0] if is_sequence(item) and item else item
+    x = item[0] if isinstance(item, tuple | list) and item else item
     return [np.asarray(leaf) for _, leaf in named_nest(x)]
 
 
 def picture_in(item):
     """The first image among the inputs of an example, thinned out if it is large, or None."""
     for x in inputs_of(item):
-        picture = as_picture(x)
-        if picture is not None:
+        if (picture := as_picture(x)) is not None:
             step = -(-max(picture.shape[:2]) // LARGEST)
             return picture[::step, ::step]
     return None
-
-
-def form_of(item):
-    """The dtypes and shapes of the inputs of an example."""
-    return ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs_of(item))
 
 
 def class_of(label):

@@ -9,21 +9,17 @@ import numpy as np
 from utils import UserError
 
 BINS = 64
-OF_THE_RUN = (
-    *("config.json", "environment.json", "evaluations.jsonl", "finished.json"),
-    *("metrics.jsonl", "report.html", "train.log"),
-)
+OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "finished.json")
+OF_THE_RUN += ("metrics.jsonl", "report.html", "train.log")
 
 
 def needs(tracker, **packages):
     """Refuse a tracker if a package is missing; packages are {module: its name for pip}."""
     for module, package in packages.items():
-        spec = find_spec(module)
         # A folder of that name, as wandb leaves behind, is found but has no origin.
-        if spec is None or spec.origin is None:
-            raise UserError(
-                f"{tracker}: needs the package {package}: pip install -r training/requirements.txt"
-            )
+        if getattr(find_spec(module), "origin", None) is None:
+            fix = "pip install -r training/requirements.txt"
+            raise UserError(f"{tracker}: needs the package {package}: {fix}")
 
 
 def check_file_name(file, may_be_absolute=False):
@@ -34,10 +30,8 @@ def check_file_name(file, may_be_absolute=False):
     if not path.name or ".." in path.parts:
         raise ValueError(f"file: must be the name of a file in the run's folder, got {file!r}")
     if path.is_absolute() and not may_be_absolute:
-        raise ValueError(
-            f"file: must lie in the run's folder, got {file!r}; the tracker jsonl can write one "
-            "file for many runs"
-        )
+        hint = "the tracker jsonl can write one file for many runs"
+        raise ValueError(f"file: must lie in the run's folder, got {file!r}; {hint}")
 
 
 def flattened(config, prefix=""):

@@ -13,8 +13,6 @@ def console() -> Tracker:
 
 
 class Console:
-    """Writes to the log, like everything else on the console."""
-
     def scalars(self, step, values):
         text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
         logger.info("Step %d: %s", step, text)

@@ -54,7 +54,6 @@ class Csv:
 
 
 def as_text(rows):
-    """The text of some rows."""
     file = io.StringIO()
     writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()

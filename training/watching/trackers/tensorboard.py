@@ -31,8 +31,8 @@ class TensorBoard:
         self.last, self.step = {}, about.step
         self.write(0, file_version="brain.Event:2")
         self.void_from(about.step + 1 if about.step else 0)
-        config = flattened(about.config)
-        config = {name: value for name, value in config.items() if value is not None}
+        flat = flattened(about.config)
+        config = {name: value for name, value in flat.items() if value is not None}
         # The list of parameters and metrics is left out: TensorBoard would use one run's for all.
         _, self.begin, self.end = hparams(config, {})
         self.write(about.step, summary=self.begin)
@@ -44,17 +44,18 @@ class TensorBoard:
 
     def image(self, step, name, png):
         width, height = unpack(">II", png[16:24])
-        picture = {
-            "height": height,
-            "width": width,
-            "colorspace": COLOUR_SPACES[png[25]],
-            "encoded_image_string": png,
-        }
-        self.summary(step, {"tag": name, "image": picture})
+        picture = {"height": height, "width": width, "colorspace": COLOUR_SPACES[png[25]]}
+        self.summary(step, {"tag": name, "image": picture | {"encoded_image_string": png}})
 
     def histogram(self, step, name, values):
-        if (histogram := counts_and_edges(values)) is not None:
-            self.summary(step, {"tag": name, "histo": histogram_fields(values, *histogram)})
+        if (histogram := counts_and_edges(values)) is None:
+            return
+        counts, edges = histogram
+        finite = values[np.isfinite(values)].astype(np.float64)
+        fields = {"min": finite.min(), "max": finite.max(), "num": finite.size}
+        fields |= {"sum": finite.sum(), "sum_squares": finite @ finite}
+        fields |= {"bucket": counts, "bucket_limit": edges[1:]}  # only the upper edges
+        self.summary(step, {"tag": name, "histo": fields})
 
     def back_to(self, step):
         self.last, self.step = {}, step
@@ -86,17 +87,3 @@ class TensorBoard:
         event = Event(wall_time=time(), step=step, **content).SerializeToString()
         parts = pack("<Q", len(event)), event
         self.file.write(b"".join(part + pack("<I", masked_crc32c(part)) for part in parts))
-
-
-def histogram_fields(values, counts, edges):
-    """A histogram in TensorBoard's form, in which a bucket has only its upper edge."""
-    finite = values[np.isfinite(values)].astype(np.float64)
-    return {
-        "min": finite.min(),
-        "max": finite.max(),
-        "num": finite.size,
-        "sum": finite.sum(),
-        "sum_squares": finite @ finite,
-        "bucket_limit": edges[1:],
-        "bucket": counts,
-    }

@@ -44,8 +44,8 @@ class Wandb:
     """A small file in the run's folder holds the id that the run has at Weights & Biases."""
 
     def __init__(self, project, name, group, entity, tags, id, resume, mode):
-        self.project, self.id, self.resume, self.mode = project, id, resume, mode
-        self.name = name
+        self.project, self.name, self.id = project, name, id
+        self.resume, self.mode = resume, mode
         self.options = {"group": group, "entity": entity, "tags": tags or None}
 
     def start(self, about):
@@ -105,10 +105,8 @@ class Wandb:
         try:
             self.run.finish()
         except TimeoutError as error:
-            raise RunError(
-                f"not everything was sent within {FINISH_SECONDS} s; send it with: "
-                f"{self.sync_command()}"
-            ) from error
+            problem = f"not everything was sent within {FINISH_SECONDS} s"
+            raise RunError(f"{problem}; send it with: {self.sync_command()}") from error
 
     def sync_command(self):
         """The command that sends what is in the run's folder."""
@@ -122,7 +120,5 @@ def refuse_without_login(mode):
     default = wandb.setup(wandb.Settings(silent=True)).settings.mode
     online = not {mode or default, default} & {"offline", "dryrun", "disabled"}
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
-        raise UserError(
-            "there is no login: run `wandb login`, or set mode to offline and send the run later "
-            "with `wandb sync`"
-        )
+        fix = "set mode to offline and send the run later with `wandb sync`"
+        raise UserError(f"there is no login: run `wandb login`, or {fix}")
