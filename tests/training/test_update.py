@@ -164,8 +164,8 @@ def test_a_cleared_state_continues_as_if_there_had_been_no_bad_batch():
         assert_same(jax.jit(update.step)(state, good[2], 6), expected)
 
 
-# Each column of a batch can break a different part of a step. SOUND breaks none of them; the rows of
-# BREAKS break the part that is their key.
+# Each column of a batch can break another part of a step. SOUND breaks none; each row of BREAKS
+# breaks the part that is its key.
 SOUND = (0, 1, 0, 0)
 BREAKS = {
     "the loss": (np.nan, 1, 0, 0),
