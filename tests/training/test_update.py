@@ -50,7 +50,9 @@ def run_looped(update, ts, batches):
 
     @jax.jit
     def loop(ts, count):
-        one = lambda i, ts: update.step(ts, jax.tree.map(lambda a: a[i], held), len(batches[0][1]))  # noqa: E731
+        def one(i, ts):
+            return update.step(ts, jax.tree.map(lambda a: a[i], held), len(batches[0][1]))
+
         return jax.lax.fori_loop(0, count, one, ts)
 
     return loop(ts, len(batches))

@@ -180,7 +180,7 @@ def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     data.read.clear()
     train(tmp_path, data, callbacks=[Stop(10**9)], resume=True)
     rest = (EPOCHS * STEPS - 10) * 32
-    # The first batch, for its shapes, what is prefetched with it, and the fingerprint.
+    # Also read: the first batch for its shapes, what is prefetched with it, and the fingerprint.
     extra = 3 * 32 + 2
     assert rest <= len(data.read) <= rest + extra
 
