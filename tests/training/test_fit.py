@@ -1,4 +1,4 @@
-"""`fit` as a whole: exactness, determinism, one compilation, streaming, replicas, stopping."""
+"""Whole runs of `fit`: exactness, determinism, one compilation, streaming, replicas, stopping."""
 
 import os
 import signal
@@ -30,10 +30,11 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 6)).astype(np.float32)
 Y = (X[:, 0] + X[:, 1] > 0).astype(np.int32) + (X[:, 2] > 1)
 MODEL = mlp((6,), 3, dims=(16,))
+DEFAULTS = {"optimizer": adam(lr=0.01), "epochs": 2, "batch_size": 32, "log": {"every_steps": 5}}
 
 
 def trainer_of(stacked=None, **settings):
-    """A started Trainer on the example data, as fit makes it."""
+    """A started Trainer on the data of this file, as `fit` makes it."""
     sets = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
     recipe = recipe_of(MODEL, optimizer=adam(lr=0.01), batch_size=32, **settings)
     trainer = Trainer(recipe, sets, stacked)
@@ -41,16 +42,8 @@ def trainer_of(stacked=None, **settings):
     return trainer
 
 
-def test_inputs_may_be_nests_of_arrays():
-    model = MODEL._replace(
-        apply=lambda params, state, x, **k: MODEL.apply(params, state, x["a"] + x["b"], **k)
-    )
-    nested = run(({"a": X, "b": 0 * X}, Y), model=model)
-    assert_same(nested.params, run().params)
-
-
 class Streamed:
-    """The same examples, one at a time, so that they cannot live on the device."""
+    """The same examples, one at a time, so that they cannot be resident on the device."""
 
     def __init__(self, x=X, y=Y):
         self.x, self.y = x, y
@@ -63,16 +56,10 @@ class Streamed:
 
 
 def run(train=(X, Y), test=None, model=MODEL, **settings):
-    return fit(
-        model,
-        train,
-        test,
-        **{"epochs": 2, "batch_size": 32, "optimizer": adam(lr=0.01), "log": {"every_steps": 5}}
-        | settings,
-    )
+    return fit(model, train, test, **DEFAULTS | settings)
 
 
-def values(history):
+def without_times(history):
     return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
 
 
@@ -84,7 +71,15 @@ def assert_close(a, b, rtol=1e-4, atol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
-def test_it_learns_and_reports_under_the_sets_names():
+def test_inputs_may_be_nests_of_arrays():
+    model = MODEL._replace(
+        apply=lambda params, state, x, **k: MODEL.apply(params, state, x["a"] + x["b"], **k)
+    )
+    nested = run(({"a": X, "b": 0 * X}, Y), model=model)
+    assert_same(nested.params, run().params)
+
+
+def test_it_learns_and_names_metrics_by_their_set():
     result = run(test=(X[:50], Y[:50]), val=(X[50:90], Y[50:90]), epochs=20)
     names = {f"{s}_{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")}
     assert names <= result.history[-1].keys()
@@ -92,18 +87,18 @@ def test_it_learns_and_reports_under_the_sets_names():
     assert result.step == 20 * 10
 
 
-def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_does_not():
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not():
     first, second, other = run(test=(X, Y)), run(test=(X, Y)), run(test=(X, Y), seed=1)
-    assert values(first.history) == values(second.history)
+    assert without_times(first.history) == without_times(second.history)
     assert_same(first.params, second.params)
-    assert values(first.history) != values(other.history)
+    assert without_times(first.history) != without_times(other.history)
 
 
-def test_log_points_change_no_bit():
+def test_log_frequency_does_not_change_the_params():
     assert_same(run(log={"every_steps": 1}).params, run(log={"every_steps": 7}).params)
 
 
-def test_evaluation_is_exact_where_the_batch_size_does_not_divide():
+def test_evaluation_is_exact_when_the_last_batch_is_not_full():
     result = run(test=(X[:77], Y[:77]))
     logits = np.asarray(MODEL.apply(result.params, {}, X[:77])[0], np.float64)
     by_hand = np.log(np.exp(logits).sum(1)) - logits[np.arange(77), Y[:77]]
@@ -113,7 +108,7 @@ def test_evaluation_is_exact_where_the_batch_size_does_not_divide():
     )
 
 
-def test_every_example_counts_once_in_an_epoch_of_training():
+def test_every_example_is_counted_once_per_epoch():
     sums = []
 
     class Spy:
@@ -124,7 +119,7 @@ def test_every_example_counts_once_in_an_epoch_of_training():
     assert sums == [300, 300]
 
 
-def test_seeds_and_replicas_start_from_weights_of_their_own():
+def test_each_seed_and_replica_draws_its_own_initial_weights():
     weights = [ts.params["hidden"][0]["weight"] for ts in trainer_of(replicas=3).replica_states()]
     other = trainer_of(seed=5).replica_states()[0].params["hidden"][0]["weight"]
     assert len({np.asarray(w).tobytes() for w in [*weights, other]}) == 4
@@ -138,7 +133,7 @@ def test_the_state_is_donated():
     assert all(leaf.is_deleted() for leaf in before)
 
 
-def test_params_outlive_the_hook_that_read_them():
+def test_params_read_in_a_hook_stay_valid_after_it():
     class Keep:
         def on_epoch_end(self, run):
             self.best = run.params if run.epoch == 1 else self.best
@@ -149,7 +144,7 @@ def test_params_outlive_the_hook_that_read_them():
     assert np.any(keep.best["head"]["bias"] != last["head"]["bias"])
 
 
-def test_the_budget_decides_what_lives_on_the_device():
+def test_the_device_budget_decides_which_sets_are_resident():
     half = X.nbytes + Y.nbytes + 1000
 
     def resident(budget):
@@ -162,19 +157,19 @@ def test_the_budget_decides_what_lives_on_the_device():
         return [type(feed) is Resident for feed in feeds.values()]
 
     assert resident(0) == [False, False]
-    assert resident(half) == [True, False]  # the sum counts
+    assert resident(half) == [True, False]  # only one of the two fits
     assert resident(2 * half) == [True, True]
 
 
-def test_a_set_of_another_form_is_told_before_the_first_epoch():
+def test_a_test_set_of_another_shape_is_an_error_before_the_first_epoch():
     with pytest.raises(UserError, match=r"the test set is .*float32\[5\]"):
         run(test=(X[:, :5], Y))
 
 
-def test_hooks_within_an_epoch_see_and_change_the_very_step():
+def test_step_hooks_see_the_exact_step_and_change_the_next_one():
     class Halve:
         def on_step_end(self, run):
-            time.sleep(0.01 * (run.step % 3))  # the clock must not matter
+            time.sleep(0.01 * (run.step % 3))  # timing must not matter
             seen.append((run.step, int(run.states()[0].step)))
             return {"lr_scale": 0.5}
 
@@ -184,17 +179,17 @@ def test_hooks_within_an_epoch_see_and_change_the_very_step():
     assert_same(first, run(callbacks=[Halve()]).params)
 
 
-def test_one_compilation_for_each_program_over_a_whole_run(compilations):
+def test_a_whole_run_compiles_each_program_once(compilations):
     run(test=(X, Y), epochs=4, log={"every_steps": 1})
     assert compilations.pop("jit(loop)") == 2  # training and evaluation
-    assert compilations.pop("jit(zeros)") == 2
+    assert compilations.pop("jit(lane)") == 2  # the empty sums of each
     compilations.pop("jit(init)", None)  # may be cached from an earlier run
     assert set(compilations.values()) == {1}
 
 
 @pytest.fixture
 def compilations():
-    """How often each function was compiled."""
+    """{function name: how many times it was compiled}"""
     seen = Counter()
 
     def listen(event, _seconds, fun_name=None, **_):
@@ -225,39 +220,39 @@ def test_streamed_batches_train_like_resident_ones():
     assert_close(run(device_budget_mb=0).params, run().params)
 
 
-def test_any_iterable_of_batches_will_do_and_a_short_last_one_is_counted_right():
-    class Batches:  # as a PyTorch DataLoader: no __getitem__
+def test_any_iterable_of_batches_works_and_a_short_last_batch_counts_by_its_examples():
+    class Batches:  # like a PyTorch DataLoader, without __getitem__
         def __iter__(self):
             return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 300, 32))
 
     result = run(Batches(), test=Batches(), epochs=1)
-    assert_close(
-        result.params, run(shuffle=False, epochs=1).params, rtol=0.05, atol=0.01
-    )  # the last batch is filled differently
+    # The tolerance is wide because the last batch is filled differently.
+    assert_close(result.params, run(shuffle=False, epochs=1).params, rtol=0.05, atol=0.01)
     logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
     assert result.history[-1]["test_accuracy"] == pytest.approx(
         (logits.argmax(1) == Y).mean(), rel=1e-6
     )
 
 
-def test_a_loader_may_refill_its_buffer_while_we_read_ahead():
-    class Refilled:
-        def __init__(self, fresh):
-            self.fresh = fresh
+def test_a_loader_may_reuse_its_buffer_while_batches_are_read_ahead():
+    class OneBuffer:
+        def __init__(self, copied):
+            self.copied = copied
 
         def __iter__(self):
-            room = np.empty(32 * 6 * 4 + 64, np.uint8)
-            offset = -room.ctypes.data % 64  # aligned, so that a device may take the buffer itself
-            x = room[offset : offset + 32 * 6 * 4].view(np.float32).reshape(32, 6)
+            buffer = np.empty(32 * 6 * 4 + 64, np.uint8)
+            offset = -buffer.ctypes.data % 64  # aligned, so that a device may use it uncopied
+            x = buffer[offset : offset + 32 * 6 * 4].view(np.float32).reshape(32, 6)
             for i in range(0, 288, 32):
                 x[:] = X[i : i + 32]
-                yield (x.copy() if self.fresh else x), Y[i : i + 32]
+                yield (x.copy() if self.copied else x), Y[i : i + 32]
 
-    assert values(run(Refilled(False)).history) == values(run(Refilled(True)).history)
+    reused, copied = run(OneBuffer(copied=False)), run(OneBuffer(copied=True))
+    assert without_times(reused.history) == without_times(copied.history)
 
 
-def test_a_length_that_is_not_known_until_the_end():
-    class Unsized:  # as a PyTorch DataLoader over an IterableDataset
+def test_the_length_of_a_loader_may_be_unknown():
+    class Unsized:  # like a PyTorch DataLoader over an IterableDataset
         def __len__(self):
             raise TypeError("no length")
 
@@ -280,7 +275,7 @@ def test_metrics_may_be_dicts_of_dicts():
         run(metrics={"a/b": sides})
 
 
-def test_an_iterator_that_is_used_up_is_told_apart():
+def test_an_exhausted_iterator_is_named_in_the_error():
     with pytest.raises(UserError, match="used up in an earlier epoch"):
         run(iter([(X[:32], Y[:32])]))
 
@@ -294,7 +289,7 @@ def test_a_custom_collate_fn_makes_the_batches():
     assert_close(run(collate_fn=double).params, run((X * 2, Y)).params)
 
 
-def test_errors_of_the_reading_thread_reach_the_caller():
+def test_errors_of_the_reading_thread_are_raised_in_the_caller():
     class Broken(Streamed):
         def __getitem__(self, i):
             if i == 77:
@@ -309,8 +304,9 @@ def test_a_validation_split_is_held_out():
     result = run(val_size=0.2)
     assert "val_loss" in result.history[-1]
     assert result.step == 2 * 8  # 240 examples in batches of 32
-    assert values(result.history) == values(run(val_size=60).history)
-    assert values(result.history) != values(run(val_size=60, split_seed=1).history)
+    assert without_times(result.history) == without_times(run(val_size=60).history)
+    other_split = run(val_size=60, split_seed=1)
+    assert without_times(result.history) != without_times(other_split.history)
     with pytest.raises(UserError, match="brings its own validation set"):
         run(val=(X, Y), val_size=60)
     with pytest.raises(UserError, match="an iterable of batches cannot be split"):
@@ -318,7 +314,7 @@ def test_a_validation_split_is_held_out():
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_each_replica_equals_its_single_run(streamed):
+def test_each_replica_equals_a_run_of_its_own(streamed):
     data = Streamed() if streamed else (X, Y)
     both = run(data, test=(X, Y), replicas=2)
     singles = [run(data, test=(X, Y), seed=seed) for seed in (0, 1)]
@@ -329,8 +325,8 @@ def test_each_replica_equals_its_single_run(streamed):
     assert both.history[-1]["test_loss"] == pytest.approx(mean, rel=1e-6)
 
 
-def test_replicas_stacked_in_one_program_as_on_accelerators():
-    """The vmapped program, which the CPU does not choose by itself."""
+def test_replicas_in_one_vmapped_program_as_on_accelerators():
+    """The vmapped program, which a run on the CPU does not use by default."""
     trainer = trainer_of(replicas=2, stacked=True)
     trainer.begin(1)
     taken, reports = trainer.train(100)
@@ -343,7 +339,7 @@ def test_replicas_stacked_in_one_program_as_on_accelerators():
         assert losses[r] == pytest.approx(single.history[-1]["test_loss"], rel=1e-4)
 
 
-def test_dense_convolutions_leave_the_loop_on_the_cpu_and_compute_the_same():
+def test_dense_convolutions_run_outside_the_loop_on_the_cpu_with_the_same_result():
     x, y = RNG.normal(size=(24, 8, 8, 1)).astype(np.float32), np.arange(24, dtype=np.int32) % 3
     model = resnet((8, 8, 1), 3, widths=(4,), depth=1)
     settings = {"optimizer": sgd(lr=0.01), "batch_size": 8, "epochs": 1}
@@ -354,7 +350,7 @@ def test_dense_convolutions_leave_the_loop_on_the_cpu_and_compute_the_same():
     assert_close(result.state, streamed.state)
 
 
-def test_averaged_weights_are_what_is_evaluated_and_answered():
+def test_averaged_params_are_evaluated_and_returned():
     result = run(test=(X, Y), ema=0.9)
     logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
     assert_same(result.params, result.states()[0].ema)
@@ -363,9 +359,9 @@ def test_averaged_weights_are_what_is_evaluated_and_answered():
     )
 
 
-def test_a_schedule_multiplies_the_rate():
-    frozen_after_two = run(schedule=linear(steps=2), epochs=1)
-    assert_same(frozen_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
+def test_a_schedule_multiplies_the_learning_rate():
+    rate_zero_after_two = run(schedule=linear(steps=2), epochs=1)
+    assert_same(rate_zero_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
 
 
 def test_divergence_stops_the_run_and_names_the_step():
@@ -375,7 +371,7 @@ def test_divergence_stops_the_run_and_names_the_step():
         run((x, Y))
 
 
-def test_divergence_can_be_skipped():
+def test_steps_that_are_not_finite_can_be_skipped():
     x = X.copy()
     x[7] = np.inf
     result = run((x, Y), on_nonfinite="skip", epochs=1)
@@ -383,7 +379,7 @@ def test_divergence_can_be_skipped():
     assert int(result.states()[0].sums["bad_steps"]) == 1
 
 
-def test_a_label_outside_the_classes_is_noticed():
+def test_a_label_outside_the_classes_stops_the_run():
     y = Y.copy()
     y[5] = 3
     with pytest.raises(Diverged):
@@ -391,7 +387,7 @@ def test_a_label_outside_the_classes_is_noticed():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_after_the_chunk_in_flight(number):
+def test_a_signal_ends_the_run_after_the_chunk_in_progress(number):
     class Kill:
         def on_step_end(self, run):
             if run.step >= 15 and not run.signal:
@@ -404,7 +400,7 @@ def test_a_signal_ends_the_run_after_the_chunk_in_flight(number):
     assert signal.getsignal(number) is before
 
 
-def test_a_second_signal_stops_at_once():
+def test_a_second_signal_stops_the_run_immediately():
     class Kill:
         def on_step_end(self, run):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -417,7 +413,7 @@ def test_a_second_signal_stops_at_once():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():
+def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learning_rate():
     calls = []
 
     class Watch:
@@ -443,7 +439,7 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_rate():
     )
 
 
-def test_an_update_of_ones_own_takes_what_it_names(monkeypatch):
+def test_a_custom_update_gets_only_the_options_that_it_names():
     def backwards(objective, optimizer):
         plain = gradient_update(objective, optimizer)
         return plain._replace(
@@ -463,6 +459,6 @@ def test_a_misspelled_option_is_named():
         run(batchsize=3)
 
 
-def test_an_empty_dataset():
+def test_an_empty_dataset_is_an_error():
     with pytest.raises(UserError, match="empty"):
         run((X[:0], Y[:0]))

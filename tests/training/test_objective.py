@@ -1,4 +1,4 @@
-"""The objectives beside `supervised`, by their properties."""
+"""The objectives, by their properties."""
 
 from functools import partial
 
@@ -19,12 +19,11 @@ KEY = jax.random.key(0)
 
 def images(rows=16):
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (rows, 4, 4, 1)).astype(np.uint8), rng.integers(0, 3, rows).astype(
-        np.int32
-    )
+    x = rng.integers(0, 256, (rows, 4, 4, 1)).astype(np.uint8)
+    return x, rng.integers(0, 3, rows).astype(np.int32)
 
 
-def test_supervised_measures_every_example_and_finishes_the_means():
+def test_supervised_returns_values_of_each_example_and_finishes_their_means():
     model, batch = mlp((4, 4, 1), 3, dims=(8,)), images()
     params, state = model.init(KEY)
     objective = supervised(model, cross_entropy, {"perplexity": perplexity}, (to_unit,), ())
@@ -36,49 +35,42 @@ def test_supervised_measures_every_example_and_finishes_the_means():
     np.testing.assert_allclose(reported["perplexity"], np.exp(np.mean(expected)), rtol=1e-5)
 
 
-def test_a_metric_keeps_its_finish_under_partial():
+def test_the_finish_of_a_metric_works_through_partial():
     def power(output, target, *, exponent):
         return jnp.mean(jnp.abs(output) ** exponent)
 
     power.finish = jnp.sqrt
-    objective = supervised(
-        mlp((4, 4, 1), 3), cross_entropy, {"power": partial(power, exponent=2)}, (), ()
-    )
+    metrics = {"power": partial(power, exponent=2)}
+    objective = supervised(mlp((4, 4, 1), 3), cross_entropy, metrics, (), ())
     assert objective.finish({"power": 9.0}) == {"power": 3.0}
 
 
-def test_augmentations_act_in_training_alone_and_differ_by_example():
+def test_augmentations_act_only_in_training_and_differ_by_example():
     identity = Model(
         lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
     )
-    objective = supervised(
-        identity,
-        lambda out, target: out.mean(),
-        {},
-        (to_unit,),
-        (lambda key, x: x + jax.random.uniform(key),),
-    )
+    noise = lambda key, x: x + jax.random.uniform(key)  # noqa: E731
+    objective = supervised(identity, lambda out, target: out.mean(), {}, (to_unit,), (noise,))
     x, y = images()
     x[:] = 0
     assert np.unique(objective({}, {}, (x, y), KEY, True)[0]).size == 16
     assert np.all(objective({}, {}, (x, y), KEY, False)[0] == 0)
 
 
-def test_the_same_augmentation_twice_draws_twice():
+def test_the_same_augmentation_listed_twice_draws_independently():
     identity = Model(
         lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
     )
     noise = lambda key, x: x + jax.random.normal(key)  # noqa: E731
     objective = supervised(identity, lambda out, target: out.mean(), {}, (), (noise, noise))
     x = np.zeros((2000, 1), np.float32)
-    assert np.var(objective({}, {}, (x, x), KEY, True)[0]) == pytest.approx(
-        2, rel=0.15
-    )  # 4, were they the same
+    losses = objective({}, {}, (x, x), KEY, True)[0]
+    assert np.var(losses) == pytest.approx(2, rel=0.15)  # 4 if both drew the same
 
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("factory", [supervised, mixup, denoising])
-def test_objectives_tell_the_model_whether_it_trains(factory, train):
+def test_objectives_pass_train_to_the_model(factory, train):
     seen = []
 
     def apply(params, state, x, *, train=False, key=None):
@@ -90,9 +82,8 @@ def test_objectives_tell_the_model_whether_it_trains(factory, train):
     assert seen == [train]
 
 
-def test_mixup_is_the_mixture_of_both_losses_and_plain_in_evaluation():
-    # A linear model and a loss linear in the output: the mixture of inputs and targets can be
-    # computed by hand.
+def test_mixup_mixes_inputs_and_losses_in_training_and_is_supervised_in_evaluation():
+    # The model and the loss are linear, so the mixture can be computed by hand.
     model = Model(
         lambda key: ({}, {}),
         lambda params, state, x, *, train=False, key=None: (x.reshape(len(x), -1), state),
@@ -110,7 +101,7 @@ def test_mixup_is_the_mixture_of_both_losses_and_plain_in_evaluation():
     np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
 
 
-def test_denoising_aims_at_the_clean_input():
+def test_denoising_targets_the_clean_input():
     seen = {}
 
     def apply(params, state, x, *, train=False, key=None):
@@ -129,6 +120,6 @@ def test_denoising_aims_at_the_clean_input():
 
 
 @pytest.mark.parametrize(("factory", "args"), [(mixup, {"alpha": 0}), (denoising, {"noise": -1})])
-def test_ranges(factory, args):
+def test_an_argument_out_of_range_is_an_error(factory, args):
     with pytest.raises(ValueError, match=f"^{next(iter(args))}: "):
         factory(None, mse, {}, (), (), **args)

@@ -1,4 +1,4 @@
-"""Programs: one compilation, what is said where the arguments change, and none at all to debug."""
+"""Programs: one compilation, errors for changed arguments, and no compilation for debugging."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,19 +35,19 @@ def start():
     return {"total": jnp.zeros(3)}
 
 
-def batch(rows=4, dtype=np.float32, where=None):
-    return jax.device_put(np.ones((rows, 3), dtype), where), np.zeros(rows, np.int32)
+def batch(rows=4, dtype=np.float32, sharding=None):
+    return jax.device_put(np.ones((rows, 3), dtype), sharding), np.zeros(rows, np.int32)
 
 
 def program(**settings):
-    """A program over batches, compiled for those of 4 rows."""
-    made = Program(over_batch(add, report), WHOLE, **settings)
-    made(2.0, start(), batch(), np.int32(4))
-    return made
+    """A program over batches, compiled for 4 rows."""
+    compiled = Program(over_batch(add, report), WHOLE, **settings)
+    compiled(2.0, start(), batch(), np.int32(4))
+    return compiled
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             (2.0, start(), batch(dtype=np.uint8), np.int32(4)),
@@ -69,81 +69,70 @@ def program(**settings):
         (("two", start(), batch(), np.int32(4)), "weights float32[], and was now given a str"),
     ],
 )
-def test_names_the_argument_that_changed(arguments, told):
+def test_the_error_names_the_argument_that_changed(arguments, message):
     with pytest.raises(UserError) as error:
         program(name="train")(*arguments)
-    assert str(error.value).startswith(f"training step: it was compiled for {told}")
+    assert str(error.value).startswith(f"training step: it was compiled for {message}")
     assert isinstance(error.value.__cause__, TypeError)
 
 
-def test_names_the_set_and_an_argument_that_lies_elsewhere():
-    elsewhere = NamedSharding(MESH, PartitionSpec(), memory_kind="unpinned_host")
-    with pytest.raises(
-        UserError,
-        match=r"^evaluation of val: it was compiled for batch x float32\[4,3\] "
-        r"laid out as .*unpinned",
-    ):
-        program(name="val")(2.0, start(), batch(where=elsewhere), np.int32(4))
+def test_the_error_names_the_set_and_an_argument_with_another_sharding():
+    other = NamedSharding(MESH, PartitionSpec(), memory_kind="unpinned_host")
+    message = (
+        r"^evaluation of val: it was compiled for batch x float32\[4,3\] laid out as .*unpinned"
+    )
+    with pytest.raises(UserError, match=message):
+        program(name="val")(2.0, start(), batch(sharding=other), np.int32(4))
 
 
-def test_arguments_that_differ_in_no_leaf_give_the_error_of_jax():
+def test_arguments_that_differ_only_in_their_structure_raise_the_error_of_jax():
     with pytest.raises(TypeError, match="list"):
         program()(2.0, start(), [*batch()], np.int32(4))
 
 
-def test_errors_of_the_function_itself_are_left_alone():
+def test_errors_of_the_function_itself_are_not_changed():
     def broken(const, carry, batch, valid):
-        raise TypeError("of its own")
+        raise TypeError("its own error")
 
     for debugging in (False, True):
-        with jax.disable_jit(debugging), pytest.raises(TypeError, match="of its own"):
+        with jax.disable_jit(debugging), pytest.raises(TypeError, match="its own error"):
             Program(over_batch(broken, report), WHOLE)(2.0, start(), batch(), np.int32(4))
 
 
-def test_names_survive_vmap_and_may_be_given():
+def test_errors_name_arguments_also_under_vmap_or_by_given_names():
     stacked = jax.vmap(over_batch(add, report), in_axes=(None, 0, 0, None))
-    with pytest.raises(
-        UserError,
-        match=r"step: it was compiled for batch x float32\[2,4,3\], "
-        r"and was now given float32\[2,3,3\]",
-    ):
+    message = (
+        r"step: it was compiled for batch x float32\[2,4,3\], and was now given float32\[2,3,3\]"
+    )
+    with pytest.raises(UserError, match=message):
         two = Program(stacked, WHOLE)
         for rows in (4, 3):
-            two(
-                2.0,
-                jax.tree.map(lambda a: jnp.stack([a, a]), start()),
-                jax.tree.map(lambda a: np.stack([a, a]), batch(rows)),
-                4,
-            )
-    assert (
-        Program(over_rows(add, report, sharded(MESH), looped=False), WHOLE).arguments[-1] == "count"
-    )
-    with pytest.raises(
-        UserError, match=r"compiled for genuine int32\[\], and was now given float32\[\]"
-    ):
+            carries = jax.tree.map(lambda a: jnp.stack([a, a]), start())
+            two(2.0, carries, jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
+    by_rows = Program(over_rows(add, report, sharded(MESH), looped=False), WHOLE)
+    assert by_rows.arguments[-1] == "count"
+    message = r"compiled for genuine int32\[\], and was now given float32\[\]"
+    with pytest.raises(UserError, match=message):
         program(arguments=("weights", "sums", "batch", "genuine"))(2.0, start(), batch(), 4.0)
 
 
-def test_prepare_compiles_without_running_and_measures():
+def test_prepare_compiles_without_running_and_reports_time_and_memory():
     prepared, carry = Program(over_batch(add, report), WHOLE), start()
     assert (prepared.compiled, prepared.seconds, prepared.memory) == (None, 0.0, None)
     prepared.prepare(2.0, carry, batch(), np.int32(4))
     compiled, seconds = prepared.compiled, prepared.seconds
     assert seconds > 0
     assert prepared.memory["argument_size_in_bytes"] >= 4 * 3 * 4 + 3 * 4  # x and the carry
-    assert prepared.memory.keys() == {
-        "temp_size_in_bytes",
-        "argument_size_in_bytes",
-        "output_size_in_bytes",
-    }
-    found, total = prepared(2.0, carry, batch(), np.int32(4))  # the carry was not donated before
-    np.testing.assert_array_equal(found["total"], 2 * 4 * 4 * np.ones(3))
+    names = {f"{part}_size_in_bytes" for part in ("temp", "argument", "output")}
+    assert prepared.memory.keys() == names
+    result, total = prepared(2.0, carry, batch(), np.int32(4))  # prepare did not donate the carry
+    np.testing.assert_array_equal(result["total"], 2 * 4 * 4 * np.ones(3))
     assert total == 96
     assert carry["total"].is_deleted()
     assert (prepared.compiled, prepared.seconds) == (compiled, seconds)
 
 
-def test_to_debug_every_call_runs_the_function_itself_on_numbers():
+def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays():
     seen = []
 
     def step(const, carry, batch, valid):
@@ -174,24 +163,23 @@ class Streamed:
 
 @pytest.fixture
 def debugging():
-    """As `--debug` has it, for all threads."""
+    """What `--debug` sets, for all threads."""
     jax.config.update("jax_disable_most_optimizations", True)  # most of the time is compilation
     yield lambda: jax.config.update("jax_disable_jit", True)
     jax.config.update("jax_disable_jit", False)
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def test_a_run_to_debug_is_the_same_run_and_a_model_sees_numbers(tmp_path, debugging):
+def test_a_debugged_run_computes_the_same_and_its_model_sees_concrete_arrays(tmp_path, debugging):
     seen = set()
 
     def init(key):
         return {"weight": jnp.zeros(6)}, {}
 
     def apply(params, state, x, *, train=False, key=None):
-        array = getattr(x, "primal", x)  # of what jax.grad wraps
-        seen.add(
-            None if isinstance(array, jax.core.Tracer) else float(array[0, 0])
-        )  # once, for the shapes, there are no numbers
+        array = getattr(x, "primal", x)  # jax.grad wraps it
+        # The first call traces only shapes, so there are no numbers.
+        seen.add(None if isinstance(array, jax.core.Tracer) else float(array[0, 0]))
         return x @ params["weight"], state
 
     model = Model(init, apply)
@@ -201,39 +189,31 @@ def test_a_run_to_debug_is_the_same_run_and_a_model_sees_numbers(tmp_path, debug
     for name, data in (("resident", (X, Y)), ("streamed", Streamed())):
         seen.clear()
         run = fit(model, data, (X, Y), folder=tmp_path / name, **settings)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-            run.params,
-            usual.params,
-        )
+        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
+        jax.tree.map(close, run.params, usual.params)
         np.testing.assert_allclose(run.metrics["test_loss"], usual.metrics["test_loss"], rtol=1e-4)
         assert seen - {None} <= set(X[:, 0].tolist())
-        assert (
-            len(seen) > 6
-        )  # the first example of five batches, shuffled, and of those of the test set
+        # The first example of each of the five shuffled training batches, and of the test batches.
+        assert len(seen) > 6
         assert (tmp_path / name / "checkpoint-epoch_1.params").exists()
 
 
 def forms(rows=4):
-    """Those of what `program` is called with."""
+    """The shapes, types and shardings of the arguments of `program`."""
     shape = jax.ShapeDtypeStruct
     batch = shape((rows, 3), np.float32), shape((rows,), np.int32)
-    return (
-        shape((), np.float32),
-        placed({"total": shape((3,), np.float32)}, WHOLE),
-        batch,
-        shape((), np.int32),
-    )
+    carry = placed({"total": shape((3,), np.float32)}, WHOLE)
+    return shape((), np.float32), carry, batch, shape((), np.int32)
 
 
-@pytest.mark.parametrize(("rows", "begun"), [(4, True), (5, False)])
-def test_what_began_in_a_thread_is_used_if_it_fits_and_compiled_again_if_not(rows, begun):
+@pytest.mark.parametrize(("rows", "used"), [(4, True), (5, False)])
+def test_a_program_compiled_in_a_thread_is_used_if_it_fits_else_compiled_again(rows, used):
     pool = ThreadPoolExecutor(1)
-    made, carry = Program(over_batch(add, report), WHOLE, pool=pool), jax.device_put(start(), WHOLE)
-    made.begin(*forms(rows))
-    future, before = made.future, made.seconds
+    by_batch = Program(over_batch(add, report), WHOLE, pool=pool)
+    by_batch.begin(*forms(rows))
+    future, before = by_batch.future, by_batch.seconds
     assert before > 0
-    _, total = made(np.float32(2), carry, batch(), np.int32(4))
-    assert total == 96 and made.seconds > before
-    assert (future.result() is made.compiled) == begun
+    _, total = by_batch(np.float32(2), jax.device_put(start(), WHOLE), batch(), np.int32(4))
+    assert total == 96 and by_batch.seconds > before
+    assert (future.result() is by_batch.compiled) == used
     pool.shutdown()

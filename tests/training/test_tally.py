@@ -1,5 +1,4 @@
-"""What is added up on the device: every mode against NumPy over the genuine examples, whatever the
-batches."""
+"""The tallies on the device: every mode against NumPy over the genuine examples."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from training.run import Reader
 RNG = np.random.default_rng(0)
 BATCHES = [(5, 5), (5, 3), (5, 0), (5, 1), (5, 4)]  # rows, and how many of them are genuine
 MODES = ("MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT")
-BY_HAND = {
+EXPECTED = {
     "MEAN": lambda rows: np.concatenate(rows).mean(0),
     "SUM": lambda rows: np.concatenate(rows).sum(0),
     "SINGLE": lambda rows: [r for r in rows if len(r)][-1].mean(0),
@@ -23,8 +22,8 @@ BY_HAND = {
 }
 
 
-def added_up(mode, batches, values, rows=64):
-    """One jitted pass over the batches, as an evaluation makes it."""
+def tallied(mode, batches, values, rows=64):
+    """The result of one jitted pass over the batches, as in an evaluation."""
     tree = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), values[0])
     seen = tally.empty({"x": mode}, {"x": tree}, rows)
     step = jax.jit(
@@ -37,60 +36,57 @@ def added_up(mode, batches, values, rows=64):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_every_mode_is_over_the_genuine_examples(mode, shape):
+def test_every_mode_covers_exactly_the_genuine_examples(mode, shape):
     values = [RNG.normal(7, 2, (rows, *shape)).astype(np.float32) for rows, _ in BATCHES]
     genuine = [v[:valid] for v, (_, valid) in zip(values, BATCHES, strict=True)]
-    found = added_up(mode, BATCHES, values)
-    np.testing.assert_allclose(found, BY_HAND[mode](genuine), rtol=1e-5)
+    result = tallied(mode, BATCHES, values)
+    np.testing.assert_allclose(result, EXPECTED[mode](genuine), rtol=1e-5)
     if mode != "CONCAT":
-        assert np.shape(found) == shape
+        assert np.shape(result) == shape
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_does_not_count_may_be_anything(mode):
+def test_rows_that_are_not_genuine_may_be_nan(mode):
     values = [
         np.where(np.arange(5) < valid, np.arange(5) + 1.0, np.nan).astype(np.float32)
         for _, valid in BATCHES
     ]
-    assert np.isfinite(added_up(mode, BATCHES, values)).all()
+    assert np.isfinite(tallied(mode, BATCHES, values)).all()
 
 
 @pytest.mark.parametrize("mode", ["MEAN", "STD", "CONCAT"])
 def test_a_metric_may_be_a_dict(mode):
     values = [{"a": v, "b": {"c": 2 * v}} for v in RNG.normal(size=(5, 5)).astype(np.float32)]
-    found = added_up(mode, [(5, 5)] * 5, values)
-    for name, got in (("a", found["a"]), ("c", found["b"]["c"])):
+    result = tallied(mode, [(5, 5)] * 5, values)
+    for name, leaf in (("a", result["a"]), ("c", result["b"]["c"])):
         rows = [v["a"] if name == "a" else v["b"]["c"] for v in values]
-        np.testing.assert_allclose(got, BY_HAND[mode](rows), rtol=1e-5)
+        np.testing.assert_allclose(leaf, EXPECTED[mode](rows), rtol=1e-5)
 
 
-def test_a_spread_far_from_zero_keeps_its_digits():
-    values = [
-        (1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)
-    ]  # its sum of squares has none left in float32
+def test_the_deviation_of_large_values_keeps_its_digits():
+    # In float32, the sum of squares of these values has no digit left for the deviation.
+    values = [(1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)]
     expected = np.concatenate(values).astype(np.float64).std()
-    assert abs(added_up("STD", [(5, 5)] * 40, values) - expected) < 1e-3 * expected
+    assert abs(tallied("STD", [(5, 5)] * 40, values) - expected) < 1e-3 * expected
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "CONCAT"])
-def test_of_nothing_there_is_nothing(mode):
-    assert np.isnan(added_up(mode, [(5, 0)], [np.ones(5, np.float32)]))
+def test_without_examples_the_result_is_nan(mode):
+    assert np.isnan(tallied(mode, [(5, 0)], [np.ones(5, np.float32)]))
 
 
-def test_integers_are_not_cut_off():
+def test_integers_are_not_rounded_to_float32():
     values = [np.full(5, 2**24, np.int32)]
-    assert added_up("MAX", [(5, 5)], values) == 2**24
-    assert (
-        added_up("SUM", [(5, 5)] * 2, [values[0] + 1, values[0]]) == 10 * 2**24 + 5
-    )  # a float32 would lose the 5
-    assert added_up("CONCAT", [(5, 4)], values).dtype == np.int32
+    assert tallied("MAX", [(5, 5)], values) == 2**24
+    # A float32 would lose the 5.
+    assert tallied("SUM", [(5, 5)] * 2, [values[0] + 1, values[0]]) == 10 * 2**24 + 5
+    assert tallied("CONCAT", [(5, 4)], values).dtype == np.int32
 
 
-def test_rows_are_gathered_up_to_the_last_place():
+def test_concat_may_fill_its_buffer_to_the_last_row():
     values = [np.arange(5, dtype=np.int32) + 5 * i for i in range(4)]
-    np.testing.assert_array_equal(
-        added_up("CONCAT", [(5, 5)] * 4, values, rows=25), np.arange(20)
-    )  # (steps + 1) * rows
+    result = tallied("CONCAT", [(5, 5)] * 4, values, rows=25)  # (steps + 1) * rows
+    np.testing.assert_array_equal(result, np.arange(20))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +102,7 @@ def test_rows_are_gathered_up_to_the_last_place():
         ({"freq": "STEP", "mode": "CONCAT"}, "CONCAT gathers a whole epoch"),
     ],
 )
-def test_a_rule_that_does_not_exist(rule, message):
+def test_an_invalid_rule_is_an_error(rule, message):
     with pytest.raises(ValueError, match=message):
         tally.tracked(abs, **rule)
 
@@ -121,7 +117,7 @@ def test_a_rule_that_does_not_exist(rule, message):
         ("TRAIN", "train"),
     ],
 )
-def test_phases(phase, sets):
+def test_a_phase_selects_the_sets_that_are_measured(phase, sets):
     watch = tally.Watch({"x": tally.tracked(abs, phase=phase)})
     measured = [
         name
@@ -131,13 +127,10 @@ def test_phases(phase, sets):
     assert " ".join(measured) == sets
 
 
-def test_values_of_replicas_are_averaged_and_told_one_by_one():
+def test_values_of_replicas_are_averaged_and_also_reported_separately():
     tallies = [
         {"examples": np.int32(4), "values": {"loss": {"MEAN": np.float32(4 * x)}}}
         for x in (1.0, 3.0)
     ]
-    assert Reader().values("val", tallies) == {
-        "val_loss": 2.0,
-        "val_loss/0": 1.0,
-        "val_loss/1": 3.0,
-    }
+    expected = {"val_loss": 2.0, "val_loss/0": 1.0, "val_loss/1": 3.0}
+    assert Reader().values("val", tallies) == expected

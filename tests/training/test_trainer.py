@@ -1,4 +1,4 @@
-"""Trainers made from shapes, ahead of the data."""
+"""Trainers: made from shapes before the data is loaded, and restored from a snapshot."""
 
 import jax
 import numpy as np
@@ -11,13 +11,13 @@ from training.optimizers import adam
 from training.trainer import Trainer
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(70, 6)), RNG.integers(0, 3, 70)  # 64 bits, which the device does not have
+X, Y = RNG.normal(size=(70, 6)), RNG.integers(0, 3, 70)  # 64-bit; JAX keeps 32
 MODEL = mlp((6,), 3, dims=(8,))
 SETTINGS = {"optimizer": adam(lr=0.01), "metrics": [], "epochs": 2, "batch_size": 16}
 SETS = {"train": Arrays(X, Y), "test": Arrays(X, Y)}
 
 
-def made_ahead(size=70):
+def made_from_shapes(size=70):
     """(a recipe, its Trainer made from shapes of `size` training examples)"""
     recipe = recipe_of(MODEL, **SETTINGS)
     sizes = {"train": size, "test": 70}
@@ -29,8 +29,8 @@ def made_ahead(size=70):
 
 
 @pytest.mark.parametrize(("size", "used"), [(70, True), (64, False)])
-def test_a_run_uses_the_trainer_that_suits_its_data_and_ends_with_the_same_bits(size, used):
-    recipe, trainer = made_ahead(size)
+def test_a_run_uses_a_trainer_that_suits_its_data_and_computes_the_same_bits(size, used):
+    recipe, trainer = made_from_shapes(size)
     step, test = trainer.program.future, trainer.evaluations["test"].future
     run = train_recipe(recipe, SETS, trainer=trainer)
     alone = fit(MODEL, (X, Y), (X, Y), **SETTINGS)
@@ -44,7 +44,7 @@ def test_a_run_uses_the_trainer_that_suits_its_data_and_ends_with_the_same_bits(
 
 def test_a_failed_compilation_raises_where_the_program_is_needed(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_: 1 / 0)
-    recipe, trainer = made_ahead()
+    recipe, trainer = made_from_shapes()
     with pytest.raises(ZeroDivisionError):
         train_recipe(recipe, SETS, trainer=trainer)
 

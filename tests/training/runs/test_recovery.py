@@ -1,5 +1,5 @@
-"""Runs that go on, diverge or crash, through `fit`: the same bits as undisturbed, and what is told
-and saved."""
+"""Runs of `fit` that are resumed, diverge or crash: the same bits as undisturbed, and what is saved
+and reported."""
 
 import errno
 import json
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from data_loader.loader import epoch_order
 from model.mlp import mlp
 from model.resnet import resnet
 from training.base import Update
@@ -29,7 +30,7 @@ from training.options import CheckpointOptions
 from training.run import TIMES
 from training.runs.recovery import Diverged
 from training.schedules import linear
-from training.update import gradient_update
+from training.update import accepted, genuine, gradient_update
 from training.watching import metric_log
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.hooks import CallbackFailed
@@ -40,35 +41,31 @@ X = RNG.normal(size=(200, 6)).astype(np.float32)
 Y = (X[:, 0] + X[:, 1] > 0).astype(np.int32) + (X[:, 2] > 1)
 IMAGES = RNG.normal(size=(60, 8, 8, 1)).astype(np.float32)
 MODEL = mlp((6,), 3, dims=(16,))
-EPOCHS, STEPS = 3, 7  # of 32 examples, the last batch a short one
+EPOCHS, STEPS = 3, 7  # 32 examples per step; the last batch is short
 
 
 class Streamed:
-    """The same examples, one at a time, counting what was asked for."""
+    """The same examples, one at a time; `read` lists the indices that were read."""
 
     def __init__(self):
-        self.asked = []
+        self.read = []
 
     def __len__(self):
         return len(X)
 
     def __getitem__(self, i):
-        self.asked.append(i)
+        self.read.append(i)
         return X[i], Y[i]
 
 
 class Batches:
-    """A loader of the user's own, with a short last batch."""
-
-    def __init__(self):
-        self.read = 0
+    """A custom loader with a short last batch."""
 
     def __iter__(self):
         return self.start_from(0)
 
     def start_from(self, batch):
         for i in range(batch * 32, len(X), 32):
-            self.read += 1
             yield X[i : i + 32], Y[i : i + 32]
 
 
@@ -90,16 +87,16 @@ def train(folder, data=(X, Y), model=MODEL, **settings):
 
 @cache
 def reference():
-    """A run that nobody disturbed, and its lines."""
+    """An undisturbed run, and its rows."""
     folder = Path(mkdtemp())
     undisturbed = train(folder / "run")
-    lines = rows(folder / "run")
+    expected_rows = rows(folder / "run")
     rmtree(folder)
-    return undisturbed, lines
+    return undisturbed, expected_rows
 
 
 class Stop:
-    """Ends the run by a signal, after so many steps, at the next log line."""
+    """Sends a signal at the first log line after so many steps."""
 
     def __init__(self, after):
         self.after = after
@@ -115,13 +112,14 @@ def rows(folder):
 
 
 def assert_same(run, other):
-    """Everything but the sums of an epoch that is over."""
-    for ts, wanted in zip(run.states(), other.states(), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, ts._replace(sums={}), wanted._replace(sums={}))
+    """Compare the states, except for the sums, which belong to an epoch that is over."""
+    for ts, expected in zip(run.states(), other.states(), strict=True):
+        ts, expected = ts._replace(sums={}), expected._replace(sums={})
+        jax.tree.map(np.testing.assert_array_equal, ts, expected)
 
 
 class Slower:
-    """Lowers the rate by what it remembers, at log lines within the epochs."""
+    """Lowers the learning rate at log lines, from a scale in its memory."""
 
     memory = None
 
@@ -146,7 +144,7 @@ FORMS = {
     "batches with a position": {"data": WithPosition()},
     "batches without one": {"data": Batches()},
     "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
-    "a rate that a callback lowers": {"callbacks": [Slower()]},
+    "learning rate lowered by a callback": {"callbacks": [Slower()]},
     "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
     "step by step": {
         "model": resnet((8, 8, 1), 3, widths=(4,), depth=1),
@@ -154,7 +152,6 @@ FORMS = {
         "batch_size": 10,
     },
 }
-
 
 USUAL = ("resident", "streamed", "averaged, accumulated, scheduled", "orbax")
 LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if form not in USUAL]
@@ -164,56 +161,50 @@ LONGER += [pytest.param("streamed", 14, marks=pytest.mark.torture)]
 @pytest.mark.parametrize(
     ("form", "stop"), [*((form, 10) for form in USUAL), ("resident", 14), *LONGER]
 )
-def test_a_run_goes_on_to_the_same_bits_and_lines(tmp_path, form, stop):
-    """Stopped within the second epoch, and after all of its batches, before its evaluation."""
+def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
+    """Stopped within the second epoch, or after its last batch but before its evaluation."""
     settings = FORMS[form] | {"log": {"every_steps": 1 if stop == 14 else 3}}
     callbacks = settings.pop("callbacks", [])
     undisturbed = train(tmp_path / "whole", callbacks=callbacks, **settings)
     stopped = train(tmp_path / "cut", callbacks=[*callbacks, Stop(stop)], **settings)
     assert stop <= stopped.step <= stop + 2 and not stopped.finished
-    gone_on = train(tmp_path / "cut", resume=True, callbacks=[*callbacks, Stop(10**9)], **settings)
-    assert_same(gone_on, undisturbed)
+    resumed = train(tmp_path / "cut", resume=True, callbacks=[*callbacks, Stop(10**9)], **settings)
+    assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
-    assert [r["epoch"] for r in gone_on.history] == [r["epoch"] for r in undisturbed.history]
+    assert [r["epoch"] for r in resumed.history] == [r["epoch"] for r in undisturbed.history]
 
 
-def test_going_on_within_an_epoch_costs_no_replay_of_data(tmp_path):
+def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     data = Streamed()
     train(tmp_path, data, callbacks=[Stop(10)])
-    data.asked.clear()
+    data.read.clear()
     train(tmp_path, data, callbacks=[Stop(10**9)], resume=True)
     rest = (EPOCHS * STEPS - 10) * 32
-    shapes_and_ahead = (
-        3 * 32 + 2
-    )  # the first batch, for its shapes, what is prefetched with it, and the fingerprint
-    assert rest <= len(data.asked) <= rest + shapes_and_ahead
+    # Also read: the first batch for its shapes, what is prefetched with it, and the fingerprint.
+    extra = 3 * 32 + 2
+    assert rest <= len(data.read) <= rest + extra
 
 
-def test_a_loader_without_a_position_is_replayed_and_that_is_said(tmp_path, caplog):
-    for loader, told in ((Batches(), True), (WithPosition(), False)):
+def test_a_loader_without_a_position_is_read_again_with_a_warning(tmp_path, caplog):
+    message = "has no start_at(epoch, batch): reading 3 batches again to skip them"
+    for loader, warned in ((Batches(), True), (WithPosition(), False)):
         folder = tmp_path / type(loader).__name__
         train(folder, loader, callbacks=[Stop(10)])
         caplog.clear()
         with caplog.at_level(logging.WARNING, "main"):
             train(folder, loader, callbacks=[Stop(10**9)], resume=True)
-        assert (
-            "has no start_at(epoch, batch): reading 3 batches again to skip them" in caplog.text
-        ) == told
+        assert (message in caplog.text) == warned
 
 
-def test_killed_between_the_files_of_its_first_checkpoint_a_run_starts_over(tmp_path):
-    """Each replica has a file of its own."""
+def test_a_run_starts_over_if_its_only_checkpoint_lacks_the_file_of_a_replica(tmp_path):
+    """As after a kill between the files of the first checkpoint."""
     undisturbed = train(tmp_path / "whole", replicas=2)
-    train(
-        tmp_path / "cut",
-        replicas=2,
-        callbacks=[Stop(3)],
-        checkpoint=CheckpointOptions(every_epochs=0),
-    )
+    checkpoint = CheckpointOptions(every_epochs=0)
+    train(tmp_path / "cut", replicas=2, callbacks=[Stop(3)], checkpoint=checkpoint)
     _, other = sorted((tmp_path / "cut").glob("*.params"))
     other.unlink()
-    gone_on = train(tmp_path / "cut", replicas=2, callbacks=[Stop(10**9)], resume=True)
-    assert_same(gone_on, undisturbed)
+    resumed = train(tmp_path / "cut", replicas=2, callbacks=[Stop(10**9)], resume=True)
+    assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
 
@@ -226,13 +217,13 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert more.step == first.step + STEPS
 
 
-def test_a_folder_with_a_run_in_it_is_not_taken_for_a_new_one(tmp_path):
+def test_a_new_run_refuses_the_folder_of_another_run(tmp_path):
     train(tmp_path)
     with pytest.raises(UserError, match=r"holds a run; resume it \(resume=True\), or name another"):
         train(tmp_path)
 
 
-def test_other_options_or_data_are_refused_unless_one_insists(tmp_path):
+def test_other_options_or_data_are_refused_without_override(tmp_path):
     train(tmp_path, callbacks=[Stop(10)])
     with pytest.raises(UserError, match=r"loader\.batch_size: 32 -> 16"):
         train(tmp_path, resume=True, batch_size=16)
@@ -241,10 +232,9 @@ def test_other_options_or_data_are_refused_unless_one_insists(tmp_path):
     assert train(tmp_path, (X + 1, Y), resume="override").finished
 
 
-def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
+def test_the_memory_of_a_callback_is_in_every_checkpoint(tmp_path):
     class Counter:
         memory = None
-        seen = ()
 
         def on_training_start(self, run):
             self.memory = {"epochs": 0}
@@ -257,31 +247,24 @@ def test_what_a_callback_remembers_is_in_every_checkpoint(tmp_path):
     train(tmp_path, callbacks=[counter], resume=True, epochs=EPOCHS + 2)
     assert counter.memory == {"epochs": EPOCHS + 2}
     records = {p.stem: storage.load(p)[1]["callbacks"] for p in tmp_path.glob("*.params")}
-    assert {name: memory[0][1]["epochs"] for name, memory in records.items()} == {
-        f"checkpoint-epoch_{n}": n for n in range(1, 6)
-    }
+    epochs = {name: memory[0][1]["epochs"] for name, memory in records.items()}
+    assert epochs == {f"checkpoint-epoch_{n}": n for n in range(1, 6)}
 
 
-def test_the_format_may_change_when_a_run_goes_on(tmp_path):
+def test_the_checkpoint_format_may_change_on_resume(tmp_path):
     undisturbed, _ = reference()
     stop = Stop(10)
     for form in ("orbax", "safetensors", "orbax"):
-        gone_on = train(
-            tmp_path / "cut",
-            callbacks=[stop],
-            resume=True,
-            checkpoint=CheckpointOptions(format=form, keep=2),
-        )
+        checkpoint = CheckpointOptions(format=form, keep=2)
+        resumed = train(tmp_path / "cut", callbacks=[stop], resume=True, checkpoint=checkpoint)
         stop.after += 6
-    assert_same(gone_on, undisturbed)
-    assert sorted(storage.checkpoints(tmp_path / "cut")) == [
-        "checkpoint-epoch_3",
-        "checkpoint-step_17",
-    ]
+    assert_same(resumed, undisturbed)
+    kept = ["checkpoint-epoch_3", "checkpoint-step_17"]
+    assert sorted(storage.checkpoints(tmp_path / "cut")) == kept
 
 
 class Signal:
-    """A signal that comes in a certain hook, once."""
+    """Sends a signal in one hook of one epoch, once."""
 
     def __init__(self, hook, epoch=0):
         self.epoch, self.sent = epoch, False
@@ -297,20 +280,17 @@ class Signal:
     ("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)]
 )
 def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
-    undisturbed, lines = reference()
+    undisturbed, expected_rows = reference()
     train(tmp_path / "cut", callbacks=[Signal("on_epoch_end", epoch=1)])
-    stopped = train(
-        tmp_path / "cut",
-        resume=True,
-        callbacks=[Signal(hook, epoch=0 if hook == "on_training_start" else 2)],
-    )
+    trouble = Signal(hook, epoch=0 if hook == "on_training_start" else 2)
+    stopped = train(tmp_path / "cut", resume=True, callbacks=[trouble])
     assert all(record["metrics"] for record in storage.records(tmp_path / "cut").values())
     assert stopped.signal == "SIGTERM" and stopped.step == steps and not stopped.position
     assert_same(train(tmp_path / "cut", resume=True), undisturbed)
-    assert rows(tmp_path / "cut") == lines
+    assert rows(tmp_path / "cut") == expected_rows
 
 
-def test_interrupted_within_the_initial_evaluation_it_is_made_again(tmp_path):
+def test_an_interrupted_initial_evaluation_is_repeated_on_resume(tmp_path):
     settings = {"eval_initial": True, "callbacks": [Signal("on_test_start", 10**9)]}
     train(tmp_path / "whole", **settings)
     cut = train(tmp_path / "cut", **settings | {"callbacks": [Signal("on_test_start", epoch=0)]})
@@ -320,29 +300,25 @@ def test_interrupted_within_the_initial_evaluation_it_is_made_again(tmp_path):
     assert [row for row in rows(tmp_path / "cut") if row.get("initial")]
 
 
-@pytest.mark.parametrize(("epoch", "said"), [(EPOCHS - 1, True), (EPOCHS, False)])
-def test_a_signal_cuts_a_run_short_unless_all_of_it_is_done(tmp_path, caplog, epoch, said):
+@pytest.mark.parametrize(("epoch", "cut_short"), [(EPOCHS - 1, True), (EPOCHS, False)])
+def test_a_signal_cuts_a_run_short_unless_it_is_complete(tmp_path, caplog, epoch, cut_short):
     with caplog.at_level(logging.INFO, "main"):
         run = train(tmp_path, callbacks=[Signal("on_epoch_end", epoch)])
-    assert run.signal and run.cut_short == said
-    assert (
-        (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text)
-        == ("Stopped by" in caplog.text)
-        == said
-    )
+    assert run.signal and run.cut_short == cut_short
+    assert (f"Stopped by SIGTERM after step {STEPS * epoch}" in caplog.text) == cut_short
+    assert ("Stopped by" in caplog.text) == cut_short
 
 
-def test_a_callback_that_stopped_the_run_is_not_forgotten_for_a_signal_at_the_same_moment(tmp_path):
+def test_a_run_stopped_by_a_callback_and_a_signal_at_once_stays_stopped_on_resume(tmp_path):
     stopping = early_stopping(patience=1, min_delta=10.0)
     stopped = train(tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=2)], epochs=9)
     assert stopped.signal and stopped.completed == 2
-    again = train(
-        tmp_path, callbacks=[stopping, Signal("on_epoch_end", epoch=-1)], epochs=9, resume=True
-    )
+    callbacks = [stopping, Signal("on_epoch_end", epoch=-1)]
+    again = train(tmp_path, callbacks=callbacks, epochs=9, resume=True)
     assert again.completed == 2
 
 
-def test_early_stopping_is_not_undone_by_going_on(tmp_path):
+def test_a_run_that_early_stopping_ended_stays_ended_on_resume(tmp_path):
     callbacks = [early_stopping(patience=2, min_delta=10.0)]
     first = train(tmp_path, callbacks=callbacks, epochs=9)
     assert first.completed == 3
@@ -358,7 +334,7 @@ def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
         train(tmp_path, resume=True, optimizer=sgd(lr=0.1), epochs=9)
 
 
-def test_a_changed_model_is_noticed(tmp_path):
+def test_a_changed_model_is_refused(tmp_path):
     train(tmp_path)
 
     def apply(params, state, x, *, train=False, key=None):
@@ -373,8 +349,7 @@ def test_a_changed_model_is_noticed(tmp_path):
 
 
 class Poison:
-    """The second log line's steps see a label that is no class, once or whenever the data is
-    read."""
+    """Example 77 has a label that is no class, the first `bad_reads` times that it is read."""
 
     def __init__(self, bad_reads=10**9):
         self.reads, self.bad_reads = 0, bad_reads
@@ -390,66 +365,59 @@ class Poison:
 
 
 def bad_step(seed=5, epoch=1):
-    """The step in an epoch that meets the poisoned example."""
-    from data_loader.loader import epoch_order
-
+    """How many steps of an epoch come before the one with the poisoned example."""
     order, _ = epoch_order(len(X), 32, seed=seed, epoch=epoch, shuffle=True)
     return int(np.argwhere(order == 77)[0][0])
 
 
-def test_a_diverged_run_stops_with_the_state_before_the_bad_step_saved(tmp_path):
-    with pytest.raises(Diverged) as told:
+def test_a_diverged_run_saves_the_state_before_the_bad_step_and_stops(tmp_path):
+    with pytest.raises(Diverged) as error:
         train(tmp_path / "bad", Poison(), log={"every_steps": 100})
     step = bad_step()
-    assert f"step {step + 1} (epoch 1) was not finite: the loss was hit first" in str(told.value)
-    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in str(
-        told.value
-    )
-    undisturbed = train(
-        tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1}
-    )
-    found, _ = storage.newest(tmp_path / "bad")
-    wanted, _ = storage.newest(tmp_path / "good")
-    assert found.record["step"] == step == undisturbed.step
-    for name, array in wanted.arrays[0].items():
-        if not name.startswith("sums/window/"):  # it logs more often
-            np.testing.assert_array_equal(found.arrays[0][name], array, err_msg=name)
+    message = str(error.value)
+    assert f"step {step + 1} (epoch 1) was not finite: the loss was bad first" in message
+    assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in message
+    stopped = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1})
+    checkpoint, _ = storage.newest(tmp_path / "bad")
+    expected, _ = storage.newest(tmp_path / "good")
+    assert checkpoint.record["step"] == step == stopped.step
+    for name, array in expected.arrays[0].items():
+        if not name.startswith("sums/window/"):  # the good run logs more often
+            np.testing.assert_array_equal(checkpoint.arrays[0][name], array, err_msg=name)
 
 
-def test_from_there_the_run_goes_on_exactly_once_the_cause_is_gone(tmp_path):
+def test_a_diverged_run_can_be_resumed_exactly_when_the_cause_is_gone(tmp_path):
     with pytest.raises(Diverged):
         train(tmp_path / "bad", Poison())
-    gone_on = train(tmp_path / "bad", Streamed(), resume=True)
-    undisturbed, lines = reference()
-    assert_same(gone_on, undisturbed)
-    assert rows(tmp_path / "bad") == lines
+    resumed = train(tmp_path / "bad", Streamed(), resume=True)
+    undisturbed, expected_rows = reference()
+    assert_same(resumed, undisturbed)
+    assert rows(tmp_path / "bad") == expected_rows
 
 
-def test_a_run_that_skips_everything_ends(tmp_path):
+def test_a_run_that_skips_every_step_is_an_error(tmp_path):
     with pytest.raises(RunError, match="no step of epoch 1 was finite, so all were skipped"):
         train(tmp_path, (X, Y * 0 + 99), on_nonfinite="skip")
 
 
-def test_skipping_goes_on(tmp_path, caplog):
+def test_a_run_continues_after_skipped_steps(tmp_path, caplog):
     run = train(tmp_path, Poison(), on_nonfinite="skip")
     assert run.finished and run.step == EPOCHS * STEPS
     assert "skipped 1 steps" in caplog.text
 
 
-def test_rolling_back_takes_another_order_from_the_last_checkpoint(tmp_path, caplog):
-    """The poison is gone after it was met once: one rollback, to the start of the run, and then the
-    run ends well."""
+def test_a_rollback_continues_from_the_last_checkpoint_with_another_seed(tmp_path, caplog):
+    """The example is bad only at its first reading: one rollback, to the start, is enough."""
     run = train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", log={"every_steps": 1})
     assert run.finished and run.step == EPOCHS * STEPS
     assert re.search(r"Back to checkpoint-step_0 with seed \d+ \(1 of 3\)", caplog.text)
     assert int(run.states()[0].seed) != 5
-    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(
-        range(1, EPOCHS * STEPS + 1)
-    )
+    steps = [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row]
+    assert steps == list(range(1, EPOCHS * STEPS + 1))
     assert storage.newest(tmp_path)[0].record["rollbacks"] == 1
 
 
-def test_lines_that_a_full_disk_kept_back_are_dropped_by_a_roll_back(tmp_path, monkeypatch):
+def test_a_rollback_drops_rows_that_a_full_disk_delayed(tmp_path, monkeypatch):
     left, real = [bad_step()], metric_log.append
     assert left[0] > 0
 
@@ -461,26 +429,20 @@ def test_lines_that_a_full_disk_kept_back_are_dropped_by_a_roll_back(tmp_path, m
 
     monkeypatch.setattr(metric_log, "append", append)
     checkpoint = CheckpointOptions(on_write_error="go_on")
-    train(
-        tmp_path,
-        Poison(bad_reads=1),
-        on_nonfinite="rollback",
-        log={"every_steps": 1},
-        checkpoint=checkpoint,
-    )
-    assert [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row] == list(
-        range(1, EPOCHS * STEPS + 1)
-    )
+    settings = {"log": {"every_steps": 1}, "checkpoint": checkpoint}
+    train(tmp_path, Poison(bad_reads=1), on_nonfinite="rollback", **settings)
+    steps = [row["step"] for row in rows(tmp_path) if "end_of_epoch" not in row]
+    assert steps == list(range(1, EPOCHS * STEPS + 1))
 
 
-def test_rolling_back_ends_after_so_many_times(tmp_path, caplog):
+def test_the_number_of_rollbacks_is_limited(tmp_path, caplog):
     with pytest.raises(Diverged, match="The run went back 2 times already"):
         train(tmp_path, Poison(), on_nonfinite="rollback", rollbacks=2)
     seeds = re.findall(r"with seed (\d+)", caplog.text)
     assert len(set(seeds)) == 2
 
 
-def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
+def test_a_rolled_back_run_can_be_resumed_to_the_same_bits(tmp_path):
     settings = {
         "on_nonfinite": "rollback",
         "checkpoint": CheckpointOptions(every_steps=2),
@@ -488,18 +450,18 @@ def test_a_rolled_back_run_goes_on_to_the_same_bits(tmp_path):
     }
     undisturbed = train(tmp_path / "whole", Poison(bad_reads=1), **settings)
     train(tmp_path / "cut", Poison(bad_reads=1), callbacks=[Stop(12)], **settings)
-    gone_on = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
-    assert_same(gone_on, undisturbed)
+    resumed = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
+    assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
 
 
-def test_rolling_back_needs_a_folder():
+def test_a_rollback_needs_a_folder():
     with pytest.raises(UserError, match="to roll back, there must be checkpoints"):
         train(None, on_nonfinite="rollback")
 
 
-def test_the_leaf_that_was_hit_first_is_named(tmp_path):
-    """Finite losses, but the optimizer's state overflows at the third step."""
+def test_the_leaf_that_was_bad_first_is_named(tmp_path):
+    """The losses are finite, but the optimizer's state overflows at the third step."""
 
     def overflowing(objective, optimizer) -> Update:
         usual = gradient_update(objective, optimizer)
@@ -508,17 +470,14 @@ def test_the_leaf_that_was_hit_first_is_named(tmp_path):
             return {"scale": jnp.float32(1e30), "usual": usual.init(params)[0]}, None
 
         def step(ts, batch, valid):
-            from training.update import accepted, genuine
-
             new = ts._replace(opt=ts.opt | {"scale": ts.opt["scale"] * 1e3})
             losses, _, metrics = objective(ts.params, ts.state, batch, jax.random.key(0), True)
             return accepted(ts, new, [], losses, metrics, genuine(batch, valid))
 
         return Update(init, step)
 
-    with pytest.raises(
-        Diverged, match=r"step 3 \(epoch 1\) was not finite: opt/scale was bad first"
-    ):
+    message = r"step 3 \(epoch 1\) was not finite: opt/scale was bad first"
+    with pytest.raises(Diverged, match=message):
         train(tmp_path, update=overflowing)
 
 
@@ -526,7 +485,7 @@ def test_the_leaf_that_was_hit_first_is_named(tmp_path):
 
 
 class Broken:
-    """A callback with a mistake that shows at a certain step."""
+    """A callback with an error in one hook, from a certain step on."""
 
     def __init__(self, hook, at):
         self.at = at
@@ -534,14 +493,14 @@ class Broken:
 
     def fail(self, run):
         if run.step >= self.at:
-            raise KeyError("a mistake in a callback")
+            raise KeyError("an error in a callback")
 
 
 class BrokenData(Streamed):
-    """An image that cannot be read is met in the second epoch."""
+    """In the second epoch, an image cannot be read."""
 
     def __getitem__(self, i):
-        if len(self.asked) > 300:
+        if len(self.read) > 300:
             raise OSError("cannot read image 7")
         return super().__getitem__(i)
 
@@ -550,32 +509,28 @@ class BrokenData(Streamed):
     ("settings", "error"),
     [
         ({"callbacks": [Broken("on_step_end", 12)]}, CallbackFailed),
-        pytest.param(
-            {"callbacks": [Broken("on_epoch_start", 7)]}, CallbackFailed, marks=pytest.mark.torture
-        ),
-        pytest.param(
-            {"callbacks": [Broken("on_epoch_end", 14)]}, CallbackFailed, marks=pytest.mark.torture
+        *(
+            pytest.param({"callbacks": [broken]}, CallbackFailed, marks=pytest.mark.torture)
+            for broken in (Broken("on_epoch_start", 7), Broken("on_epoch_end", 14))
         ),
         ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
         ({"data": BrokenData()}, OSError),
     ],
 )
-def test_before_a_crash_the_state_is_saved_and_the_run_goes_on_from_there(
-    tmp_path, settings, error
-):
-    undisturbed, lines = reference()
+def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, error):
+    undisturbed, expected_rows = reference()
     with pytest.raises(error):
         train(tmp_path / "cut", checkpoint=CheckpointOptions(every_epochs=0), **settings)
-    found, wrong = storage.newest(tmp_path / "cut")
-    assert not wrong and found.record["step"] >= 7
+    checkpoint, errors = storage.newest(tmp_path / "cut")
+    assert not errors and checkpoint.record["step"] >= 7
     data = Streamed() if "data" in settings else (X, Y)
-    gone_on = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_step_end", 10**9)])
-    assert gone_on.finished
-    assert_same(gone_on, undisturbed)
-    assert rows(tmp_path / "cut") == lines
+    resumed = train(tmp_path / "cut", data, resume=True, callbacks=[Broken("on_step_end", 10**9)])
+    assert resumed.finished
+    assert_same(resumed, undisturbed)
+    assert rows(tmp_path / "cut") == expected_rows
 
 
-def test_a_write_error_surfaces_in_the_run(tmp_path, monkeypatch):
+def test_an_error_while_writing_a_checkpoint_is_raised_in_the_run(tmp_path, monkeypatch):
     def fail(*_):
         raise RunError("no space")
 
@@ -600,39 +555,36 @@ def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
 
     def apply(params, state, x, *, train=False, key=None):
         out, state = plain.apply(params, state, x, train=train, key=key)
-        return jnp.log(out + 0.5), state  # of what is negative sooner or later
+        return jnp.log(out + 0.5), state  # the argument becomes negative sooner or later
 
     model = plain._replace(apply=apply)
-    with pytest.raises(Diverged) as found:
+    with pytest.raises(Diverged) as error:
         train(tmp_path, **{"model": model, "detect_nans": True} | settings)
-    told = str(found.value)
-    assert (
-        "log made the first nan, in the forward pass" in told
-        and "in apply" in told
-        and "after head/bias" in told
-    )
+    message = str(error.value)
+    assert "log made the first nan, in the forward pass" in message
+    assert "in apply" in message and "after head/bias" in message
 
 
-def test_logging_may_change_within_an_epoch(tmp_path, caplog):
-    """A ring of another size, and norms that were not measured before: no step is lost, and none is
-    told of that nobody knows."""
+def test_logging_options_may_change_within_an_epoch(tmp_path, caplog):
+    """With another ring, and norms that were not measured before: each step after the resume has a
+    row, and none has a value that was not measured."""
     undisturbed, _ = reference()
     stop = Stop(10)
     stop.steps_left = lambda step: 10 - step if step < 10 else 2**30
     train(tmp_path, log={"every_steps": 50}, callbacks=[stop])
     log = {"every_steps": 3, "log_all": True, "gradient_norm": True}
-    gone_on = train(tmp_path, resume=True, log=log, callbacks=[Stop(10**9)])
-    assert_same(gone_on, undisturbed)
+    resumed = train(tmp_path, resume=True, log=log, callbacks=[Stop(10**9)])
+    assert_same(resumed, undisturbed)
     each = [row for row in rows(tmp_path) if row.get("each_step")]
     assert [row["step"] for row in each] == list(range(11, EPOCHS * STEPS + 1))
     assert None not in [value for row in each for value in row.values()]
     ends = [row for row in rows(tmp_path) if row.get("end_of_epoch")]
     assert [row["train_loss"] for row in ends] == [row["train_loss"] for row in undisturbed.history]
-    assert "cover only the rest of it" not in caplog.text  # the metrics are those of before
+    assert "cover only the rest of it" not in caplog.text  # the metrics are the same
 
 
 class Steps:
-    """Remembers the single steps that it was told of."""
+    """Remembers the steps that per_step listed."""
 
     needs = ("per_step",)
 
@@ -648,9 +600,8 @@ class Steps:
 @pytest.mark.parametrize(
     "trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)]
 )
-def test_interrupted_within_an_evaluation_the_steps_before_it_are_told_once(tmp_path, trouble):
-    """The 14th, after the last log line of its epoch: it has a row of its own, and callbacks are
-    told of it."""
+def test_steps_before_an_interrupted_evaluation_are_reported_once(tmp_path, trouble):
+    """Step 14 comes after the last log line of its epoch; it has a row and is in per_step."""
     log, whole, cut = {"every_steps": 3, "log_all": True}, Steps(), Steps()
     train(tmp_path / "whole", log=log, callbacks=[whole])
     with suppress(CallbackFailed):
@@ -662,7 +613,7 @@ def test_interrupted_within_an_evaluation_the_steps_before_it_are_told_once(tmp_
     assert cut.memory == whole.memory == {"steps": list(range(1, EPOCHS * STEPS + 1))}
 
 
-def test_after_a_step_that_was_not_finite_lines_go_on_where_they_were(tmp_path):
+def test_a_resume_after_a_bad_step_continues_the_log_lines(tmp_path):
     settings = {"log": {"every_steps": 5, "log_all": True, "gradient_norm": True}, "shuffle": False}
     x = X.copy()
     x[7 * 16] = np.nan  # in the 8th batch of 13
@@ -677,15 +628,12 @@ def test_after_a_step_that_was_not_finite_lines_go_on_where_they_were(tmp_path):
         each = {row["step"]: row[name] for row in rows(tmp_path) if row.get("each_step")}
         assert [step for step, value in each.items() if value is None] == [8]
         for line in lines:
-            own = [
-                each[step]
-                for step in range(line["step"] - 4, line["step"] + 1)
-                if each[step] is not None
-            ]
-            assert line[name] == pytest.approx(np.mean(own), rel=1e-5), line["step"]
+            own = [each[step] for step in range(line["step"] - 4, line["step"] + 1)]
+            mean = np.mean([value for value in own if value is not None])
+            assert line[name] == pytest.approx(mean, rel=1e-5), line["step"]
 
 
-def test_a_signal_in_the_final_test_leaves_a_run_that_is_still_to_be_tested(tmp_path):
+def test_a_run_interrupted_in_its_final_test_is_tested_on_resume(tmp_path):
     class StopInTest:
         def on_test_start(self, run):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -697,11 +645,11 @@ def test_a_signal_in_the_final_test_leaves_a_run_that_is_still_to_be_tested(tmp_
     }
     cut = train(tmp_path, callbacks=[StopInTest()], **settings)
     assert cut.finished and cut.untested
-    gone_on = train(tmp_path, resume=True, callbacks=[Stop(10**9)], **settings)
-    assert not gone_on.untested and rows(tmp_path)[-1]["test_loss"] == gone_on.metrics["test_loss"]
+    resumed = train(tmp_path, resume=True, callbacks=[Stop(10**9)], **settings)
+    assert not resumed.untested and rows(tmp_path)[-1]["test_loss"] == resumed.metrics["test_loss"]
 
 
-def test_a_best_checkpoint_that_is_gone_is_passed_over_in_the_final_test(tmp_path, caplog):
+def test_the_final_test_skips_a_best_checkpoint_that_was_deleted(tmp_path, caplog):
     class Remove:
         def on_epoch_end(self, run):
             if run.epoch == 3:
@@ -709,7 +657,6 @@ def test_a_best_checkpoint_that_is_gone_is_passed_over_in_the_final_test(tmp_pat
                     path.unlink()
 
     checkpoint = CheckpointOptions(monitor="val_loss", mode="min", save_top_k=2, keep=1)
-    train(
-        tmp_path, test_at="end", val=(X[:50], Y[:50]), checkpoint=checkpoint, callbacks=[Remove()]
-    )
+    settings = {"val": (X[:50], Y[:50]), "checkpoint": checkpoint, "callbacks": [Remove()]}
+    train(tmp_path, test_at="end", **settings)
     assert [row["final"] for row in rows(tmp_path) if "final" in row] == ["checkpoint-epoch_3"]

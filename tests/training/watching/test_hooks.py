@@ -1,5 +1,4 @@
-"""Callbacks as the loop calls them: what they answer, what is refused, and what becomes of one that
-fails."""
+"""Callbacks as the loop calls them: return values, invalid callbacks, and errors in a hook."""
 
 from types import SimpleNamespace
 
@@ -10,66 +9,53 @@ from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.hooks import CallbackFailed, check_hooks, notify, steps_left
 from utils import UserError
 
-NOW = SimpleNamespace(epoch=3, step=17)
+VIEW = SimpleNamespace(epoch=3, step=17)
 
 
-def test_one_stop_is_enough_whatever_the_others_answer():
-    stop, go_on = (
-        SimpleNamespace(on_epoch_end=lambda run, s=s: {"stop": s}) for s in (True, False)
-    )
-    assert notify([stop, go_on], "on_epoch_end", NOW)["stop"]
-    assert notify([go_on, stop], "on_epoch_end", NOW)["stop"]
-    assert not notify([go_on, go_on], "on_epoch_end", NOW)["stop"]
+def test_one_stop_is_enough_whatever_the_others_return():
+    stop = SimpleNamespace(on_epoch_end=lambda run: {"stop": True})
+    no_stop = SimpleNamespace(on_epoch_end=lambda run: {"stop": False})
+    assert notify([stop, no_stop], "on_epoch_end", VIEW)["stop"]
+    assert notify([no_stop, stop], "on_epoch_end", VIEW)["stop"]
+    assert not notify([no_stop, no_stop], "on_epoch_end", VIEW)["stop"]
 
 
-def test_answers_and_hooks_that_nobody_knows_are_refused():
+def test_unknown_keys_and_unknown_hooks_are_errors():
     with pytest.raises(UserError, match=r"returned \['lr'\]"):
-        notify([SimpleNamespace(on_epoch_end=lambda run: {"lr": 1})], "on_epoch_end", NOW)
+        notify([SimpleNamespace(on_epoch_end=lambda run: {"lr": 1})], "on_epoch_end", VIEW)
     with pytest.raises(UserError, match="'on_epoch_ended', which is no hook"):
         check_hooks([SimpleNamespace(on_epoch_ended=print)])
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        {"lr_scale": float("nan")},
-        {"lr_scale": -1},
-        {"lr_scale": "half"},
-        {"lr_scale": None},
-        True,
-        0.5,
-    ],
+    "returned",
+    [*({"lr_scale": scale} for scale in (float("nan"), -1, "half", None)), True, 0.5],
 )
-def test_answers_that_make_no_sense_are_refused(answer):
+def test_invalid_return_values_are_errors(returned):
     with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end returned"):
-        notify([SimpleNamespace(on_epoch_end=lambda run: answer)], "on_epoch_end", NOW)
+        notify([SimpleNamespace(on_epoch_end=lambda run: returned)], "on_epoch_end", VIEW)
 
 
-def test_a_callback_that_fails_is_named_with_its_hook_and_the_step():
+def test_the_error_of_a_failing_callback_names_its_hook_and_the_step():
     def on_step_end(run):
         return {}["missing"]
 
-    with pytest.raises(
-        CallbackFailed,
-        match=r"SimpleNamespace.on_step_end failed in epoch 3 after step 17: .*test_hooks.py, line",
-    ) as found:
-        notify([SimpleNamespace(on_step_end=on_step_end)], "on_step_end", NOW)
-    assert isinstance(found.value.__cause__, KeyError)
-    with pytest.raises(
-        UserError, match=r"^mine$"
-    ):  # what a callback has to say to its user stays as it is
-        notify(
-            [SimpleNamespace(on_step_end=lambda run: (_ for _ in ()).throw(UserError("mine")))],
-            "on_step_end",
-            NOW,
-        )
+    def raise_user_error(run):
+        raise UserError("for the user")
+
+    message = r"SimpleNamespace.on_step_end failed in epoch 3 after step 17: .*test_hooks.py, line"
+    with pytest.raises(CallbackFailed, match=message) as error:
+        notify([SimpleNamespace(on_step_end=on_step_end)], "on_step_end", VIEW)
+    assert isinstance(error.value.__cause__, KeyError)
+    with pytest.raises(UserError, match=r"^for the user$"):  # unchanged
+        notify([SimpleNamespace(on_step_end=raise_user_error)], "on_step_end", VIEW)
 
 
 @pytest.mark.parametrize(
     ("hook", "epochs"),
     [("on_epoch_end", [2, 4]), ("on_test_end", [2, 4]), ("on_step_end", [1, 2, 3, 4, 5])],
 )
-def test_every_n_epochs_passes_over_the_others(hook, epochs):
+def test_every_n_epochs_skips_the_other_epochs(hook, epochs):
     seen = []
     callback = SimpleNamespace(every_n_epochs=2, **{hook: lambda run: seen.append(run.epoch)})
     for epoch in range(1, 6):
@@ -85,25 +71,20 @@ def test_every_n_epochs_passes_over_the_others(hook, epochs):
         ({"every_n_epochs": 0}, "every_n_epochs must be a whole number from 1, got 0"),
     ],
 )
-def test_what_a_callback_asks_for_is_checked(attributes, message):
+def test_the_attributes_of_a_callback_are_checked(attributes, message):
     with pytest.raises(UserError, match=message):
         check_hooks([SimpleNamespace(**attributes)])
-    check_hooks(
-        [
-            SimpleNamespace(
-                needs=("gradient_norm",), metrics={"mine": tracked(abs)}, every_n_epochs=3
-            )
-        ]
-    )
+    valid = {"needs": ("gradient_norm",), "metrics": {"mine": tracked(abs)}, "every_n_epochs": 3}
+    check_hooks([SimpleNamespace(**valid)])
 
 
-@pytest.mark.parametrize("answer", [0, -1, None, 1.5])
-def test_a_callback_asks_for_a_step_ahead(answer):
+@pytest.mark.parametrize("left", [0, -1, None, 1.5])
+def test_steps_left_must_return_a_positive_whole_number(left):
     with pytest.raises(UserError, match="must be a whole number from 1"):
-        steps_left(SimpleNamespace(steps_left=lambda step: answer), 5)
+        steps_left(SimpleNamespace(steps_left=lambda step: left), 5)
 
 
 @pytest.mark.parametrize("callback", ["early_stopping", early_stopping, SimpleNamespace(on=1)])
-def test_what_is_no_callback(callback):
+def test_an_object_without_hooks_is_not_a_callback(callback):
     with pytest.raises(UserError, match="has no hook; a callback is an object"):
         check_hooks([callback])
