@@ -83,10 +83,8 @@ def random_affine(
 
 
 def resampled(x, matrix, shift):
-    """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly.
-
-    Positions are relative to the centre; outside x there are zeros.
-    """
+    """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly. Positions
+    are relative to the centre; outside x there are zeros."""
     height, width, channels = image_shape(x)
     centre = jnp.array([(height - 1) / 2, (width - 1) / 2])
     grid = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
@@ -120,7 +118,6 @@ def span(key, length, count):
 def image_shape(x):
     """(height, width, channels) of an image; anything else is an error."""
     if x.ndim != 3:
-        raise ValueError(
-            f"augment: an image has the axes (height, width, channels), got the shape {x.shape}"
-        )
+        axes = "(height, width, channels)"
+        raise ValueError(f"augment: an image has the axes {axes}, got the shape {x.shape}")
     return x.shape

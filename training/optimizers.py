@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from training.base import Optimizer
 from training.transforms import NO_DECAY, add_decay, matching, partition, scale, stateless
-from utils import fraction, named_leaves, nonnegative, positive, regex
+from utils import fraction, nonnegative, positive, regex
 
 BY_ADAMW = r".*(embed|head).*"
 
@@ -102,9 +102,8 @@ def adam_direction(grads, state, b1, b2, eps):
     step = state["step"] + 1
     m = moving_average(b1, state["m"], grads)
     v = moving_average(b2, state["v"], squares(grads))
-    direction = jax.tree.map(
-        lambda m, v: m / (jnp.sqrt(v) + eps), unbiased(b1, step, m), unbiased(b2, step, v)
-    )
+    mean, square = unbiased(b1, step, m), unbiased(b2, step, v)
+    direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square)
     return direction, {"step": step, "m": m, "v": v}
 
 
@@ -259,10 +258,8 @@ def muon(
     regex(by_adamw=by_adamw)
 
     def label(tree):
-        return {
-            name: "muon" if is_matrix(leaf) and not re.fullmatch(by_adamw, name) else "adamw"
-            for name, leaf in named_leaves(tree).items()
-        }
+        kinds = {name: "muon" if is_matrix(leaf) else "adamw" for name, leaf in tree.items()}
+        return kinds | {name: "adamw" for name in tree if re.fullmatch(by_adamw, name)}
 
     matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
     # Only `matching` below sees all names that `exclude` may match, so AdamW does not check it.
