@@ -34,9 +34,7 @@ def random_erase(
     aspect: tuple[float, float] = (0.3, 3.3),
 ) -> Augmented:
     """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
-
-    `area` is the range of its fraction of the image, `aspect` the range of its height / width.
-    """
+    `area` is the range of its fraction of the image, `aspect` the range of its height / width."""
     share(probability=probability)
     if not 0 < area[0] <= area[1] <= 1:
         raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
@@ -63,9 +61,7 @@ def random_affine(
     shift: float = 2.0,
 ) -> Augmented:
     """Rotate and shear by up to so many degrees, scale, and shift by up to `shift` pixels.
-
-    Zeros fill what lay outside the image.
-    """
+    Zeros fill what lay outside the image."""
     nonnegative(rotation=rotation, shift=shift)
     ascending_pair(scale=scale)
     if not 0 <= shear < 90:

@@ -12,9 +12,7 @@ from utils import fraction, positive
 
 def cross_entropy(logits, label, *, label_smoothing: float = 0.0) -> Loss:
     """-log of the softmax probability of the label, averaged over leading axes.
-
-    The label is a class, or a distribution over the classes.
-    """
+    The label is a class, or a distribution over the classes."""
     fraction(label_smoothing=label_smoothing)
     logits = at_least_float32(logits)
     target = distribution(logits, jnp.asarray(label))

@@ -33,11 +33,6 @@ def unbiased(decay, step, mean):
     return jax.tree.map(lambda m: m * correction.astype(m.dtype), mean)
 
 
-def decaying_sum(decay, old, new):
-    """decay * old + new."""
-    return jax.tree.map(lambda o, n: decay * o + n, old, new)
-
-
 def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
     """Gradient descent; with momentum, along a decaying sum of the gradients."""
     positive(lr=lr)
@@ -45,9 +40,12 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
     if nesterov and momentum == 0:
         raise ValueError("nesterov: needs momentum, which is 0; set momentum, for example to 0.9")
 
+    def decaying_sum(old, grads):
+        return jax.tree.map(lambda m, g: momentum * m + g, old, grads)
+
     def update(grads, state, params=None):
-        m = decaying_sum(momentum, state["m"], grads)
-        return scale(-lr, decaying_sum(momentum, m, grads) if nesterov else m), {"m": m}
+        m = decaying_sum(state["m"], grads)
+        return scale(-lr, decaying_sum(m, grads) if nesterov else m), {"m": m}
 
     if momentum == 0:
         return stateless(lambda grads, params: scale(-lr, grads))
@@ -56,9 +54,7 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
 
 def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimizer:
     """AdaGrad (Duchi et al., 2011): gradients divided by the root of the sum of all their squares.
-
-    The sum starts at `initial`.
-    """
+    The sum starts at `initial`."""
     positive(lr=lr, eps=eps)
     nonnegative(initial=initial)
 
@@ -128,9 +124,7 @@ def adamw(
     exclude: str = NO_DECAY,
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-
-    Params whose name the regex `exclude` matches do not decay.
-    """
+    Params whose name the regex `exclude` matches do not decay."""
     positive(lr=lr, eps=eps)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
@@ -152,25 +146,20 @@ def lamb(
     exclude: str = NO_DECAY,
 ) -> Optimizer:
     """LAMB (You et al., 2020): AdamW with each leaf's direction scaled to the norm of the leaf.
+    It is for very large batches. Params whose name the regex `exclude` matches do not decay."""
+    positive(lr=lr)
+    unscaled = adamw(1.0, b1, b2, eps, weight_decay, exclude)
 
-    It is for very large batches. Params whose name the regex `exclude` matches do not decay.
-    """
-    positive(lr=lr, eps=eps)
-    fraction(b1=b1, b2=b2)
-    nonnegative(weight_decay=weight_decay)
-    regex(exclude=exclude)
-
-    def with_norm_of(param, direction):
-        norm, param_norm = jnp.linalg.norm(direction), jnp.linalg.norm(param)
-        # A param of zeros keeps the direction unscaled; otherwise it would never change.
-        return direction * jnp.where((norm == 0) | (param_norm == 0), 1, param_norm / norm)
+    def with_norm_of(param, change):
+        norm, param_norm = jnp.linalg.norm(change), jnp.linalg.norm(param)
+        # A param of zeros keeps the change unscaled; otherwise it would never change.
+        return change * jnp.where((norm == 0) | (param_norm == 0), 1, param_norm / norm)
 
     def update(grads, state, params):
-        direction, state = adam_direction(grads, state, b1, b2, eps)
-        direction = add_decay(direction, params, weight_decay, exclude)
-        return scale(-lr, jax.tree.map(with_norm_of, params, direction)), state
+        changes, state = unscaled.update(grads, state, params)
+        return scale(lr, jax.tree.map(with_norm_of, params, changes)), state
 
-    return Optimizer(matching(adam_init, (exclude, NO_DECAY)), update)
+    return Optimizer(unscaled.init, update)
 
 
 def lion(
@@ -181,9 +170,7 @@ def lion(
     exclude: str = NO_DECAY,
 ) -> Optimizer:
     """Lion (Chen et al., 2023): the sign of a mean of momentum and gradient; only one buffer.
-
-    Params whose name the regex `exclude` matches do not decay.
-    """
+    Params whose name the regex `exclude` matches do not decay."""
     positive(lr=lr)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
@@ -249,10 +236,8 @@ def muon(
     eps: float = 1e-8,
 ) -> Optimizer:
     """Muon (Jordan et al., 2024) for matrices; AdamW, with its own learning rate, for the rest.
-
     The kernel of a convolution counts as the matrix (H * W * in, out), unless it has one input
-    channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches.
-    """
+    channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches."""
     positive(lr=lr, adamw_lr=adamw_lr)
     fraction(beta=beta)
     regex(by_adamw=by_adamw)

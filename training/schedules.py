@@ -14,10 +14,8 @@ IN_EPOCHS = {int | None: float | None, tuple[int, ...] | None: tuple[float, ...]
 
 def steps_or_epochs(factory):
     """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
-
     The signature that a config sees also has `<prefix>epochs`, after each `<prefix>steps`, and the
-    facts that convert the one into the other. The decorated function always gets numbers of steps.
-    """
+    facts that convert one into the other. The decorated function always gets numbers of steps."""
     own = inspect.signature(factory).parameters
     by_epochs = {n: n.removesuffix("steps") + "epochs" for n in own if n.endswith("steps")}
     public = []

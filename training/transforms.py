@@ -114,9 +114,7 @@ def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
 
 def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
     """Update each param by the optimizer of the first rule whose regex matches its whole name.
-
-    A param that no rule matches is an error.
-    """
+    A param that no rule matches is an error."""
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
     for rule, _ in rules:

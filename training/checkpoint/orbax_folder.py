@@ -96,8 +96,7 @@ def read(path, verified=False):
 
 
 def restored(folder, restore_args, some=True):
-    """{name: array} for {name: Orbax's arguments}, read by this process alone. These must be all of
-    the folder's arrays unless `some`."""
+    """{name: array} for {name: Orbax's arguments}; these are all of the arrays unless `some`."""
     ocp, item = import_orbax(), dict.fromkeys(restore_args, 0)
     args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=some)
     with checkpointer(ocp, {jax.process_index()}) as reader:

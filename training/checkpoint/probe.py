@@ -37,7 +37,8 @@ class Probe:
 
     def __call__(self, params, state):
         """With params spread over the devices of several processes, all processes must call it."""
-        if jax.config.jax_disable_jit:  # a breakpoint() in the model must not stop the saving
+        # With jit disabled, a breakpoint() in the model must not stop the saving.
+        if self.spec is None or jax.config.jax_disable_jit:
             return {}
         leaves = jax.tree.leaves(params)
         spread = any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in leaves)
@@ -55,16 +56,13 @@ class Probe:
 
     def compile(self, weights, spread):
         """The program, or None for a model that needs more than (params, state, x)."""
-        if self.spec is None:
-            return None
 
         def output(params, state, x):
             return self.model.apply(params, state, x, train=False, key=None)[0]
 
-        sharding = None
+        sharding, replicated = None, jax.sharding.PartitionSpec()
         if spread:
-            placed = jax.tree.leaves(weights)[0].sharding
-            sharding = placed.update(spec=jax.sharding.PartitionSpec())
+            sharding = jax.tree.leaves(weights)[0].sharding.update(spec=replicated)
         with nullcontext() if spread else jax.default_device(host()):
             try:
                 self.input = seeded_inputs(self.spec)
@@ -78,8 +76,7 @@ class Probe:
 
 
 def host():
-    """The CPU device, since a full accelerator has no memory for a second copy of the params. None
-    if JAX was configured without it."""
+    """The CPU device, or None; a full accelerator has no memory for a second copy of the params."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

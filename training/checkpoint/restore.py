@@ -15,8 +15,7 @@ logger = logging.getLogger("main")
 
 
 def filled(path, arrays, like):
-    """The tree `like`, of arrays or shapes, filled with a checkpoint's arrays on the host. Names,
-    shapes and types must all agree."""
+    """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree."""
     wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
     stored = {name: array for name, array in arrays.items() if name.split("/")[0] in like}
     refuse(f"{path}: does not fit this run", differences(stored, wanted, operator.eq, "run"))

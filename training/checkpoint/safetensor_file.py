@@ -52,7 +52,9 @@ def write(path, arrays, record):
     with atomic_file(path) as file:
         file.write(start)
         for array in arrays.values():
-            data = raw_bytes(little_endian(array))  # at most one copy is in memory at a time
+            # At most one copy is in memory; np.ascontiguousarray would turn shape () into (1,).
+            little_endian = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+            data = raw_bytes(little_endian)
             digest.update(data)  # like file.write, it lets other threads run meanwhile
             file.write(data)
         file.seek(start.index(NO_DIGEST))
@@ -60,8 +62,7 @@ def write(path, arrays, record):
 
 
 def read(path, verified=False):
-    """({name: array}, record), checked against the digest unless `verified`. A file of another
-    program has no digest, and its record is {}."""
+    """({name: array}, record), checked against the digest, if there is one, unless `verified`."""
     with opened(path) as file:
         raw, header, metadata = read_header(path, file)
         signed = SIGNED.match(raw)
@@ -105,12 +106,6 @@ def make_header(path, arrays, record):
         size, limit = format_bytes(len(text)), format_bytes(LONGEST_HEADER)
         raise UserError(f"{path}: its names and record take {size}; the limit is {limit}")
     return text
-
-
-def little_endian(array):
-    """The array as the format stores it: C-contiguous and little-endian; a copy if it is not."""
-    # np.ascontiguousarray would turn shape () into (1,).
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
 
 
 def raw_bytes(array):

@@ -86,8 +86,7 @@ def files(folder, name):
 
 
 def checkpoints(folder):
-    """{name: its files} of the checkpoints in a folder, oldest first. A checkpoint whose record
-    cannot be read counts as the newest."""
+    """{name: its files}, oldest first; a checkpoint with an unreadable record counts as newest."""
     paths_of = {}
     for path in files(folder, "checkpoint-*"):
         paths_of.setdefault(path.stem.split("-replica_")[0], []).append(path)
@@ -103,11 +102,9 @@ def records(folder):
 def record_of(path):
     """The record of a checkpoint, or None if it is not valid."""
     try:
-        record = form(path).read_record(path)
-        check_record(path, record)
+        return check_record(path, form(path).read_record(path))
     except UserError:  # or the checkpoint was deleted in the meantime
         return None
-    return record
 
 
 def age(record):
@@ -176,13 +173,10 @@ def delete(path):
     return True
 
 
-LEFTOVERS = [f".{name}.json.*.tmp" for name in ("config", "environment", "finished")]
-LEFTOVERS += [".checkpoint-*.tmp"]
-
-
 def remove_leftovers(folder):
     """Remove what a process left behind that was killed while writing."""
-    leftovers = [path for pattern in LEFTOVERS for path in Path(folder).glob(pattern)]
+    names = ("config.json", "environment.json", "finished.json", "checkpoint-*")
+    leftovers = [path for name in names for path in Path(folder).glob(f".{name}.*tmp")]
     former = Path(folder).glob(".checkpoint-*.former")
     leftovers += [path for path in former if path.with_name(path.stem[1:]).exists()]
     for path in leftovers:
@@ -227,7 +221,7 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
 
 
 def check_record(path, record):
-    """Refuse a record that this version does not understand."""
+    """Return the record, but refuse one that this version does not understand."""
     if record.get("format") == 1:
         fix = "training.pretrained can start a new run from its weights"
         raise Damaged(f"{path}: was written by an earlier version; {fix}")
@@ -237,3 +231,4 @@ def check_record(path, record):
     if record["format"] > FORMAT:
         formats = f"format {record['format']}; this one reads up to {FORMAT}"
         raise Damaged(f"{path}: was written by a newer version ({formats})")
+    return record

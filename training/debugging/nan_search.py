@@ -23,22 +23,18 @@ NAMES = {"params": "the parameter", "state": "the model's state"}
 NAMES |= {"opt": "the optimizer's state", "ema": "the averaged weight"}
 HINTS = {"gather": " (an index outside an array reads nan)"}
 UPDATE = "in the update"
-# How an op produced a value, the most informative first: from finite numbers; a nan from
-# infinities; or from a constant in the code.
-FROM_FINITE, FROM_OTHER_KIND, FROM_CONSTANT = range(3)
 
 
 def first_bad_op(step, ts, batch, valid):
-    """One sentence on what produced the first nan or infinity of a step; None if all is finite.
-    `step` is the step function of an Update."""
+    """One sentence on what made the first nan or infinity in an Update's step; None if nothing."""
     # All values must be on the same device, and one device is enough.
     ts, batch = jax.device_put((ts, batch), jax.local_devices()[0])
     named = [*named_leaves(ts).items(), *((f"batch/{n}", leaf) for n, leaf in leaves_of(batch))]
     leaves = [Value(leaf, name=n, parameter=n.startswith("params")) for n, leaf in named]
     replay = Replay(jax.make_jaxpr(lambda ts, batch: step(ts, batch, valid))(ts, batch), leaves)
-    # The check in `training.update.accepted`; a user's own update may have other checks.
     checked = [op.inputs[0] for op in replay.ops if op.name == "is_finite"]
     conds = [op for op in replay.ops if op.name == "cond"]
+    # The check in `training.update.accepted`; a user's own update may have other checks.
     if checks := [op for op in conds if any(is_in(frame, all_finite) for frame in op.frames())]:
         checked = checks[0].inputs[1:]
     # The loss, the gradients, and then the new state, which may not be needed: it is mostly the
@@ -73,12 +69,10 @@ def origin(bad):
         if op is None:
             return value, kind
         sources = [pair for pair in op.sources[kind] if not pair[0].constant]
-        if not op.sources[kind]:
-            candidates.append((FROM_FINITE, op.order, op, kind))
-        elif op.is_first(kind):
-            candidates.append((FROM_OTHER_KIND, op.order, op, kind))
-        elif not sources:
-            candidates.append((FROM_CONSTANT, op.order, op, kind))
+        # The most informative first: from finite numbers; a nan from infinities; from a constant.
+        reasons = (not op.sources[kind], op.is_first(kind), not sources)
+        if any(reasons):
+            candidates.append((reasons.index(True), op.order, op, kind))
         todo += [pair for pair in sources if pair not in seen]
         seen |= set(sources)
     return min(candidates, key=lambda candidate: candidate[:2])[2:]

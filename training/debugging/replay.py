@@ -60,8 +60,7 @@ class Op:
 
 
 class Replay:
-    """The ops of a function of `leaves`, in order, with calls inlined. Loops and branches are
-    expanded when they are evaluated."""
+    """The ops of a function of `leaves`, with calls inlined; loops are expanded when evaluated."""
 
     def __init__(self, closed, leaves):
         self.ops, self.count = [], 0
@@ -211,17 +210,14 @@ def kinds_in(array):
 
 def sources(op, kind):
     """[(input, its kind)] that made an output nan (or inf): inputs of the same kind if any."""
-    inputs = selected(op, kind) if op.name == "select_n" else op.inputs
+    inputs = op.inputs
+    if op.name == "select_n":  # jnp.where: only the cases from which it took the nans (or infs)
+        which, *cases = op.inputs
+        bad = TESTS[kind](np.asarray(op.outputs[0].array))
+        taken = np.broadcast_to(np.asarray(which.array).astype(int), bad.shape)[bad]
+        inputs = [case for i, case in enumerate(cases) if (taken == i).any()]
     same = [(value, kind) for value in inputs if kind in value.bad]
     return same or [(value, other) for value in inputs for other in value.bad]
-
-
-def selected(op, kind):
-    """The cases from which a select_n (jnp.where) took the nans (or infs) of its output."""
-    which, *cases = op.inputs
-    bad = TESTS[kind](np.asarray(op.outputs[0].array))
-    taken = np.broadcast_to(np.asarray(which.array).astype(int), bad.shape)[bad]
-    return [case for i, case in enumerate(cases) if (taken == i).any()]
 
 
 def is_foreign(file):

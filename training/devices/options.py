@@ -68,10 +68,9 @@ class DistributedOptions:
         address = self.coordinator not in (None, "auto", "none")
         given = (address, self.num_processes is not None, self.process_id is not None)
         if any(given) != all(given):
-            raise ValueError(
-                "coordinator (an address), num_processes and process_id go together: give all "
-                "three or none of them; with 'auto' or 'none' give no numbers"
-            )
+            keys = "coordinator (an address), num_processes and process_id"
+            fix = "give all three or none of them; with 'auto' or 'none' give no numbers"
+            raise ValueError(f"{keys} go together: {fix}")
         if not address:
             return
         if not re.fullmatch(r".+:\d{1,5}", self.coordinator):

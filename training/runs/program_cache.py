@@ -28,26 +28,24 @@ logger = logging.getLogger("main")
 
 
 def keep_programs():
-    """Let JAX load compiled programs from the user's cache folder and store them there. If the
-    folder cannot be used, programs are compiled as without it."""
+    """Let JAX load and store compiled programs in the user's cache folder, if that can be used."""
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return
     try:
         folder = user_cache() / "programs" / kind_of_machine()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK | os.X_OK) and can_be_read_again(folder)
-        if usable:
-            tidy(folder)
+        if not os.access(folder, os.W_OK | os.X_OK) or not can_be_read_again(folder):
+            return
+        tidy(folder)
     except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder is known
         logger.debug("Compiled programs are not cached: %s", error)
         return
-    if usable:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            # Small programs take half a second together.
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        # A full disk or a damaged file only costs a compilation; do not warn for every program.
-        warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # Small programs take half a second together.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    # A full disk or a damaged file only costs a compilation; do not warn for every program.
+    warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
 
 
 def kind_of_machine():
