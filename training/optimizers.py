@@ -76,16 +76,13 @@ def rmsprop(
     fraction(decay=decay)
     descent = sgd(lr, momentum)
 
-    def init(params):
-        return {"v": zeros(params), "sgd": descent.init(params)}
-
     def update(grads, state, params=None):
         v = moving_average(decay, state["v"], squares(grads))
         direction = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, v)
         updates, sgd_state = descent.update(direction, state["sgd"])
         return updates, {"v": v, "sgd": sgd_state}
 
-    return Optimizer(init, update)
+    return Optimizer(lambda params: {"v": zeros(params), "sgd": descent.init(params)}, update)
 
 
 def adam_init(params):
@@ -210,9 +207,6 @@ def orthogonal_step(direction):
 def muon_of_matrices(lr, beta, weight_decay, exclude):
     """Muon for a tree that holds only matrices and kernels."""
 
-    def init(params):
-        return {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}
-
     def update(grads, state, params):
         step = state["step"] + 1
         m = moving_average(beta, state["m"], grads)
@@ -221,7 +215,7 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
         updates = scale(-lr, add_decay(direction, params, weight_decay, exclude))
         return updates, {"step": step, "m": m}
 
-    return Optimizer(init, update)
+    return Optimizer(lambda params: {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}, update)
 
 
 def muon(

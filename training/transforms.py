@@ -135,9 +135,6 @@ def chain(*optimizers: Optimizer):
     if not optimizers:
         raise ValueError("optimizers: a chain must hold at least one, got none")
 
-    def init(params):
-        return [optimizer.init(params) for optimizer in optimizers]
-
     def update(updates, states, params=None):
         new_states = []
         for optimizer, state in zip(optimizers, states, strict=True):
@@ -145,7 +142,7 @@ def chain(*optimizers: Optimizer):
             new_states.append(state)
         return updates, new_states
 
-    return Optimizer(init, update)
+    return Optimizer(lambda params: [optimizer.init(params) for optimizer in optimizers], update)
 
 
 def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:

@@ -24,12 +24,11 @@ def pretrained_from(option):
 
 
 class Pretrained:
-    """The weights to start from.
-    From a checkpoint it takes the averaged weights if there are any, since they were evaluated.
-    Names are those of the model's table, such as `head/weight`; the leaves of its state are called
-    `state/...`, also in the safetensors file of another program. `fresh` lists regexes of the
-    leaves that keep their initial values. `rename` lists pairs (regex, replacement) for the names
-    in the file; the first match wins, and a replacement of None ignores the array."""
+    """The weights to start from; of a checkpoint, the averaged ones if there are any, since they
+    were evaluated. Names are those of the model's table, such as `head/weight`; the leaves of its
+    state are called `state/...`, also in the safetensors file of another program. `fresh` lists
+    regexes of the leaves that keep their initial values. `rename` lists pairs (regex, replacement)
+    for the names in the file; the first match wins, and None as replacement ignores the array."""
 
     def __init__(self, path, fresh=(), rename=(), probe=True):
         check_regexes("fresh", fresh)

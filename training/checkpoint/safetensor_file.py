@@ -1,9 +1,8 @@
 """A checkpoint as a safetensors file, which holds its own SHA-256 and a record in its header.
 
-Any safetensors reader opens it. Reading and writing are done by hand, since the format is simple:
-eight bytes with the length of the JSON header, the header with the place of each array, and the
-arrays without gaps. So each byte is read once, for the digest and the array alike, and float8
-works, which the stock reader cannot return as NumPy arrays.
+Any safetensors reader opens it. The format is simple, and is read and written by hand: 8 bytes with
+the length of the JSON header, the header with the place of each array, and the arrays without gaps.
+So each byte is read once, and float8 works, which the stock reader cannot return as NumPy arrays.
 """
 
 import hashlib

@@ -204,9 +204,8 @@ def summary(array):
 
 def example(op, inputs, array, kind):
     """The index of the first bad number, and, for an elementwise op, the numbers it came from."""
-    place = first_index(array, kind)
     index = tuple(np.argwhere(TESTS[kind](array))[0])
-    text = f", the first at {place}" if place else ""
+    text = f", the first at {first_index(array, kind)}" if array.ndim else ""
     try:
         numbers = [np.broadcast_to(np.asarray(a), array.shape)[index] for a in inputs]
         result = np.asarray(bind(op.path[0], [jnp.asarray(number) for number in numbers])[0])

@@ -41,9 +41,8 @@ def check_sharding(value):
         allowed = f"a preset ({', '.join(SHARDINGS)}), or a list of {rule_form}"
         hint = did_you_mean(value, SHARDINGS)
         raise ValueError(f"sharding: must be {allowed}, got {value!r}{hint}")
-    for i, rule in enumerate(value):
-        if rule in SHARDINGS and i == len(value) - 1:
-            continue
+    rules = value[:-1] if value and value[-1] in SHARDINGS else value
+    for i, rule in enumerate(rules):
         is_pair = is_list(rule) and len(rule) == 2 and isinstance(rule[0], str) and is_list(rule[1])
         if not is_pair or not all(isinstance(axis, str | None) for axis in rule[1]):
             allowed = f"{rule_form}, or, at the end of the list, a preset"
