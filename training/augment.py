@@ -34,9 +34,7 @@ def random_erase(
     aspect: tuple[float, float] = (0.3, 3.3),
 ) -> Augmented:
     """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
-
-    `area` is the range of its fraction of the image, `aspect` the range of its height / width.
-    """
+    `area` is the range of its fraction of the image, `aspect` the range of its height / width."""
     share(probability=probability)
     if not 0 < area[0] <= area[1] <= 1:
         raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
@@ -63,9 +61,7 @@ def random_affine(
     shift: float = 2.0,
 ) -> Augmented:
     """Rotate and shear by up to so many degrees, scale, and shift by up to `shift` pixels.
-
-    Zeros fill what lay outside the image.
-    """
+    Zeros fill what lay outside the image."""
     nonnegative(rotation=rotation, shift=shift)
     ascending_pair(scale=scale)
     if not 0 <= shear < 90:
@@ -83,10 +79,8 @@ def random_affine(
 
 
 def resampled(x, matrix, shift):
-    """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly.
-
-    Positions are relative to the centre; outside x there are zeros.
-    """
+    """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly. Positions
+    are relative to the centre; outside x there are zeros."""
     height, width, channels = image_shape(x)
     centre = jnp.array([(height - 1) / 2, (width - 1) / 2])
     grid = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
@@ -120,7 +114,6 @@ def span(key, length, count):
 def image_shape(x):
     """(height, width, channels) of an image; anything else is an error."""
     if x.ndim != 3:
-        raise ValueError(
-            f"augment: an image has the axes (height, width, channels), got the shape {x.shape}"
-        )
+        axes = "(height, width, channels)"
+        raise ValueError(f"augment: an image has the axes {axes}, got the shape {x.shape}")
     return x.shape

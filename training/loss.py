@@ -12,9 +12,7 @@ from utils import fraction, positive
 
 def cross_entropy(logits, label, *, label_smoothing: float = 0.0) -> Loss:
     """-log of the softmax probability of the label, averaged over leading axes.
-
-    The label is a class, or a distribution over the classes.
-    """
+    The label is a class, or a distribution over the classes."""
     fraction(label_smoothing=label_smoothing)
     logits = at_least_float32(logits)
     target = distribution(logits, jnp.asarray(label))
@@ -63,10 +61,8 @@ def same_shape(output, target):
     if output.shape == (*target.shape, 1):
         output = output[..., 0]
     if output.shape != target.shape:
-        raise ValueError(
-            f"the output has the shape {output.shape} and the target {target.shape}; "
-            "they must be the same"
-        )
+        shapes = f"the output has the shape {output.shape} and the target {target.shape}"
+        raise ValueError(f"{shapes}; they must be the same")
     return output, target.astype(output.dtype)
 
 
@@ -76,11 +72,10 @@ def distribution(logits, label):
         return label.astype(logits.dtype)
     is_class = logits.ndim and label.shape == logits.shape[:-1]
     if not is_class or not jnp.issubdtype(label.dtype, jnp.integer):
-        raise ValueError(
-            f"the output has the shape {logits.shape} and the target is "
-            f"{label.dtype}{list(label.shape)}; the target must be integers of the shape "
-            f"{logits.shape[:-1]}, or probabilities of the shape {logits.shape}"
-        )
+        shape, target = logits.shape, f"{label.dtype}{list(label.shape)}"
+        allowed = f"integers of the shape {shape[:-1]}, or probabilities of the shape {shape}"
+        problem = f"the output has the shape {shape} and the target is {target}"
+        raise ValueError(f"{problem}; the target must be {allowed}")
     # A product with a one-hot: a gather's gradient is a scatter, which is slow on the CPU.
     one_hot = jax.nn.one_hot(label, logits.shape[-1], dtype=logits.dtype)
     return jnp.where(one_hot.any(axis=-1, keepdims=True), one_hot, jnp.nan)

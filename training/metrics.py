@@ -18,9 +18,8 @@ def accuracy(logits, label) -> Metric:
 def top_k_accuracy(logits, label, *, k: int = 5) -> Metric:
     """1 if the logit of the label is among the `k` largest."""
     if not 1 <= k <= logits.shape[-1]:
-        raise ValueError(
-            f"k: must be at least 1 and at most the {logits.shape[-1]} classes, got {k}"
-        )
+        largest = f"the {logits.shape[-1]} classes"
+        raise ValueError(f"k: must be at least 1 and at most {largest}, got {k}")
     best = jax.lax.top_k(logits, k)[1]
     return jnp.mean(jnp.any(best == classes(logits, label)[..., None], axis=-1), dtype=jnp.float32)
 
@@ -51,11 +50,8 @@ def f1(logits, label) -> Metric:
     count = logits.shape[-1]
     predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), count).reshape(-1, count)
     actual = jax.nn.one_hot(classes(logits, label), count).reshape(-1, count)
-    return {
-        "tp": jnp.sum(predicted * actual, axis=0),
-        "fp": jnp.sum(predicted * (1 - actual), axis=0),
-        "fn": jnp.sum((1 - predicted) * actual, axis=0),
-    }
+    tp = jnp.sum(predicted * actual, axis=0)
+    return {"tp": tp, "fp": jnp.sum(predicted, axis=0) - tp, "fn": jnp.sum(actual, axis=0) - tp}
 
 
 def f1_finish(means):
@@ -75,8 +71,6 @@ def classes(logits, label):
     if label.shape == logits.shape:
         return jnp.argmax(label, axis=-1)
     if label.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"the output has the shape {logits.shape} and the target {label.shape}; "
-            f"expected {logits.shape[:-1]}"
-        )
+        shapes = f"the output has the shape {logits.shape} and the target {label.shape}"
+        raise ValueError(f"{shapes}; expected {logits.shape[:-1]}")
     return label

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from training.base import Optimizer
 from training.transforms import NO_DECAY, add_decay, matching, partition, scale, stateless
-from utils import fraction, named_leaves, nonnegative, positive, regex
+from utils import fraction, nonnegative, positive, regex
 
 BY_ADAMW = r".*(embed|head).*"
 
@@ -33,11 +33,6 @@ def unbiased(decay, step, mean):
     return jax.tree.map(lambda m: m * correction.astype(m.dtype), mean)
 
 
-def decaying_sum(decay, old, new):
-    """decay * old + new."""
-    return jax.tree.map(lambda o, n: decay * o + n, old, new)
-
-
 def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
     """Gradient descent; with momentum, along a decaying sum of the gradients."""
     positive(lr=lr)
@@ -45,9 +40,12 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
     if nesterov and momentum == 0:
         raise ValueError("nesterov: needs momentum, which is 0; set momentum, for example to 0.9")
 
+    def decaying_sum(old, grads):
+        return jax.tree.map(lambda m, g: momentum * m + g, old, grads)
+
     def update(grads, state, params=None):
-        m = decaying_sum(momentum, state["m"], grads)
-        return scale(-lr, decaying_sum(momentum, m, grads) if nesterov else m), {"m": m}
+        m = decaying_sum(state["m"], grads)
+        return scale(-lr, decaying_sum(m, grads) if nesterov else m), {"m": m}
 
     if momentum == 0:
         return stateless(lambda grads, params: scale(-lr, grads))
@@ -56,9 +54,7 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
 
 def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimizer:
     """AdaGrad (Duchi et al., 2011): gradients divided by the root of the sum of all their squares.
-
-    The sum starts at `initial`.
-    """
+    The sum starts at `initial`."""
     positive(lr=lr, eps=eps)
     nonnegative(initial=initial)
 
@@ -80,16 +76,13 @@ def rmsprop(
     fraction(decay=decay)
     descent = sgd(lr, momentum)
 
-    def init(params):
-        return {"v": zeros(params), "sgd": descent.init(params)}
-
     def update(grads, state, params=None):
         v = moving_average(decay, state["v"], squares(grads))
         direction = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), grads, v)
         updates, sgd_state = descent.update(direction, state["sgd"])
         return updates, {"v": v, "sgd": sgd_state}
 
-    return Optimizer(init, update)
+    return Optimizer(lambda params: {"v": zeros(params), "sgd": descent.init(params)}, update)
 
 
 def adam_init(params):
@@ -102,9 +95,8 @@ def adam_direction(grads, state, b1, b2, eps):
     step = state["step"] + 1
     m = moving_average(b1, state["m"], grads)
     v = moving_average(b2, state["v"], squares(grads))
-    direction = jax.tree.map(
-        lambda m, v: m / (jnp.sqrt(v) + eps), unbiased(b1, step, m), unbiased(b2, step, v)
-    )
+    mean, square = unbiased(b1, step, m), unbiased(b2, step, v)
+    direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square)
     return direction, {"step": step, "m": m, "v": v}
 
 
@@ -129,9 +121,7 @@ def adamw(
     exclude: str = NO_DECAY,
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-
-    Params whose name the regex `exclude` matches do not decay.
-    """
+    Params whose name the regex `exclude` matches do not decay."""
     positive(lr=lr, eps=eps)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
@@ -153,25 +143,20 @@ def lamb(
     exclude: str = NO_DECAY,
 ) -> Optimizer:
     """LAMB (You et al., 2020): AdamW with each leaf's direction scaled to the norm of the leaf.
+    It is for very large batches. Params whose name the regex `exclude` matches do not decay."""
+    positive(lr=lr)
+    unscaled = adamw(1.0, b1, b2, eps, weight_decay, exclude)
 
-    It is for very large batches. Params whose name the regex `exclude` matches do not decay.
-    """
-    positive(lr=lr, eps=eps)
-    fraction(b1=b1, b2=b2)
-    nonnegative(weight_decay=weight_decay)
-    regex(exclude=exclude)
-
-    def with_norm_of(param, direction):
-        norm, param_norm = jnp.linalg.norm(direction), jnp.linalg.norm(param)
-        # A param of zeros keeps the direction unscaled; otherwise it would never change.
-        return direction * jnp.where((norm == 0) | (param_norm == 0), 1, param_norm / norm)
+    def with_norm_of(param, change):
+        norm, param_norm = jnp.linalg.norm(change), jnp.linalg.norm(param)
+        # A param of zeros keeps the change unscaled; otherwise it would never change.
+        return change * jnp.where((norm == 0) | (param_norm == 0), 1, param_norm / norm)
 
     def update(grads, state, params):
-        direction, state = adam_direction(grads, state, b1, b2, eps)
-        direction = add_decay(direction, params, weight_decay, exclude)
-        return scale(-lr, jax.tree.map(with_norm_of, params, direction)), state
+        changes, state = unscaled.update(grads, state, params)
+        return scale(lr, jax.tree.map(with_norm_of, params, changes)), state
 
-    return Optimizer(matching(adam_init, (exclude, NO_DECAY)), update)
+    return Optimizer(unscaled.init, update)
 
 
 def lion(
@@ -182,9 +167,7 @@ def lion(
     exclude: str = NO_DECAY,
 ) -> Optimizer:
     """Lion (Chen et al., 2023): the sign of a mean of momentum and gradient; only one buffer.
-
-    Params whose name the regex `exclude` matches do not decay.
-    """
+    Params whose name the regex `exclude` matches do not decay."""
     positive(lr=lr)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
@@ -224,9 +207,6 @@ def orthogonal_step(direction):
 def muon_of_matrices(lr, beta, weight_decay, exclude):
     """Muon for a tree that holds only matrices and kernels."""
 
-    def init(params):
-        return {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}
-
     def update(grads, state, params):
         step = state["step"] + 1
         m = moving_average(beta, state["m"], grads)
@@ -235,7 +215,7 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
         updates = scale(-lr, add_decay(direction, params, weight_decay, exclude))
         return updates, {"step": step, "m": m}
 
-    return Optimizer(init, update)
+    return Optimizer(lambda params: {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}, update)
 
 
 def muon(
@@ -250,19 +230,15 @@ def muon(
     eps: float = 1e-8,
 ) -> Optimizer:
     """Muon (Jordan et al., 2024) for matrices; AdamW, with its own learning rate, for the rest.
-
     The kernel of a convolution counts as the matrix (H * W * in, out), unless it has one input
-    channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches.
-    """
+    channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches."""
     positive(lr=lr, adamw_lr=adamw_lr)
     fraction(beta=beta)
     regex(by_adamw=by_adamw)
 
     def label(tree):
-        return {
-            name: "muon" if is_matrix(leaf) and not re.fullmatch(by_adamw, name) else "adamw"
-            for name, leaf in named_leaves(tree).items()
-        }
+        kinds = {name: "muon" if is_matrix(leaf) else "adamw" for name, leaf in tree.items()}
+        return kinds | {name: "adamw" for name in tree if re.fullmatch(by_adamw, name)}
 
     matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
     # Only `matching` below sees all names that `exclude` may match, so AdamW does not check it.

@@ -48,22 +48,25 @@ def check_pretrained(value):
         raise ValueError(f"pretrained: must be a path, an object with one, or null, got {value!r}")
     keys, problems = list(PretrainedOptions.__annotations__), []
     for key in [key for key in value if key not in keys]:
-        near = difflib.get_close_matches(str(key), keys, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        problems.append(f"pretrained: no such key {key!r}{hint} ({', '.join(keys)})")
+        hint = did_you_mean(key, keys)
+        problems.append(f"no such key {key!r}{hint} ({', '.join(keys)})")
     path, fresh, rename = value.get("path"), value.get("fresh", ()), value.get("rename", ())
     if not isinstance(path, str | PathLike) or not path:
-        problems.append(f"pretrained: path must be the path of a checkpoint, got {path!r}")
+        problems.append(f"path must be the path of a checkpoint, got {path!r}")
     if not is_list(fresh) or not all(isinstance(regex, str) for regex in fresh):
-        problems.append(f"pretrained: fresh must be a list of regexes, got {fresh!r}")
+        problems.append(f"fresh must be a list of regexes, got {fresh!r}")
     if not is_list(rename) or not all(is_list(rule) and is_renaming(*rule) for rule in rename):
-        problems.append(
-            f"pretrained: rename must be a list of [regex, replacement or null], got {rename!r}"
-        )
+        problems.append(f"rename must be a list of [regex, replacement or null], got {rename!r}")
     if not isinstance(value.get("probe", True), bool):
-        problems.append(f"pretrained: probe must be true or false, got {value['probe']!r}")
+        problems.append(f"probe must be true or false, got {value['probe']!r}")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise ValueError("\n".join(f"pretrained: {problem}" for problem in problems))
+
+
+def did_you_mean(value, names):
+    """A hint at the most similar of the names; "" if none is similar."""
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def is_list(value):
@@ -130,10 +133,8 @@ class CheckpointOptions:
         check_options(self, every_epochs=0, every_steps=0, every_seconds=0, keep=1, save_top_k=1)
         nonnegative(every_seconds=self.every_seconds)
         if self.save_top_k > 1 and self.monitor is None:
-            raise ValueError(
-                f"save_top_k: is {self.save_top_k}, but no metric says which are the best; "
-                "name one with `monitor`"
-            )
+            why = "no metric says which are the best; name one with `monitor`"
+            raise ValueError(f"save_top_k: is {self.save_top_k}, but {why}")
 
     def sign(self):
         """1 if the monitored metric should be low, -1 if it should be high."""
@@ -149,9 +150,8 @@ def sign_of(monitor, mode, key):
     words = set((monitor or "loss").split("_"))
     low, high = words & LOW_IS_GOOD, words & HIGH_IS_GOOD
     if mode == "auto" and bool(low) == bool(high):
-        raise UserError(
-            f"{key}: cannot tell whether {monitor!r} is good when low or high; use 'min' or 'max'"
-        )
+        why = f"cannot tell whether {monitor!r} is good when low or high"
+        raise UserError(f"{key}: {why}; use 'min' or 'max'")
     return -1 if mode == "max" or (mode == "auto" and high) else 1
 
 
@@ -180,14 +180,10 @@ def check_together(loader, training, checkpoint):
     """Raise problems that only the combination of several sections shows, one per line."""
     problems = []
     if loader.batch_size % training.accumulate:
-        problems.append(
-            f"training.accumulate: a batch of {loader.batch_size} does not divide into "
-            f"{training.accumulate} microbatches"
-        )
+        sizes = f"{loader.batch_size} does not divide into {training.accumulate} microbatches"
+        problems.append(f"training.accumulate: a batch of {sizes}")
     if training.on_nonfinite == "rollback" and not checkpoint.save_optimizer_state:
-        problems.append(
-            "training.on_nonfinite: 'rollback' needs complete checkpoints; "
-            "set checkpoint.save_optimizer_state to true"
-        )
+        fix = "set checkpoint.save_optimizer_state to true"
+        problems.append(f"training.on_nonfinite: 'rollback' needs complete checkpoints; {fix}")
     if problems:
         raise ValueError("\n".join(problems))

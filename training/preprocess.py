@@ -9,9 +9,8 @@ from utils import positive
 def to_unit(x) -> Preprocessed:
     """Bytes as floats in [0, 1]."""
     if x.dtype != jnp.uint8:
-        raise ValueError(
-            f"to_unit: divides bytes (uint8) by 255, got {x.dtype}; leave it out for other dtypes"
-        )
+        fix = "leave it out for other dtypes"
+        raise ValueError(f"to_unit: divides bytes (uint8) by 255, got {x.dtype}; {fix}")
     return x.astype(float) / 255
 
 
@@ -21,10 +20,8 @@ def normalize(x, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Preproce
         raise ValueError(f"normalize: works on floats, got {x.dtype}; put to_unit before it")
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != x.shape[-1]:
-            raise ValueError(
-                f"{name}: must hold one number for each of the {x.shape[-1]} channels, "
-                f"got {len(values)}"
-            )
+            needed = f"one number for each of the {x.shape[-1]} channels"
+            raise ValueError(f"{name}: must hold {needed}, got {len(values)}")
     for value in std:
         positive(std=value)
     return (x - jnp.asarray(mean, x.dtype)) / jnp.asarray(std, x.dtype)

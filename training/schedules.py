@@ -14,10 +14,8 @@ IN_EPOCHS = {int | None: float | None, tuple[int, ...] | None: tuple[float, ...]
 
 def steps_or_epochs(factory):
     """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
-
     The signature that a config sees also has `<prefix>epochs`, after each `<prefix>steps`, and the
-    facts that convert the one into the other. The decorated function always gets numbers of steps.
-    """
+    facts that convert one into the other. The decorated function always gets numbers of steps."""
     own = inspect.signature(factory).parameters
     by_epochs = {n: n.removesuffix("steps") + "epochs" for n in own if n.endswith("steps")}
     public = []
@@ -95,9 +93,8 @@ def warmup_cosine(
 def warmed_up(warmup, decay, end, steps):
     """A line from 0 to 1 over `warmup` steps, then a decay to `end` over the rest of `steps`."""
     if not 0 <= warmup < steps:
-        raise ValueError(
-            f"warmup_steps: must be at least 0 and below the {steps} steps in all, got {warmup}"
-        )
+        allowed = f"at least 0 and below the {steps} steps in all"
+        raise ValueError(f"warmup_steps: must be {allowed}, got {warmup}")
     schedule = decay(end=end, steps=steps - warmup)
     return lambda step: jnp.where(step < warmup, step / max(warmup, 1), schedule(step - warmup))
 
@@ -111,10 +108,8 @@ def join(
         raise ValueError("schedules: must hold at least one, got none")
     starts = list(boundary_steps)
     if len(starts) != len(schedules) - 1 or sorted({0, *starts}) != [0, *starts]:
-        raise ValueError(
-            f"boundary_steps: must be {len(schedules) - 1} ascending steps, one between each two "
-            f"schedules, got {starts}"
-        )
+        needed = f"{len(schedules) - 1} ascending steps, one between each two schedules"
+        raise ValueError(f"boundary_steps: must be {needed}, got {starts}")
 
     def joined(step):
         value = schedules[0](step)
@@ -132,10 +127,8 @@ def in_steps(name, name_in_epochs, given):
         raise ValueError(f"{name}: is {steps}, but {name_in_epochs} is {epochs}; give only one")
     if epochs is not None:
         if given["steps_per_epoch"] is None:
-            raise UnknownFact(
-                f"{name_in_epochs}: {epochs} needs steps_per_epoch, which is unknown; "
-                f"give it, or {name}"
-            )
+            why = f"{epochs} needs steps_per_epoch, which is unknown; give it, or {name}"
+            raise UnknownFact(f"{name_in_epochs}: {why}")
         steps = np.rint(np.multiply(epochs, given["steps_per_epoch"])).astype(int).tolist()
         if name == "steps" and steps < 1:
             raise ValueError(f"epochs: {epochs} is {steps} steps; must be at least 1 step")

@@ -34,10 +34,8 @@ def add_decay(grads, params, weight_decay, exclude, include=".*"):
 
 
 def matching(init, *rules):
-    """`init`, but it raises when the regex of a rule (regex, default) matches no name.
-
-    Only the default itself and the empty regex may match none.
-    """
+    """`init`, but it raises when the regex of a rule (regex, default) matches no name. Only the
+    default itself and the empty regex may match none."""
     required = [(rule, None) for rule, default in rules if rule not in ("", default)]
 
     def checked_init(params):
@@ -48,10 +46,8 @@ def matching(init, *rules):
 
 
 def partition(label, optimizers):
-    """Update each leaf by the optimizer optimizers[key], where label(tree) -> {name: key}.
-
-    Each optimizer sees its leaves as a flat dict {name: leaf}.
-    """
+    """Update each leaf by optimizers[key], where label({name: leaf}) -> {name: key}. Each optimizer
+    sees its leaves as a flat dict {name: leaf}."""
 
     def split(tree, keys):
         parts = {key: {} for key in optimizers}
@@ -60,11 +56,11 @@ def partition(label, optimizers):
         return parts
 
     def init(params):
-        parts = split(params, label(params))
+        parts = split(params, label(named_leaves(params)))
         return {key: optimizer.init(parts[key]) for key, optimizer in optimizers.items()}
 
     def update(grads, state, params=None):
-        keys = label(grads)
+        keys = label(named_leaves(grads))
         g, p = split(grads, keys), split(params, keys)
         updates, states = {}, {}
         for key, optimizer in optimizers.items():
@@ -89,18 +85,14 @@ def clip_by_global_norm(max_norm: float) -> Optimizer:
 def clip_by_value(limit: float) -> Optimizer:
     """Clip every element of the gradients to [-limit, limit]."""
     positive(limit=limit)
-    return stateless(
-        lambda grads, params: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads)
-    )
+    return stateless(lambda grads, _: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads))
 
 
 def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_DECAY) -> Optimizer:
     """Add weight_decay * param to the gradients: an L2 penalty, if placed before an optimizer."""
     nonnegative(weight_decay=weight_decay)
     regex(include=include, exclude=exclude)
-    decay = stateless(
-        lambda grads, params: add_decay(grads, params, weight_decay, exclude, include)
-    )
+    decay = stateless(lambda g, params: add_decay(g, params, weight_decay, exclude, include))
     return Optimizer(matching(decay.init, (include, ".*"), (exclude, NO_DECAY)), decay.update)
 
 
@@ -122,22 +114,17 @@ def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
 
 def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
     """Update each param by the optimizer of the first rule whose regex matches its whole name.
-
-    A param that no rule matches is an error.
-    """
+    A param that no rule matches is an error."""
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
     for rule, _ in rules:
         regex(rules=rule)
 
-    def label(tree):
-        numbered = [(rule, str(i)) for i, (rule, _) in enumerate(rules)]
-        keys = match_rules(numbered, named_leaves(tree))
-        if unmatched := [name for name, key in keys.items() if key is None]:
-            raise UserError(
-                f"groups: no rule matches {', '.join(unmatched)}; "
-                "end the rules with ['.*', an optimizer]"
-            )
+    def label(leaves):
+        keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves)
+        if unmatched := ", ".join(name for name, key in keys.items() if key is None):
+            fix = "end the rules with ['.*', an optimizer]"
+            raise UserError(f"groups: no rule matches {unmatched}; {fix}")
         return keys
 
     return partition(label, {str(i): optimizer for i, (_, optimizer) in enumerate(rules)})
@@ -148,9 +135,6 @@ def chain(*optimizers: Optimizer):
     if not optimizers:
         raise ValueError("optimizers: a chain must hold at least one, got none")
 
-    def init(params):
-        return [optimizer.init(params) for optimizer in optimizers]
-
     def update(updates, states, params=None):
         new_states = []
         for optimizer, state in zip(optimizers, states, strict=True):
@@ -158,7 +142,7 @@ def chain(*optimizers: Optimizer):
             new_states.append(state)
         return updates, new_states
 
-    return Optimizer(init, update)
+    return Optimizer(lambda params: [optimizer.init(params) for optimizer in optimizers], update)
 
 
 def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:

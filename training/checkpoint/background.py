@@ -1,6 +1,6 @@
 """One job at a time in a thread, so that writing to disk does not stall training."""
 
-import threading
+from threading import Thread
 
 
 class Background:
@@ -11,9 +11,7 @@ class Background:
 
     def start(self, job):
         """Start a job; the previous one must have ended."""
-        self.thread = threading.Thread(
-            target=self.attempt, args=(job,), name="checkpoint", daemon=True
-        )
+        self.thread = Thread(target=self.attempt, args=(job,), name="checkpoint", daemon=True)
         self.thread.start()
 
     def attempt(self, job):

@@ -29,14 +29,13 @@ from utils import Damaged, RunError, UserError, first_line
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
 LONG = 24 * 3600  # seconds; one process alone may take hours for terabytes
+NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/requirements.txt`"
 
 
 def write(path, arrays, record):
-    """Write {name: array} and the record; every process has to call this.
-
-    It returns when the folder is complete. A process that fails raises alone. If it was
-    writing arrays, the other processes raise after Orbax's timeout of five minutes.
-    """
+    """Write {name: array} and the record; every process has to call this. It returns when the
+    folder is complete. A process that fails raises alone. If it was writing arrays, the other
+    processes raise after Orbax's timeout of five minutes."""
     ocp, path = import_orbax(), Path(path).absolute()
     arrays = {name: a if isinstance(a, jax.Array) else np.asarray(a) for name, a in arrays.items()}
     forms = {name: [a.dtype.name, a.shape] for name, a in arrays.items()}
@@ -73,23 +72,17 @@ def barrier(ocp, name, processes):
 
 
 def read(path, verified=False):
-    """({name: NumPy array}, record), checked against the digests unless `verified`.
-
-    Each process reads for itself. With several processes, none may have memory for the whole model,
-    so there a large array is returned as Stored.
-    """
+    """({name: NumPy array}, record), checked against the digests unless `verified`. Each process
+    reads for itself. With several processes, none may have memory for the whole model, so there a
+    large array is returned as Stored."""
     ocp = import_orbax()
     with naming(path):
         folder = find(path)
         if not verified:
             compare_digests(path, folder)
         note = json.loads((folder / NOTE).read_bytes())
-        forms = {
-            name: (np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in note["arrays"].items()
-        }
-        arrays = {
-            name: np.empty(shape, dtype) for name, (dtype, shape) in forms.items() if 0 in shape
-        }
+        forms = {name: (np.dtype(d), tuple(shape)) for name, (d, shape) in note["arrays"].items()}
+        arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
             large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE]
             arrays |= {name: Stored(path, name, *forms[name]) for name in large}
@@ -103,14 +96,9 @@ def read(path, verified=False):
 
 
 def restored(folder, restore_args, some=True):
-    """{name: array} for {name: Orbax's arguments}, read by this process alone.
-
-    These must be all of the folder's arrays unless `some`.
-    """
-    ocp = import_orbax()
-    args = ocp.args.PyTreeRestore(
-        item=dict.fromkeys(restore_args, 0), restore_args=restore_args, partial_restore=some
-    )
+    """{name: array} for {name: Orbax's arguments}; these are all of the arrays unless `some`."""
+    ocp, item = import_orbax(), dict.fromkeys(restore_args, 0)
+    args = ocp.args.PyTreeRestore(item, restore_args=restore_args, partial_restore=some)
     with checkpointer(ocp, {jax.process_index()}) as reader:
         return reader.restore(folder / ARRAYS, args=args)
 
@@ -149,9 +137,7 @@ def import_orbax():
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
-        raise UserError(
-            "Orbax is not installed: run `pip install -r training/requirements.txt`"
-        ) from error
+        raise UserError(NOT_INSTALLED) from error
     logging.getLogger("absl").addFilter(is_not_orbax)
     return ocp
 
@@ -164,13 +150,10 @@ def checkpointer(ocp, processes):
     """Orbax's reader and writer for these processes together."""
     # Because they are named here, the processes wait for each other at the coordinator and not in a
     # collective, which would mix with those of training when this runs in the background.
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=min(processes), active_processes=processes
-    )
-    return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(multiprocessing_options=options),
-        multiprocessing_options=options,
-    )
+    hosts = {"primary_host": min(processes), "active_processes": processes}
+    options = ocp.options.MultiprocessingOptions(**hosts)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def beside(path, role):

@@ -7,20 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import TrainState, evaluated_part
-from training.checkpoint.restore import (
-    as_stored,
-    check_meaning,
-    differences,
-    probe_of,
-    refuse,
-    some,
-    typed,
-)
+from training.checkpoint import restore
 from training.checkpoint.storage import checkpoints, load
 from utils import UserError, map_named, match_rules, named_leaves
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
+RENAME = "training.pretrained.rename"
 
 
 def pretrained_from(option):
@@ -31,14 +24,11 @@ def pretrained_from(option):
 
 
 class Pretrained:
-    """The weights to start from: those of a checkpoint, or of a safetensors file.
-
-    From a checkpoint it takes the averaged weights if there are any, since they were evaluated.
-    Names are those of the model's table, such as `head/weight`; the leaves of its state are called
-    `state/...`, also in the safetensors file of another program. `fresh` lists regexes of the
-    leaves that keep their initial values. `rename` lists pairs (regex, replacement) for the names
-    in the file; the first match wins, and a replacement of None ignores the array.
-    """
+    """The weights to start from; of a checkpoint, the averaged ones if there are any, since they
+    were evaluated. Names are those of the model's table, such as `head/weight`; the leaves of its
+    state are called `state/...`, also in the safetensors file of another program. `fresh` lists
+    regexes of the leaves that keep their initial values. `rename` lists pairs (regex, replacement)
+    for the names in the file; the first match wins, and None as replacement ignores the array."""
 
     def __init__(self, path, fresh=(), rename=(), probe=True):
         check_regexes("fresh", fresh)
@@ -52,7 +42,7 @@ class Pretrained:
         self.names = renamed(path, arrays_by_old_name, rename)  # {name in the model: in the file}
         self.arrays = {name: arrays_by_old_name[old] for name, old in self.names.items()}
         # With fresh leaves, such as a new head, the output differs anyway.
-        self.probe = probe_of(arrays) if probe and not fresh else {}
+        self.probe = restore.probe_of(arrays) if probe and not fresh else {}
 
     def __str__(self):
         fresh = f", except {', '.join(self.fresh)}" if self.fresh else ""
@@ -60,16 +50,12 @@ class Pretrained:
 
     def check(self, params, state):
         """Refuse a file that does not fit these params and state, which may be shapes."""
-        wanted = {name: as_stored(leaf) for name, leaf in self.wanted(params, state).items()}
-        stored = {
-            name: array
-            for name, array in self.arrays.items()
-            if not any(re.fullmatch(regex, name) for regex in self.fresh)
-        }
-        refuse(
-            f"{self.path}: does not fit the model",
-            differences(stored, wanted, castable, called=self.called),
-        )
+        leaves = self.wanted(params, state)
+        wanted = {name: restore.as_stored(leaf) for name, leaf in leaves.items()}
+        fresh = {n for n in self.arrays if any(re.fullmatch(regex, n) for regex in self.fresh)}
+        stored = {name: array for name, array in self.arrays.items() if name not in fresh}
+        lines = restore.differences(stored, wanted, castable, called=self.called)
+        restore.refuse(f"{self.path}: does not fit the model", lines)
 
     def wanted(self, params, state):
         """{name: leaf} of what the file must have."""
@@ -92,15 +78,16 @@ class Pretrained:
         def merge(name, leaf):
             if name not in loaded:
                 return leaf
-            return typed(np.asarray(self.arrays[name], as_stored(leaf).dtype), leaf)
+            array = np.asarray(self.arrays[name], restore.as_stored(leaf).dtype)
+            return restore.typed(array, leaf)
 
         return map_named(merge, params), map_named(merge, {"state": state})["state"]
 
     def check_probe(self, probe, params, state):
         """Refuse the weights if model/ now computes something else; params may be shapes."""
         if self.probe:
-            current = probe(*self(params, state))
-            check_meaning(self.path, self.probe, current, "set training.pretrained.probe to false")
+            current, fix = probe(*self(params, state)), "set training.pretrained.probe to false"
+            restore.check_meaning(self.path, self.probe, current, fix)
 
 
 def weights(arrays):
@@ -121,18 +108,13 @@ def renamed(path, names, rules):
     """{name after the rules: name in the file}"""
     for regex, _ in rules:
         if not any(re.fullmatch(regex, name) for name in names):
-            raise UserError(
-                f"training.pretrained.rename: {regex!r} matches no name in {path}, "
-                f"which has {some(names)}"
-            )
+            has = restore.some(names)
+            raise UserError(f"{RENAME}: {regex!r} matches no name in {path}, which has {has}")
     old_names = {}
     for old in names:
         name = new_name(old, rules)
         if name in old_names:
-            raise UserError(
-                f"training.pretrained.rename: {old_names[name]} and {old} in {path} "
-                f"both become {name}"
-            )
+            raise UserError(f"{RENAME}: {old_names[name]} and {old} in {path} both become {name}")
         if name is not None:
             old_names[name] = old
     return old_names
@@ -146,9 +128,7 @@ def new_name(name, rules):
                 return None if replacement is None else match.expand(replacement)
             except (re.error, IndexError) as error:
                 rule = f"[{regex!r}, {replacement!r}]"
-                raise UserError(
-                    f"training.pretrained.rename: {rule} cannot be applied: {error}"
-                ) from error
+                raise UserError(f"{RENAME}: {rule} cannot be applied: {error}") from error
     return name
 
 
@@ -158,9 +138,8 @@ def check_regexes(key, regexes):
         try:
             re.compile(regex)
         except re.error as error:
-            raise UserError(
-                f"training.pretrained.{key}: {regex!r} is not a regular expression: {error}"
-            ) from error
+            why = f"{regex!r} is not a regular expression: {error}"
+            raise UserError(f"training.pretrained.{key}: {why}") from error
 
 
 def castable(stored, wanted):

@@ -27,11 +27,9 @@ def probe_input(batch, preprocess=()):
 
 
 class Probe:
-    """probe(params, state) -> {"probe/input": ..., "probe/output": ...}, arrays of float32.
-
-    Where the input or output is a tree, its leaves have longer names. The result is {} if the input
-    is unknown (`spec` is None) or the model needs more than it. Any thread may call a probe.
-    """
+    """probe(params, state) -> {"probe/input": ..., "probe/output": ...}, arrays of float32. Where
+    the input or output is a tree, its leaves have longer names. The result is {} if the input is
+    unknown (`spec` is None) or the model needs more than it. Any thread may call a probe."""
 
     def __init__(self, model, spec):
         self.model, self.spec, self.input = model, spec, None
@@ -39,7 +37,8 @@ class Probe:
 
     def __call__(self, params, state):
         """With params spread over the devices of several processes, all processes must call it."""
-        if jax.config.jax_disable_jit:  # a breakpoint() in the model must not stop the saving
+        # With jit disabled, a breakpoint() in the model must not stop the saving.
+        if self.spec is None or jax.config.jax_disable_jit:
             return {}
         leaves = jax.tree.leaves(params)
         spread = any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in leaves)
@@ -56,20 +55,14 @@ class Probe:
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": probe}).items()}
 
     def compile(self, weights, spread):
-        """The program, compiled without optimization (in a third of the time).
-
-        None for a model that cannot be applied to (params, state, x) alone.
-        """
-        if self.spec is None:
-            return None
+        """The program, or None for a model that needs more than (params, state, x)."""
 
         def output(params, state, x):
             return self.model.apply(params, state, x, train=False, key=None)[0]
 
-        sharding = None
+        sharding, replicated = None, jax.sharding.PartitionSpec()
         if spread:
-            placed = jax.tree.leaves(weights)[0].sharding
-            sharding = placed.update(spec=jax.sharding.PartitionSpec())
+            sharding = jax.tree.leaves(weights)[0].sharding.update(spec=replicated)
         with nullcontext() if spread else jax.default_device(host()):
             try:
                 self.input = seeded_inputs(self.spec)
@@ -78,14 +71,12 @@ class Probe:
                     lowered = jitted.lower(*weights, self.input)
             except Exception:
                 return None
+            # It compiles in a third of the time without optimization.
             return lowered.compile({"xla_backend_optimization_level": 0})
 
 
 def host():
-    """The CPU device, since a full accelerator has no memory for a second copy of the params.
-
-    None if JAX was configured without it.
-    """
+    """The CPU device, or None; a full accelerator has no memory for a second copy of the params."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -118,10 +109,8 @@ def thinned(leaf):
 
 def same_input(stored, current):
     """Whether two probes had the same input, so that their outputs can be compared."""
-    stored, current = (
-        {name: a for name, a in probe.items() if name.startswith("probe/input")}
-        for probe in (stored, current)
-    )
+    stored = {name: a for name, a in stored.items() if name.startswith("probe/input")}
+    current = {name: a for name, a in current.items() if name.startswith("probe/input")}
     return bool(current) and difference(stored, current) is None
 
 
@@ -129,9 +118,8 @@ def difference(stored, current):
     """By what two probes differ, in words, or None if they agree within rounding errors."""
     if stored.keys() != current.keys():
         return f"its parts, now {', '.join(current) or 'none'} instead of {', '.join(stored)}"
-    return next(
-        filter(None, (leaf_difference(a, current[name]) for name, a in stored.items())), None
-    )
+    found = (leaf_difference(array, current[name]) for name, array in stored.items())
+    return next(filter(None, found), None)
 
 
 def leaf_difference(stored, current):

@@ -15,10 +15,7 @@ logger = logging.getLogger("main")
 
 
 def filled(path, arrays, like):
-    """The tree `like`, of arrays or shapes, filled with a checkpoint's arrays on the host.
-
-    Names, shapes and types must all agree.
-    """
+    """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree."""
     wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
     stored = {name: array for name, array in arrays.items() if name.split("/")[0] in like}
     refuse(f"{path}: does not fit this run", differences(stored, wanted, operator.eq, "run"))
@@ -27,9 +24,7 @@ def filled(path, arrays, like):
 
 def sums_so_far(arrays, zeros):
     """(the sums of an unfinished epoch in a checkpoint, whether its next log line can use them).
-
-    Groups of sums that are now measured differently start again at `zeros`.
-    """
+    Groups of sums that are now measured differently start again at `zeros`."""
 
     def group(name):
         part, _, rest = name.partition("/")
@@ -41,36 +36,25 @@ def sums_so_far(arrays, zeros):
         same = array is not None and (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
         fits[group(name)] = fits.get(group(name), True) and same
     if not fits["epoch", False]:
-        logger.warning(
-            "The metrics have changed since the checkpoint: "
-            "those of this epoch cover only the rest of it"
-        )
-    sums = map_named(
-        lambda name, leaf: np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf, zeros
-    )
+        effect = "those of this epoch cover only the rest of it"
+        logger.warning("The metrics have changed since the checkpoint: %s", effect)
+
+    def restored(name, leaf):
+        return np.asarray(arrays[f"sums/{name}"]) if fits[group(name)] else leaf
+
     log_line_fits = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
     # Whether a bad step freezes the state is decided by the current config, not by the checkpoint.
-    return sums | {"freeze": zeros["freeze"]}, log_line_fits
+    return map_named(restored, zeros) | {"freeze": zeros["freeze"]}, log_line_fits
 
 
 def differences(stored, wanted, same_type, whose="model", called=str):
     """One line for each leaf that is missing or unexpected, or has the wrong shape or type.
-
-    `called(name)` is the name to print for a leaf of the file.
-    """
-    missing = [
-        f"missing: {name} {leaf.shape}" for name, leaf in wanted.items() if name not in stored
-    ]
+    `called(name)` is the name to print for a leaf of the file."""
+    missing = [f"missing: {n} {leaf.shape}" for n, leaf in wanted.items() if n not in stored]
     if wanted and len(missing) == len(wanted):
-        return [
-            f"it has none of the {whose}'s names; it has {some(map(called, stored))}; "
-            f"the {whose} has {some(wanted)}"
-        ]
-    extra = [
-        f"unexpected: {called(name)} {array.shape}"
-        for name, array in stored.items()
-        if name not in wanted
-    ]
+        has, needs = some(map(called, stored)), some(wanted)
+        return [f"it has none of the {whose}'s names; it has {has}; the {whose} has {needs}"]
+    extra = [f"unexpected: {called(n)} {a.shape}" for n, a in stored.items() if n not in wanted]
     misfit = []
     for name, leaf in wanted.items():
         array = stored.get(name, leaf)
@@ -120,15 +104,11 @@ def check_meaning(path, stored, current, fix):
     if not stored:
         return
     if not same_input(stored, current):
-        logger.info(
-            "%s: was probed with a different input; whether model/ has changed its meaning "
-            "is not checked",
-            path,
-        )
+        unchecked = "whether model/ has changed its meaning is not checked"
+        logger.info("%s: was probed with a different input; %s", path, unchecked)
     elif gap := difference(stored, current):
         copy = Path(path).parent / "model"
         original = f"the original model is in {copy}; " if copy.is_dir() else ""
-        raise UserError(
-            f"{path}: model/, or model.args, has changed its meaning since this was written: "
-            f"on the probe input its output differs by {gap}; {original}restore it, or {fix}"
-        )
+        why = "model/, or model.args, has changed its meaning since this was written"
+        how = f"on the probe input its output differs by {gap}; {original}restore it, or {fix}"
+        raise UserError(f"{path}: {why}: {how}")

@@ -20,10 +20,8 @@ class Kept(NamedTuple):
         best = [entry for entry in self.best if entry[0] != name]
         if self.is_among_best(value, options):
             best = sorted([*best, [name, value]], key=lambda entry: options.sign() * entry[1])
-        return Kept(
-            tuple(last[-options.keep :] if options.keep else last),
-            tuple(best[: options.save_top_k]),
-        )
+        last = last[-options.keep :] if options.keep else last
+        return Kept(tuple(last), tuple(best[: options.save_top_k]))
 
     def is_among_best(self, value, options):
         """Whether a value is among the best `save_top_k`; False if it is None or not finite."""
@@ -34,15 +32,12 @@ class Kept(NamedTuple):
 
 
 def kept_so_far(records, regular, options):
-    """The checkpoints that a resumed run keeps, of {name: record} with the oldest first.
-
-    The best are ranked again, since the config may have changed.
-    """
+    """The checkpoints that a resumed run keeps, of {name: record} with the oldest first. The best
+    are ranked again, since the config may have changed."""
     kept = Kept()
     for name, record in records.items():
         value = record["metrics"].get(options.monitor) if record["position"] == 0 else None
         kept = kept.add(name, value, options, regular=False)
     best = {name for name, _ in kept.best}
-    return kept._replace(
-        regular=tuple(name for name in records if name in regular or name not in best)
-    )
+    regular = tuple(name for name in records if name in regular or name not in best)
+    return kept._replace(regular=regular)

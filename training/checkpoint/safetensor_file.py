@@ -1,9 +1,8 @@
 """A checkpoint as a safetensors file, which holds its own SHA-256 and a record in its header.
 
-Any safetensors reader opens it. Reading and writing are done by hand, since the format is simple:
-eight bytes with the length of the JSON header, the header with the place of each array, and the
-arrays without gaps. So each byte is read once, for the digest and the array alike, and float8
-works, which the stock reader cannot return as NumPy arrays.
+Any safetensors reader opens it. The format is simple, and is read and written by hand: 8 bytes with
+the length of the JSON header, the header with the place of each array, and the arrays without gaps.
+So each byte is read once, and float8 works, which the stock reader cannot return as NumPy arrays.
 """
 
 import hashlib
@@ -52,7 +51,9 @@ def write(path, arrays, record):
     with atomic_file(path) as file:
         file.write(start)
         for array in arrays.values():
-            data = raw_bytes(little_endian(array))  # at most one copy is in memory at a time
+            # At most one copy is in memory; np.ascontiguousarray would turn shape () into (1,).
+            little_endian = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
+            data = raw_bytes(little_endian)
             digest.update(data)  # like file.write, it lets other threads run meanwhile
             file.write(data)
         file.seek(start.index(NO_DIGEST))
@@ -60,10 +61,7 @@ def write(path, arrays, record):
 
 
 def read(path, verified=False):
-    """({name: array}, record), checked against the digest unless `verified`.
-
-    A file of another program has no digest, and its record is {}.
-    """
+    """({name: array}, record), checked against the digest, if there is one, unless `verified`."""
     with opened(path) as file:
         raw, header, metadata = read_header(path, file)
         signed = SIGNED.match(raw)
@@ -96,10 +94,8 @@ def make_header(path, arrays, record):
     for name, array in arrays.items():
         code = CODES.get(array.dtype.name)
         if code is None:
-            raise UserError(
-                f"{path}: cannot store {name}, an array of {array.dtype}; "
-                f"the format has {', '.join(CODES)}"
-            )
+            what, types = f"{name}, an array of {array.dtype}", ", ".join(CODES)
+            raise UserError(f"{path}: cannot store {what}; the format has {types}")
         assert name not in header, f"{name}: is reserved in a safetensors file"
         begin, end = end, end + array.nbytes
         header[name] = {"dtype": code, "shape": array.shape, "data_offsets": [begin, end]}
@@ -109,12 +105,6 @@ def make_header(path, arrays, record):
         size, limit = format_bytes(len(text)), format_bytes(LONGEST_HEADER)
         raise UserError(f"{path}: its names and record take {size}; the limit is {limit}")
     return text
-
-
-def little_endian(array):
-    """The array as the format stores it: C-contiguous and little-endian; a copy if it is not."""
-    # np.ascontiguousarray would turn shape () into (1,).
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
 
 
 def raw_bytes(array):
@@ -149,19 +139,14 @@ def read_header(path, file):
     if size < 8 or length > min(size - 8, LONGEST_HEADER):
         for magic, what in FOREIGN.items():
             if re.match(magic, start):
-                raise Damaged(
-                    f"{path}: is {what}; it is not read, since that could run code: "
-                    "save its arrays as safetensors"
-                )
+                why = "it is not read, since that could run code: save its arrays as safetensors"
+                raise Damaged(f"{path}: is {what}; {why}")
         if TEXT.match(start):
             raise not_valid(path, "it begins like a text file")
         if size < 8:
             raise not_valid(path, f"it has only {size} bytes")
-        raise not_valid(
-            path,
-            f"its header claims {length} bytes (the limit is {LONGEST_HEADER}); "
-            f"the file has {size} bytes",
-        )
+        claim = f"{length} bytes (the limit is {LONGEST_HEADER})"
+        raise not_valid(path, f"its header claims {claim}; the file has {size} bytes")
     raw = file.read(length)
     try:
         header = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
@@ -184,9 +169,8 @@ def without_duplicates(pairs):
 def allocate(path, header, size):
     """{name: empty array} in file order; the arrays must fill `size` without gap or overlap."""
     forms, end = {}, 0
-    for begin, stop, name, code, shape in sorted(
-        parse_entry(path, *item) for item in header.items()
-    ):
+    entries = sorted(parse_entry(path, *item) for item in header.items())
+    for begin, stop, name, code, shape in entries:
         length = math.prod(shape) * np.dtype(TYPES[code]).itemsize
         if (begin, stop) != (end, end + length):
             place = f"at bytes {begin} to {stop} instead of {end} to {end + length}"
@@ -200,9 +184,8 @@ def allocate(path, header, size):
     except ValueError as error:
         raise not_valid(path, error) from error
     except MemoryError as error:
-        raise UserError(
-            f"{path}: there is not enough memory for its arrays ({format_bytes(size)})"
-        ) from error
+        needed = format_bytes(size)
+        raise UserError(f"{path}: there is not enough memory for its arrays ({needed})") from error
 
 
 def parse_entry(path, name, entry):
@@ -210,11 +193,8 @@ def parse_entry(path, name, entry):
     match entry:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]}:
             # NumPy's own limits; also, multiplying a million long numbers would take forever.
-            if (
-                code in TYPES
-                and len(shape) <= 64
-                and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
-            ):
+            are_counts = all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
+            if code in TYPES and len(shape) <= 64 and are_counts:
                 return begin, end, name, code, shape
     raise not_valid(path, f"{name[:80]!r} is not a readable array: {reprlib.repr(entry)}")
 

@@ -47,10 +47,8 @@ def save(path, tree, record):
 
 
 def load(path, verified=False):
-    """({name: array}, record) of a checkpoint, checked against its digest unless `verified`.
-
-    The record of a safetensors file from another program is empty.
-    """
+    """({name: array}, record) of a checkpoint, checked against its digest unless `verified`. The
+    record of a safetensors file from another program is empty."""
     return form(path).read(path, verified)
 
 
@@ -69,15 +67,10 @@ def form_for(name, processes=None):
 def check_format(name, processes=None):
     """Refuse, before training starts, a format that cannot be written here."""
     if name == "safetensors" and (processes or jax.process_count()) > 1:
-        raise UserError(
-            "checkpoint.format: several processes cannot write one safetensors file together; "
-            "use 'auto' or 'orbax'"
-        )
+        why = "several processes cannot write one safetensors file together"
+        raise UserError(f"checkpoint.format: {why}; use 'auto' or 'orbax'")
     if form_for(name, processes) == "orbax" and importlib.util.find_spec("orbax") is None:
-        raise UserError(
-            "checkpoint.format: Orbax is not installed: "
-            "run `pip install -r training/requirements.txt`"
-        )
+        raise UserError(f"checkpoint.format: {orbax_folder.NOT_INSTALLED}")
 
 
 def places(folder, name, replicas, suffix):
@@ -87,19 +80,15 @@ def places(folder, name, replicas, suffix):
 
 
 def files(folder, name):
-    """The existing files of a checkpoint."""
+    """The existing files of a checkpoint, or of all those whose names match a pattern."""
     patterns = [f"{name}{end}{s}" for s in SUFFIXES.values() for end in ("", "-replica_*")]
-    return sorted(path for pattern in patterns for path in Path(folder).glob(pattern))
+    return sorted({path for pattern in patterns for path in Path(folder).glob(pattern)})
 
 
 def checkpoints(folder):
-    """{name: its files} of the checkpoints in a folder, oldest first.
-
-    A checkpoint whose record cannot be read counts as the newest.
-    """
-    patterns = [f"checkpoint-*{suffix}" for suffix in SUFFIXES.values()]
+    """{name: its files}, oldest first; a checkpoint with an unreadable record counts as newest."""
     paths_of = {}
-    for path in sorted(path for pattern in patterns for path in Path(folder).glob(pattern)):
+    for path in files(folder, "checkpoint-*"):
         paths_of.setdefault(path.stem.split("-replica_")[0], []).append(path)
     return dict(sorted(paths_of.items(), key=lambda item: age(record_of(item[1][0]))))
 
@@ -113,11 +102,9 @@ def records(folder):
 def record_of(path):
     """The record of a checkpoint, or None if it is not valid."""
     try:
-        record = form(path).read_record(path)
-        check_record(path, record)
+        return check_record(path, form(path).read_record(path))
     except UserError:  # or the checkpoint was deleted in the meantime
         return None
-    return record
 
 
 def age(record):
@@ -160,10 +147,8 @@ def read_all(name, paths, whole=False, verified=False):
     for path, _, record in read:
         check_record(path, record)
         if whole and not record["whole"]:
-            raise Damaged(
-                f"{path}: holds only weights (checkpoint.save_optimizer_state was false), "
-                "so a run cannot resume from it"
-            )
+            why = "holds only weights (checkpoint.save_optimizer_state was false)"
+            raise Damaged(f"{path}: {why}, so a run cannot resume from it")
     replicas = read[0][2]["replicas"]
     read.sort(key=lambda entry: entry[2]["replica"])
     numbers = [record["replica"] for *_, record in read]
@@ -173,10 +158,8 @@ def read_all(name, paths, whole=False, verified=False):
 
 
 def delete(path):
-    """Delete a checkpoint and return whether that worked.
-
-    A folder is renamed first, so that a part of it is never found under its name.
-    """
+    """Delete a checkpoint and return whether that worked. A folder is renamed first, so that a part
+    of it is never found under its name."""
     try:
         if path.is_dir():
             hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -190,13 +173,10 @@ def delete(path):
     return True
 
 
-LEFTOVERS = [f".{name}.json.*.tmp" for name in ("config", "environment", "finished")]
-LEFTOVERS += [".checkpoint-*.tmp"]
-
-
 def remove_leftovers(folder):
     """Remove what a process left behind that was killed while writing."""
-    leftovers = [path for pattern in LEFTOVERS for path in Path(folder).glob(pattern)]
+    names = ("config.json", "environment.json", "finished.json", "checkpoint-*")
+    leftovers = [path for name in names for path in Path(folder).glob(f".{name}.*tmp")]
     former = Path(folder).glob(".checkpoint-*.former")
     leftovers += [path for path in former if path.with_name(path.stem[1:]).exists()]
     for path in leftovers:
@@ -241,18 +221,14 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
 
 
 def check_record(path, record):
-    """Refuse a record that this version does not understand."""
+    """Return the record, but refuse one that this version does not understand."""
     if record.get("format") == 1:
-        raise Damaged(
-            f"{path}: was written by an earlier version; "
-            "training.pretrained can start a new run from its weights"
-        )
+        fix = "training.pretrained can start a new run from its weights"
+        raise Damaged(f"{path}: was written by an earlier version; {fix}")
     if wrong := [key for key, is_valid in RECORD.items() if not is_valid(record.get(key))]:
-        raise Damaged(
-            f"{path}: is not a checkpoint of a run: its record has no valid {', '.join(wrong)}"
-        )
+        keys = ", ".join(wrong)
+        raise Damaged(f"{path}: is not a checkpoint of a run: its record has no valid {keys}")
     if record["format"] > FORMAT:
-        raise Damaged(
-            f"{path}: was written by a newer version "
-            f"(format {record['format']}; this one reads up to {FORMAT})"
-        )
+        formats = f"format {record['format']}; this one reads up to {FORMAT}"
+        raise Damaged(f"{path}: was written by a newer version ({formats})")
+    return record

@@ -19,41 +19,24 @@ from training.update import all_finite, floats
 from utils import named_leaves
 
 TRAINING = Path(__file__).resolve().parents[1]
-NAMES = {
-    "params": "the parameter",
-    "state": "the model's state",
-    "opt": "the optimizer's state",
-    "ema": "the averaged weight",
-}
+NAMES = {"params": "the parameter", "state": "the model's state"}
+NAMES |= {"opt": "the optimizer's state", "ema": "the averaged weight"}
 HINTS = {"gather": " (an index outside an array reads nan)"}
 UPDATE = "in the update"
-# How an op produced a value, the most informative first: from finite numbers; a nan from
-# infinities; or from a constant in the code.
-FROM_FINITE, FROM_OTHER_KIND, FROM_CONSTANT = range(3)
 
 
 def first_bad_op(step, ts, batch, valid):
-    """One sentence on what produced the first nan or infinity of a step; None if all is finite.
-
-    `step` is the step function of an Update.
-    """
+    """One sentence on what made the first nan or infinity in an Update's step; None if nothing."""
     # All values must be on the same device, and one device is enough.
     ts, batch = jax.device_put((ts, batch), jax.local_devices()[0])
-    leaves = [
-        Value(leaf, name=name, parameter=name.startswith("params"))
-        for name, leaf in named_inputs(ts, batch)
-    ]
+    named = [*named_leaves(ts).items(), *((f"batch/{n}", leaf) for n, leaf in leaves_of(batch))]
+    leaves = [Value(leaf, name=n, parameter=n.startswith("params")) for n, leaf in named]
     replay = Replay(jax.make_jaxpr(lambda ts, batch: step(ts, batch, valid))(ts, batch), leaves)
+    checked = [op.inputs[0] for op in replay.ops if op.name == "is_finite"]
+    conds = [op for op in replay.ops if op.name == "cond"]
     # The check in `training.update.accepted`; a user's own update may have other checks.
-    checks = [
-        op
-        for op in replay.ops
-        if op.name == "cond" and any(is_in(frame, all_finite) for frame in op.frames())
-    ]
-    if checks:
+    if checks := [op for op in conds if any(is_in(frame, all_finite) for frame in op.frames())]:
         checked = checks[0].inputs[1:]
-    else:
-        checked = [op.inputs[0] for op in replay.ops if op.name == "is_finite"]
     # The loss, the gradients, and then the new state, which may not be needed: it is mostly the
     # work of the optimizer.
     end = 1 + len(floats(ts.params))
@@ -63,12 +46,6 @@ def first_bad_op(step, ts, batch, valid):
         if bad is not None:
             return described_origin(bad, checked[0], bad in checked[1:end], batch, valid)
     return None
-
-
-def named_inputs(ts, batch):
-    """[(name, leaf)] of a step's inputs, in their order."""
-    batch_leaves = [(f"batch/{name}", leaf) for name, leaf in leaves_of(batch)]
-    return list(named_leaves(ts).items()) + batch_leaves
 
 
 def described_origin(bad, loss, is_gradient, batch, valid):
@@ -92,12 +69,10 @@ def origin(bad):
         if op is None:
             return value, kind
         sources = [pair for pair in op.sources[kind] if not pair[0].constant]
-        if not op.sources[kind]:
-            candidates.append((FROM_FINITE, op.order, op, kind))
-        elif op.is_first(kind):
-            candidates.append((FROM_OTHER_KIND, op.order, op, kind))
-        elif not sources:
-            candidates.append((FROM_CONSTANT, op.order, op, kind))
+        # The most informative first: from finite numbers; a nan from infinities; from a constant.
+        reasons = (not op.sources[kind], op.is_first(kind), not sources)
+        if any(reasons):
+            candidates.append((reasons.index(True), op.order, op, kind))
         todo += [pair for pair in sources if pair not in seen]
         seen |= set(sources)
     return min(candidates, key=lambda candidate: candidate[:2])[2:]
@@ -110,12 +85,11 @@ def phase(op, loss, is_gradient):
         return f"in the forward pass{kept}"
     if op.is_under("transpose"):
         return "in the backward pass"
-    if op.is_under("jvp"):
-        # Computed during the forward pass, but only for the backward pass.
-        if is_gradient:
-            return "in the backward pass, as the derivative of this line"
-        return "in the forward pass"
-    return UPDATE
+    if not op.is_under("jvp"):
+        return UPDATE
+    # Computed during the forward pass, but only for the backward pass.
+    derivative = "in the backward pass, as the derivative of this line"
+    return derivative if is_gradient else "in the forward pass"
 
 
 def ancestors(value):
@@ -133,9 +107,8 @@ def described_input(value, kind):
     array = np.asarray(value.array)
     head, _, rest = value.name.partition("/")
     name = f"{NAMES.get(head, head)} {rest}".strip() + first_index(array, kind)
-    count, many = (~np.isfinite(array)).sum(), ""
-    if array.size > 1:
-        many = f" ({count} of {array.size} numbers are not finite)"
+    count = (~np.isfinite(array)).sum()
+    many = f" ({count} of {array.size} numbers are not finite)" if array.size > 1 else ""
     if head == "batch":
         return f"the data itself: {name} is {kind}{many}"
     return f"not this step: {name} was already {kind} before it{many}"
@@ -164,12 +137,9 @@ def described_op(op, kind, phase):
     if op.arrays is None:
         return f"{head}; it is a constant in the code, or computed only from constants"
     inputs, outputs = op.arrays
-    array = next(
-        np.asarray(a) for a, value in zip(outputs, op.outputs, strict=True) if kind in value.bad
-    )
-    count = kind
-    if array.size > 1:
-        count = f"{(~np.isfinite(array)).sum()} of {array.size} not finite"
+    pairs = zip(outputs, op.outputs, strict=True)
+    array = next(np.asarray(a) for a, value in pairs if kind in value.bad)
+    count = f"{(~np.isfinite(array)).sum()} of {array.size} not finite" if array.size > 1 else kind
     got = " and ".join(map(summary, inputs)) or "nothing"
     returned = f"{form(array)}: {count}{example(op, inputs, array, kind)}"
     return f"{head}; it got {got}, and returned {returned}{HINTS.get(op.name, '')}"
@@ -179,17 +149,10 @@ def code_places(frames):
     """The lines of code of an op, from the innermost, maybe in a library, to the model's."""
     files = [file for file, *_ in frames]
     own = next((i for i, file in enumerate(files) if not is_library(file)), 0)
-    callers = [
-        i
-        for i in range(own + 1, len(files))
-        if not is_library(files[i])
-        and not Path(files[i]).is_relative_to(TRAINING)
-        and files[i] != files[i - 1]
-    ]
-    names = [
-        f"{short(file)}:{line} in {function.rpartition('<locals>.')[2]}"
-        for file, line, function in frames
-    ]
+    other = [is_library(file) or Path(file).is_relative_to(TRAINING) for file in files]
+    first_lines = [i for i in range(own + 1, len(files)) if files[i] != files[i - 1]]
+    callers = [i for i in first_lines if not other[i]]
+    names = [f"{short(f)}:{line} in {name.rpartition('<locals>.')[2]}" for f, line, name in frames]
     if own < len(frames) and (text := linecache.getline(*frames[own][:2]).strip()):
         names[own] += f" (`{text}`)"
     shown = [names[i] for i in sorted({0, own, *callers}) if i < len(names)]
@@ -231,8 +194,8 @@ def summary(array):
     if array.ndim == 0:
         return f"{text.removesuffix('[]')} {array.item():.4g}"
     finite = np.isfinite(array)
+    bad = f" with {(~finite).sum()} of {array.size} not finite"
     if jnp.issubdtype(array.dtype, jnp.inexact):
-        bad = f" with {(~finite).sum()} of {array.size} not finite"
         text += " all finite" if finite.all() else bad
     if jnp.issubdtype(array.dtype, jnp.complexfloating) or not finite.any():
         return text
@@ -241,9 +204,8 @@ def summary(array):
 
 def example(op, inputs, array, kind):
     """The index of the first bad number, and, for an elementwise op, the numbers it came from."""
-    place = first_index(array, kind)
     index = tuple(np.argwhere(TESTS[kind](array))[0])
-    text = f", the first at {place}" if place else ""
+    text = f", the first at {first_index(array, kind)}" if array.ndim else ""
     try:
         numbers = [np.broadcast_to(np.asarray(a), array.shape)[index] for a in inputs]
         result = np.asarray(bind(op.path[0], [jnp.asarray(number) for number in numbers])[0])

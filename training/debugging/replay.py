@@ -10,13 +10,8 @@ import numpy as np
 from jax.extend.core import Literal
 
 # {op that only calls a function: its parameter that holds the function}
-CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
+CALLS = {"jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr"}
+CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 JAX, PYTHON = f"{Path(jax.__file__).parent}/", f"{sysconfig.get_path('stdlib')}/"
 TESTS = {"nan": np.isnan, "inf": np.isinf}
 
@@ -35,11 +30,8 @@ class Value:
 
 
 class Op:
-    """One op of the step.
-
-    `path` is its equation, followed by the equations of the calls around it; `rounds` are the
-    iterations of the loops around it.
-    """
+    """One op of the step. `path` is its equation, followed by the equations of the calls around it;
+    `rounds` are the iterations of the loops around it."""
 
     def __init__(self, path, rounds, inputs, outputs):
         self.path, self.rounds, self.inputs, self.outputs = path, rounds, inputs, outputs
@@ -55,11 +47,8 @@ class Op:
     def frames(self):
         """(file, line, function) of its code, innermost first, without those of JAX and Python."""
         frames = [frame for eqn in self.path for frame in eqn.source_info.traceback.frames]
-        return [
-            (f.file_name, f.line_num, f.function_name)
-            for f in frames
-            if not is_foreign(f.file_name)
-        ]
+        own = [frame for frame in frames if not is_foreign(frame.file_name)]
+        return [(f.file_name, f.line_num, f.function_name) for f in own]
 
     def is_under(self, transform):
         """Whether it comes from this transformation of JAX (`jvp`, `transpose`, ...)."""
@@ -71,10 +60,7 @@ class Op:
 
 
 class Replay:
-    """The ops of a function of `leaves`, in order, with calls inlined.
-
-    Loops and branches are expanded when they are evaluated.
-    """
+    """The ops of a function of `leaves`, with calls inlined; loops are expanded when evaluated."""
 
     def __init__(self, closed, leaves):
         self.ops, self.count = [], 0
@@ -121,8 +107,8 @@ class Replay:
         """Evaluate the chosen branch."""
         index, *operands = op.inputs
         branches = op.params["branches"]
-        branch = branches[np.clip(int(index.array), 0, len(branches) - 1)]
-        results = self.body(branch, operands, op)
+        number = np.clip(int(index.array), 0, len(branches) - 1)
+        results = self.body(branches[number], operands, op)
         for out, value in zip(op.outputs, results, strict=True):
             self.pass_on(op, [value], out, value.array)
         release(results)
@@ -170,11 +156,11 @@ class Replay:
         op.order = self.count
         inputs = [value for value in op.inputs if not value.constant]
         parameter = bool(inputs) and all(value.parameter for value in inputs)
-        fed = [
-            (op.order if value.parameter and not parameter else value.fed[0], value.fed[1])
-            for value in inputs
-            if value.fed
-        ]
+        fed = []
+        for value in inputs:
+            if value.fed:
+                order, name = value.fed
+                fed.append((op.order if value.parameter and not parameter else order, name))
         for value, array in zip(op.outputs, arrays, strict=True):
             value.array, value.bad = array, kinds_in(array)
             value.constant, value.parameter = not inputs, parameter
@@ -195,10 +181,8 @@ def bind(eqn, arrays):
 @cache
 def compiled(primitive, params):
     """An op as a program, compiled without optimization (in two thirds of the time)."""
-    return jax.jit(
-        partial(primitive.bind, **dict(params)),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(partial(primitive.bind, **dict(params)), compiler_options=options)
 
 
 def hold(values):
@@ -226,17 +210,14 @@ def kinds_in(array):
 
 def sources(op, kind):
     """[(input, its kind)] that made an output nan (or inf): inputs of the same kind if any."""
-    inputs = selected(op, kind) if op.name == "select_n" else op.inputs
+    inputs = op.inputs
+    if op.name == "select_n":  # jnp.where: only the cases from which it took the nans (or infs)
+        which, *cases = op.inputs
+        bad = TESTS[kind](np.asarray(op.outputs[0].array))
+        taken = np.broadcast_to(np.asarray(which.array).astype(int), bad.shape)[bad]
+        inputs = [case for i, case in enumerate(cases) if (taken == i).any()]
     same = [(value, kind) for value in inputs if kind in value.bad]
     return same or [(value, other) for value in inputs for other in value.bad]
-
-
-def selected(op, kind):
-    """The cases from which a select_n (jnp.where) took the nans (or infs) of its output."""
-    which, *cases = op.inputs
-    bad = TESTS[kind](np.asarray(op.outputs[0].array))
-    taken = np.broadcast_to(np.asarray(which.array).astype(int), bad.shape)[bad]
-    return [case for i, case in enumerate(cases) if (taken == i).any()]
 
 
 def is_foreign(file):

@@ -29,25 +29,18 @@ DETECTED_BY_JAX = {
 
 def join(distributed=None):
     """Join the other processes, if the config's key `distributed` or the environment names any.
-
     This must happen before JAX looks at its devices. Mistakes in the key are reported later, when
-    the config is built.
-    """
+    the config is built."""
     try:
         options = DistributedOptions(**distributed or {})
     except (TypeError, ValueError):
         return
-    if options.coordinator is None:
+    coordinator = options.coordinator
+    numbers = {"num_processes": options.num_processes, "process_id": options.process_id}
+    arguments = {} if coordinator == "auto" else {"coordinator_address": coordinator, **numbers}
+    if coordinator is None:
         arguments = from_environment()
-    elif options.coordinator == "auto":
-        arguments = {}
-    else:
-        arguments = {
-            "coordinator_address": options.coordinator,
-            "num_processes": options.num_processes,
-            "process_id": options.process_id,
-        }
-    if arguments is None or options.coordinator == "none":
+    if arguments is None or coordinator == "none":
         return
     # With these, all processes end soon after one is lost; with jax_enable_recoverability the
     # others would wait for it forever.
@@ -62,9 +55,8 @@ def join(distributed=None):
         with interruptible_wait(arguments):
             jax.distributed.initialize(**arguments, **extra)
     except (RuntimeError, ValueError) as error:
-        raise RunError(
-            f"distributed: the other processes cannot be found or joined: {first_line(error)}"
-        ) from error
+        why = f"the other processes cannot be found or joined: {first_line(error)}"
+        raise RunError(f"distributed: {why}") from error
     if several():
         leave_to_jax()
     else:
@@ -79,18 +71,15 @@ def check_free(port):
             listener.bind(("", port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise UserError(
-                    f"distributed: port {port} is in use on this machine; another process may "
-                    "have process_id 0 too"
-                ) from error
+                fix = "another process may have process_id 0 too"
+                why = f"port {port} is in use on this machine; {fix}"
+                raise UserError(f"distributed: {why}") from error
 
 
 @contextmanager
 def interruptible_wait(arguments):
-    """Let signals end the process while JAX waits for the others, for up to five minutes.
-
-    JAX waits in C++, where no signal handler written in Python would run.
-    """
+    """Let signals end the process while JAX waits for the others, for up to five minutes. JAX waits
+    in C++, where no signal handler written in Python would run."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     given = ", ".join(f"{name} {value}" for name, value in arguments.items())
@@ -105,27 +94,22 @@ def interruptible_wait(arguments):
 
 
 def from_environment():
-    """The arguments of jax.distributed.initialize that the environment determines.
-
-    {} if JAX finds them by itself, None if there are no other processes.
-    """
+    """The arguments of jax.distributed.initialize that the environment determines. {} if JAX finds
+    them by itself, None if there are no other processes."""
     environment = os.environ
     if "JAX_COORDINATOR_ADDRESS" in environment and "JAX_NUM_PROCESSES" in environment:
         variables = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
         try:
             numbers = {key: int(environment[name]) for key, name in variables.items()}
         except (KeyError, ValueError):
-            raise UserError(
-                "JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers if JAX_COORDINATOR_ADDRESS "
-                "is set; set all three or none"
-            ) from None
+            names, fix = "JAX_NUM_PROCESSES and JAX_PROCESS_ID", "set all three or none"
+            why = f"{names} must be numbers if JAX_COORDINATOR_ADDRESS is set; {fix}"
+            raise UserError(why) from None
         return {"coordinator_address": environment["JAX_COORDINATOR_ADDRESS"], **numbers}
     if "OMPI_COMM_WORLD_SIZE" in environment and "OMPI_MCA_orte_hnp_uri" not in environment:
         return from_open_mpi_5(environment)
-    launched = any(
-        environment.get(count, "") not in ("", "1") and all(name in environment for name in names)
-        for count, names in DETECTED_BY_JAX.items()
-    )
+    complete = [n for n, others in DETECTED_BY_JAX.items() if environment.keys() >= {n, *others}]
+    launched = any(environment[name] not in ("", "1") for name in complete)
     in_job = "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment
     on_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
     return {} if launched or in_job or on_pod else None
@@ -133,19 +117,13 @@ def from_environment():
 
 def from_open_mpi_5(environment):
     """The same for Open MPI 5, which JAX does not detect: it does not say where process 0 is."""
-    size, rank, local_rank = (
-        environment.get(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_RANK")
-    )
+    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    size, rank, local_rank = map(environment.get, names)
     if size == "1" or None in (rank, local_rank):
         return None
-    if "JAX_COORDINATOR_ADDRESS" not in environment:
-        raise UserError(
-            "Open MPI 5 does not say where process 0 is: "
-            "add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"
-        )
-    return {
-        "coordinator_address": environment["JAX_COORDINATOR_ADDRESS"],
-        "num_processes": int(size),
-        "process_id": int(rank),
-        "local_device_ids": int(local_rank),
-    }
+    address = environment.get("JAX_COORDINATOR_ADDRESS")
+    if address is None:
+        fix = "add `-x JAX_COORDINATOR_ADDRESS=HOST:PORT` to mpirun"
+        raise UserError(f"Open MPI 5 does not say where process 0 is: {fix}")
+    numbers = {"num_processes": int(size), "process_id": int(rank)}
+    return {"coordinator_address": address, **numbers, "local_device_ids": int(local_rank)}

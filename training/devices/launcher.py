@@ -31,18 +31,11 @@ SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # by these JAX would look for
 
 def launch(count):
     """Start `count` processes, print their output, and return the exit code of the whole run."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)
-    }
-    environment |= {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
-        "JAX_NUM_PROCESSES": str(count),
-        "PYTHONUNBUFFERED": "1",
-    }
-    processes = [
-        start(environment | {"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count))
-        for i in range(count)
-    ]
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(SCHEDULERS)}
+    environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
+    environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
+    own = [{"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count) for i in range(count)]
+    processes = [start(environment | variables) for variables in own]
     first_with = {}  # error line -> the process that printed it first; most errors come from all
     streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
     streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
@@ -62,16 +55,10 @@ def launch(count):
 
 def start(environment):
     """Start one process in a session of its own, so that Ctrl-C reaches it only through us."""
-    return subprocess.Popen(
-        [sys.executable, *sys.orig_argv[1:]],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=end_with_parent,
-    )
+    command = [sys.executable, *sys.orig_argv[1:]]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"text": True}
+    session = {"start_new_session": True, "preexec_fn": end_with_parent}
+    return subprocess.Popen(command, env=environment, errors="replace", **pipes, **session)
 
 
 def end_with_parent():
@@ -96,19 +83,15 @@ def share_of_gpus(number, count, devices=Path("/dev")):
     if gpus == [""] or os.environ.get("JAX_PLATFORMS") == "cpu":
         return {}
     if len(gpus) < count:
-        raise UserError(
-            f"--processes {count}: there are only {len(gpus)} GPUs; "
-            f"use at most {len(gpus)} processes, or set JAX_PLATFORMS=cpu"
-        )
+        fix = f"use at most {len(gpus)} processes, or set JAX_PLATFORMS=cpu"
+        raise UserError(f"--processes {count}: there are only {len(gpus)} GPUs; {fix}")
     each = len(gpus) // count
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 
 
 def forward(number, stream, out, first_with):
-    """Print the lines of process `number` with its number in front, except for noise.
-
-    With `first_with`, {line: the process that printed it first}, other processes do not repeat it.
-    """
+    """Print the lines of process `number` with its number in front, except for noise. With
+    `first_with`, {line: the process that printed it first}, other processes do not repeat it."""
     for line in stream:
         repeated = first_with is not None and first_with.setdefault(line, number) != number
         if not (repeated or re.match(NOISE, line)):
@@ -129,12 +112,8 @@ class Interrupts:
     def handle(self, _number, _frame):
         self.count += 1
         first = self.count == 1
-        message = (
-            "Stopping: all processes save and end; a second signal ends them at once"
-            if first
-            else "Ended at once"
-        )
-        os.write(2, f"{message}\n".encode())
+        stopping = b"Stopping: all processes save and end; a second signal ends them at once\n"
+        os.write(2, stopping if first else b"Ended at once\n")
         for process in self.processes:
             process.send_signal(signal.SIGTERM if first else signal.SIGKILL)
 
@@ -162,11 +141,9 @@ def wait_for(processes, interrupts):
 
 
 def rank(code):
-    """How likely an exit code is the cause of the other failures; 0 is the most likely.
-
-    0: a mistake was found, or a signal killed the process. 1: the process failed, perhaps because
-    another one did. 2: JAX ended it, because another one was lost.
-    """
+    """How likely an exit code is the cause of the other failures; 0 is the most likely. 0: a
+    mistake was found, or a signal killed the process. 1: the process failed, perhaps because
+    another one did. 2: JAX ended it, because another one was lost."""
     return {-signal.SIGABRT: 2, BAD_INPUT: 0}.get(code, 0 if code < 0 else 1)
 
 

@@ -3,11 +3,10 @@
 A run may be resumed with other values of them.
 """
 
-import difflib
 import re
 from dataclasses import dataclass
 
-from training.options import is_list
+from training.options import did_you_mean, is_list
 from utils import check_options, regex
 
 
@@ -20,11 +19,10 @@ class MeshOptions:
     tensor: int = 1  # the weights of matrix products are cut along this axis
 
     def __post_init__(self):
-        problems = [
-            f"{name}: must be an integer of at least 1, or -1, got {size!r}"
-            for name, size in vars(self).items()
-            if type(size) is not int or size == 0 or size < -1
-        ]
+        problems = []
+        for name, size in vars(self).items():
+            if type(size) is not int or size == 0 or size < -1:
+                problems.append(f"{name}: must be an integer of at least 1, or -1, got {size!r}")
         if problems:
             raise ValueError("\n".join(problems))
         if self.fsdp == self.tensor == -1:
@@ -40,21 +38,15 @@ def check_sharding(value):
         return
     rule_form = "[regex, [axis of the mesh or null, ...]]"
     if isinstance(value, str) or not is_list(value):
-        near = difflib.get_close_matches(str(value), SHARDINGS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"sharding: must be a preset ({', '.join(SHARDINGS)}), or a list of {rule_form}, "
-            f"got {value!r}{hint}"
-        )
-    for i, rule in enumerate(value):
-        if rule in SHARDINGS and i == len(value) - 1:
-            continue
+        allowed = f"a preset ({', '.join(SHARDINGS)}), or a list of {rule_form}"
+        hint = did_you_mean(value, SHARDINGS)
+        raise ValueError(f"sharding: must be {allowed}, got {value!r}{hint}")
+    rules = value[:-1] if value and value[-1] in SHARDINGS else value
+    for i, rule in enumerate(rules):
         is_pair = is_list(rule) and len(rule) == 2 and isinstance(rule[0], str) and is_list(rule[1])
         if not is_pair or not all(isinstance(axis, str | None) for axis in rule[1]):
-            raise ValueError(
-                f"sharding.{i}: must be {rule_form}, or, at the end of the list, a preset, "
-                f"got {rule!r}"
-            )
+            allowed = f"{rule_form}, or, at the end of the list, a preset"
+            raise ValueError(f"sharding.{i}: must be {allowed}, got {rule!r}")
         regex(**{f"sharding.{i}": rule[0]})
 
 
@@ -75,21 +67,16 @@ class DistributedOptions:
         address = self.coordinator not in (None, "auto", "none")
         given = (address, self.num_processes is not None, self.process_id is not None)
         if any(given) != all(given):
-            raise ValueError(
-                "coordinator (an address), num_processes and process_id go together: give all "
-                "three or none of them; with 'auto' or 'none' give no numbers"
-            )
+            keys = "coordinator (an address), num_processes and process_id"
+            fix = "give all three or none of them; with 'auto' or 'none' give no numbers"
+            raise ValueError(f"{keys} go together: {fix}")
         if not address:
             return
         if not re.fullmatch(r".+:\d{1,5}", self.coordinator):
-            raise ValueError(
-                "coordinator: must be address:port, such as 10.0.0.1:1234, "
-                f"got {self.coordinator!r}"
-            )
+            form = "address:port, such as 10.0.0.1:1234"
+            raise ValueError(f"coordinator: must be {form}, got {self.coordinator!r}")
         if int(self.coordinator.rpartition(":")[2]) > 65535:
             raise ValueError(f"coordinator: the port must be at most 65535, got {self.coordinator}")
         if self.process_id >= self.num_processes:
-            raise ValueError(
-                f"process_id: must be below num_processes, {self.num_processes}, "
-                f"got {self.process_id}"
-            )
+            limit = f"below num_processes, {self.num_processes}"
+            raise ValueError(f"process_id: must be {limit}, got {self.process_id}")

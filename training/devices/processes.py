@@ -119,10 +119,8 @@ def together():
 
 
 class Stopping:
-    """Whether all processes are to stop, after a signal to any of them.
-
-    JAX chooses the next poll that all of them reach.
-    """
+    """Whether all processes are to stop, after a signal to any of them. JAX chooses the next poll
+    that all of them reach."""
 
     def __init__(self):
         self.polls = 0
@@ -137,9 +135,8 @@ class Stopping:
 
 def lost(error):
     """The message for an error that means that another process is lost; None for other errors."""
-    if not several() or isinstance(error, UserError):
-        return None
-    if not any(sign in str(error) for sign in SIGNS_OF_LOSS):
+    is_sign = any(sign in str(error) for sign in SIGNS_OF_LOSS)
+    if not is_sign or not several() or isinstance(error, UserError):
         return None
     return (
         f"Process {jax.process_index()} of {jax.process_count()} has lost another process, or the "

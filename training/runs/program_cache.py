@@ -28,36 +28,30 @@ logger = logging.getLogger("main")
 
 
 def keep_programs():
-    """Let JAX load compiled programs from the user's cache folder and store them there.
-
-    If the folder cannot be used, programs are compiled as without it.
-    """
+    """Let JAX load and store compiled programs in the user's cache folder, if that can be used."""
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return
     try:
         folder = user_cache() / "programs" / kind_of_machine()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK | os.X_OK) and can_be_read_again(folder)
-        if usable:
-            tidy(folder)
+        if not os.access(folder, os.W_OK | os.X_OK) or not can_be_read_again(folder):
+            return
+        tidy(folder)
     except (OSError, RunError, RuntimeError) as error:  # RuntimeError: no home folder is known
         logger.debug("Compiled programs are not cached: %s", error)
         return
-    if usable:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            # Small programs take half a second together.
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        # A full disk or a damaged file only costs a compilation; do not warn for every program.
-        warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # Small programs take half a second together.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    # A full disk or a damaged file only costs a compilation; do not warn for every program.
+    warnings.filterwarnings("ignore", "Error (read|writ)ing persistent compilation cache entry")
 
 
 def kind_of_machine():
-    """The name of the folder for programs of this jaxlib on machines like this one.
-
-    A program is compiled for the instructions and the cores of a CPU. The backend is part of the
-    name too, since programs of an accelerator may be loadable where those of the CPU are not.
-    """
+    """The name of the folder for programs of this jaxlib on machines like this one. A program is
+    compiled for the instructions and the cores of a CPU. The backend is part of the name too, since
+    programs of an accelerator may be loadable where those of the CPU are not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
     facts = [jax.default_backend(), platform.machine(), sys.platform]
@@ -78,10 +72,8 @@ def processor():
 
 
 def can_be_read_again(folder):
-    """Whether XLA can load its own programs here, tested once with a small program.
-
-    On some CPUs it prints a complaint for each program, or refuses it (JAX issue 38445).
-    """
+    """Whether XLA can load its own programs here, tested once with a small program. On some CPUs it
+    prints a complaint for each program, or refuses it (JAX issue 38445)."""
     verdict = folder / VERDICT
     if not verdict.exists():
         atomic_write(verdict, str(reads_back()).encode())
@@ -118,10 +110,8 @@ def stderr_into_file():
 
 
 def tidy(folder):
-    """Remove damaged files, which a process that ends while writing leaves behind.
-
-    If all programs together take too much room, also remove those not used for the longest time.
-    """
+    """Remove damaged files, which a process that ends while writing leaves behind. If all programs
+    together take too much room, also remove those not used for the longest time."""
     verdict = folder / VERDICT
     last = verdict.stat().st_mtime
     os.utime(verdict)
