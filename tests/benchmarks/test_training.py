@@ -44,7 +44,7 @@ def test_fit_trains_one_epoch_per_request():
 
 def test_an_error_in_fit_is_raised_by_the_epoch():
     x, y = np.zeros((4, 28, 28, 1), np.float32), np.zeros(3, np.int32)
-    with pytest.raises(Exception, match="one row for each example"):
+    with pytest.raises(Exception, match="one row per example"):
         ours.trainer(WORKLOADS["mlp"], {"train": (x, y), "test": (x, y)}, "").epoch(0)
 
 
