@@ -255,7 +255,7 @@ def test_a_mistake_that_only_the_processes_find_ends_all_of_them(workdir):
     after the mistake."""
     _, err = train(workdir, "--processes", "2", "loader.batch_size=15", code=2)
     message = (
-        "config.json: loader.batch_size: 15 examples do not divide over 2 devices; take a multiple"
+        "config.json: loader.batch_size: 15 examples do not divide over 2 devices; use a multiple"
     )
     lines = err.splitlines()
     assert sum(line[4:].startswith(message) for line in lines) == 1

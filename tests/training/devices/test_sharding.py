@@ -159,7 +159,7 @@ def test_rules_come_before_the_preset_and_may_leave_a_leaf_unsharded():
             [["head/bias", [None, "fsdp"]]],
             r"sharding: head/bias \(3,\): the rule names 2 axes, .* and the leaf has 1",
         ),
-        ([["blocks/0/expand/weight", ["fsdp", "fsdp"]]], r"cuts two axes over 'fsdp'"),
+        ([["blocks/0/expand/weight", ["fsdp", "fsdp"]]], r"shards two axes over 'fsdp'"),
     ],
 )
 def test_the_error_of_a_rule_that_does_not_fit_names_the_leaf_and_the_sizes(rules, message):
