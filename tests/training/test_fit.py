@@ -182,7 +182,7 @@ def test_step_hooks_see_the_exact_step_and_change_the_next_one():
 def test_a_whole_run_compiles_each_program_once(compilations):
     run(test=(X, Y), epochs=4, log={"every_steps": 1})
     assert compilations.pop("jit(loop)") == 2  # training and evaluation
-    assert compilations.pop("jit(lane)") == 2  # the empty sums of each
+    assert compilations.pop("jit(zeros)") == 2  # the empty sums of each
     compilations.pop("jit(init)", None)  # may be cached from an earlier run
     assert set(compilations.values()) == {1}
 
