@@ -251,7 +251,7 @@ class Loop:
     def notify(self, event, *details):
         """Call a method of every watcher that has it, and do what they reply; a checkpoint is saved
         once all of them have replied. True if the run went back to another Point, of which the
-        remaining watchers hear by on_resume."""
+        remaining watchers are notified by on_resume."""
         saves = []
         for watcher in self.watchers:
             method = getattr(watcher, event, None)
