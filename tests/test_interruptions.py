@@ -143,8 +143,8 @@ def test_without_a_network_drawn_digits_replace_mnist_or_the_run_fails(small):
 def test_a_failed_run_does_not_wait_for_pending_compilations():
     code = (
         "import threading, train\n"
-        "from training import programs\n"
-        "programs.BEGUN.add(programs.COMPILING.submit(threading.Event().wait))\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "ThreadPoolExecutor(1, 'compile').submit(threading.Event().wait)  # as a Trainer's pool\n"
         "print('printed')\n"
         "train.leave(2)"
     )
