@@ -175,7 +175,7 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     arguments += ["--resume", folder, "training.epochs=3"]
     code, _, err = run(workdir, *arguments)
     assert code == 2
-    assert "has changed its meaning" in err and f"lies in {folder}/model" in err
+    assert "has changed its meaning" in err and f"the original model is in {folder}/model" in err
     assert "add --override" in err
     assert run(workdir, *arguments, "--override")[0] == 0
 

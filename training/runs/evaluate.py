@@ -112,7 +112,7 @@ class CheckpointEvaluation:
         trees = weights_of(checkpoint, *self.trainer.trees)
         for path, arrays, tree in zip(checkpoint.paths, checkpoint.arrays, trees, strict=True):
             if probe_of(arrays):
-                fix = "undo the change of model/; the run has a copy of it"
+                fix = "use the code with which it was trained"
                 check_meaning(path, probe_of(arrays), self.probe(*tree), fix)
         weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
         metrics = {}
