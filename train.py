@@ -34,7 +34,7 @@ def main(argv=None):
     arguments = parse(argv)
     # Modules that load and shapes that are traced leave no garbage, and looking for it at every
     # 700th object would take a fifth of the start.
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)
     sys.path.append(os.getcwd())  # a dotted name may be a file in the working folder
     end_at_signals()
     try:
