@@ -191,6 +191,8 @@ def fast_dev_run(file, config):
     # With several processes, all hosts must see the folder.
     base = (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
+        if not processes.several():
+            end_at_signals(temporary=folder)
         config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
         trackers = (config.get("logging") or {}).get("trackers")
         for name, setting in (("wandb", "mode=offline"), ("jsonl", "file=tracked.jsonl")):

@@ -133,7 +133,12 @@ def train_recipe(
     trainer = trainer or Trainer(recipe, sets)
     with closing(trainer):
         loop = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers)
-        return loop.train(checkpoint and point_of(checkpoint, trainer, folder))
+        try:
+            start = checkpoint and point_of(checkpoint, trainer, folder)
+        except BaseException:
+            loop.close()  # its trackers have started
+            raise
+        return loop.train(start)
 
 
 def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:
@@ -157,8 +162,8 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         *([keeper] if keeper else []),
         Divergence(trainer, training, keeper, log),
         DryRun(recipe, trainer, reader, rates, monitor, histograms),
-        log,
         ProgressBar(),
+        log,
         Callbacks(recipe.callbacks, view),
         *watchers,
     ]

@@ -52,8 +52,7 @@ class Loop:
         self.underway = False  # whether the states on the device are those of the run
 
     def train(self, start=None):
-        """The whole run, from its first step or from the Point `start`, until its end or until a
-        watcher stops it."""
+        """The whole run, from its first step or the Point `start`, until a watcher stops it."""
         run = self.run
         try:
             self.notify("on_training_start")
@@ -70,7 +69,7 @@ class Loop:
             self.test_at_end()
             self.notify("on_training_end")
             if run.cut_short:
-                logger.info("Stopped by %s after step %d", run.signal or run.stopped_by, run.step)
+                logger.info("Stopped by %s after step %d", run.stopped_why, run.step)
         except Exception as error:
             self.rescue(error)
             raise
@@ -79,8 +78,7 @@ class Loop:
         return run
 
     def epoch(self):
-        """One epoch: its steps, its evaluation, and what closes it. Whatever stops the run within
-        the epoch leaves it unfinished."""
+        """One epoch: its steps and its evaluation. What stops it midway leaves it unfinished."""
         run = self.run
         self.clock.start_epoch(self.elapsed)
         run.epoch, run.evaluated = run.completed + 1, []
@@ -131,6 +129,8 @@ class Loop:
                     ahead = ahead._replace(lined=position, lined_at=time.monotonic())
                 exact = any(reader.needs_state(reader in due, line) for reader in self.readers)
             leave = 1 if steps and not exact else 0
+            if len(self.flying) <= leave:
+                self.notify("on_pause")  # nothing to report yet, but a signal may have come
             while len(self.flying) > leave:
                 yield self.settled(self.flying.popleft())
         while self.flying:
@@ -142,6 +142,7 @@ class Loop:
         left = [w.steps_left(ahead) if hasattr(w, "steps_left") else NEVER for w in self.planners]
         overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
         count = min([self.pace, *left])
+        assert count >= 1, f"steps_left must be at least 1, got {left}"
         due = sum(1 << i for i, n in enumerate(left) if n <= count or overdue[i])
         at_once = sum(1 << i for i, late in enumerate(overdue) if late)
         count, self.chunk, due, at_once = self.agree([count, self.pace, due, at_once])
@@ -215,7 +216,7 @@ class Loop:
         return values
 
     def interrupted(self):
-        """Whether a signal, or another watcher, wants the run to stop here and be resumed later."""
+        """Whether a signal, or another watcher, wants the run to stop here."""
         self.notify("on_pause")
         return bool(self.run.signal)
 
@@ -250,8 +251,7 @@ class Loop:
 
     def notify(self, event, *details):
         """Call a method of every watcher that has it, and do what they reply; a checkpoint is saved
-        once all of them have replied. True if the run went back to another Point, of which the
-        remaining watchers are notified by on_resume."""
+        once all have replied. True if the run went back to another Point (see on_resume)."""
         saves = []
         for watcher in self.watchers:
             method = getattr(watcher, event, None)
@@ -309,15 +309,17 @@ class Loop:
         return False not in results
 
     def rescue(self, error):
-        """Save the state before a crash ends the run, if there is something to save. A RunError is
-        a disk that failed, or a divergence, which saved what it could; of several processes the
-        others do not know of it, and nothing can be saved without them."""
+        """Save the state before a crash ends the run, if there is something to save. A RunError, a
+        full disk or a divergence, saved what it could; several processes save only together."""
         run = self.run
         if not self.underway or isinstance(error, RunError) or jax.process_count() > 1:
             return
         try:
             while self.flying:
-                self.notify("on_chunk", self.settled(self.flying.popleft()))
+                report = self.settled(self.flying.popleft())
+                if report.bad:
+                    raise RunError(f"step {report.bad[0] + 1} was not finite")
+                self.notify("on_chunk", report)
             step, *others = {int(s) for ts in self.trainer.states for s in np.ravel(ts.step)}
             if run.step == 0 or others:
                 return

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from training.base import Objective, Optimizer
+from training.base import Objective, Optimizer, unchanged
 from training.objective import with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 from training.run import Reader
@@ -64,7 +64,11 @@ def compose(parts, plan):
         objective = parts.objective(model, parts.loss, functions, parts.preprocess, parts.augment)
     except ValueError as error:
         raise UserError(f"objective.args.{error}") from error
-    objective = objective if isinstance(objective, Objective) else Objective(objective)
+    objective = (
+        objective
+        if isinstance(objective, Objective)
+        else Objective(objective, getattr(objective, "finish", unchanged))
+    )
     return Recipe(
         parts.model,
         objective,

@@ -93,6 +93,11 @@ class Run:
         self.stopped = bool(self.signal) or self.for_good
 
     @property
+    def stopped_why(self):
+        """What stopped it; before a resume, that was a callback."""
+        return self.signal or self.stopped_by or "a callback"
+
+    @property
     def cut_short(self):
         """Whether it was stopped before all of it was done."""
         return self.stopped and (self.untested or not self.finished)

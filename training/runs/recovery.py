@@ -45,7 +45,8 @@ def point_of(checkpoint, trainer, folder):
     if not line_continues:
         record = record | {"lined": record["position"]}
     completed = record["epoch"] - bool(record["position"])
-    history = [row for row in metric_log.epoch_rows(folder) if row["epoch"] <= completed]
+    rows = metric_log.epoch_rows(folder) if is_first() else []
+    history = [row for row in rows if row["epoch"] <= completed]
     fresh = not record["step"] and not record["lengths"].get(metric_log.FILE)
     return Point([now._replace(**tree) for tree in trees], record, history, checkpoint, fresh)
 
@@ -107,19 +108,19 @@ class Divergence:
 
     def __init__(self, trainer, options, keeper, log):
         self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
-        self.rollbacks, self.bad, self.batch = 0, None, None
+        self.rollbacks, self.resumed, self.bad, self.batch = 0, False, None, None
         self.rolls_back = options.on_nonfinite == "rollback"
 
     def on_ready(self, run):
         """There must be a checkpoint to go back to from the first epoch."""
-        return Reply(save="last") if self.rolls_back and run.step == 0 else None
+        return Reply(save="last") if self.rolls_back and not self.resumed else None
 
     def memory(self):
         return {"rollbacks": self.rollbacks}
 
     def on_resume(self, run, point):
         if point.checkpoint:
-            self.rollbacks = point.record["rollbacks"]
+            self.rollbacks, self.resumed = point.record["rollbacks"], True
 
     def on_chunk(self, run, report):
         if report.bad is None:

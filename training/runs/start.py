@@ -211,8 +211,8 @@ def announce(parts, sets, run, params):
 def train_in_folder(run, recipe, sets, record, trainer):
     """Train, and leave in the run's folder what a finished run leaves."""
     interrupted = False
-    sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
     try:
+        sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
         done = train_recipe(recipe, sets, run.folder, record, run.checkpoint, trainer=trainer)
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()

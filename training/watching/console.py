@@ -39,6 +39,7 @@ class ProgressBar:
         self.resources, self.bar = ExitStack(), None
 
     def on_epoch_start(self, run):
+        self.close(run)  # a run that went back to a checkpoint begins its epoch again
         if not sys.stderr.isatty():
             return
         from tqdm import tqdm
@@ -51,6 +52,9 @@ class ProgressBar:
     def on_chunk(self, run, report):
         if self.bar:
             self.bar.update(report.steps)
+
+    def on_stop(self, run):
+        self.close(run)
 
     def on_values(self, run, name, values):
         self.close(run)  # the epoch's steps are done
