@@ -84,6 +84,23 @@ def test_a_second_signal_ends_a_run_at_once(small):
     assert process.returncode in (1, 75)  # 75 if the second signal came after everything was saved
 
 
+def test_a_signal_ends_a_fast_dev_run_and_leaves_no_folder(small):
+    code = """
+import os, pathlib, signal, sys, tempfile
+import train
+tempfile.tempdir = str(pathlib.Path("temporary").absolute())
+os.mkdir(tempfile.tempdir)
+def interrupted(*_):
+    assert os.listdir(tempfile.tempdir)
+    os.kill(os.getpid(), signal.SIGTERM)
+train.build = interrupted
+sys.exit(train.main())
+"""
+    process = run_code(small, code, "--fast-dev-run")
+    assert process.returncode == 1 and "nothing was saved" in process.stderr, process.stderr
+    assert not list((small / "temporary").iterdir())
+
+
 @pytest.mark.torture
 def test_two_runs_of_one_title_in_the_same_second_get_two_folders(small):
     arguments = ["-c", "small.json", "title=Twins", "training.epochs=1"]

@@ -73,6 +73,9 @@ class Loop:
         except Exception as error:
             self.rescue(error)
             raise
+        except KeyboardInterrupt:
+            run.signal = run.signal or "SIGINT"  # trackers are not waited for
+            raise
         finally:
             run.published = self.close()
         return run

@@ -413,6 +413,22 @@ def test_a_second_signal_stops_the_run_immediately():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_second_signal_does_not_wait_for_a_slow_tracker(tmp_path):
+    class Slow:
+        def scalars(self, step, values):
+            time.sleep(8)
+
+    class Interrupt:
+        def on_step_end(self, run):
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        log = {"every_steps": 5, "trackers": [Slow()]}
+        run(callbacks=[Interrupt()], folder=tmp_path, log=log)
+    assert time.monotonic() - began < 7
+
+
 def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learning_rate():
     calls = []
 
@@ -457,6 +473,20 @@ def test_a_custom_update_gets_only_the_options_that_it_names():
 def test_a_misspelled_option_is_named():
     with pytest.raises(TypeError, match="batchsize"):
         run(batchsize=3)
+
+
+def test_the_finish_of_a_plain_objective_function_names_its_metrics():
+    def factory(model, loss, metrics, preprocess, augment):
+        def objective(params, state, batch, key, train):
+            output, state = model.apply(params, state, batch[0], train=train, key=key)
+            error = np.float32(0) + output.sum(axis=1) ** 2
+            return error, state, {"error": error}
+
+        objective.finish = lambda means: {"root": means["error"] ** 0.5}
+        return objective
+
+    row = run(objective=factory).history[-1]
+    assert row["train_root"] == pytest.approx(row["train_loss"] ** 0.5, rel=1e-5)
 
 
 def test_an_empty_dataset_is_an_error():

@@ -130,6 +130,11 @@ class Keeper:
         self.saved = (record["step"], record["position"], record["whole"])
         self.time = time.monotonic()
 
+    def close(self, run):
+        """Let a write finish, unless the user wants the process to end, or others may be lost."""
+        if not run.signal and not several():
+            self.background.join()
+
     # Writing.
 
     def is_due(self, step):

@@ -318,12 +318,14 @@ def test_a_run_stopped_by_a_callback_and_a_signal_at_once_stays_stopped_on_resum
     assert again.completed == 2
 
 
-def test_a_run_that_early_stopping_ended_stays_ended_on_resume(tmp_path):
+def test_a_run_that_early_stopping_ended_stays_ended_on_resume(tmp_path, caplog):
     callbacks = [early_stopping(patience=2, min_delta=10.0)]
     first = train(tmp_path, callbacks=callbacks, epochs=9)
     assert first.completed == 3
-    again = train(tmp_path, callbacks=callbacks, epochs=9, resume=True)
+    with caplog.at_level(logging.INFO, "main"):
+        again = train(tmp_path, callbacks=callbacks, epochs=9, resume=True)
     assert again.completed == 3 and again.stopped and again.step == first.step
+    assert f"Stopped by a callback after step {first.step}" in caplog.text
 
 
 def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
@@ -453,6 +455,38 @@ def test_a_rolled_back_run_can_be_resumed_to_the_same_bits(tmp_path):
     resumed = train(tmp_path / "cut", Streamed(), resume=True, callbacks=[Stop(10**9)], **settings)
     assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+
+
+def test_trackers_finish_when_a_checkpoint_cannot_be_read(tmp_path, monkeypatch):
+    class Finishes:
+        finished = False
+
+        def finish(self, metrics):
+            self.finished = True
+
+    def unreadable(*_):
+        raise UserError("the checkpoint is damaged")
+
+    train(tmp_path)
+    monkeypatch.setattr("training.fit.point_of", unreadable)
+    tracker = Finishes()
+    with pytest.raises(UserError, match="damaged"):
+        train(tmp_path, resume=True, epochs=9, log={"trackers": [tracker]})
+    assert tracker.finished
+
+
+def test_a_resumed_run_that_may_roll_back_does_not_save_its_first_step_again(tmp_path):
+    class Crash:
+        def on_epoch_start(self, run):
+            raise ValueError("crash")
+
+    settings = {"on_nonfinite": "rollback", "callbacks": [Crash()]}
+    with pytest.raises(CallbackFailed):
+        train(tmp_path, **settings)
+    saved = {path: path.stat().st_mtime_ns for path in tmp_path.glob("checkpoint-*")}
+    with pytest.raises(CallbackFailed):
+        train(tmp_path, **settings, resume=True)
+    assert saved and saved == {path: path.stat().st_mtime_ns for path in saved}
 
 
 def test_a_rollback_needs_a_folder():
