@@ -1,12 +1,17 @@
 """Start train.py and other programs as processes, with caches and runs in a folder of the test."""
 
+import gc
+import io
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
+import train
 from training.devices.launcher import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +32,32 @@ def run(folder, *arguments, **keywords):
     out, err = process.communicate(timeout=300)
     assert "Traceback" not in out + err, err
     return process.returncode, out, err
+
+
+def call(folder, *arguments):
+    """The same as `run`, by a call of train.main in this process. That saves the start of Python
+    and JAX where a command ends before it opens a run, as for a mistake in the config."""
+    out, err, modules, path = io.StringIO(), io.StringIO(), set(sys.modules), sys.path.copy()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers, threshold = {n: signal.getsignal(n) for n in numbers}, gc.get_threshold()
+    logger = logging.getLogger("main")
+    logging_before = logger.handlers.copy(), logger.level, logger.propagate
+    try:
+        with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+            code = train.main([str(argument) for argument in arguments])
+    except SystemExit as end:  # of argparse
+        code = end.code
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if str(folder) in (getattr(sys.modules[name], "__file__", None) or ""):
+                del sys.modules[name]  # another test may have a module of this name
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        gc.set_threshold(*threshold)
+        logger.handlers, logger.level, logger.propagate = logging_before
+    assert "Traceback" not in out.getvalue() + err.getvalue(), err.getvalue()
+    return code, out.getvalue(), err.getvalue()
 
 
 def wait_for_line(process, text):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.processes import ROOT, run, start, wait_for_line
+from tests.processes import ROOT, call, run, start, wait_for_line
 from training.checkpoint.storage import load
 
 SMALL = {
@@ -113,7 +113,7 @@ def test_a_log_that_is_a_link_is_not_truncated(workdir):
     (workdir / "mine.txt").write_text("mine\n" * 9999)
     (folder / "train.log").unlink()
     (folder / "train.log").symlink_to(workdir / "mine.txt")
-    code, _, err = run(workdir, "--resume", folder, "training.epochs=3")
+    code, _, err = call(workdir, "--resume", folder, "training.epochs=3")
     assert code == 2
     assert "train.log: is a link to another file" in err
     assert (workdir / "mine.txt").read_text() == "mine\n" * 9999
@@ -138,7 +138,7 @@ def test_a_child_process_that_outlives_a_killed_run_does_not_lock_it(workdir):
 
 
 def test_other_data_is_refused(workdir):
-    code, _, err = run(
+    code, _, err = call(
         workdir, "--resume", only_run(workdir), "training.epochs=3", "data.args.seed=1"
     )
     assert code == 2
@@ -151,7 +151,7 @@ def test_the_config_of_a_run_imports_nothing_unless_it_is_trusted(workdir):
     (workdir / "mine.py").write_text(code)
     assert run(workdir, "-c", "small.json", "title=Mine", "schedule=mine.flat")[0] == 0
     folder = only_run(workdir, "Mine")
-    code, out, err = run(workdir, "--resume", folder, "training.epochs=3")
+    code, out, err = call(workdir, "--resume", folder, "training.epochs=3")
     assert code == 2
     assert "imported" not in out
     assert (
@@ -173,7 +173,7 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     (folder / "model" / "mlp.py").write_text("raise SystemExit('the copy was imported')\n")
     (workdir / "nets.py").write_text(code.replace("(16,))", '(16,), activation="gelu")'))
     arguments += ["--resume", folder, "training.epochs=3"]
-    code, _, err = run(workdir, *arguments)
+    code, _, err = call(workdir, *arguments)
     assert code == 2
     assert "has changed its meaning" in err and f"the original model is in {folder}/model" in err
     assert "add --override" in err
@@ -198,7 +198,7 @@ def flip(path):
 def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
     folder = only_run(workdir)
     flip(folder / "checkpoint-epoch_2.params")
-    code, _, err = run(workdir, "--resume", folder / "checkpoint-epoch_2.params")
+    code, _, err = call(workdir, "--resume", folder / "checkpoint-epoch_2.params")
     assert code == 2
     assert "checkpoint-epoch_2.params: is damaged" in err
     (folder / ".checkpoint-epoch_3.params.123.tmp").write_bytes(b"half")
@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
     load(folder / "checkpoint-epoch_2.params")  # written again, so not damaged
     for name in ("checkpoint-epoch_1.params", "checkpoint-epoch_2.params"):
         flip(folder / name)
-    code, _, err = run(workdir, "--resume", folder)
+    code, _, err = call(workdir, "--resume", folder)
     assert code == 2
     assert "no checkpoint of this run can be resumed" in err
 
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
 @pytest.mark.torture
 def test_an_earlier_checkpoint_may_be_named_after_the_later_ones_are_moved(workdir):
     folder = only_run(workdir)
-    code, _, err = run(workdir, "--resume", folder / "checkpoint-epoch_1.params")
+    code, _, err = call(workdir, "--resume", folder / "checkpoint-epoch_1.params")
     assert code == 2
     assert "later checkpoints; move them away first: checkpoint-epoch_2" in err
     (folder / "checkpoint-epoch_2.params").rename(workdir / "kept.params")
@@ -240,7 +240,7 @@ def test_an_earlier_checkpoint_may_be_named_after_the_later_ones_are_moved(workd
     ],
 )
 def test_a_path_that_is_not_a_run_is_an_error(finished, named, message):
-    code, _, err = run(finished, "--resume", named)
+    code, _, err = call(finished, "--resume", named)
     assert code == 2
     assert message in err
 
@@ -248,7 +248,7 @@ def test_a_path_that_is_not_a_run_is_an_error(finished, named, message):
 def test_a_run_in_progress_is_not_resumed_by_another_process(workdir):
     process = start(workdir, "-c", "small.json", "title=Busy", "training.epochs=100000")
     wait_for_line(process, "STARTING EPOCH 3")
-    code, _, err = run(workdir, "--resume", only_run(workdir, "Busy"), "training.epochs=100000")
+    code, _, err = call(workdir, "--resume", only_run(workdir, "Busy"), "training.epochs=100000")
     assert code == 1
     assert "another process is training this run" in err
     process.send_signal(signal.SIGTERM)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.processes import ROOT, run, start
+from tests.processes import ROOT, call, run, start
 
 SMALL = {
     "title": "Small",
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
     assert evaluation["checkpoint"] == "checkpoint-epoch_1"
     assert (evaluation["epoch"], evaluation["step"]) == (1, 5)
     assert json.loads((folder / "evaluation-checkpoint-epoch_1.json").read_text()) == evaluation
-    code, _, err = run(directory, "--evaluate", folder / "checkpoint-epoch_7.params")
+    code, _, err = call(directory, "--evaluate", folder / "checkpoint-epoch_7.params")
     assert code == 2 and "checkpoint-epoch_7.params: there is no such checkpoint" in err
     assert "checkpoint-epoch_2.params" in err
 
@@ -131,9 +131,9 @@ def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(
 def test_a_report_is_written_again_and_a_missing_folder_is_refused(trained):
     directory, folder, _ = trained
     (folder / "report.html").unlink()
-    code, out, err = run(directory, "--report", folder)
+    code, out, err = call(directory, "--report", folder)
     assert (code, out.strip()) == (0, str(folder / "report.html")), err
-    code, _, err = run(directory, "--report", directory / "nothing")
+    code, _, err = call(directory, "--report", directory / "nothing")
     assert code == 2 and "nothing" in err
 
 
@@ -142,7 +142,7 @@ def test_a_fast_run_makes_two_steps_and_writes_nothing(small):
     assert code == 0, err
     assert "2 steps an epoch, 2 in all" in out and "Epoch 1 [test] avg Loss" in out
     assert not (small / "saved").exists()
-    code, _, err = run(small, "-c", "small.json", "--fast-dev-run", "--check")
+    code, _, err = call(small, "-c", "small.json", "--fast-dev-run", "--check")
     assert code == 2 and "do not go together" in err
 
 
@@ -174,6 +174,7 @@ def test_a_callback_that_raises_is_named_and_the_state_is_saved(small):
     assert "Traceback" in (folder_of(small) / "train.log").read_text()
 
 
+@pytest.mark.torture
 def test_the_debugger_opens_where_the_error_was_raised(small):
     process = start(small, "-c", "small.json", 'callbacks=["own.failing"]', "--post-mortem")
     process.stdin = None
@@ -212,7 +213,7 @@ def test_the_debugger_opens_where_the_error_was_raised(small):
     ],
 )
 def test_mistakes_in_the_config_are_reported_before_anything_runs(small, override, message):
-    code, _, err = run(small, "-c", "small.json", override)
+    code, _, err = call(small, "-c", "small.json", override)
     assert code == 2 and message in err, err
     assert not (small / "saved").exists()
 
