@@ -73,7 +73,7 @@ class MetricLog:
             return
         self.log_each_step(run)
         position, steps = run.position, run.steps
-        share = f"{position}/{steps} ({100 * position // steps}%)" if steps else f"{position}"
+        share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
         logger.info("Epoch %d [%s] -- Loss: %.4f", run.epoch, share, run.metrics["train_loss"])
         values = {**run.metrics, **report.line}
         self.write({"epoch": run.epoch, "step": run.step, **values})
