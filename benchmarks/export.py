@@ -5,7 +5,7 @@ how long an export takes.
 
 python -m benchmarks.export [--checkpoint FILE] [--rounds 25]
 without a checkpoint the sample is trained for an epoch first
-needs requirements.txt, inference/requirements.txt and benchmarks/requirements.txt
+needs inference/requirements.txt and benchmarks/requirements.txt
 """
 
 import argparse

@@ -17,7 +17,7 @@ ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signatu
 MAX_OPEN = 512  # open files per process, half of the usual limit of a system
 NEEDS = (
     "reading these files needs {}, which is not installed: "
-    "run `pip install -r training/requirements.txt`"
+    "run `pip install -r training/optional.txt`"
 )
 
 

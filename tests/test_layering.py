@@ -1,8 +1,10 @@
 """What each layer may import, read from the source, and what must not be imported at startup."""
 
 import ast
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,55 @@ def test_checking_a_config_imports_no_heavy_package():
     loaded = {name.split(".")[0] for name in run.stderr.splitlines()}
     assert "jax" in loaded
     assert not loaded & HEAVY, loaded & HEAVY
+
+
+# Packages.
+
+
+def packages_of(file):
+    """{package: its version or ""} of a requirements file, without the files that it includes."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    named = [re.match(r"([A-Za-z][\w.-]*)(?:==([\w.]+))?(?:;|$)", line) for line in lines]
+    return {normalized(match[1]): match[2] or "" for match in named if match}
+
+
+def normalized(package):
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def packages_imported(paths, top_only=False):
+    """(file, the packages that have a module which it imports) of all that are installed."""
+    providers = packages_distributions()
+    known = {*OWN, *sys.stdlib_module_names, "tests", "benchmarks"}
+    for path in paths:
+        modules = {name.split(".")[0] for name in imports(path, top_only)} - known
+        for module in modules & providers.keys():
+            yield path, {normalized(name) for name in providers[module]}
+
+
+def test_requirements_has_every_package_that_anything_imports():
+    required = packages_of("requirements.txt")
+    assert all(required.values()), "a version is missing"
+    paths = [path for layer in ALLOWED for path in files(layer)]
+    for path, packages in packages_imported([*paths, *(ROOT / "tests").rglob("*.py")]):
+        # JAX uses zstandard if it is installed; absl comes with Grain.
+        assert packages & {*required, "zstandard", "absl-py"}, f"{path} imports {packages}"
+
+
+@pytest.mark.parametrize(
+    "file", ["training/requirements.txt", "training/optional.txt", "inference/requirements.txt"]
+)
+def test_a_smaller_set_of_packages_has_the_versions_of_the_whole_one(file):
+    packages = packages_of(file)
+    assert packages.keys() <= packages_of("requirements.txt").keys()
+    assert not any(packages.values()), "versions are in ../requirements.txt alone"
+    assert "-c ../requirements.txt" in (ROOT / file).read_text(encoding="utf-8").splitlines()
+
+
+def test_training_starts_with_the_packages_of_training_alone():
+    paths = [path for layer in ALLOWED if layer != "inference" for path in files(layer)]
+    for path, packages in packages_imported([*paths, ROOT / "train.py"], top_only=True):
+        assert packages & packages_of("training/requirements.txt").keys(), f"{path}: {packages}"
 
 
 def test_files_and_functions_are_short_enough_to_read():

@@ -29,7 +29,7 @@ from utils import Damaged, RunError, UserError, first_line
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
 LONG = 24 * 3600  # seconds; one process alone may take hours for terabytes
-NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/requirements.txt`"
+NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/optional.txt`"
 
 
 def write(path, arrays, record):
