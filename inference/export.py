@@ -49,7 +49,7 @@ def export(arguments, root):
         if reports:
             if arguments.demo and "onnx" in reports:
                 failures |= demo(work / reports["onnx"]["file"], exporter)
-            describe(work, root, exporter, reports, failures)
+            describe(work, code_of(arguments.weights, root), exporter, reports, failures)
             replace(work, folder, arguments.force)
             lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
             print(*lines, f"Written: {folder}", sep="\n")
@@ -137,12 +137,17 @@ def demo(path, exporter):
     return {}
 
 
-def describe(work, root, exporter, reports, failures):
-    """Write the config, a copy of model/ and the report about the files."""
+def code_of(checkpoint, root):
+    """The folder model/ with which a checkpoint was trained: the copy in its run, or else ours."""
+    run = Path(checkpoint).parent
+    is_run = (run / "environment.json").is_file() and (run / "model").is_dir()
+    return (run if is_run else Path(root)) / "model"
+
+
+def describe(work, code, exporter, reports, failures):
+    """Write the config, a copy of the folder `code` and the report about the files."""
     loaded, arguments, examples = exporter.loaded, exporter.arguments, exporter.examples
-    shutil.copytree(
-        Path(root) / "model", work / "model", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(code, work / "model", ignore=shutil.ignore_patterns("__pycache__"))
     config = {key: value for key, value in loaded.config.items() if key != "$schema"}
     (work / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     report = {
@@ -150,6 +155,7 @@ def describe(work, root, exporter, reports, failures):
         "command": sys.argv,
         "checkpoint": str(arguments.weights),
         "sha256": digest(Path(arguments.weights)),
+        "model": str(code),
         "form": loaded.form._asdict(),
         # The preprocessing that the caller must do.
         "preprocess": [] if loaded.form.preprocess else loaded.config["preprocess"],
