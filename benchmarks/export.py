@@ -181,7 +181,9 @@ def precision_reports(folder, checkpoint):
         quantize = [] if precision == "float32" else ["--quantize", precision]
         done = export(folder, checkpoint, "--name", precision, *quantize)
         file = folder / precision / "verification.json"
-        reports[precision] = json.loads(file.read_text())["formats"] if file.exists() else {}
+        reports[precision] = (
+            json.loads(file.read_text(encoding="utf-8"))["formats"] if file.exists() else {}
+        )
         if done.returncode:
             print(done.stderr, file=sys.stderr)
     return reports

@@ -191,7 +191,11 @@ def from_log(saved, process):
 
 def complete_lines(file):
     """The lines of a file that are already written to their end."""
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        line
+        for line in file.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def serve(peer, variant, recipe, dir, seed):
