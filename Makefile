@@ -1,5 +1,5 @@
 # make train: create .venv with what training requires, and train the sample config.
-# make test: add what the tests require, and run them.
+# make test: add what exporting and the tests require, and run them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,12 +42,12 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Rawtree needs Python 3.11 to 3.13, found %d.%d; choose another one with make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/train.done: requirements.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+$(VENV)/train.done: training/requirements.txt requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r training/requirements.txt
 	touch $@
 
-$(VENV)/test.done: tests/requirements.txt inference/requirements.txt training/requirements.txt requirements.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+$(VENV)/test.done: requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
 clean:

@@ -39,7 +39,7 @@ def are_available():
     """Whether glibc supports the variable (2.35 or newer) and the kernel offers huge pages."""
     try:
         version = os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ").split(".")
-        with open(SETTING) as file:
+        with open(SETTING, encoding="utf-8") as file:
             return [int(part) for part in version] >= [2, 35] and "[never]" not in file.read()
     except (AttributeError, ValueError, OSError):  # another system or another C library
         return False

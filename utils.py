@@ -12,6 +12,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 # Exit codes. STOPPED: a signal stopped the run after it had written a checkpoint.
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
+WINDOWS = os.name == "nt"
+
 
 class UserError(Exception):
     """A mistake that the user can fix; printed as one message without a traceback, exit code 2."""
@@ -43,13 +45,13 @@ def first_line(error):
 def where_and_why(error):
     """File, line and message of an error that was raised in a user's file."""
     if isinstance(error, SyntaxError):
-        return f"{os.path.relpath(error.filename)}, line {error.lineno}: {error.msg}"
+        return f"{relative_path(error.filename)}, line {error.lineno}: {error.msg}"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "importlib" not in frame.filename
     ]
-    file, line = os.path.relpath(frames[-1].filename), frames[-1].lineno
+    file, line = relative_path(frames[-1].filename), frames[-1].lineno
     return f"{file}, line {line}: {type(error).__name__}: {error}"
 
 
@@ -96,11 +98,13 @@ def format_bytes(n):
 
 
 def peak_of_process():
-    """The peak main memory of this process, in bytes."""
+    """The peak main memory of this process, in bytes; None on Windows."""
+    if WINDOWS:
+        return None
     # Not getrusage: it also counts the time before the process became Python, when it was as large
     # as its parent.
     try:
-        with open("/proc/self/status") as file:
+        with open("/proc/self/status", encoding="utf-8") as file:
             return int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1]) * 1024
     except (OSError, TypeError):
         import resource
@@ -128,17 +132,58 @@ def atomic_file(path):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        to_disk(path.parent)
     except BaseException as error:  # also KeyboardInterrupt: the temporary file is always removed
         with suppress(OSError):  # it does not exist if it could not be created
             temporary.unlink()
         if isinstance(error, OSError):
             raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
         raise
+
+
+def to_disk(path):
+    """Make sure that a file, or the names in a folder, survive a loss of power."""
+    if WINDOWS and os.path.isdir(path):
+        return  # a folder cannot be opened there
+    opened = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def locked(folder, shared=False):
+    """Lock a folder until the returned descriptor is closed or this process ends.
+
+    BlockingIOError if another process has locked it.
+    """
+    if WINDOWS:
+        import msvcrt
+
+        opened = os.open(Path(folder) / ".lock", os.O_RDWR | os.O_CREAT)
+        lock, taken = (lambda: msvcrt.locking(opened, msvcrt.LK_NBLCK, 1)), OSError
+    else:
+        import fcntl
+
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        opened = os.open(folder, os.O_RDONLY)
+        lock, taken = (lambda: fcntl.flock(opened, kind | fcntl.LOCK_NB)), BlockingIOError
+    try:
+        lock()
+    except taken as error:
+        os.close(opened)
+        raise BlockingIOError(f"{folder} is locked") from error
+    except OSError:  # a file system without locks
+        pass
+    return opened
+
+
+def relative_path(path, start=os.curdir):
+    """A path as seen from a folder; the path itself if it is on another drive, on Windows."""
+    try:
+        return os.path.relpath(path, start)
+    except ValueError:
+        return str(path)
 
 
 def atomic_write(path, data):

@@ -5,7 +5,7 @@ how long an export takes.
 
 python -m benchmarks.export [--checkpoint FILE] [--rounds 25]
 without a checkpoint the sample is trained for an epoch first
-needs requirements.txt, inference/requirements.txt and benchmarks/requirements.txt
+needs inference/requirements.txt and benchmarks/requirements.txt
 """
 
 import argparse
@@ -181,7 +181,9 @@ def precision_reports(folder, checkpoint):
         quantize = [] if precision == "float32" else ["--quantize", precision]
         done = export(folder, checkpoint, "--name", precision, *quantize)
         file = folder / precision / "verification.json"
-        reports[precision] = json.loads(file.read_text())["formats"] if file.exists() else {}
+        reports[precision] = (
+            json.loads(file.read_text(encoding="utf-8"))["formats"] if file.exists() else {}
+        )
         if done.returncode:
             print(done.stderr, file=sys.stderr)
     return reports

@@ -33,6 +33,6 @@ def record(title, command, table):
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
     section = f"## {title}\n\n`{command}` on {machine}\n\n{table}\n"
     print(section)
-    text = RESULTS.read_text() if RESULTS.exists() else HEADING
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else HEADING
     text = re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
-    RESULTS.write_text(text.rstrip() + "\n\n" + section)
+    RESULTS.write_text(text.rstrip() + "\n\n" + section, encoding="utf-8")

@@ -4,7 +4,7 @@ Rawtree runs as a user starts it, the other frameworks by the recipe of the same
 after every epoch; each runs in a process of its own, one at a time, all with huge pages.
 
 python -m benchmarks.time_to_accuracy --data DIR [--peers flax,equinox,...] [--rounds 3]
-needs requirements.txt and benchmarks/requirements.txt; DIR holds mnist/
+needs training/requirements.txt and benchmarks/requirements.txt; DIR holds mnist/
 """
 
 import argparse
@@ -191,7 +191,11 @@ def from_log(saved, process):
 
 def complete_lines(file):
     """The lines of a file that are already written to their end."""
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        line
+        for line in file.read_text(encoding="utf-8").splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def serve(peer, variant, recipe, dir, seed):

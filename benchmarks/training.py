@@ -4,8 +4,8 @@ Each framework runs in a process of its own.
 
 python -m benchmarks.training [--peers flax,equinox,...] [--workloads convnext,resnet,vit,mlp]
                               [--rounds 7] [--data DIR]
-needs requirements.txt and benchmarks/requirements.txt; DIR holds mnist/, and without it the
-program's drawn digits are the data
+needs training/requirements.txt and benchmarks/requirements.txt; DIR holds mnist/, and without it
+the program's drawn digits are the data
 """
 
 import argparse

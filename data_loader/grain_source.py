@@ -14,7 +14,6 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from multiprocessing import resource_tracker
 
 import numpy as np
 
@@ -26,8 +25,9 @@ from utils import RunError, UserError, check_minimums, where_and_why
 
 DIED = (
     "grain: a worker process ended ({}); if the system killed it because memory ran out, use fewer "
-    "`workers` or a smaller loader.batch_size; batches pass through /dev/shm, which may be too "
-    'small; your own script that calls fit needs its `if __name__ == "__main__":`; '
+    "`workers` or a smaller loader.batch_size; batches pass through shared memory, on Linux "
+    "/dev/shm, which may be too small; your own script that calls fit needs its "
+    '`if __name__ == "__main__":`; '
     "with workers=0 no process is started"
 )
 
@@ -172,6 +172,11 @@ def signals_blocked():
 
     The run handles these signals, and needs batches until it has stopped.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows: see begin_worker
+        yield
+        return
+    from multiprocessing import resource_tracker
+
     resource_tracker.ensure_running()  # if it were started later, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -183,6 +188,8 @@ def signals_blocked():
 def begin_worker(parent, _index, _count):
     """Runs first in every worker: it will end with its parent process, and uses no accelerator."""
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    if not hasattr(signal, "pthread_sigmask"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # Grain imports it, without touching a device
         sys.modules["jax"].config.update("jax_platforms", "cpu")

@@ -17,7 +17,7 @@ ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signatu
 MAX_OPEN = 512  # open files per process, half of the usual limit of a system
 NEEDS = (
     "reading these files needs {}, which is not installed: "
-    "run `pip install -r training/requirements.txt`"
+    "run `pip install -r training/optional.txt`"
 )
 
 
@@ -150,7 +150,8 @@ class TFRecords:
         start, end = map(int, self.offsets[number : number + 2])
         # Opened for every record, since a thousand files are too many to keep open.
         with open(self.path, "rb", buffering=0) as file:
-            data = os.pread(file.fileno(), end - start - 12, start + 12)
+            file.seek(start + 12)
+            data = file.read(end - start - 12)
         if len(data) != end - start - 12 or _checksum(data[:-4]) != data[-4:]:
             raise OSError("its checksum is wrong")
         return data[:-4]
@@ -161,7 +162,8 @@ def _index(path):
     offsets, size = [0], os.path.getsize(path)
     with open(path, "rb", buffering=0) as file:
         while offsets[-1] < size:
-            head = os.pread(file.fileno(), 12, offsets[-1])
+            file.seek(offsets[-1])
+            head = file.read(12)
             if not _length_is_valid(head):
                 raise Damaged(
                     f"{path}: record {len(offsets) - 1} is damaged, so that the records after it "

@@ -2,7 +2,7 @@
 
     python inference/convert_tflite.py -w saved/<title>/<run>/checkpoint-epoch_9.params --name mnist
 
-writes inference/mnist/ with mnist.tflite and mnist.onnx.
+writes inference/mnist/ in the working folder, with mnist.tflite and mnist.onnx.
 """
 
 import argparse
@@ -77,9 +77,9 @@ def add_source_options(add):
     add("--name", help="the name of the files and of their folder (default: the config's title)")
     add(
         "--out",
-        default=str(ROOT / "inference"),
+        default="inference",
         metavar="DIR",
-        help="where to create that folder (default: inference/)",
+        help="where to create that folder (default: inference/ in the working folder)",
     )
     add("--force", action="store_true", help="replace an earlier export of this name")
     add(
@@ -109,13 +109,13 @@ def add_output_options(add):
         "--input",
         nargs="+",
         metavar="N",
-        help='an input shape, as 1 28 28 1 or "(1, 28, 28, 1)" (default: from the checkpoint)',
+        help='an input shape, as 1 28 28 1 or "(1, 28, 28, 1)", in the layout of --input-layout '
+        "(default: from the checkpoint)",
     )
     add(
         "--input-layout",
-        default="nhwc",
         metavar="LAYOUT",
-        help="the image layout that callers pass, nhwc or nchw (default: nhwc)",
+        help="the image layout that callers pass, nhwc or nchw (default: that of --input, or nhwc)",
     )
     add(
         "--with-preprocess",
@@ -155,7 +155,8 @@ def checked(arguments):
     check_choices("--formats", arguments.formats, FORMATS)
     check_choices("--route", [arguments.route], ("auto", "native", "jax2tf"))
     check_choices("--quantize", [arguments.quantize] if arguments.quantize else [], PRECISIONS)
-    check_choices("--input-layout", [arguments.input_layout], ("nhwc", "nchw"))
+    layout = [arguments.input_layout] if arguments.input_layout else []
+    check_choices("--input-layout", layout, ("nhwc", "nchw"))
     if not 18 <= arguments.opset <= 23:
         raise UserError(f"--opset: must be 18 to 23, got {arguments.opset}")
     for name in ("batch", "samples"):
@@ -193,7 +194,8 @@ def parse_shape(texts):
     if batch != 1:
         raise UserError(
             f"--input: {text!r}: a shape must begin with the batch size 1; "
-            "use --batch N to fix another"
+            f"write --input 1 {' '.join(numbers)} if it is missing, or "
+            f"--input 1 {' '.join(numbers[1:])} --batch {batch} to fix another batch size"
         )
     return tuple(shape)
 

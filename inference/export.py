@@ -18,9 +18,10 @@ from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.load import Form, load, output_kind
 from inference.verify import table
-from utils import RunError, UserError
+from utils import WINDOWS, RunError, UserError
 
 REPORT = "verification.json"
+DAY = 24 * 3600  # seconds
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")
 
 
@@ -49,7 +50,7 @@ def export(arguments, root):
         if reports:
             if arguments.demo and "onnx" in reports:
                 failures |= demo(work / reports["onnx"]["file"], exporter)
-            describe(work, root, exporter, reports, failures)
+            describe(work, code_of(arguments.weights, root), exporter, reports, failures)
             replace(work, folder, arguments.force)
             lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
             print(*lines, f"Written: {folder}", sep="\n")
@@ -74,7 +75,7 @@ def check_free(folder, force):
 def temporary_folder(folder):
     """A hidden folder beside `folder`, removed at the end, as are those of killed processes."""
     for stale in folder.parent.glob(f".{folder.name}.*.tmp"):
-        if not is_running(stale.name.split(".")[-2]):
+        if is_abandoned(stale):
             shutil.rmtree(stale, ignore_errors=True)
     work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -92,8 +93,18 @@ def temporary_folder(folder):
         shutil.rmtree(work, ignore_errors=True)
 
 
-def is_running(process):
-    return process.isdecimal() and Path(f"/proc/{process}").exists()
+def is_abandoned(stale):
+    """Whether the process that made a temporary folder, which has its number, has ended."""
+    process = stale.name.split(".")[-2]
+    if WINDOWS:  # os.kill would end the process there
+        return time.time() - stale.stat().st_mtime > DAY
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:  # it runs, for another user
+        return False
+    except (ValueError, OverflowError, ProcessLookupError):
+        return True
+    return False
 
 
 def replace(work, folder, force):
@@ -118,7 +129,7 @@ def replace(work, folder, force):
 
 def keep_user_files(previous, folder):
     """Move the files that the previous export did not write; print those it wrote that are gone."""
-    written = json.loads((previous / REPORT).read_text()).get("files", [])
+    written = json.loads((previous / REPORT).read_text(encoding="utf-8")).get("files", [])
     remaining = [path for path in previous.iterdir() if not (folder / path.name).exists()]
     for path in remaining:
         if path.name not in written:
@@ -137,19 +148,27 @@ def demo(path, exporter):
     return {}
 
 
-def describe(work, root, exporter, reports, failures):
-    """Write the config, a copy of model/ and the report about the files."""
+def code_of(checkpoint, root):
+    """The folder model/ with which a checkpoint was trained: the copy in its run, or else ours."""
+    run = Path(checkpoint).parent
+    is_run = (run / "environment.json").is_file() and (run / "model").is_dir()
+    return (run if is_run else Path(root)) / "model"
+
+
+def describe(work, code, exporter, reports, failures):
+    """Write the config, a copy of the folder `code` and the report about the files."""
     loaded, arguments, examples = exporter.loaded, exporter.arguments, exporter.examples
-    shutil.copytree(
-        Path(root) / "model", work / "model", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(code, work / "model", ignore=shutil.ignore_patterns("__pycache__"))
     config = {key: value for key, value in loaded.config.items() if key != "$schema"}
-    (work / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    (work / "config.json").write_text(
+        json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8"
+    )
     report = {
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": sys.argv,
         "checkpoint": str(arguments.weights),
         "sha256": digest(Path(arguments.weights)),
+        "model": str(code),
         "form": loaded.form._asdict(),
         # The preprocessing that the caller must do.
         "preprocess": [] if loaded.form.preprocess else loaded.config["preprocess"],
@@ -162,7 +181,7 @@ def describe(work, root, exporter, reports, failures):
         "failed": failures,
         "files": sorted([*(path.name for path in work.iterdir()), REPORT]),
     }
-    (work / REPORT).write_text(readable_json(report) + "\n")
+    (work / REPORT).write_text(readable_json(report) + "\n", encoding="utf-8")
 
 
 def readable_json(value):

@@ -15,14 +15,14 @@ from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe
 from training.checkpoint.restore import check_meaning
 from utils import UserError, first_line, named_leaves
-from wiring.build import build_to_ship
+from wiring.build import Builder, build_to_ship
 from wiring.config import override, read
 
 
 class Form(NamedTuple):
     """What an exported file takes and returns."""
 
-    layout: str = "nhwc"
+    layout: str | None = "nhwc"  # None until it is known: that of the given shape, or nhwc
     preprocess: bool = False  # whether it takes raw inputs
     softmax: bool = False  # whether it returns probabilities
 
@@ -51,15 +51,19 @@ class LoadedModel(NamedTuple):
 def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC):
     """Load the weights of a checkpoint into the config's model.
 
-    `shape` is the shape of one input, by default that of the data; `batch` is the only batch size
-    that the model must accept, by default any. Without a config file, the checkpoint's own config
-    is used, which may import nothing unless it is trusted.
+    `shape` is the shape of one input in the layout of `form`, by default that of the data; `batch`
+    is the only batch size that the model must accept, by default any. Without a config file, the
+    checkpoint's own config is used, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
     config, source, trusted = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )
-    parts, data_error = build_to_ship(config, source, stored_facts(weights.record), trusted, shape)
+    facts = stored_facts(weights.record)
+    known = known_shape(config, source, facts, trusted) if shape else None
+    shape, layout = channels_last(shape, form.layout, known)
+    form = form._replace(layout=layout)
+    parts, data_error = build_to_ship(config, source, facts, trusted, shape)
     raw, inputs = input_specs(parts, weights.record, shape)
     shapes = model_shapes(parts.model, source)
     weights.check(*shapes)
@@ -120,6 +124,40 @@ def stored_facts(record):
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
     }
+
+
+def known_shape(config, source, facts, trusted):
+    """The shape of one input by the checkpoint or else the config's data; None if unknown."""
+    if "input_shape" not in facts:
+        facts = Builder(config, source, trusted).build().facts
+    return facts.get("input_shape")
+
+
+def channels_last(shape, layout, known):
+    """(a shape given by the user, with the channels last; the layout that callers pass).
+
+    The number of channels, which is that of the `known` shape, shows where a shape has them.
+    """
+    if shape is None or len(shape) != 3:
+        return shape, layout or "nhwc"
+    channels = known[-1] if known and len(known) == 3 else None
+    first, last = shape[0] == channels != shape[2], shape[0] != channels == shape[2]
+    channels_moved = (*shape[1:], shape[0])
+    if layout is None and first:
+        layout = "nchw"
+        print(f"{as_input(shape)} has the channels first, so the files take images in nchw")
+    if layout == "nchw" and last:
+        fix = as_input((shape[2], *shape[:2]))
+        raise UserError(f"{as_input(shape)}: --input-layout nchw has the channels first: {fix}")
+    if layout == "nhwc" and first:
+        fix = f"{as_input(channels_moved)}, or --input-layout nchw"
+        raise UserError(f"{as_input(shape)}: --input-layout nhwc has the channels last: {fix}")
+    return (channels_moved, layout) if layout == "nchw" else (shape, "nhwc")
+
+
+def as_input(shape):
+    """The option for a shape of one input."""
+    return f"--input {' '.join(map(str, (1, *shape)))}"
 
 
 def input_specs(parts, record, shape):

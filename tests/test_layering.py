@@ -1,8 +1,10 @@
 """What each layer may import, read from the source, and what must not be imported at startup."""
 
 import ast
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -59,7 +61,10 @@ def imports(path, top_only=False):
 
 
 def files(layer):
-    return [ROOT / "utils.py"] if layer == "utils" else sorted((ROOT / layer).rglob("*.py"))
+    if layer == "utils":
+        return [ROOT / "utils.py"]
+    exported = {path.parent for path in (ROOT / layer).glob("*/verification.json")}
+    return [p for p in sorted((ROOT / layer).rglob("*.py")) if not exported & set(p.parents)]
 
 
 @pytest.mark.parametrize("layer", ALLOWED)
@@ -148,6 +153,77 @@ def test_checking_a_config_imports_no_heavy_package():
     loaded = {name.split(".")[0] for name in run.stderr.splitlines()}
     assert "jax" in loaded
     assert not loaded & HEAVY, loaded & HEAVY
+
+
+# Packages.
+
+
+def packages_of(file):
+    """{package: its version or ""} of a requirements file, without the files that it includes."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    named = [re.match(r"([A-Za-z][\w.-]*)(?:==([\w.]+))?(?:;|$)", line) for line in lines]
+    return {normalized(match[1]): match[2] or "" for match in named if match}
+
+
+def normalized(package):
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def packages_imported(paths, top_only=False):
+    """(file, the packages that have a module which it imports) of all that are installed."""
+    providers = packages_distributions()
+    known = {*OWN, *sys.stdlib_module_names, "tests", "benchmarks"}
+    for path in paths:
+        modules = {name.split(".")[0] for name in imports(path, top_only)} - known
+        for module in modules & providers.keys():
+            yield path, {normalized(name) for name in providers[module]}
+
+
+def test_requirements_has_every_package_that_anything_imports():
+    required = packages_of("requirements.txt")
+    assert all(required.values()), "a version is missing"
+    paths = [path for layer in ALLOWED for path in files(layer)]
+    for path, packages in packages_imported([*paths, *(ROOT / "tests").rglob("*.py")]):
+        # JAX uses zstandard if it is installed; absl comes with Grain.
+        assert packages & {*required, "zstandard", "absl-py"}, f"{path} imports {packages}"
+
+
+@pytest.mark.parametrize(
+    "file", ["training/requirements.txt", "training/optional.txt", "inference/requirements.txt"]
+)
+def test_a_smaller_set_of_packages_has_the_versions_of_the_whole_one(file):
+    packages = packages_of(file)
+    assert packages.keys() <= packages_of("requirements.txt").keys()
+    assert not any(packages.values()), "versions are in ../requirements.txt alone"
+    assert "-c ../requirements.txt" in (ROOT / file).read_text(encoding="utf-8").splitlines()
+
+
+def test_training_starts_with_the_packages_of_training_alone():
+    paths = [path for layer in ALLOWED if layer != "inference" for path in files(layer)]
+    for path, packages in packages_imported([*paths, ROOT / "train.py"], top_only=True):
+        assert packages & packages_of("training/requirements.txt").keys(), f"{path}: {packages}"
+
+
+def without_encoding(tree):
+    """The lines that open text, or the text output of a process, without naming an encoding."""
+    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+        name = getattr(call.func, "attr", getattr(call.func, "id", None))
+        settings = {keyword.arg: keyword.value for keyword in call.keywords}
+        plain_open = isinstance(call.func, ast.Name) and name == "open"
+        modes = [a.value for a in call.args[1:2] if isinstance(a, ast.Constant)]
+        text = name in ("read_text", "write_text", "TextIOWrapper") or "text" in settings
+        if "encoding" not in settings and (text or (plain_open and "b" not in "".join(modes))):
+            yield call.lineno
+
+
+def test_text_is_read_and_written_in_a_named_encoding():
+    """Without one, Windows uses that of the country."""
+    tops = [ROOT / "train.py", ROOT / "huge_pages.py"]
+    for path in [*tops, *(path for layer in ALLOWED for path in files(layer))]:
+        lines = list(without_encoding(ast.parse(path.read_text(encoding="utf-8"))))
+        assert not lines, f"{path}: lines {lines}"
+    mistakes = "open(a)\nopen(a, 'w')\np.read_text()\nrun(c, text=True)\nopen(a, 'rb')\n"
+    assert list(without_encoding(ast.parse(mistakes))) == [1, 2, 3, 4]
 
 
 def test_files_and_functions_are_short_enough_to_read():

@@ -246,7 +246,7 @@ def test_a_missing_library_is_reported_before_any_process_is_started(workdir, mo
     monkeypatch.setenv("PYTHONPATH", str(workdir))
     out, err = train(workdir, "--processes", "2", code=2)
     assert out == ""
-    fix = "run `pip install -r training/requirements.txt`"
+    fix = "run `pip install -r training/optional.txt`"
     assert err == f"checkpoint.format: Orbax is not installed: {fix}\n"
 
 

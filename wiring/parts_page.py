@@ -184,4 +184,4 @@ def table(heads, rows):
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "parts.md").write_text(text())
+    (ROOT / "docs" / "parts.md").write_text(text(), encoding="utf-8", newline="\n")

@@ -128,4 +128,4 @@ def text():
 
 
 if __name__ == "__main__":
-    Path("config.schema.json").write_text(text())
+    Path("config.schema.json").write_text(text(), encoding="utf-8", newline="\n")

@@ -72,7 +72,7 @@ def input_facts(shape, layout, pixels):
 def document(model, facts):
     """The page's text."""
     files = runtime()
-    script = "\n".join(HERE.joinpath(name).read_text() for name in SCRIPTS)
+    script = "\n".join(HERE.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only this script may run, and the runtime that it unpacks. Without `connect-src`, the browser
     # does not let the page request anything.
@@ -80,11 +80,11 @@ def document(model, facts):
         "default-src 'none'; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}' blob: 'wasm-unsafe-eval'"
     )
-    return Template(HERE.joinpath("page.html").read_text()).substitute(
+    return Template(HERE.joinpath("page.html").read_text(encoding="utf-8")).substitute(
         policy=policy,
         title=html.escape(facts["title"]),
         version=VERSION,
-        style=HERE.joinpath("style.css").read_text(),
+        style=HERE.joinpath("style.css").read_text(encoding="utf-8"),
         script=script,
         facts=json.dumps(facts).replace("<", "\\u003c"),
         runtime=packed(files[SCRIPT]),

@@ -60,7 +60,10 @@ def pack(npm, folder):
     """Download the package's archive; npm compares it with the registry's checksum."""
     options = ["--pack-destination", str(folder), "--ignore-scripts", "--fetch-retries=1"]
     process = subprocess.run(
-        [npm, "pack", f"{PACKAGE}@{VERSION}", *options], cwd=folder, capture_output=True, text=True
+        [npm, "pack", f"{PACKAGE}@{VERSION}", *options],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
     )
     archive = next(folder.glob("*.tgz"), None)
     if process.returncode or archive is None:

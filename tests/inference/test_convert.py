@@ -2,19 +2,24 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from inference.load import NHWC, Form, load
+from inference import convert_tflite
+from inference.load import NHWC, Form, channels_last, load
 from inference.runtimes import open_model
+from model.convnext import convnext
 from tests.inference.conftest import output_folder, read_report
 from tests.processes import ROOT
 from training.checkpoint import safetensor_file, storage
+from utils import named_leaves
 
 ONNX = ("--name", "small", "--formats", "onnx")
 
@@ -58,6 +63,7 @@ def test_the_folder_contains_the_files_the_config_and_the_code(small, convert, t
     files = {"small.onnx", "small.tflite", "config.json", "model", "verification.json"}
     assert {path.name for path in folder.iterdir()} == files
     assert (folder / "model" / "mlp.py").read_text() == (ROOT / "model" / "mlp.py").read_text()
+    assert read_report(tmp_path)["model"] == str(small.checkpoint.parent / "model")
     written = json.loads((folder / "config.json").read_text())["model"]
     args = {"dims": [16], "activation": "relu", "dropout": 0.0}
     assert written == json.loads(small.config.read_text())["model"] | {"args": args}
@@ -83,6 +89,7 @@ def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
             (2, 1, 28, 28),
             np.float32,
         ),
+        (["--input", "1, 1, 28, 28"], Form("nchw"), (2, 1, 28, 28), np.float32),
         (
             ["--with-preprocess", "--input", "(1, 28, 28, 1)"],
             Form(preprocess=True),
@@ -103,6 +110,74 @@ def test_options_change_the_inputs_and_outputs(
     np.testing.assert_allclose(outputs(path, input=x), expected, atol=1e-5)
     sizes, input_dtype = open_model(path).inputs["input"]
     assert (sizes[0], input_dtype) == (4 if "--batch" in arguments else None, dtype)
+
+
+@pytest.mark.parametrize("given", [["1", "1", "28", "14"], ["(1, 1, 28, 14)"], ["1,1,28,14"]])
+@pytest.mark.parametrize("layout", [[], ["--input-layout", "nchw"]])
+def test_an_input_shape_may_have_the_channels_first(convolution, convert, tmp_path, given, layout):
+    code, printed = convert(*ONNX, "--input", *given, *layout, **convolution)
+    assert code == 0, printed
+    note = "--input 1 1 28 14 has the channels first, so the files take images in nchw"
+    assert (note in printed) == (not layout)
+    path = tmp_path / "out" / "small" / "small.onnx"
+    assert open_model(path).inputs["input"][0] == (None, 1, 28, 14)
+    assert read_report(tmp_path)["form"]["layout"] == "nchw"
+    x = np.random.default_rng(0).random((2, 28, 14, 1), np.float32)
+    loaded = load(convolution["config"], convolution["weights"], shape=(28, 14, 1))
+    expected = jax.jit(loaded.function)(loaded.weights, x)
+    np.testing.assert_allclose(outputs(path, input=x.transpose(0, 3, 1, 2)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--input", "1", "28", "14", "1", "--input-layout", "nchw"],
+            "--input 1 28 14 1: --input-layout nchw has the channels first: --input 1 1 28 14",
+        ),
+        (
+            ["--input", "1,1,28,14", "--input-layout", "nhwc"],
+            "--input 1 1 28 14: --input-layout nhwc has the channels last: --input 1 28 14 1, or "
+            "--input-layout nchw",
+        ),
+    ],
+)
+def test_an_input_shape_in_another_layout_than_stated_is_refused(
+    convolution, convert, arguments, message
+):
+    code, printed = convert(*ONNX, *arguments, **convolution)
+    assert (code, printed.strip()) == (2, message)
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 3), (9, 3), (5, 5, 5)])
+@pytest.mark.parametrize("known", [None, (8, 8, 3), (10,)])
+def test_a_shape_that_can_be_read_both_ways_is_in_the_stated_layout(shape, known, capsys):
+    assert channels_last(shape, None, known) == (shape, "nhwc")
+    turned = (*shape[1:], shape[0]) if len(shape) == 3 else shape
+    assert channels_last(shape, "nchw", known) == (turned, "nchw")
+    assert capsys.readouterr().out == ""
+
+
+def test_the_code_of_the_run_is_copied_not_that_of_today(small, convert, tmp_path):
+    run = shutil.copytree(small.checkpoint.parent, tmp_path / "run")
+    with open(run / "model" / "mlp.py", "a", encoding="utf-8") as file:
+        file.write("# as it was then\n")
+    weights = run / small.checkpoint.name
+    assert convert(*ONNX, config=None, weights=weights)[0] == 0
+    copied = (tmp_path / "out" / "small" / "model" / "mlp.py").read_text(encoding="utf-8")
+    assert copied.endswith("# as it was then\n")
+    (run / "environment.json").unlink()  # so that this is not the folder of a run
+    assert convert(*ONNX, "--force", config=None, weights=weights)[0] == 0
+    assert read_report(tmp_path)["model"] == str(ROOT / "model")
+
+
+def test_an_export_is_written_where_one_stands(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["-w", str(small.checkpoint), "--formats", "onnx"]
+    assert convert_tflite.main(options) == 0
+    written = tmp_path / "inference" / "Small" / "Small.onnx"
+    assert written.is_file()
+    assert capsys.readouterr().out.endswith(f"Written: {Path('inference/Small')}\n")
 
 
 MODELS = """
@@ -132,6 +207,18 @@ def pairs(input_shape: tuple[int, ...]) -> Model:
 def broken(input_shape: tuple[int, ...]) -> Model:
     return linear(lambda p, x: undefined(x))
 """
+
+
+@pytest.fixture
+def convolution(small, tmp_path):
+    """{config, weights} of a model for images of any size, without the shape of its data."""
+    config = json.loads(small.config.read_text(encoding="utf-8"))
+    args = {"dims": [4, 8], "depths": [1, 1]}
+    config["model"] = {"name": "convnext", "args": args}
+    (tmp_path / "any_size.json").write_text(json.dumps(config), encoding="utf-8")
+    params, _ = convnext((28, 28, 1), 10, **args).init(jax.random.key(0))
+    save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "any_size.safetensors")
+    return {"config": tmp_path / "any_size.json", "weights": tmp_path / "any_size.safetensors"}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What a run measures and when: its log lines, its rows, and what its callbacks receive."""
 
 import json
+import re
 import time
 
 import jax
@@ -88,6 +89,13 @@ def test_every_metric_mode_on_a_held_out_set(tmp_path):
         assert last[f"test_{name}"] == pytest.approx(value, rel=1e-4), name
         assert f"train_{name}" not in last
     assert all(set(row) & {"train_mean", "train_max"} == set() for row in rows(tmp_path))
+
+
+def test_the_share_of_an_epoch_is_rounded_to_the_nearest_percent(caplog):
+    caplog.set_level("INFO", logger="main")
+    run(epochs=1, log={"every_steps": 2})
+    shares = re.findall(r"Epoch 1 \[(.*)\] -- Loss", caplog.text)
+    assert shares == ["2/7 (29%)", "4/7 (57%)", "6/7 (86%)"]
 
 
 def test_within_an_epoch_a_metric_covers_the_steps_since_the_last_line(tmp_path):

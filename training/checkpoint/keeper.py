@@ -1,7 +1,6 @@
 """The watcher that writes checkpoints, in the background, and decides which of them are kept."""
 
 import logging
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from training.checkpoint.storage import FORMAT
 from training.devices.processes import agreed, is_first, several, together
 from training.watchers import Reply
 from training.watching.metric_log import sayable
-from utils import Damaged, RunError
+from utils import Damaged, RunError, to_disk
 
 logger = logging.getLogger("main")
 
@@ -150,7 +149,7 @@ class Keeper:
         """The files of a checkpoint, one for each replica; runs in the background."""
         for log in record["lengths"] if is_first() else ():
             # The record must not promise more than what is on the disk.
-            flush_to_disk(self.folder / log)
+            to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(states), self.suffix)
         for replica, (path, ts) in enumerate(zip(paths, states, strict=True)):
             # Orbax writes arrays that are spread over several hosts; a safetensors file needs them
@@ -239,9 +238,3 @@ def as_saved(ts, whole, position):
     if not position:
         del tree["sums"]
     return tree
-
-
-def flush_to_disk(path):
-    """Make sure that what was written to a file so far survives a loss of power."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -24,12 +24,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from utils import Damaged, RunError, UserError, first_line
+from utils import Damaged, RunError, UserError, first_line, to_disk
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
 LONG = 24 * 3600  # seconds; one process alone may take hours for terabytes
-NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/requirements.txt`"
+NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/optional.txt`"
 
 
 def write(path, arrays, record):
@@ -193,7 +193,8 @@ def reason(error):
 def digests(folder):
     """One line per file of a folder except SHA256SUMS, in the format of `sha256sum`."""
     lines = []
-    for file in sorted(folder.rglob("*")):
+    # Sorted by parts, since Windows would compare paths without regard to case.
+    for file in sorted(folder.rglob("*"), key=lambda file: file.relative_to(folder).parts):
         if file.is_dir() or file == folder / SUMS:
             continue
         if not file.is_file():
@@ -217,7 +218,7 @@ def compare_digests(path, folder):
 
 def seal(folder, note):
     """Add the note and the digests, and flush everything to disk."""
-    (folder / NOTE).write_text(note)
+    (folder / NOTE).write_text(note, encoding="utf-8")
     (folder / SUMS).write_bytes(digests(folder))
     for entry in (folder, *folder.rglob("*")):
         to_disk(entry)
@@ -232,12 +233,3 @@ def put(folder, path):
     os.rename(folder, path)
     to_disk(path.parent)
     shutil.rmtree(former, ignore_errors=True)
-
-
-def to_disk(path):
-    """Make sure that a file, or the names in a folder, survive a loss of power."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

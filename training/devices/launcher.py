@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from utils import BAD_INPUT, DONE, FAILED, STOPPED, UserError
+from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
 
 GRACE = 10.0  # seconds that the other processes have for their messages after one has failed
 ENDING = 90.0  # seconds that the other processes have to finish after one has finished
@@ -31,6 +31,8 @@ SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # by these JAX would look for
 
 def launch(count):
     """Start `count` processes, print their output, and return the exit code of the whole run."""
+    if WINDOWS:
+        raise UserError("--processes: works on Linux and macOS; on Windows, use WSL")
     environment = {n: v for n, v in os.environ.items() if not n.startswith(SCHEDULERS)}
     environment["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
     environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
@@ -56,7 +58,7 @@ def launch(count):
 def start(environment):
     """Start one process in a session of its own, so that Ctrl-C reaches it only through us."""
     command = [sys.executable, *sys.orig_argv[1:]]
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"text": True}
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"encoding": "utf-8"}
     session = {"start_new_session": True, "preexec_fn": end_with_parent}
     return subprocess.Popen(command, env=environment, errors="replace", **pipes, **session)
 

@@ -1,7 +1,6 @@
 """The parts of the page in words and tables: numbers at a glance, config, environment, files."""
 
 import json
-import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from training.report.markup import DOT, definitions, folded, headline, note, section, table, tag
 from training.report.numbers import duration, plain
-from utils import format_bytes
+from utils import format_bytes, relative_path
 
 TILES = 8
 FILES = 200  # that are linked
@@ -186,7 +185,7 @@ def files(run, target):
 
 def link(path, text, target):
     """A relative link, so that it still works after the whole folder is moved."""
-    relative = Path(os.path.relpath(path, target.parent)).as_posix()
+    relative = Path(relative_path(path, target.parent)).as_posix()
     return tag("a", text, href=quote(f"./{relative}", errors="surrogateescape"))
 
 

@@ -42,7 +42,7 @@ def page(runs, target):
     else:
         names = [run.label for run in runs[:4]]
         parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
-    script = HERE.joinpath("script.js").read_text()
+    script = HERE.joinpath("script.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only this script runs, and nothing is fetched.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
@@ -54,7 +54,7 @@ def page(runs, target):
         empty("meta", name="viewport", content="width=device-width, initial-scale=1"),
         empty("meta", name="color-scheme", content="light dark"),
         tag("title", DOT.join(names)),
-        tag("style", Html(HERE.joinpath("style.css").read_text())),
+        tag("style", Html(HERE.joinpath("style.css").read_text(encoding="utf-8"))),
     )
     body = tag(
         "body",

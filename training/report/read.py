@@ -14,7 +14,7 @@ import numpy as np
 
 from training.options import sign_of
 from training.report.rows import Metrics, read_metrics
-from utils import UserError
+from utils import UserError, locked
 
 LARGEST = 32 * 2**20  # bytes of a JSON file that is read
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
@@ -143,17 +143,10 @@ def state_of(folder):
     """Whether a run is finished, running or stopped."""
     if (folder / "finished.json").exists():
         return "finished"
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.close(locked(folder, shared=True))
     except BlockingIOError:  # the process that trains holds the lock
         return "running"
-    except OSError:  # a file system without locks
-        pass
-    finally:
-        os.close(handle)
     return "stopped"
 
 

@@ -73,7 +73,7 @@ def watch(parts, named):
 
 def rows(path):
     """The JSON lines of a file that may not exist; a torn last line is ended, and skipped."""
-    text = path.read_text(errors="replace") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     if text and not text.endswith("\n"):
         append(path, "\n")
     values = []

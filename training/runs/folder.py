@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data_loader.loader import fingerprint
 from training.watching.metric_log import sayable
-from utils import RunError, UserError, atomic_write
+from utils import RunError, UserError, atomic_write, relative_path
 
 logger = logging.getLogger("main")
 
@@ -70,7 +70,7 @@ def describe(folder, record, datasets, root):
 
 def update(folder, record, root):
     """Write the config that the run uses from now on; if it was finished, it is not any more."""
-    schema = os.path.relpath(Path(root) / "config.schema.json", folder)
+    schema = relative_path(Path(root) / "config.schema.json", folder)
     (folder / FINISHED).unlink(missing_ok=True)
     write_json(folder / "config.json", record["config"] | {"$schema": schema})
 
@@ -88,7 +88,7 @@ def changes_of_environment(folder, root):
     machine and versions."""
     path = folder / "environment.json"
     try:
-        before = flat(json.loads(path.read_text()))
+        before = flat(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return [f"{path}: cannot be read, so what has changed since is unknown"]
     now = flat(json.loads(json.dumps(environment(root))))
@@ -166,7 +166,7 @@ def git_commit(root):
     """The commit of the checkout, marked if it is not clean; None outside a checkout."""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     command += ["--abbrev=40", "--exclude=*"]
-    settings = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    settings = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
     try:
         return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -62,7 +62,7 @@ def kind_of_machine():
 def processor():
     """Lines that identify the model and the features of the first CPU."""
     try:
-        with open("/proc/cpuinfo") as file:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = list(islice(takewhile(str.strip, file), 100))  # up to the second CPU
     except OSError:
         return [platform.processor()]
@@ -77,7 +77,7 @@ def can_be_read_again(folder):
     verdict = folder / VERDICT
     if not verdict.exists():
         atomic_write(verdict, str(reads_back()).encode())
-    return verdict.read_text() == str(True)
+    return verdict.read_text(encoding="utf-8") == str(True)
 
 
 def reads_back():

@@ -20,7 +20,7 @@ from training.checkpoint.storage import (
 )
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs.folder import FINISHED, cut_back, flat
-from utils import RunError, UserError
+from utils import WINDOWS, RunError, UserError, locked
 
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
@@ -48,20 +48,14 @@ class Lock:
     """Keeps other processes from training in a folder, until it is closed or this process ends."""
 
     def __init__(self, folder):
-        import fcntl
-
-        self.handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.handle = locked(folder)
         except BlockingIOError:
-            self.close()
             raise Locked(
                 f"{folder}: another process is training this run; wait for it, or stop it first"
             ) from None
-        except OSError:  # a file system without locks
-            pass
-        # A child that outlives this process does not train.
-        os.register_at_fork(after_in_child=self.close)
+        if not WINDOWS:  # a child that outlives this process does not train
+            os.register_at_fork(after_in_child=self.close)
 
     def close(self):
         if self.handle is not None:

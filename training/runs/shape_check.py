@@ -2,7 +2,6 @@
 of the model's parameters."""
 
 import difflib
-import os
 import traceback
 from functools import partial
 
@@ -15,7 +14,7 @@ from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
 from training.tally import covers, phase_of
 from training.update import zero_sums
-from utils import UserError, first_line, format_bytes, named_leaves
+from utils import UserError, first_line, format_bytes, named_leaves, relative_path
 
 
 def check_shapes(recipe, example, sizes, resumed=False):
@@ -129,7 +128,7 @@ def attempt(what, fn, *arguments):
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         frame = [f for f in frames if "site-packages" not in f.filename][-1]
-        where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}, in {frame.name}"
+        where = f"{relative_path(frame.filename)}, line {frame.lineno}, in {frame.name}"
         why = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{what}: {where}: {why}") from error
 

@@ -217,7 +217,7 @@ def train_in_folder(run, recipe, sets, record, trainer):
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()
         shown = ", ".join(f"{where} {format_bytes(size)}" for where, size in peak.items())
-        logger.info("Peak memory: %s", shown)
+        logger.info("Peak memory: %s", shown or "unknown")
         if not interrupted and is_first():
             run_folder.finish(run.folder, done, peak)
     finally:
@@ -240,8 +240,9 @@ def write_report(folder):
 
 
 def peak_memory():
-    """{"host": the most bytes that this process needed}, and "device": those of the fullest device,
-    if the backend reports them."""
+    """{"host": the most bytes that this process needed, "device": those of the fullest device}, as
+    far as the system and the backend report them."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if stat and "peak_bytes_in_use" in stat]
-    return {"host": peak_of_process()} | ({"device": max(peaks)} if peaks else {})
+    found = {"host": peak_of_process(), "device": max(peaks, default=None)}
+    return {where: size for where, size in found.items() if size}

@@ -26,7 +26,7 @@ def be_silent():
 def set_up_logging(root, file):
     """Set up logging as in logger_config.json, with the log file in the run's folder."""
     logging.raiseExceptions = False  # a full disk is reported once, not at every line
-    config = json.loads((Path(root) / "logger_config.json").read_text())
+    config = json.loads((Path(root) / "logger_config.json").read_text(encoding="utf-8"))
     config["handlers"]["file"]["filename"] = str(file)
     logging.config.dictConfig(config)
 

@@ -29,13 +29,12 @@ training/watching/callbacks/, and name it in the config.
 import json
 import logging
 import math
-import os
 import traceback
 
 from training.devices.processes import agreed, is_first, several
 from training.tally import NEEDS, Tracked
 from training.watchers import Reply
-from utils import RunError, UserError
+from utils import RunError, UserError, relative_path
 
 logger = logging.getLogger("main")
 
@@ -228,7 +227,7 @@ def called_safely(callback, method, when, argument):
         frames = traceback.extract_tb(error.__traceback__)
         code = getattr(function, "__code__", None)
         frame = [f for f in frames if code is None or f.filename == code.co_filename][-1]
-        where = f"{os.path.relpath(frame.filename)}, line {frame.lineno}"
+        where = f"{relative_path(frame.filename)}, line {frame.lineno}"
         raise CallbackFailed(
             f"callbacks: {called(callback)}.{method} failed {when}: "
             f"{where}: {type(error).__name__}: {error}"

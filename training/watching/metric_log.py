@@ -73,7 +73,7 @@ class MetricLog:
             return
         self.log_each_step(run)
         position, steps = run.position, run.steps
-        share = f"{position}/{steps} ({100 * position // steps}%)" if steps else f"{position}"
+        share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
         logger.info("Epoch %d [%s] -- Loss: %.4f", run.epoch, share, run.metrics["train_loss"])
         values = {**run.metrics, **report.line}
         self.write({"epoch": run.epoch, "step": run.step, **values})
@@ -165,7 +165,9 @@ def for_trackers(named):
 def epoch_rows(folder):
     """The rows of the epochs so far, as in `run.history`; a broken line is skipped."""
     path, rows = Path(folder) / FILE, []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+    ):
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
     rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]

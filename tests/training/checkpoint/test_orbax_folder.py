@@ -538,6 +538,6 @@ def test_threads_write_and_read_concurrently_and_leave_nothing_behind(tmp_path):
 def test_without_orbax_the_error_names_what_to_install(ours, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     for call in (lambda: read(ours), lambda: write(ours, small(4), {})):
-        with pytest.raises(UserError, match=r"pip install -r training/requirements\.txt"):
+        with pytest.raises(UserError, match=r"pip install -r training/optional\.txt"):
             call()
     assert read_record(ours) == {"epoch": 3}

@@ -89,7 +89,7 @@ def warn(epoch, spikes):
 
 def cut_back(path, step):
     """Remove the lines after a step from a file, as the run continues there and rewrites them."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     kept = []
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too

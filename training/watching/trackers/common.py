@@ -18,7 +18,7 @@ def needs(tracker, **packages):
     for module, package in packages.items():
         # A folder of that name, as wandb leaves behind, is found but has no origin.
         if getattr(find_spec(module), "origin", None) is None:
-            fix = "pip install -r training/requirements.txt"
+            fix = "pip install -r training/optional.txt"
             raise UserError(f"{tracker}: needs the package {package}: {fix}")
 
 

@@ -44,7 +44,7 @@ class Csv:
 
     def rows(self):
         """The header and the rows so far, without an incomplete one at the end."""
-        lines = self.path.read_text().splitlines(keepends=True)
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         return list(reader(line for line in lines if line.endswith("\n"))) or [self.columns]
 
     def write(self, rows):

@@ -55,7 +55,7 @@ class Jsonl:
 
     def lines(self):
         """The lines so far."""
-        return self.path.read_text().splitlines(keepends=True)
+        return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
 
 
 def step_of(line):

@@ -79,7 +79,11 @@ class Wandb:
 
     def saved_id(self, file):
         """The id that this run had so far, or None."""
-        return file.read_text().strip() if self.resume != "never" and file.exists() else None
+        return (
+            file.read_text(encoding="utf-8").strip()
+            if self.resume != "never" and file.exists()
+            else None
+        )
 
     def scalars(self, step, values):
         self.run.log(values | {"step": step})

@@ -226,7 +226,7 @@ def test_a_missing_package_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name in ("wandb", "tensorboardX"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    install = r"pip install -r training/requirements\.txt$"
+    install = r"pip install -r training/optional\.txt$"
     with pytest.raises(UserError, match=f"^wandb: needs the package wandb: {install}"):
         wandb_tracker()
     with pytest.raises(UserError, match=f"^tensorboard: needs the package tensorboardX: {install}"):
