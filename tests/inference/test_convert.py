@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from inference.load import NHWC, Form, load
+from inference.load import NHWC, Form, load_to_export
 from inference.runtimes import open_model
 from tests.inference.conftest import output_folder, read_report
 from tests.processes import ROOT
@@ -24,7 +24,7 @@ def outputs(path, **inputs):
 
 
 def jax_outputs(small, inputs, form=NHWC):
-    loaded = load(small.config, small.checkpoint, form=form)
+    loaded = load_to_export(small.config, small.checkpoint, form=form)
     return jax.jit(loaded.function)(loaded.weights, inputs)
 
 
