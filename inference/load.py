@@ -172,7 +172,8 @@ def find_config(config_file, checkpoint, record, overrides, trusted):
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
         raise UserError(f"{checkpoint}: contains no config; {PASS_ONE}")
-    if record.get("written_by") == "fit" or "model" not in record["config"]:
+    is_run = "step" in record  # else it is the config beside an exported file
+    if record.get("written_by") == "fit" or (is_run and "model" not in record["config"]):
         what = "was written by fit, from Python, so it holds weights but not their model"
         raise UserError(f"{checkpoint}: {what}; {PASS_ONE}")
     config = record["config"]

@@ -4,6 +4,7 @@ gets: what was passed, and what to pass instead."""
 import importlib
 import inspect
 import pkgutil
+from difflib import get_close_matches
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ from data_loader.base import Data
 from data_loader.nest import named_nest
 from training.base import Callback, Optimizer, Schedule, Tracker
 from training.objective import mixup, supervised
-from training.options import did_you_mean
 from training.recipe import part_name
 from utils import UserError, first_line
 
@@ -108,14 +108,19 @@ def check_named(kind, value):
     if not isinstance(name, str):
         return
     parts = parts_of(kind)
-    hint = "" if name in parts else did_you_mean(name, parts)
-    near = name if name in parts else hint.split("'")[1] if hint else min(parts)
-    function = parts[near]
-    use = f"{near}({', '.join(required(function))})" if kind in MADE else near
+    if (near := next(iter(most_similar(name, parts)), None)) is None:
+        raise UserError(f"{kind}: {name!r} is only a name, and no part's: {', '.join(parts)}")
+    hint = "" if near == name else f" (did you mean {near!r}?)"
+    use = f"{near}({', '.join(required(parts[near]))})" if kind in MADE else near
     raise UserError(
-        f"{kind}: {name!r} is only a name{hint}; from Python, pass the object: "
-        f"from {function.__module__} import {near}, then {use}"
+        f"{kind}: {name!r} is only a name{hint}; pass the object: "
+        f"from {parts[near].__module__} import {near}, then {use}"
     )
+
+
+def most_similar(name, names):
+    """The names that are most like this one, itself first if it is among them."""
+    return [name] if name in names else get_close_matches(name.lower(), names, n=1)
 
 
 def parts_of(kind):

@@ -59,7 +59,10 @@ def smooth(scale):
 
 MISTAKES = {
     "a name": ({"optimizer": "sgd"}, "from training.optimizers import sgd, then sgd\\(lr\\)"),
-    "a wrong name": ({"optimizer": "adm"}, "'adm' is only a name; did you mean 'adam'?"),
+    "a wrong name": (
+        {"optimizer": "adm"},
+        r"'adm' is only a name \(did you mean 'adam'\?\); pass the object",
+    ),
     "a node of a config": ({"optimizer": {"name": "muon"}}, "'muon' is only a name"),
     "a factory": ({"optimizer": sgd}, r"optimizer: sgd is a function .* call it: sgd\("),
     "a factory of Optax": ({"optimizer": optax.lion}, r"lion .* call it: lion\(learning_rate\)"),
@@ -83,6 +86,10 @@ MISTAKES = {
     "one callback": ({"callbacks": early_stopping(monitor="x")}, "callbacks: must be a list"),
     "a callback's factory": ({"callbacks": [early_stopping]}, r"call it: early_stopping\("),
     "a callback by name": ({"callbacks": ["profiler"]}, "callbacks.profiler import profiler"),
+    "no callback's name": (
+        {"callbacks": ["early"]},
+        "and no part's: .*early_stopping",
+    ),
     "a tracker by name": ({"log": {"trackers": ["jsonl"]}}, "trackers.jsonl import jsonl"),
     "a key of log": (
         {"log": {"every_step": 3}},
