@@ -16,7 +16,7 @@ import jax
 from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
-from inference.load import Form, load, output_kind
+from inference.load import Form, load_to_export, output_kind
 from inference.verify import table
 from utils import WINDOWS, RunError, UserError
 
@@ -33,7 +33,7 @@ def export(arguments, root):
     if arguments.demo:
         runtime()
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
-    loaded = load(
+    loaded = load_to_export(
         arguments.config,
         arguments.weights,
         overrides=arguments.overrides,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from inference.examples import Examples
+from inference.load import output_kind
 from inference.lowering.trace import trace
 from inference.lowering.walk import Missing
 from inference.packages import needed
@@ -37,6 +38,7 @@ class Exporter:
         self.arguments, self.loaded = arguments, loaded
         self.batches = (arguments.batch,) if arguments.batch else BATCHES
         self.size = max(self.batches)
+        self.classes = output_kind(loaded.config, loaded.form) != "numbers"
         self.examples, self.no_examples = self.load_examples()
         self.reference = Reference(loaded)
         self.cases = {
@@ -95,12 +97,16 @@ class Exporter:
         if precision:
             # The ranges of int8 come from real inputs; random inputs would be clipped to them.
             judged = ("real",) if precision == "int8" else ("random", "real")
-            report |= verify(path, self.cases, TOLERANCE[precision], self.batches, judged)
+            report |= self.verified(path, TOLERANCE[precision], judged)
         else:
-            report |= verify(path, self.cases, self.tolerance, self.batches)
+            report |= self.verified(path, self.tolerance)
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
+
+    def verified(self, path, tolerance, judged=("random", "real")):
+        """The report about a file that computes what JAX computes."""
+        return verify(path, self.cases, tolerance, self.batches, judged, self.classes)
 
     @property
     def tolerance(self):
@@ -140,7 +146,7 @@ class Exporter:
         with tempfile.TemporaryDirectory() as folder:
             float32_path = Path(folder) / path.name
             write(float32_path)
-            verify(float32_path, self.cases, self.tolerance, self.batches)
+            self.verified(float32_path, self.tolerance)
             if format == "tflite":
                 return write(path, quantize=precision, samples=self.samples)
             from inference.quantize_onnx import quantize_onnx

@@ -1,4 +1,10 @@
-"""Build the function to export, of weights and inputs, from a config and a checkpoint."""
+"""Load a trained model from its checkpoint: to use it in Python, or as the function to export.
+
+from inference.load import load
+
+loaded = load("saved/MNIST_Sample/RUN/checkpoint-epoch_10.params")
+logits = loaded.predict(images)
+"""
 
 import sys
 from functools import partial
@@ -9,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inference.loaded import Loaded
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
-from training.checkpoint.probe import EXAMPLES, Probe
+from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.restore import check_meaning
+from training.checkpoint.storage import checkpoints
 from utils import UserError, first_line, named_leaves
 from wiring.build import Builder, build_to_ship
 from wiring.config import override, read
@@ -28,9 +36,10 @@ class Form(NamedTuple):
 
 
 NHWC = Form()
+PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
 
 
-class LoadedModel(NamedTuple):
+class Exportable(NamedTuple):
     """`function(weights, inputs)` takes a batch; `inputs` is the spec of one example."""
 
     function: Any
@@ -48,8 +57,67 @@ class LoadedModel(NamedTuple):
         return self.parts.config
 
 
-def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC):
-    """Load the weights of a checkpoint into the config's model.
+def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded:
+    """The trained model in a checkpoint, or in the newest checkpoint of a run's folder.
+
+    A run of a config stores all that is needed. A run of `fit` stores no functions: pass its
+    `model`, and the `preprocess` with which it was trained. `config` is a file to use instead of
+    the stored config; only with `trust` may a stored config import its dotted names.
+    """
+    checkpoint = checkpoint_at(path)
+    weights = Pretrained(checkpoint)
+    if model is None:
+        found = find_config(config, checkpoint, weights.record, (), trust)
+        facts = stored_facts(weights.record)
+        parts, _ = build_to_ship(found[0], found[1], facts, trusted=found[2])
+        model, preprocess, config = parts.model, parts.preprocess, parts.config
+        (raw, inputs), classes = input_specs(parts, weights.record, None), class_names(parts)
+    else:
+        check_given(model, preprocess)
+        config, raw, classes = weights.record.get("config", {}), None, []
+        inputs = probed_spec(weights.probe)
+    params, state = checked_weights(weights, model, inputs, str(checkpoint))
+    return Loaded(
+        checkpoint, model, params, state, config, classes, tuple(preprocess), raw, weights.record
+    )
+
+
+def checkpoint_at(path):
+    """The checkpoint at a path; of a run's folder the newest, and of several replicas the first."""
+    path = Path(path)
+    if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
+        return path
+    if not (found := checkpoints(path)):
+        runs = sorted({file.parent for file in path.glob("*/checkpoint-*")})
+        hint = f"did you mean {runs[-1]}?" if runs else "name a checkpoint, or the folder of a run"
+        raise UserError(f"{path}: holds no checkpoint; {hint}")
+    return list(found.values())[-1][0]
+
+
+def check_given(model, preprocess):
+    """Refuse a model or preprocessing that cannot be one."""
+    if isinstance(model, type) or not (hasattr(model, "init") and hasattr(model, "apply")):
+        name = getattr(model, "__name__", repr(model))
+        raise UserError(f"load: model must be what its function returns, as mlp(...), got {name}")
+    if not isinstance(preprocess, list | tuple) or not all(map(callable, preprocess)):
+        raise UserError(f"load: preprocess must be a list of functions, got {preprocess!r}")
+
+
+def checked_weights(weights, model, inputs, source):
+    """(params, state) of a checkpoint, once they are known to be those of the model."""
+    shapes = model_shapes(model, source)
+    weights.check(*shapes)
+    params, state = weights(*shapes)
+    if weights.probe and inputs is not None:
+        probe = Probe(model, of_batch(inputs, EXAMPLES))(params, state)
+        check_meaning(weights.path, weights.probe, probe, "use a checkout with the original model/")
+    return params, state
+
+
+def load_to_export(
+    config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC
+):
+    """Load the weights of a checkpoint into the config's model, as a function to export.
 
     `shape` is the shape of one input in the layout of `form`, by default that of the data; `batch`
     is the only batch size that the model must accept, by default any. Without a config file, the
@@ -65,14 +133,10 @@ def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, bat
     form = form._replace(layout=layout)
     parts, data_error = build_to_ship(config, source, facts, trusted, shape)
     raw, inputs = input_specs(parts, weights.record, shape)
-    shapes = model_shapes(parts.model, source)
-    weights.check(*shapes)
-    params, state = weights(*shapes)
-    check_applies(parts.model, shapes, inputs, batch or 1, source, form)
-    if weights.probe:
-        probe = Probe(parts.model, of_batch(inputs, EXAMPLES))(params, state)
-        fix = "use a checkout with the original model/"
-        check_meaning(checkpoint, weights.probe, probe, fix)
+    if inputs is None:
+        raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
+    params, state = checked_weights(weights, parts.model, inputs, source)
+    check_applies(parts.model, (params, state), inputs, batch or 1, source, form)
     if form.preprocess and raw is None:
         reason = data_error or f"the data's inputs do not have the shape {tuple(shape)}"
         raise UserError(f"--with-preprocess: needs the form of the data's raw inputs: {reason}")
@@ -82,7 +146,7 @@ def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, bat
         inputs = channels_first(inputs)
     function = partial(forward, parts.model, inside, form)
     trees = {"params": params, "state": state}
-    return LoadedModel(function, trees, inputs, outside, form, parts, data_error, weights.record)
+    return Exportable(function, trees, inputs, outside, form, parts, data_error, weights.record)
 
 
 def forward(model, preprocess, form, weights, x):
@@ -111,7 +175,11 @@ def find_config(config_file, checkpoint, record, overrides, trusted):
         sys.path.append(str(Path(config_file).resolve().parent))
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
-        raise UserError(f"{checkpoint}: contains no config; pass one with -c")
+        raise UserError(f"{checkpoint}: contains no config; {PASS_ONE}")
+    is_run = "step" in record  # else it is the config beside an exported file
+    if record.get("written_by") == "fit" or (is_run and "model" not in record["config"]):
+        what = "was written by fit, from Python, so it holds weights but not their model"
+        raise UserError(f"{checkpoint}: {what}; {PASS_ONE}")
     config = record["config"]
     for text in overrides:
         config = override(config, text)
@@ -161,7 +229,7 @@ def as_input(shape):
 
 
 def input_specs(parts, record, shape):
-    """(shape and dtype of one raw input or None, those of one input of the model)"""
+    """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
     if parts.data and isinstance(parts.data.example, tuple):
         raw = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0]
@@ -169,13 +237,16 @@ def input_specs(parts, record, shape):
         x = raw
         for fn in parts.preprocess:
             x = jax.eval_shape(fn, x)
-        if shape is None or tuple(shape) == x.shape:
+        if shape is None or tuple(shape) == getattr(x, "shape", None):
             return raw, x
+        if not hasattr(x, "shape"):
+            names = ", ".join(named_leaves(x))
+            raise UserError(f"--input: the model takes several inputs ({names}); leave it out")
         return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
     facts = stored_facts(record)
     shape = shape or facts.get("input_shape")
     if shape is None:
-        raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
+        return None, None
     dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
     return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
 
@@ -228,3 +299,14 @@ def output_kind(config, form):
     if (loss.get("name") if isinstance(loss, dict) else loss) != "cross_entropy":
         return "numbers"
     return "probabilities" if form.softmax else "logits"
+
+
+def class_names(parts):
+    """The class names of an image folder; any other data would have to be loaded to know them."""
+    if parts.data is None or parts.config["data"]["name"] != "folder":
+        return []
+    return as_names(parts.data.load()["train"].classes)
+
+
+def as_names(classes):
+    return list(map(str, classes)) if isinstance(classes, list) else []

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from inference.inputs import batches
-from inference.load import NHWC, Form, find_config, load, output_kind, prepare
+from inference.load import (
+    NHWC,
+    Form,
+    as_names,
+    class_names,
+    find_config,
+    load_to_export,
+    output_kind,
+    prepare,
+)
 from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.verify import Reference, repeated
@@ -37,12 +46,12 @@ def open_predictor(arguments):
     path = Path(arguments.model)
     if path.suffix.lower() in PACKAGES:
         return open_export(path, arguments)
-    loaded = load(arguments.config, path, trusted=arguments.trust)
+    loaded = load_to_export(arguments.config, path, trusted=arguments.trust)
     inputs = {
         name: (leaf.shape, leaf.dtype) for name, leaf in named(loaded.inputs, "input").items()
     }
     kind = output_kind(loaded.config, loaded.form)
-    classes = class_names(loaded)
+    classes = class_names(loaded.parts)
     return Predictor(Reference(loaded), inputs, None, loaded.preprocess, loaded.form, kind, classes)
 
 
@@ -77,17 +86,6 @@ def read_report(path):
         fix = "export again, or move the model to another folder and pass its config with -c"
         raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
     return form, kind, as_names(report.get("classes"))
-
-
-def class_names(loaded):
-    """The class names of an image folder; any other data would have to be loaded to know them."""
-    if loaded.parts.data is None or loaded.config["data"]["name"] != "folder":
-        return []
-    return as_names(loaded.parts.data.load()["train"].classes)
-
-
-def as_names(classes):
-    return list(map(str, classes)) if isinstance(classes, list) else []
 
 
 def predictions(predictor, arguments):

@@ -159,7 +159,7 @@ def test_fit_with_all_kinds_of_arguments(flowers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (x, y), (x_val, y_val) = flowers
     scope = {"x": x, "y": y, "x_val": x_val, "y_val": y_val}
-    exec(block_with(CONFIGURE, "fit("), scope)
+    exec(block_with(CONFIGURE, "run = fit("), scope)
     assert scope["run"].history[-1]["val_accuracy"] > 0.9
     assert {"metrics.csv", "metrics.jsonl"} <= {path.name for path in Path("runs/a").iterdir()}
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from inference.load import load
+from inference.load import load_to_export
 from tests.processes import ROOT, finished, marked, start_all
 from training.checkpoint import storage
 
@@ -136,7 +136,7 @@ def check_that_one_process_loads_and_resumes_the_run(workdir):
     [original] = (workdir / "two").glob("two/*")
     run_dir = shutil.copytree(original, workdir / "moved")
     path = run_dir / "checkpoint-epoch_4.orbax"
-    arrays, stored = storage.load(path)[0], load(None, path, overrides=["callbacks=[]"])
+    arrays, stored = storage.load(path)[0], load_to_export(None, path, overrides=["callbacks=[]"])
     np.testing.assert_array_equal(
         stored.weights["params"]["head"]["weight"], arrays["ema/head/weight"].astype(np.float32)
     )

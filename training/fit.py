@@ -2,124 +2,103 @@
 recipe, for `fit` and for the command line alike."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
+from os import PathLike
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any, Literal, Never
 
-import numpy as np
-
-from data_loader.base import Arrays, has_items, length
+from data_loader.base import has_items, length
 from data_loader.loader import first_batches, split
-from data_loader.nest import map_nest
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
 from training.devices.processes import agreed, is_first
-from training.devices.sharding import Plan
 from training.devices.signals import Signals
 from training.loop import Loop
 from training.loss import cross_entropy
-from training.metrics import accuracy
 from training.objective import supervised
-from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
-from training.recipe import Recipe, compose
+from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
-from training.runs import folder as run_folder
+from training.runs.argument_checks import check_pairs
+from training.runs.arguments import (
+    ALL_DEVICES,
+    EVERY_EPOCH,
+    as_dataset,
+    check_known,
+    own_record,
+    recipe_of,
+)
 from training.runs.dry_run import DryRun
 from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
 from training.runs.resume import holding
 from training.trainer import Trainer
-from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
-from training.watching.hooks import Callbacks, check_hooks
+from training.watching.hooks import Callbacks
 from training.watching.metric_log import EVERY_50_STEPS, MetricLog
-from training.watching.publish import About, Publisher
+from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from utils import UserError
 
-EVERY_EPOCH = CheckpointOptions()
+# Arguments of `fit` that are not part of what is computed.
+OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
 
 
+# The signature repeats the fields of LoaderOptions and TrainingOptions, so that editors know them;
+# a test compares them.
+# fmt: off
 def fit(
-    model,
-    train,
-    test=None,
-    val=None,
+    model: Any, train: Any, test: Any = None, val: Any = None,
     *,
-    folder=None,
-    record=None,
-    resume=False,
-    watchers=(),
-    **settings,
+    optimizer: Any, schedule: Callable | None = None, loss: Callable | None = cross_entropy,
+    metrics: Sequence[Any] | Mapping[str, Any] | None = None,
+    preprocess: Sequence[Callable] = (), augment: Sequence[Callable] = (),
+    objective: Callable = supervised, update: Callable = gradient_update,
+
+    epochs: int = 10, seed: int = 0, replicas: int = 1, accumulate: int = 1,
+    precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
+    eval_every: int = 1, eval_initial: bool = False, test_at: Literal["epochs", "end"] = "epochs",
+    limit_batches: int | None = None, overfit_batches: int = 0,
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop", rollbacks: int = 3,
+    detect_nans: bool = False, pretrained: str | PretrainedOptions | None = None,
+
+    batch_size: int = 128, shuffle: bool = True, val_size: int | float = 0, split_seed: int = 0,
+    collate_fn: Callable | None = None, device_budget_mb: int = 2048, prefetch: int = 2,
+
+    folder: str | PathLike | None = None, resume: bool | Literal["override"] = False,
+    config: dict | None = None, callbacks: Sequence[Any] = (), watchers: Sequence[Any] = (),
+    log: LoggingOptions | dict = EVERY_50_STEPS, rates: Mapping[str, Any] | None = None,
+    checkpoint: CheckpointOptions | dict = EVERY_EPOCH,
+    mesh: MeshOptions | dict = ALL_DEVICES, sharding: Any = None,
+    **unknown: Never,
 ) -> Run:
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return
     the finished Run.
 
-    `val` is one set or {name: set}. With a `folder`, the run leaves metrics.jsonl and checkpoints
-    there, each with the `record`; `resume=True` continues from the newest good checkpoint, if there
-    is one, `resume="override"` also with other options or data. `watchers` are watchers besides
-    those of the toolkit (training/watchers.py). All other arguments are those of `recipe_of`.
+    `val` is one set or {name: set}. `metrics` are functions, or {name: function}, accuracy unless
+    the loss is another one; one may be `tracked(...)` (training/tally.py). training/options.py
+    explains the options; `log`, `checkpoint` and `mesh` are dicts of such. `rates` are learning
+    rates to log, {name: number or function of the step}.
+
+    With a `folder`, the run leaves metrics.jsonl and checkpoints there; `resume=True` continues
+    from the newest good checkpoint, if there is one, `resume="override"` also with other options
+    or data. `config` is a dict for the trackers and the checkpoints, such as {"width": 64}.
+    `watchers` are watchers besides those of the toolkit (training/watchers.py).
     """
-    recipe = recipe_of(model, **settings)
-    sets = datasets(train, val, test, recipe.loader, recipe.training.overfit_batches)
+    arguments = locals()  # all of the above, by name
+    check_known(arguments.pop("unknown"), arguments)
+    recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
+    check_pairs({"train": train, "test": test}, objective)
+    sets = datasets(train, val, test, recipe.loader, overfit_batches)
+    check_run(recipe, folder, resume, watchers)
     show_on_console()
-    check_folder(recipe, folder, resume)
-    record = record or own_record(recipe, sets)
+    record = own_record(recipe, sets, config)
     with holding(folder, resume, record) as checkpoint:
         return train_recipe(recipe, sets, folder, record, checkpoint, watchers=watchers)
-
-
-def recipe_of(
-    model,
-    *,
-    optimizer,
-    loss=cross_entropy,
-    metrics=None,
-    schedule=None,
-    preprocess=(),
-    augment=(),
-    objective=supervised,
-    update=gradient_update,
-    callbacks=(),
-    seed=0,
-    log=EVERY_50_STEPS,
-    checkpoint=EVERY_EPOCH,
-    rates=None,
-    **options,
-) -> Recipe:
-    """The Recipe of a model.
-
-    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one;
-    one may be `tracked(...)` (training/tally.py). `objective` and `update` are factories as in
-    training/objective.py and training/update.py. `options` are the fields of LoaderOptions and
-    TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh` ({"fsdp": 4}) and
-    `sharding`. `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their
-    fields; `rates` are learning rates to log, {name: number or function of the step}.
-    """
-    loader, training, mesh, sharding = split_options(options)
-    check_hooks(callbacks)
-    parts = SimpleNamespace(
-        model=model,
-        loss=loss,
-        metrics=default_metrics(loss) if metrics is None else metrics,
-        preprocess=preprocess,
-        augment=augment,
-        objective=objective,
-        update=update,
-        optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
-        callbacks=callbacks,
-        rates=rates or {},
-        seed=seed,
-        loader=loader,
-        training=training,
-        checkpoint=made_of(CheckpointOptions, "checkpoint", checkpoint),
-        logging=made_of(LoggingOptions, "log", log),
-    )
-    return compose(parts, Plan.on_paper(mesh, sharding))
+# fmt: on
 
 
 def train_recipe(
@@ -153,7 +132,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
     log = metric_log(recipe, own_folder, record, checkpoint)
     keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
-    seen = {"sets": sets, "folder": own_folder, "config": record["config"]}
+    seen = {"recipe": recipe, "sets": sets, "folder": own_folder, "config": record["config"]}
     view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
@@ -177,14 +156,19 @@ def metric_log(recipe, folder, record, checkpoint):
     if folder:
         config, step = record["config"], checkpoint.record["step"] if checkpoint else 0
         about = About(folder, config.get("title", folder.name), config, step)
-        publish = Publisher(options.trackers, about)
+        drawn = [PictureFiles()] if recipe.callbacks else []
+        publish = Publisher([*options.trackers, *drawn], about)
     keep_going = recipe.checkpoint.on_write_error == "go_on"
     return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.watch.ring)
 
 
-def check_folder(recipe, folder, resume):
-    """Refuse what cannot be done without the folder of a run."""
+def check_run(recipe, folder, resume, watchers):
+    """Refuse a run that cannot be resumed, or written, as it is meant to be."""
     check_format(recipe.checkpoint.format)
+    if not isinstance(watchers, list | tuple):
+        raise UserError(f"watchers: must be a list, got {watchers!r}; put it in brackets")
+    if resume not in (False, True, "override"):
+        raise UserError(f'resume: must be False, True or "override", got {resume!r}')
     if folder is None and (resume or recipe.training.on_nonfinite == "rollback"):
         raise UserError(
             "fit: to resume, or to roll back, there must be checkpoints; give it a `folder`"
@@ -193,55 +177,12 @@ def check_folder(recipe, folder, resume):
         raise UserError("fit: trackers write into the folder of a run; give it a `folder`")
 
 
-def own_record(recipe, sets):
-    """The record of a run whose caller gives none: functions are not compared, so a collate_fn is
-    left out."""
-    loader = vars(recipe.loader) | {"collate_fn": None}
-    config = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
-    with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
-    return run_folder.record(config, {}, with_items)
-
-
-def default_metrics(loss):
-    """Accuracy for what classifies."""
-    return [accuracy] if getattr(loss, "func", loss) is cross_entropy else []
-
-
-def made_of(options, name, given):
-    """Options from a dict of their fields."""
-    if not isinstance(given, dict):
-        return given
-    known = [field.name for field in fields(options)]
-    if unknown := given.keys() - set(known):
-        names = ", ".join(sorted(unknown))
-        raise UserError(f"{name}: no such key {names} ({', '.join(known)})")
-    return options(**given)
-
-
-def split_options(options):
-    """(LoaderOptions, TrainingOptions, MeshOptions, sharding) from one dict of their fields."""
-    mesh, sharding = (
-        made_of(MeshOptions, "mesh", options.pop("mesh", {})),
-        options.pop("sharding", None),
-    )
-    classes = (LoaderOptions, TrainingOptions)
-    names = [{f.name for f in fields(cls)} for cls in classes]
-    if unknown := options.keys() - names[0] - names[1]:
-        known = ", ".join(sorted(names[0] | names[1] | {"mesh", "sharding"}))
-        raise TypeError(f"fit() has no option {', '.join(sorted(unknown))}; there are {known}")
-    loader, training = (
-        cls(**{name: value for name, value in options.items() if name in own})
-        for cls, own in zip(classes, names, strict=True)
-    )
-    return loader, training, mesh, sharding
-
-
 def datasets(train, val, test, loader, overfit=0):
     """The sets of a run by name, with a validation set split off where `val_size` says so."""
     held_out = val if isinstance(val, dict) else {"val": val}
     check_names(held_out)
-    sets = {"train": as_dataset(train)}
-    sets |= {name: as_dataset(data) for name, data in {**held_out, "test": test}.items()}
+    sets = {"train": as_dataset("train", train)}
+    sets |= {name: as_dataset(name, data) for name, data in {**held_out, "test": test}.items()}
     if loader.val_size:
         if "val" in held_out and held_out["val"] is not None:
             raise UserError(
@@ -275,10 +216,3 @@ def check_names(sets):
                 f"data: a validation set cannot be called {name!r}; "
                 "use small letters, digits and '-'"
             )
-
-
-def as_dataset(data):
-    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return Arrays(*map_nest(np.asanyarray, data))
-    return data

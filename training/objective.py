@@ -80,6 +80,11 @@ def inputs(preprocess, augment, key, x):
     return x
 
 
+def outputs(model, preprocess, params, state, x):
+    """The model's outputs for a batch of raw inputs, as in an evaluation."""
+    return model.apply(params, state, inputs(preprocess, (), None, x), train=False, key=None)[0]
+
+
 def scored(loss, metrics, output, target):
     """(loss per example, {metric: value per example}) of a batch of outputs."""
     losses, terms = summed(jax.vmap(loss)(output, target))

@@ -13,12 +13,13 @@ from training.programs import Start
 from training.tally import results
 from utils import named_leaves
 
+SHOWN = 4  # values in repr(run)
 BLOCK = 4096  # steps whose learning rates are computed at once
 # The reported values that differ from run to run.
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A run in progress, or finished. Only the loop assigns its fields."""
 
@@ -50,6 +51,14 @@ class Run:
     published: bool = (
         True  # whether all trackers ended; a stuck one would also block the interpreter
     )
+
+    def __repr__(self):
+        """One line: how far it is, and its latest values, those of held-out sets first."""
+        values = {k: v for k, v in self.metrics.items() if "/" not in k and not k.endswith("_norm")}
+        names = sorted(values, key=lambda name: name.startswith("train_"))[:SHOWN]
+        shown = "".join(f", {name} {values[name]:.4g}" for name in names)
+        left = f", stopped by {self.stopped_why}" if self.cut_short else ""
+        return f"Run({self.completed} of {self.epochs} epochs, step {self.step}{left}{shown})"
 
     def states(self):
         """The TrainState of each replica, which may be a chunk ahead of `step` (see needs_state in

@@ -3,7 +3,9 @@
 import re
 from types import SimpleNamespace
 
-from utils import UserError
+import numpy as np
+
+from utils import UserError, named_leaves
 from wiring import parts
 from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import Nodes, attempt, with_defaults
@@ -184,7 +186,8 @@ class Builder:
         for name in [name for name in sizes if not re.fullmatch(r"[a-z0-9-]+", name)]:
             form = "lowercase letters, digits and '-'"
             self.nodes.problem("data", f"the name of a set may contain only {form}, found {name!r}")
-        classes = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
+        count = outputs_of(data.example) if data.num_classes is None else data.num_classes
+        classes = {"num_classes": count, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in classes.items() if value is not None}
         try:
             train_size = sizes["train"] - held_out(sizes["train"], built.loader.val_size)
@@ -207,9 +210,11 @@ class Builder:
         try:
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
-        except Exception as error:
-            examples = f"the data's examples, {raw.dtype}{list(raw.shape)}"
-            self.nodes.problem("preprocess", f"does not fit {examples}: {error}")
+        except Exception as error:  # preprocessing may be the user's own code
+            why = str(error) or type(error).__name__
+            fix = "; it gets the whole dict, or list, of an example" if is_nest(raw) else ""
+            examples = f"the data's examples, {forms(raw)}"
+            self.nodes.problem("preprocess", f"does not fit {examples}: {why}{fix}")
             return
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
@@ -251,3 +256,22 @@ class Builder:
         if isinstance(value, dict):
             return {key: self.filled(f"{path}.{key}", item) for key, item in value.items()}
         return value
+
+
+def outputs_of(example):
+    """How many numbers a model of this data returns: in a regression, one for each float of the
+    target; None if that is unknown."""
+    if not isinstance(example, tuple) or len(example) != 2 or is_nest(example[1]):
+        return None
+    target = np.asarray(example[1])
+    return target.size if target.dtype.kind == "f" and target.ndim <= 1 else None
+
+
+def is_nest(value):
+    return isinstance(value, dict | list | tuple)
+
+
+def forms(tree):
+    """The types and shapes of an example's inputs, in words."""
+    leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

@@ -1,6 +1,7 @@
 """A small run that is trained once, and the commands that export it and use it, in this process."""
 
 import json
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,6 +42,7 @@ def small(tmp_path_factory):
 def convert(small, tmp_path, capsys, monkeypatch):
     """convert(*arguments) -> (exit code, printed text); it writes to the folder `out`."""
     monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)  # the command sets its own, for its whole process
 
     def command(*arguments, config=small.config, weights=small.checkpoint):
         options = ["-w", weights, "--out", tmp_path / "out"]
@@ -49,7 +51,8 @@ def convert(small, tmp_path, capsys, monkeypatch):
         printed = capsys.readouterr()
         return code, printed.out + printed.err
 
-    return command
+    yield command
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture

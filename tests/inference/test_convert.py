@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from inference import convert_tflite
-from inference.load import NHWC, Form, channels_last, load
+from inference.load import NHWC, Form, channels_last, load_to_export
 from inference.runtimes import open_model
 from model.convnext import convnext
 from tests.inference.conftest import output_folder, read_report
@@ -29,7 +29,7 @@ def outputs(path, **inputs):
 
 
 def jax_outputs(small, inputs, form=NHWC):
-    loaded = load(small.config, small.checkpoint, form=form)
+    loaded = load_to_export(small.config, small.checkpoint, form=form)
     return jax.jit(loaded.function)(loaded.weights, inputs)
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from inference.verify import TOLERANCE, compare, difference, random_inputs
+from inference.verify import TOLERANCE, compare, difference, random_inputs, table
 from utils import RunError
 
 
@@ -38,6 +38,21 @@ def test_a_reference_without_finite_numbers_is_an_error():
     nans = {"output": np.full((2, 2), np.nan)}
     with pytest.raises(RunError, match="no finite number"):
         difference(nans, nans)
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_only_outputs_that_are_classes_have_a_column_for_them(classes):
+    def model(inputs):
+        return {"output": inputs["input"] * 2}
+
+    x = {"input": np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)}
+    cases = x, lambda size, rerun=False: {"output": 2 * x["input"][:size]}
+    check = compare(model, "random", 8, x, cases[1], TOLERANCE["float32"], classes)
+    report = {"file": "a.onnx", "route": "native", "nodes": 1, "bytes": 9, "judged": ["random"]}
+    report |= {"checks": [check], "latency_ms": {"8": 0.5}, "inputs": {}, "outputs": {}}
+    head, row = table({"onnx": report}).splitlines()[:2]
+    assert ("same class" in head) == ("100.0%" in row) == classes
+    assert head.index("latency") == row.index("0.500 ms")
 
 
 def test_an_output_that_depends_on_the_batch_is_compared_with_a_run_on_the_same_batch():

@@ -1,5 +1,6 @@
 """Whole runs of `fit`: exactness, determinism, one compilation, streaming, replicas, stopping."""
 
+import base64
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ import pytest
 from data_loader.base import Arrays
 from model.mlp import mlp
 from model.resnet import resnet
+from tests.training.report.saved_run import Page
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.feed import Resident, make_feeds
@@ -19,11 +21,13 @@ from training.fit import fit, recipe_of
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
 from training.replicas import Replicas
+from training.report.page import write_report
 from training.run import TIMES, Reader
 from training.runs.recovery import Diverged
 from training.schedules import linear
 from training.trainer import Trainer
 from training.update import gradient_update
+from training.watching.pictures import png
 from utils import UserError
 
 RNG = np.random.default_rng(0)
@@ -455,6 +459,32 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learnin
     )
 
 
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_callbacks_apply_the_model_that_is_evaluated(ema, tmp_path):
+    outputs = []
+
+    class Sample:
+        def on_epoch_end(self, view):
+            raw, taken = view.predict(X), view.apply(X / 2 + 1)
+            outputs.append((view.params, raw, taken, view.model))
+            view.publish.image(view.step, "samples/a", np.full((2, 3), view.epoch, np.uint8))
+
+    half = lambda x: x / 2 + 1  # noqa: E731
+    settings = {"preprocess": [half], "callbacks": [Sample()], "folder": tmp_path, "ema": ema}
+    result = run(**settings, epochs=3)
+    for params, raw, taken, model in outputs:
+        expected = MODEL.apply(params, {}, X / 2 + 1)[0]
+        assert_close([raw, taken], [expected, expected])
+        assert model is MODEL
+    assert_same(outputs[-1][0], result.params)
+    assert np.any(outputs[0][1] != outputs[-1][1])
+    newest = png(np.full((2, 3), 3, np.uint8))  # without any tracker
+    assert [file.read_bytes() for file in (tmp_path / "pictures").iterdir()] == [newest]
+    [shown] = Page(write_report(tmp_path)).all("img")
+    assert shown[1]["alt"] == "samples/a"
+    assert base64.b64decode(shown[1]["src"].partition(",")[2]) == newest
+
+
 def test_a_custom_update_gets_only_the_options_that_it_names():
     def backwards(objective, optimizer):
         plain = gradient_update(objective, optimizer)
@@ -468,11 +498,6 @@ def test_a_custom_update_gets_only_the_options_that_it_names():
     assert result.history[-1]["train_loss"] > run(epochs=1).history[-1]["train_loss"]
     with pytest.raises(UserError, match=r"training.ema: the update 'backwards' takes no 'ema'"):
         run(update=backwards, ema=0.9)
-
-
-def test_a_misspelled_option_is_named():
-    with pytest.raises(TypeError, match="batchsize"):
-        run(batchsize=3)
 
 
 def test_the_finish_of_a_plain_objective_function_names_its_metrics():

@@ -38,6 +38,48 @@ def test_facts_fill_arguments_that_the_config_leaves_out(valid):
     assert out.shape == (2, 7)
 
 
+@pytest.mark.parametrize(("shape", "outputs"), [((), 1), ((1,), 1), ((3,), 3), ((2, 2), None)])
+def test_a_regression_needs_no_number_of_classes(valid, tmp_path, shape, outputs):
+    x, y = np.zeros((8, 4), np.float32), np.zeros((8, *shape))
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    valid |= {"data": {"name": "arrays", "args": {"train": str(tmp_path / "train.npz")}}}
+    valid |= {"loss": "mse", "metrics": ["rmse"], "preprocess": []}
+    if outputs is None:
+        with pytest.raises(UserError, match="mlp needs 'num_classes', which is unknown"):
+            build(valid, "c")
+        return
+    parts = build(valid, "c")
+    assert parts.model.apply(*parts.model.init(jax.random.key(0)), x)[0].shape == (8, outputs)
+
+
+NESTED = """
+import numpy as np
+from data_loader.base import Data
+
+def table(names: tuple[str, ...]) -> Data:
+    x = {name: np.zeros((i + 1,), np.float32) for i, name in enumerate(names)}
+    return Data((x, np.int32(0)), {"train": 64}, lambda: None, num_classes=2)
+
+def scalars() -> Data:
+    return Data(([1, 2.0], np.int32(0)), {"train": 64}, lambda: None, num_classes=2)
+"""
+
+
+def test_a_preprocess_that_does_not_fit_nested_inputs_is_named(valid, tmp_path, monkeypatch):
+    (tmp_path / "nested_data.py").write_text(NESTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    valid["data"] = {"name": "nested_data.table", "args": {"names": ["age", "size"]}}
+    examples = (
+        r"preprocess: does not fit the data's examples, age float32\[1\], size float32\[2\]: "
+    )
+    for name in ("to_unit", "operator.neg"):
+        with pytest.raises(UserError, match=examples + ".* it gets the whole dict, or list"):
+            build(valid | {"preprocess": [name]}, "c")
+    valid["data"] = "nested_data.scalars"
+    with pytest.raises(UserError, match=r"examples, 0 int64\[\], 1 float64\[\]: "):
+        build(valid, "c")
+
+
 def test_the_resolved_config_holds_the_defaults_and_builds_the_same(valid):
     resolved = build(valid, "c").config
     assert resolved["optimizer"]["args"]["b1"] == 0.9

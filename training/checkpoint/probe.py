@@ -99,6 +99,18 @@ def draw(leaf, seed):
     return (np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)).astype(leaf.dtype)
 
 
+def probed_spec(probe):
+    """The shape and type of one input of the model, from its probe in a checkpoint; None where the
+    probe does not say it: it has several inputs, or only a part of one that is large."""
+    stored = [array for name, array in probe.items() if name.startswith("probe/input")]
+    if len(stored) != 1 or stored[0].shape[:1] != (EXAMPLES,) or "probe/input" not in probe:
+        return None
+    [array] = stored
+    whole = array.size and (array == np.floor(array)).all()  # no such float was ever drawn
+    integers = jnp.int32 if array.max(initial=0) <= 1 else jnp.uint8
+    return jax.ShapeDtypeStruct(array.shape[1:], integers if whole else jnp.float32)
+
+
 def thinned(leaf):
     """A leaf in float32; if it is large, KEPT evenly spaced elements from the first to the last."""
     leaf = np.asarray(leaf, np.float32)

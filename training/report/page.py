@@ -9,6 +9,7 @@ from training.report.curves import curves
 from training.report.facts import configuration, environment, files, glance, header
 from training.report.markup import DOT, Html, data, empty, tag
 from training.report.mistakes import first_batch, mistakes
+from training.report.pictures import pictures
 from training.report.read import read_run
 from utils import UserError, atomic_write
 
@@ -37,8 +38,8 @@ def page(runs, target):
     run, ends = runs[0], []
     if len(runs) == 1:
         names, ends = [run.title, run.name], sorted(run.metrics.epoch_at)
-        parts = [header(run), glance(run), curves(runs), mistakes(run), first_batch(run)]
-        parts += [configuration(run), environment(run), files(run, target)]
+        parts = [header(run), glance(run), curves(runs), mistakes(run), pictures(run)]
+        parts += [first_batch(run), configuration(run), environment(run), files(run, target)]
     else:
         names = [run.label for run in runs[:4]]
         parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]

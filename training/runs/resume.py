@@ -179,18 +179,41 @@ def holding(folder, resume, record):
     try:
         with together():
             if not resume and (run.checkpoint or (run.folder / "metrics.jsonl").exists()):
+                epochs = f" of {epochs_of(run.checkpoint)} epochs" if run.checkpoint else ""
                 raise UserError(
-                    f"{folder}: holds a run; resume it (resume=True), or name another folder"
+                    f"{folder}: holds a run{epochs} already, as when a cell runs again; "
+                    "continue it (resume=True), name another folder, or delete this one: "
+                    f"import shutil; shutil.rmtree({str(folder)!r})"
                 )
             changed = changes(run, record, resume == "override") if run.checkpoint else []
         if is_first() and resume:
             tidied(run)
             for message in [*run.skipped, *changed]:
                 logger.warning(message)
+            if run.checkpoint:
+                log_what_is_left(run, record["config"]["training"]["epochs"])
         yield run.checkpoint
     finally:
         if run.lock:
             run.lock.close()
+
+
+def epochs_of(checkpoint):
+    """How many epochs were trained to their end before a checkpoint."""
+    return checkpoint.record["epoch"] - bool(checkpoint.record["position"])
+
+
+def log_what_is_left(run, epochs):
+    """Log from where a run of `fit` continues, or why there is nothing left to train."""
+    folder, completed, checkpoint = run.folder, epochs_of(run.checkpoint), run.checkpoint
+    if completed >= epochs:
+        what = "nothing is trained; raise `epochs` to continue it, or name another folder"
+        logger.info("%s: has its %d epochs already: %s", folder, completed, what)
+    elif checkpoint.record["stopped"]:
+        what = 'resume="override" continues nevertheless'
+        logger.info("%s: a callback stopped it in epoch %d; %s", folder, completed, what)
+    else:
+        logger.info("%s: resuming after step %d", folder, checkpoint.record["step"])
 
 
 def at_its_end(run, epochs, override):
@@ -198,7 +221,7 @@ def at_its_end(run, epochs, override):
     if run.checkpoint is None:
         return None
     record, marked = run.checkpoint.record, (run.folder / FINISHED).exists()
-    completed = record["epoch"] - bool(record["position"])
+    completed = epochs_of(run.checkpoint)
     if completed > epochs or (completed == epochs and (marked or record["position"])):
         return (
             f"{run.folder}: has its {completed} epochs, and training.epochs is {epochs}; "

@@ -4,6 +4,7 @@ import json
 import logging
 import logging.config
 import sys
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,18 +32,26 @@ def set_up_logging(root, file):
     logging.config.dictConfig(config)
 
 
+def in_notebook():
+    """Whether this is a notebook, whose output is no terminal but shows progress bars too."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return "IPKernelApp" in getattr(shell, "config", ())
+
+
 class ProgressBar:
-    """The watcher that draws a tqdm bar over the steps of an epoch where the output is a terminal;
-    log lines then print above it."""
+    """The watcher that draws a tqdm bar over the steps of an epoch where the output is a terminal
+    or a notebook; log lines then print above it."""
 
     def __init__(self):
         self.resources, self.bar = ExitStack(), None
 
     def on_epoch_start(self, run):
         self.close(run)  # a run that went back to a checkpoint begins its epoch again
-        if not sys.stderr.isatty():
+        if not (sys.stderr.isatty() or in_notebook()):
             return
-        from tqdm import tqdm
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets, the bar is one of text
+            from tqdm.auto import tqdm
         from tqdm.contrib.logging import logging_redirect_tqdm
 
         self.resources.enter_context(logging_redirect_tqdm([logger]))

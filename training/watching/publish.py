@@ -23,10 +23,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
-from utils import RunError, UserError, first_line, format_bytes
+from utils import RunError, UserError, atomic_write, first_line, format_bytes
 
 logger = logging.getLogger("main")
 
@@ -231,6 +232,18 @@ class Picture:
             if self.array is not None:
                 self.bytes, self.array = self.encode(self.array), None
             return self.bytes
+
+
+class PictureFiles:
+    """The tracker that keeps the newest picture of each name in the run's folder, for the
+    report."""
+
+    def start(self, about):
+        self.folder = about.folder / "pictures"
+
+    def image(self, step, name, png):
+        self.folder.mkdir(exist_ok=True)
+        atomic_write(self.folder / f"{quote(name, safe=' ')}.png", png)
 
 
 def as_png(array):

@@ -1,14 +1,18 @@
 """A run as callbacks see it: everything can be read, nothing can be set."""
 
 from copy import deepcopy
+from functools import partial
 from types import MappingProxyType
 
+import jax
+
+from training.objective import outputs, with_precision
 from training.watching.publish import Publisher
 
 READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped")
 READ += ("signal", "finished")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
-SHOWN += ("publish", "learning_rate()")
+SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
 
 
 class View:
@@ -23,17 +27,33 @@ class View:
     evaluated      the held-out sets that were evaluated in this epoch
     sets           {name: dataset}, raw
     folder         of the run, or None
-    config         as resolved; {} in a notebook
-    publish        shows pictures and histograms on trackers: publish.image(view.step, name, array)
+    config         as resolved; of `fit`, its options and its `config`
+    publish        shows pictures in the report and on trackers, and histograms on trackers:
+                   publish.image(view.step, name, array)
     params, state  a copy of the params that are evaluated, and of their running statistics
+    model          the Model: model.apply(view.params, view.state, x) -> (output, state)
+    apply(x)       its output for a batch, with the params that are evaluated; compiled once
+    predict(x)     the same for a batch of raw inputs, which are preprocessed first
     states()       the TrainState of each replica; the next step takes its arrays away
     learning_rate()  {name: value} at the latest step, where known
     """
 
-    def __init__(self, run, learning_rate, *, sets=None, folder=None, config=None, publish=None):
+    def __init__(
+        self, run, learning_rate, *, recipe=None, sets=None, folder=None, config=None, publish=None
+    ):
         sets, publish = MappingProxyType(sets or {}), publish or Publisher()
         vars(self).update(sets=sets, folder=folder, publish=publish)
         vars(self).update(learning_rate=learning_rate, _run=run, _config=config or {})
+        if recipe:
+            model = with_precision(recipe.model, recipe.training.precision)
+            programs = [jax.jit(partial(outputs, model, fns)) for fns in ((), recipe.preprocess)]
+            vars(self).update(model=recipe.model, _apply=programs[0], _predict=programs[1])
+
+    def apply(self, x):
+        return self._apply(*self._run.evaluated_weights(), x)
+
+    def predict(self, x):
+        return self._predict(*self._run.evaluated_weights(), x)
 
     def __getattr__(self, name):
         run = vars(self)["_run"]

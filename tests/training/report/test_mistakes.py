@@ -1,10 +1,13 @@
 """The confusion matrices and worst mistakes of a report."""
 
 import base64
+import os
+from urllib.parse import quote
 
 import numpy as np
 
 from tests.training.report.saved_run import report, save, save_pictures
+from training.watching.pictures import png
 
 
 def test_a_confusion_matrix(tmp_path):
@@ -21,6 +24,27 @@ def test_a_confusion_matrix(tmp_path):
     assert "0 taken for 1" in page.texts("div", class_="card")[0]
     sources = [e[1]["src"].removeprefix("data:image/png;base64,") for e in page.all("img")]
     assert [base64.b64decode(source) for source in sources] == [picture, picture]
+
+
+def test_the_newest_pictures_of_callbacks_are_in_the_page(tmp_path):
+    folder = save(tmp_path / "run")
+    picture = save_pictures(folder)
+    drawn = {f"x{i:02}": png(np.full((1, 1), i, np.uint8)) for i in range(26)}
+    drawn["a<b>%2F"] = drawn.pop("x25")
+    for i, (name, content) in enumerate(drawn.items()):
+        path = folder / "pictures" / f"{quote(name)}.png"
+        path.write_bytes(content)
+        os.utime(path, (i, i))
+    for name in ("worst-test", "confusion_matrix-test"):  # their numbers are shown instead
+        (folder / "pictures" / f"{name}.png").write_bytes(picture)
+    (folder / "pictures" / "broken.png").write_text("GIF")
+    page = report(folder)
+    shown = {e[1]["alt"]: e[1]["src"].partition(",")[2] for e in page.all("img")}
+    expected = {name: drawn[name] for name in [*list(drawn)[3:]]}
+    named = {name: base64.b64decode(shown[name]) for name in shown if name in drawn}
+    assert named == expected
+    assert len(shown) == len(expected) + 2  # a mistake, and the first batch
+    assert "broken.png is not shown" in page.source and "and 3 more in pictures/" in page.source
 
 
 def test_matrices_of_many_classes_are_drawn(tmp_path):

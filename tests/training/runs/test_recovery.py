@@ -219,7 +219,9 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 def test_a_new_run_refuses_the_folder_of_another_run(tmp_path):
     train(tmp_path)
-    with pytest.raises(UserError, match=r"holds a run; resume it \(resume=True\), or name another"):
+    with pytest.raises(
+        UserError, match=r"holds a run of 3 epochs .* \(resume=True\), name another"
+    ):
         train(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """Helpers of several callbacks: class labels, sets, and files in the run's folder."""
 
+import json
 import logging
 import math
 from contextlib import contextmanager
@@ -64,15 +65,14 @@ def just_measured(hook, sets, view):
     return [name for name in names if sets is None or name in sets]
 
 
-def write_picture_files(view, files):
-    """Write {name: bytes} into the run folder's pictures/, if the run has a folder."""
+def write_numbers(view, name, content):
+    """Write the numbers of a picture, as JSON, into the run folder's pictures/, if it has one."""
     if view.folder is None:
         return
     folder = view.folder / "pictures"
     with write_errors(view, folder):
         folder.mkdir(exist_ok=True)
-        for name, data in files.items():
-            atomic_write(folder / name, data)
+        atomic_write(folder / name, json.dumps(content).encode())
 
 
 def append_lines(view, name, lines):

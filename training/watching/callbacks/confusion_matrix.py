@@ -1,7 +1,5 @@
 """How often each class is predicted for each label."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,7 +54,7 @@ class ConfusionMatrix:
         self.draw(view, common.just_measured("test", self.sets, view))
 
     def draw(self, view, names):
-        """Write the files of each set and publish its picture."""
+        """Write the numbers of each set and publish its picture."""
         for name in names:
             measured = view.arrays[f"{name}_confusion_matrix"]
             common.check_labels("confusion_matrix", name, int(measured["invalid"]))
@@ -64,6 +62,5 @@ class ConfusionMatrix:
             picture, title = png(matrix(counts, self.normalized)), f"confusion_matrix-{name}"
             content = {"set": name, "epoch": view.epoch, "step": view.step}
             content |= {"normalized": self.normalized, "matrix": counts.tolist()}
-            files = {f"{title}.json": json.dumps(content).encode(), f"{title}.png": picture}
-            common.write_picture_files(view, files)
+            common.write_numbers(view, f"{title}.json", content)
             view.publish.image(view.step, title, picture)

@@ -1,7 +1,6 @@
 """Show images of a run: the first ones, and those with the worst predictions."""
 
 import base64
-import json
 import logging
 import math
 
@@ -61,7 +60,6 @@ class SampleImages:
             labels = [class_of(label) for _, label in examples]
             captions = ["" if label is None else str(label) for label in labels]
             drawn = png(grid([picture for picture, _ in examples], captions=captions))
-            common.write_picture_files(view, {"first_batch.png": drawn})
             view.publish.image(view.step, "first_batch", drawn)
 
     def on_validation_end(self, view):
@@ -86,17 +84,18 @@ class SampleImages:
             self.publish(view, name, worst, [picture for picture, _ in examples])
 
     def publish(self, view, name, worst, pictures):
-        """Write the files of one set, and pass its picture to the trackers."""
-        title, files = f"worst-{name}", {}
+        """Write the numbers of one set, and publish its picture."""
+        title, picture = f"worst-{name}", None
         if pictures:
             pairs = [(one["label"], one["predicted"]) for one in worst]
             captions = ["" if label is None else f"{label}>{other}" for label, other in pairs]
-            files[f"{title}.png"] = png(grid(pictures, captions=captions))
-            for one, picture in zip(worst, pictures, strict=True):
-                one["png"] = base64.b64encode(png(picture)).decode()
-            view.publish.image(view.step, title, files[f"{title}.png"])
+            picture = png(grid(pictures, captions=captions))
+            for one, example in zip(worst, pictures, strict=True):
+                one["png"] = base64.b64encode(png(example)).decode()
         content = {"set": name, "epoch": view.epoch, "step": view.step, "examples": worst}
-        common.write_picture_files(view, {f"{title}.json": json.dumps(content).encode(), **files})
+        common.write_numbers(view, f"{title}.json", content)
+        if picture:
+            view.publish.image(view.step, title, picture)
 
     def examples(self, name, dataset, indices):
         """[(picture, label)] of examples of a set; empty, with a log line, if none are images."""

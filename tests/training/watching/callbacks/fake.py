@@ -1,18 +1,26 @@
 """A View with the documented fields, for tests that do not need a whole run."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 
+from training.watching.publish import PictureFiles
+
 
 class Published:
-    """What went to the trackers: [(step, name, picture)]."""
+    """What went to the trackers: [(step, name, picture)]. The picture files are one of them."""
 
-    def __init__(self):
-        self.images = []
+    def __init__(self, folder=None):
+        self.images, self.files = [], PictureFiles()
+        if folder:
+            self.files.start(SimpleNamespace(folder=folder))
 
     def image(self, step, name, picture):
         self.images.append((step, name, picture))
+        if hasattr(self.files, "folder"):
+            with suppress(OSError):  # a tracker that fails ends nothing
+                self.files.image(step, name, picture)
 
 
 def view(**fields):
@@ -32,7 +40,7 @@ def view(**fields):
         "arrays": {},
         "per_step": {},
         "learning_rate": dict,
-        "publish": Published(),
+        "publish": Published(fields.get("folder")),
     }
     return SimpleNamespace(**defaults | fields)
 

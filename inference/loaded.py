@@ -1,0 +1,96 @@
+"""A trained model in Python, as `load` of inference/load.py returns it."""
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from inference.lowering.trace import place
+from model.base import Model
+from training.objective import outputs
+from utils import UserError, first_line, named_leaves
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loaded:
+    """A trained model with all that is needed to use it."""
+
+    path: Any  # of the checkpoint
+    model: Model  # model.apply(params, state, x) takes preprocessed inputs
+    params: Any
+    state: Any  # the model's running statistics
+    config: dict  # of the run, with all defaults; of a run of `fit`, what `fit` knows of it
+    classes: list[str]  # the class names, as far as they are known
+    preprocess: tuple  # functions of one raw input
+    inputs: Any  # shape and dtype of one raw input; None if unknown
+    record: dict  # what else the checkpoint says of its run: epoch, step, metrics
+
+    def __repr__(self):
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return f"Loaded({str(self.path)!r}, {size:,} parameters, step {self.record.get('step')})"
+
+    def predict(self, x, batch_size=64):
+        """The outputs for raw inputs, an array, or a dict of them, with one row per input.
+
+        They are computed in batches of this size; the last one is padded, so that each batch size
+        is compiled only once.
+        """
+        x = jax.tree.map(np.asarray, x)
+        count = self.checked_length(x)
+        computed = []
+        for start in range(0, count, batch_size):
+            rows = np.arange(start, start + batch_size)
+            rows = np.where(rows < count, rows, start)
+            batch = jax.tree.map(lambda a, rows=rows: a[rows], x)
+            computed.append(jax.tree.map(np.asarray, self.outputs(batch)))
+        for name, leaf in named_leaves(computed[0]).items():
+            if leaf.shape[:1] != (batch_size,):
+                where = f"predict: {name}" if name else "predict: the output"
+                found = f"has the shape {leaf.shape} for {batch_size} inputs"
+                raise UserError(f"{where} {found}; it must have one row per input")
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *computed)
+
+    def outputs(self, batch):
+        """The outputs of one batch of raw inputs."""
+        try:
+            return self.program(self.params, self.state, batch)
+        except Exception as error:  # the model and the preprocessing may be the user's own
+            why = f"{type(error).__name__}: {first_line(error)} ({place(error)})"
+            raise UserError(f"predict: fails on inputs of {forms(batch)}: {why}") from error
+
+    @cached_property
+    def program(self):
+        return jax.jit(partial(outputs, self.model, self.preprocess))
+
+    def checked_length(self, x):
+        """The number of inputs; raises if they are not what the model was trained on."""
+        wanted = self.inputs
+        if wanted is not None and shapes(x) == shapes(wanted):
+            fix = "this is one input; add an axis in front, as x[None]"
+            raise UserError(f"predict: x must have one row per input; {fix}")
+        leaves = named_leaves(x)
+        lengths = {
+            name or "x": leaf.shape[0] if leaf.ndim else None for name, leaf in leaves.items()
+        }
+        if len(set(lengths.values())) != 1 or not all(lengths.values()):
+            found = ", ".join(f"{name}: {n or 'none'}" for name, n in lengths.items()) or "nothing"
+            fix = "pass an array, or a dict of arrays, as the data has them"
+            raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
+        one = jax.tree.map(lambda a: a[0], x)
+        if wanted is not None and shapes(one) != shapes(wanted):
+            found = f"takes inputs of {forms(wanted)}, these are {forms(one)}"
+            raise UserError(f"predict: the model {found}; pass them as the training data had them")
+        return next(iter(lengths.values()))
+
+
+def shapes(tree):
+    """The shape of every leaf, by name."""
+    return {name: np.shape(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def forms(tree):
+    """The types and shapes of a tree's leaves, in words."""
+    named = named_leaves(tree).items()
+    return ", ".join(f"{name} {a.dtype}{list(a.shape)}".strip() for name, a in named)

@@ -1,0 +1,95 @@
+"""`load`: a trained model in Python, from a config's run or from one of `fit`, and its mistakes."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from inference.load import load
+from model.mlp import mlp
+from training.fit import fit
+from training.optimizers import adam
+from training.preprocess import to_unit
+from utils import UserError
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (150, 28, 28, 1), np.uint8)
+
+
+def test_a_run_of_a_config_needs_only_its_checkpoint(small):
+    loaded = load(small.checkpoint)
+    x = IMAGES.reshape(150, 784) / np.float32(255)
+    hidden, head = loaded.params["hidden"][0], loaded.params["head"]
+    expected = np.maximum(x @ hidden["weight"] + hidden["bias"], 0) @ head["weight"] + head["bias"]
+    assert loaded.config["model"]["args"]["dims"] == [16]  # mlp's activation is relu
+    np.testing.assert_allclose(loaded.predict(IMAGES), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(loaded.predict(IMAGES[:7]), expected[:7], rtol=1e-4, atol=1e-4)
+    assert loaded.program._cache_size() == 1
+    assert load(small.checkpoint.parent).path == small.checkpoint  # the newest of its folder
+    assert repr(loaded).count("\n") == 0 and len(repr(loaded)) < 200 and loaded.classes == []
+
+
+def test_inputs_that_cannot_be_right_are_named(small):
+    loaded = load(small.checkpoint)
+    for x, message in {
+        "one": (IMAGES[0], r"this is one input; add an axis in front, as x\[None\]"),
+        "flat": (IMAGES.reshape(150, 784), r"takes inputs of uint8\[28, 28, 1\], these are"),
+        "floats": (IMAGES / 255.0, r"fails on inputs of float64\[64, 28, 28, 1\]: .*to_unit"),
+        "none": (IMAGES[:0], "must have one row per input, found x: none"),
+        "unequal": ({"a": IMAGES, "b": IMAGES[:3]}, "found a: 150, b: 3"),
+        "nothing": ([], "found nothing"),
+    }.values():
+        with pytest.raises(UserError, match=message):
+            loaded.predict(x)
+
+
+@pytest.fixture
+def of_fit(tmp_path):
+    """The folder of a run of `fit` on dicts of bytes, and its model's factory."""
+    inner = partial(mlp, (5,), 2, dims=(6,))
+
+    def model(**settings):
+        made = inner(**settings)
+        return made._replace(apply=lambda p, s, x, **k: made.apply(p, s, x["a"], **k))
+
+    x = {"a": np.random.default_rng(1).integers(0, 256, (40, 5), np.uint8)}
+    y = np.arange(40) % 2
+    each = [lambda x: {"a": to_unit(x["a"])}]
+    settings = {"optimizer": adam(), "epochs": 1, "preprocess": each, "config": {"model": "mine"}}
+    run = fit(model(), (x, y), folder=tmp_path / "run", **settings)
+    return tmp_path / "run", model, each, x, run
+
+
+def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
+    folder, model, preprocess, x, run = of_fit
+    loaded = load(folder, model(), preprocess=preprocess)
+    units = {"a": x["a"] / np.float32(255)}
+    expected = model().apply(run.params, run.state, units)[0]
+    np.testing.assert_allclose(loaded.predict(x, batch_size=16), expected, rtol=1e-5, atol=1e-6)
+    [checkpoint] = folder.glob("checkpoint-*")
+    message = "was written by fit, from Python, so it holds weights but not their model"
+    with pytest.raises(UserError, match=f"{message}; .* the model: load"):
+        load(folder)
+    code, printed = convert(weights=checkpoint, config=None)
+    assert code == 2 and message in printed
+    code, _, printed = run_predict(checkpoint, "x.npy")
+    assert code == 2 and message in printed
+    with pytest.raises(UserError, match=r"hidden/0/weight: the file has \(5, 6\), the model has"):
+        load(folder, mlp((5,), 2, dims=(7,)))
+    with pytest.raises(UserError, match="must be what its function returns, as mlp"):
+        load(folder, mlp)
+
+
+def test_a_model_of_the_same_shapes_that_computes_something_else_is_refused(tmp_path):
+    x, y = np.ones((8, 3), np.float32), np.arange(8) % 2
+    fit(mlp((3,), 2), (x, y), optimizer=adam(), epochs=1, folder=tmp_path)
+    assert load(tmp_path, mlp((3,), 2)).predict(x).shape == (8, 2)
+    with pytest.raises(UserError, match="has changed its meaning"):
+        load(tmp_path, mlp((3,), 2, activation="tanh"))
+
+
+def test_a_folder_without_checkpoints_names_the_run_that_is_meant(small, tmp_path):
+    name = small.checkpoint.parent.name
+    with pytest.raises(UserError, match=f"holds no checkpoint; did you mean .*{name}"):
+        load(small.checkpoint.parents[1])
+    with pytest.raises(UserError, match="holds no checkpoint; name a checkpoint"):
+        load(tmp_path)

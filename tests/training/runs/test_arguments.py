@@ -1,0 +1,177 @@
+"""The arguments of `fit`: its signature, and the messages for what cannot be meant."""
+
+import inspect
+import logging
+from dataclasses import fields
+from typing import Never
+
+import numpy as np
+import optax
+import pytest
+
+from data_loader.digits import digits
+from model.mlp import mlp
+from model.resnet import resnet
+from training.fit import fit
+from training.loss import mse
+from training.metrics import accuracy, mae
+from training.optimizers import adam, sgd
+from training.options import LoaderOptions, TrainingOptions
+from training.preprocess import to_unit
+from training.schedules import linear
+from training.transforms import clip_by_global_norm
+from training.watching.callbacks.early_stopping import early_stopping
+from utils import UserError
+
+X = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int32)
+MODEL = mlp((6,), 2, dims=(4,))
+
+
+def run(train=(X, Y), test=None, model=MODEL, **settings):
+    return fit(model, train, test, **{"optimizer": adam(), "epochs": 1, **settings})
+
+
+def test_every_option_is_an_argument_with_its_type_and_default():
+    parameters = inspect.signature(fit).parameters
+    for options in (LoaderOptions, TrainingOptions):
+        for field in fields(options):
+            parameter = parameters[field.name]
+            assert parameter.default == field.default, field.name
+            assert parameter.annotation == field.type or field.name == "collate_fn", field.name
+    assert all(p.annotation is not p.empty for p in parameters.values())
+    assert parameters["unknown"].annotation is Never  # so that an editor marks other names
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [("epocs", "epochs"), ("batchsize", "batch_size"), ("call_backs", "callbacks")],
+)
+def test_a_misspelled_argument_suggests_the_right_one(name, suggested):
+    message = f"unexpected keyword argument '{name}'; did you mean '{suggested}'"
+    with pytest.raises(TypeError, match=message):
+        run(**{name: 3})
+
+
+def smooth(scale):
+    return lambda step: 1 / (1 + scale * step)
+
+
+MISTAKES = {
+    "a name": ({"optimizer": "sgd"}, "from training.optimizers import sgd, then sgd\\(lr\\)"),
+    "a wrong name": (
+        {"optimizer": "adm"},
+        r"'adm' is only a name \(did you mean 'adam'\?\); pass the object",
+    ),
+    "a node of a config": ({"optimizer": {"name": "muon"}}, "'muon' is only a name"),
+    "a factory": ({"optimizer": sgd}, r"optimizer: sgd is a function .* call it: sgd\("),
+    "a factory of Optax": ({"optimizer": optax.lion}, r"lion .* call it: lion\(learning_rate\)"),
+    "a class": ({"optimizer": LoaderOptions}, "call it: LoaderOptions"),
+    "a list": ({"optimizer": [clip_by_global_norm(1.0), sgd(lr=1.0)]}, "chain them: chain"),
+    "a number": ({"optimizer": 0.1}, "optimizer: 0.1 has no init and update"),
+    "a loss by name": ({"loss": "huber"}, "from training.loss import huber, then huber"),
+    "a loss of None": ({"loss": 3}, "loss: 3 is not a function"),
+    "one metric": ({"metrics": accuracy}, r"metrics: must be a list, .*: \[accuracy\]"),
+    "a metric by name": ({"metrics": {"m": "rmse"}}, "from training.metrics import rmse"),
+    "one preprocess": ({"preprocess": to_unit}, r"must be a list, .*: \[to_unit\]"),
+    "a preprocess by name": ({"preprocess": ["normalize"]}, "training.preprocess import normalize"),
+    "an augment": ({"augment": [None]}, "augment: None is not a function"),
+    "a schedule by name": ({"schedule": "cosine"}, "import cosine, then cosine"),
+    "a schedule's factory": ({"schedule": linear}, r"linear is a function .* call it: linear\("),
+    "one of one's own": ({"schedule": smooth}, r"schedule: smooth is .* call it: smooth\(scale\)"),
+    "one of vectors": ({"schedule": lambda step: X}, "schedule: must return one number for a"),
+    "a schedule of two": ({"schedule": lambda a, b: a}, "schedule: <lambda> is a function"),
+    "an objective": ({"objective": "mixup"}, "from training.objective import mixup"),
+    "an update": ({"update": "gradient_update"}, "from training.update import gradient_update"),
+    "one callback": ({"callbacks": early_stopping(monitor="x")}, "callbacks: must be a list"),
+    "a callback's factory": ({"callbacks": [early_stopping]}, r"call it: early_stopping\("),
+    "a callback by name": ({"callbacks": ["profiler"]}, "callbacks.profiler import profiler"),
+    "no callback's name": (
+        {"callbacks": ["early"]},
+        "and no part's: .*early_stopping",
+    ),
+    "a tracker by name": ({"log": {"trackers": ["jsonl"]}}, "trackers.jsonl import jsonl"),
+    "a key of log": (
+        {"log": {"every_step": 3}},
+        "no such key 'every_step'; did you mean 'every_st",
+    ),
+    "no dict": ({"checkpoint": True}, "checkpoint: must be a dict of dir, .*got True"),
+    "a bad value": ({"checkpoint": {"keep": 0}}, "checkpoint.keep: must be at least 1, got 0"),
+    "a seed": ({"seed": "0"}, "seed: must be a whole number, got '0'"),
+    "watchers": ({"watchers": object()}, "watchers: must be a list"),
+    "resume": ({"resume": "auto"}, 'resume: must be False, True or "override"'),
+    "the config": ({"config": LoaderOptions()}, r"must be a dict, got LoaderOptions; pass vars"),
+    "the config's seed": ({"config": {"seed": 4}}, r"config: 'seed' is the run's own, 0; pass the"),
+    "a model by name": ({"model": "resnet"}, "model: 'resnet' is only a name"),
+    "a model's factory": ({"model": resnet}, r"call it: resnet\(input_shape, num_classes\)"),
+    "no model": ({"model": np.tanh(X)}, "ndarray has no init and apply"),
+    "a list of lists": ({"train": (X.tolist(), Y)}, r"train: x is a list; .* np.asarray\(x\)"),
+    "a list of labels": ({"train": (X, Y.tolist())}, r"train: y is a list; .* np.asarray\(y\)"),
+    "lists of a test set": ({"test": ({"a": [1.0, 2.0]}, Y)}, "test: x is a list"),
+    "a list of examples": ({"train": (list(X), Y)}, r"a list of 64 arrays; .* np.stack\(x\)"),
+    "text": ({"train": (X, Y.astype(str))}, "train: y holds <U11, no numbers"),
+    "a single array": ({"train": X, "test": Y}, r"train: is one array, float32\[64, 6\]"),
+    "three": ({"train": (X, Y, Y)}, "train: is a tuple of 3"),
+    "a dict": ({"train": {"x": X, "y": Y}}, "train: is a dict of x, y"),
+    "a Data": ({"train": digits(train_size=8, test_size=8)}, r"sets = data.load\(\)"),
+    "a dataset by name": ({"train": "mnist"}, "train: 'mnist' holds no examples"),
+    "a dataset's factory": ({"train": digits}, "holds no examples"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_message_for(mistake):
+    settings, message = MISTAKES[mistake]
+    with pytest.raises(UserError, match=message):
+        run(**settings)
+
+
+def test_partials_optax_and_lists_of_inputs_are_no_mistakes():
+    two = MODEL._replace(apply=lambda p, s, x, **k: MODEL.apply(p, s, x[0] + x[1], **k))
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.01, 10))
+    done = run(([X, X], Y), model=two, optimizer=optimizer, schedule=linear(steps=9))
+    assert done.completed == 1
+    targets = X[:, :2].copy()
+    assert "train_mae" in run((X, targets), loss=mse, metrics=[mae]).metrics
+
+
+def test_the_config_reaches_trackers_callbacks_and_a_resumed_run(tmp_path, caplog):
+    class Seen:
+        def start(self, about):
+            self.about = about
+
+        def on_training_start(self, view):
+            self.config = view.config
+
+    seen = Seen()
+    config = {"title": "widths", "width": 4, "dirs": ["a"]}
+    settings = {"config": config, "folder": tmp_path, "callbacks": [seen]}
+    run(**settings, log={"trackers": [seen]})
+    for reached in (seen.about.config, seen.config):
+        assert config.items() <= reached.items()
+        assert reached["loader"]["batch_size"] == 128 and reached["seed"] == 0
+    assert seen.about.title == "widths"
+    with pytest.raises(UserError, match=r"width: 4 -> 8"):
+        run(**settings | {"config": config | {"width": 8}}, resume=True)
+
+
+def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    run(folder=tmp_path, epochs=2)
+    message = r"holds a run of 2 epochs already, .*resume=True.*another folder.*shutil.rmtree\('"
+    with pytest.raises(UserError, match=message):
+        run(folder=tmp_path, epochs=2)
+    again = run(folder=tmp_path, epochs=2, resume=True)
+    assert again.step == 2 and len(again.history) == 2
+    assert "has its 2 epochs already: nothing is trained; raise `epochs`" in caplog.text
+    assert run(folder=tmp_path, epochs=3, resume=True).step == 3
+    assert "resuming after step 2" in caplog.text
+
+
+def test_a_run_is_shown_in_one_line():
+    def many(output, target):
+        return {f"part_{i}": output[0] for i in range(30)}
+
+    shown = repr(run(test=(X, Y), metrics=[accuracy, many], replicas=2, epochs=2))
+    assert shown.startswith("Run(2 of 2 epochs, step 2, test_loss 0.")
+    assert "test_accuracy" in shown and "\n" not in shown and len(shown) < 160

@@ -1,0 +1,171 @@
+"""The arguments of `fit`, checked as a config is, and made into a Recipe."""
+
+import operator
+from dataclasses import fields
+from types import SimpleNamespace
+
+import numpy as np
+
+from data_loader.base import Arrays, has_items
+from data_loader.nest import map_nest
+from training.devices.options import MeshOptions
+from training.devices.sharding import Plan
+from training.loss import cross_entropy
+from training.metrics import accuracy
+from training.objective import supervised
+from training.options import (
+    CheckpointOptions,
+    LoaderOptions,
+    LoggingOptions,
+    TrainingOptions,
+    did_you_mean,
+)
+from training.recipe import Recipe, compose
+from training.runs import folder as run_folder
+from training.runs.argument_checks import (
+    check_data,
+    check_function,
+    check_list,
+    check_model,
+    check_optimizer,
+    check_schedule,
+    check_side,
+)
+from training.transforms import scheduled
+from training.update import gradient_update
+from training.watching.hooks import check_hooks
+from training.watching.metric_log import EVERY_50_STEPS
+from utils import UserError
+
+EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
+
+
+def recipe_of(
+    model,
+    *,
+    optimizer,
+    loss=cross_entropy,
+    metrics=None,
+    schedule=None,
+    preprocess=(),
+    augment=(),
+    objective=supervised,
+    update=gradient_update,
+    callbacks=(),
+    seed=0,
+    log=EVERY_50_STEPS,
+    checkpoint=EVERY_EPOCH,
+    rates=None,
+    mesh=ALL_DEVICES,
+    sharding=None,
+    **options,
+) -> Recipe:
+    """The Recipe of a model: the arguments are those of `fit` that say what is computed."""
+    loader, training = split_options(options)
+    metrics = default_metrics(loss) if metrics is None else metrics
+    check_model(model)
+    check_optimizer(optimizer)
+    check_schedule(schedule)
+    functions = {"loss": loss, "objective": objective, "update": update}
+    for kind, function in functions.items():
+        if kind != "loss" or loss is not None:  # an objective of one's own may need none
+            check_function(kind, function)
+    for kind, listed in {"preprocess": preprocess, "augment": augment}.items():
+        check_list(kind, listed)
+    check_list("metrics", metrics.values() if isinstance(metrics, dict) else metrics)
+    check_list("callbacks", callbacks)
+    check_hooks(callbacks)
+    logging = made_of(LoggingOptions, "log", log)
+    check_list("trackers", logging.trackers)
+    parts = SimpleNamespace(
+        model=model,
+        **functions,
+        metrics=metrics,
+        preprocess=preprocess,
+        augment=augment,
+        optimizer=optimizer if schedule is None else scheduled(optimizer, schedule),
+        callbacks=callbacks,
+        rates=rates or {},
+        seed=whole_number("seed", seed),
+        loader=loader,
+        training=training,
+        checkpoint=made_of(CheckpointOptions, "checkpoint", checkpoint),
+        logging=logging,
+    )
+    return compose(parts, Plan.on_paper(made_of(MeshOptions, "mesh", mesh), sharding))
+
+
+# Options.
+
+
+def default_metrics(loss):
+    """Accuracy for what classifies."""
+    return [accuracy] if getattr(loss, "func", loss) is cross_entropy else []
+
+
+def made_of(options, name, given):
+    """Options from a dict of their fields."""
+    if isinstance(given, options):
+        return given
+    known = [field.name for field in fields(options)]
+    if not isinstance(given, dict):
+        raise UserError(f"{name}: must be a dict of {', '.join(known)}, got {given!r}")
+    if unknown := [key for key in given if key not in known]:
+        hint = did_you_mean(unknown[0], known)
+        raise UserError(f"{name}: no such key {unknown[0]!r}{hint} ({', '.join(known)})")
+    try:
+        return options(**given)
+    except ValueError as error:
+        lines = [f"{name}.{line}" for line in str(error).splitlines()]
+        raise UserError("\n".join(lines)) from error
+
+
+def split_options(options):
+    """(LoaderOptions, TrainingOptions) from one dict of their fields."""
+    classes, split = (LoaderOptions, TrainingOptions), []
+    names = [[field.name for field in fields(cls)] for cls in classes]
+    check_known(options, [*names[0], *names[1]])
+    for cls, own in zip(classes, names, strict=True):
+        split.append(cls(**{name: value for name, value in options.items() if name in own}))
+    return split
+
+
+def check_known(given, known):
+    """Refuse arguments of other names, as Python does, with the most similar name."""
+    if unknown := [name for name in given if name not in known]:
+        hint = did_you_mean(unknown[0], known)
+        end = hint or f"; there are {', '.join(sorted(known))}"
+        raise TypeError(f"fit() got an unexpected keyword argument {unknown[0]!r}{end}")
+
+
+def whole_number(name, value):
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{name}: must be a whole number, got {value!r}") from None
+
+
+def own_record(recipe, sets, config=None):
+    """The record of a run of `fit`: its options, and the user's `config`. Functions are not
+    compared when a run is resumed, so a collate_fn is left out."""
+    if config is not None and not isinstance(config, dict):
+        fix = "pass vars(config)" if hasattr(config, "__dict__") else "pass {name: value}"
+        raise UserError(f"config: must be a dict, got {type(config).__name__}; {fix}")
+    loader = vars(recipe.loader) | {"collate_fn": None}
+    own = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
+    for key in own.keys() & (config or {}).keys():
+        if config[key] != own[key]:
+            fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
+            raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
+    with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
+    return run_folder.record(own | (config or {}), {}, with_items) | {"written_by": "fit"}
+
+
+def as_dataset(name, data):
+    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
+    check_data(name, data)
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return data
+    for side, values in zip("xy", data, strict=True):
+        check_side(name, side, values, data)
+    return Arrays(*map_nest(np.asanyarray, data))
