@@ -123,7 +123,7 @@ def test_an_input_shape_may_have_the_channels_first(convolution, convert, tmp_pa
     assert open_model(path).inputs["input"][0] == (None, 1, 28, 14)
     assert read_report(tmp_path)["form"]["layout"] == "nchw"
     x = np.random.default_rng(0).random((2, 28, 14, 1), np.float32)
-    loaded = load(convolution["config"], convolution["weights"], shape=(28, 14, 1))
+    loaded = load_to_export(convolution["config"], convolution["weights"], shape=(28, 14, 1))
     expected = jax.jit(loaded.function)(loaded.weights, x)
     np.testing.assert_allclose(outputs(path, input=x.transpose(0, 3, 1, 2)), expected, atol=1e-5)
 
