@@ -72,6 +72,13 @@ class Data(NamedTuple):
     load: Callable  # () -> {"train": Dataset, "test": Dataset}, the same keys as sizes
     num_classes: int | None = None
     vocab_size: int | None = None
+    classes: tuple[str, ...] | None = None  # the name of each class, in the order of the labels
+
+
+def class_names(data):
+    """The names of the classes of a Data or a dataset that has `classes`, else None."""
+    classes = getattr(data, "classes", None)
+    return None if classes is None else [str(name) for name in classes]
 
 
 def check_labels(source, labels, num_classes):

@@ -52,12 +52,14 @@ def grain(
     workers: int = 2,
     num_classes: int | None = None,
     vocab_size: int | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Data:
     """ArrayRecord or TFRecord files, a path or a pattern per set; `parse` decodes a record.
 
     Without `parse`, numpy_example does.
     """
     check_minimums(workers=(workers, 0), num_classes=(num_classes, 1), vocab_size=(vocab_size, 1))
+    num_classes = len(classes) if classes and num_classes is None else num_classes
     if workers and importlib.util.find_spec("grain") is None:
         raise UserError(f"grain: {NEEDS.format('grain')}")
     sets = {
@@ -69,7 +71,7 @@ def grain(
         lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
     )
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    return Data(example, sizes, lambda: sets, num_classes, vocab_size)
+    return Data(example, sizes, lambda: sets, num_classes, vocab_size, classes)
 
 
 class Records:

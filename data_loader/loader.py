@@ -44,6 +44,11 @@ class Subset:
     def __len__(self):
         return len(self.indices)
 
+    @property
+    def classes(self):
+        """The names of the classes of the whole dataset, if it has any."""
+        return getattr(self.dataset, "classes", None)
+
     def __getitem__(self, index):
         index = self.indices[index]
         return self.dataset[index if takes_rows(self.dataset) else int(index)]

@@ -35,11 +35,6 @@ class Examples:
         """Where the data comes from: its own description, or its name in the config."""
         return getattr(self.datasets["train"], "source", self.loaded.config["data"]["name"])
 
-    @property
-    def classes(self):
-        """The class names, or None if the data has none."""
-        return getattr(self.datasets["train"], "classes", None)
-
     def differs_from_training_data(self):
         """Whether the checkpoint was trained on other data than this."""
         trained_on = self.loaded.record.get("data", {}).get("train")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data_loader.base import class_names
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
@@ -46,6 +47,13 @@ class LoadedModel(NamedTuple):
     def config(self):
         """The config, with its defaults."""
         return self.parts.config
+
+    @property
+    def classes(self):
+        """The names of the classes: those that the run recorded, else those of the data, or
+        None."""
+        stored = self.record.get("classes")
+        return list(map(str, stored)) if isinstance(stored, list) else class_names(self.parts.data)
 
 
 def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, batch=None, form=NHWC):

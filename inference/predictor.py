@@ -42,7 +42,7 @@ def open_predictor(arguments):
         name: (leaf.shape, leaf.dtype) for name, leaf in named(loaded.inputs, "input").items()
     }
     kind = output_kind(loaded.config, loaded.form)
-    classes = class_names(loaded)
+    classes = as_names(loaded.classes)
     return Predictor(Reference(loaded), inputs, None, loaded.preprocess, loaded.form, kind, classes)
 
 
@@ -77,13 +77,6 @@ def read_report(path):
         fix = "export again, or move the model to another folder and pass its config with -c"
         raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
     return form, kind, as_names(report.get("classes"))
-
-
-def class_names(loaded):
-    """The class names of an image folder; any other data would have to be loaded to know them."""
-    if loaded.parts.data is None or loaded.config["data"]["name"] != "folder":
-        return []
-    return as_names(loaded.parts.data.load()["train"].classes)
 
 
 def as_names(classes):

@@ -4,12 +4,13 @@ recipe, for `fit` and for the command line alike."""
 import re
 from contextlib import closing
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from data_loader.base import Arrays, has_items, length
+from data_loader.base import Arrays, class_names, has_items, length
 from data_loader.loader import first_batches, split
 from data_loader.nest import map_nest
 from training.checkpoint.keeper import Keeper
@@ -154,6 +155,8 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     log = metric_log(recipe, own_folder, record, checkpoint)
     keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
     seen = {"sets": sets, "folder": own_folder, "config": record["config"]}
+    seen |= {"classes": record.get("classes")}
+    seen |= {"first_examples": partial(recipe.first_examples, sets["train"])}
     view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
@@ -199,7 +202,7 @@ def own_record(recipe, sets):
     loader = vars(recipe.loader) | {"collate_fn": None}
     config = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
     with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
-    return run_folder.record(config, {}, with_items)
+    return run_folder.record(config, {}, with_items, class_names(sets["train"]))
 
 
 def default_metrics(loss):

@@ -5,8 +5,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
+from data_loader.base import has_items
+from data_loader.loader import collate, epoch_order
 from training.base import Objective, Optimizer, unchanged
-from training.objective import with_precision
+from training.objective import inputs, with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 from training.run import Reader
 from training.tally import NEEDS, Tracked, Watch
@@ -26,6 +30,7 @@ class Recipe(NamedTuple):
     watch: Watch  # what is measured
     rates: dict  # {name: learning rate, a number or a function of the step}
     preprocess: tuple
+    augment: tuple
     callbacks: tuple
     seed: int
     plan: Any  # the devices, and what each of them holds (training/devices/sharding.py)
@@ -48,6 +53,26 @@ class Recipe(NamedTuple):
     def sets_at_end(self, sets):
         """The held-out sets that are evaluated once, after training."""
         return [name for name in sets if name == "test" and self.training.test_at == "end"]
+
+    def first_examples(self, dataset, count):
+        """The first examples of the training set in the order of its first epoch, augmented as in
+        training if there are augmentations; None if they cannot be read one by one."""
+        if not has_items(dataset):
+            return None
+        order = {"seed": self.seed, "epoch": 1, "shuffle": self.loader.shuffle}
+        rows, _ = epoch_order(len(dataset), self.loader.batch_size, **order)
+        indices = rows.ravel()[: min(count, len(dataset))]
+        examples = [dataset[int(i)] for i in indices]
+        if not self.augment or not examples:
+            return examples
+        batch = (self.loader.collate_fn or collate)(examples)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            return examples
+        key = jax.random.fold_in(jax.random.key(self.seed), 0)
+        x = jax.device_get(
+            jax.jit(lambda x: inputs(self.preprocess, self.augment, key, x))(batch[0])
+        )
+        return [jax.tree.map(lambda a, i=i: a[i], (x, batch[1])) for i in range(len(examples))]
 
 
 def compose(parts, plan):
@@ -77,6 +102,7 @@ def compose(parts, plan):
         watch,
         parts.rates if "learning_rate" in watch.needs else {},
         tuple(parts.preprocess),
+        tuple(parts.augment),
         tuple(parts.callbacks),
         parts.seed,
         plan,

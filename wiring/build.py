@@ -174,6 +174,7 @@ class Builder:
 
     def learn_sizes(self, built):
         """Add the facts about classes and steps."""
+        from data_loader.base import class_names
         from data_loader.loader import held_out
 
         data, sizes, facts = built.data, built.data.sizes, self.nodes.facts
@@ -184,6 +185,9 @@ class Builder:
         for name in [name for name in sizes if not re.fullmatch(r"[a-z0-9-]+", name)]:
             form = "lowercase letters, digits and '-'"
             self.nodes.problem("data", f"the name of a set may contain only {form}, found {name!r}")
+        if (names := class_names(data)) is not None and len(names) != data.num_classes:
+            message = f"`classes` has {len(names)} names, but num_classes is {data.num_classes}"
+            self.nodes.problem("data", f"{message}; name every class once")
         classes = {"num_classes": data.num_classes, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in classes.items() if value is not None}
         try:

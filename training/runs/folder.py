@@ -42,10 +42,11 @@ def new_folder(base, title):
     raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
-def record(config, facts, datasets):
-    """What every checkpoint says of its run, as plain JSON."""
+def record(config, facts, datasets, classes=None):
+    """What every checkpoint says of its run, as plain JSON; `classes` are the names of the
+    classes."""
     fingerprints = {name: fingerprint(dataset) for name, dataset in datasets.items()}
-    content = {"config": config, "facts": facts, "data": fingerprints}
+    content = {"config": config, "facts": facts, "data": fingerprints, "classes": classes}
     return json.loads(json.dumps(content, default=str))
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from data_loader.base import Arrays, loaded
+from data_loader.base import Arrays, class_names, loaded
 from data_loader.loader import held_out
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
@@ -171,7 +171,7 @@ def record_of(run, parts, sets):
     """The record for a run's checkpoints, once the data is known to be the same in all processes,
     and its folder to be visible to them."""
     with together():
-        record = run_folder.record(parts.config, parts.facts, sets)
+        record = run_folder.record(parts.config, parts.facts, sets, class_names(parts.data))
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():

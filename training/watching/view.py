@@ -8,7 +8,7 @@ from training.watching.publish import Publisher
 READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped")
 READ += ("signal", "finished")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
-SHOWN += ("publish", "learning_rate()")
+SHOWN += ("publish", "learning_rate()", "classes", "first_examples()")
 
 
 class View:
@@ -28,11 +28,26 @@ class View:
     params, state  a copy of the params that are evaluated, and of their running statistics
     states()       the TrainState of each replica; the next step takes its arrays away
     learning_rate()  {name: value} at the latest step, where known
+    classes        the names of the classes, or None
+    first_examples(count)  the first examples of training, shuffled and augmented as in its first
+                   epoch; None where single examples cannot be read
     """
 
-    def __init__(self, run, learning_rate, *, sets=None, folder=None, config=None, publish=None):
+    def __init__(
+        self,
+        run,
+        learning_rate,
+        *,
+        sets=None,
+        folder=None,
+        config=None,
+        publish=None,
+        classes=None,
+        first_examples=None,
+    ):
         sets, publish = MappingProxyType(sets or {}), publish or Publisher()
-        vars(self).update(sets=sets, folder=folder, publish=publish)
+        vars(self).update(sets=sets, folder=folder, publish=publish, classes=classes)
+        vars(self).update(first_examples=first_examples or (lambda count: None))
         vars(self).update(learning_rate=learning_rate, _run=run, _config=config or {})
 
     def __getattr__(self, name):

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from data_loader.base import has_items
+
 
 class Published:
     """What went to the trackers: [(step, name, picture)]."""
@@ -32,9 +34,14 @@ def view(**fields):
         "arrays": {},
         "per_step": {},
         "learning_rate": dict,
+        "classes": None,
         "publish": Published(),
     }
-    return SimpleNamespace(**defaults | fields)
+    seen = SimpleNamespace(**defaults | fields)
+    train = seen.sets.get("train")
+    items = range(len(train)) if has_items(train) else None
+    seen.first_examples = lambda count: items and [train[i] for i in items[:count]]
+    return seen
 
 
 def steps(first, norms, losses=None):
