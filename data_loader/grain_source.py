@@ -19,6 +19,7 @@ from multiprocessing import resource_tracker
 import numpy as np
 
 from data_loader.base import Data, Parsed, check_labels
+from data_loader.loader import collated
 from data_loader.nest import map_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
@@ -105,13 +106,7 @@ class Records:
 
     def batch(self, collate_fn, row):
         """One batch; every error becomes a UserError, which can be pickled between processes."""
-        examples = [self[int(i)] for i in row]
-        try:
-            return collate_fn(examples)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"loader.collate_fn fails: {where_and_why(error)}") from error
+        return collated([self[int(i)] for i in row], collate_fn)
 
     def read_batches(self, order, collate_fn):
         """One batch for each row of `order`; each of n workers makes every n-th one in advance."""

@@ -132,9 +132,9 @@ def stored_facts(record):
 
 def input_specs(parts, record, shape):
     """(shape and dtype of one raw input or None, those of one input of the model)"""
-    if parts.data and isinstance(parts.data.example, tuple):
+    if isinstance(parts.example, tuple | list):
         raw = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0]
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
         )
         x = raw
         for fn in parts.preprocess:

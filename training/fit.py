@@ -199,10 +199,9 @@ def check_folder(recipe, folder, resume):
 def own_record(recipe, sets):
     """The record of a run whose caller gives none: functions are not compared, so a collate_fn is
     left out."""
-    loader = vars(recipe.loader) | {"collate_fn": None}
+    loader = vars(recipe.loader) | {"collate_fn": None, "eval_collate_fn": None}
     config = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
-    with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
-    return run_folder.record(config, {}, with_items, class_names(sets["train"]))
+    return run_folder.record(config, {}, sets, class_names(sets["train"]))
 
 
 def default_metrics(loss):

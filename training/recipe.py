@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from data_loader.base import has_items
-from data_loader.loader import collate, epoch_order
+from data_loader.loader import collate, collated, epoch_order
 from training.base import Objective, Optimizer, unchanged
 from training.objective import inputs, with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
@@ -65,7 +65,7 @@ class Recipe(NamedTuple):
         examples = [dataset[int(i)] for i in indices]
         if not self.augment or not examples:
             return examples
-        batch = (self.loader.collate_fn or collate)(examples)
+        batch = collated(examples, self.loader.collate_fn or collate)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             return examples
         key = jax.random.fold_in(jax.random.key(self.seed), 0)

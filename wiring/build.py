@@ -35,7 +35,7 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None):
     if not all(problem.startswith("data") for problem in builder.nodes.problems):
         builder.raise_problems()
     if builder.nodes.problems:
-        built.data = None
+        built.data = built.example = None
     return built, builder.problems_text()
 
 
@@ -77,10 +77,11 @@ class Builder:
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
         built.metrics = self.metrics()
-        built.data = self.part("data")
+        built.data, built.example = self.part("data"), None
         self.check_sections(built)
         if built.data and built.loader:
             self.learn_sizes(built)
+            built.example = self.example(built)
             self.learn_input_shape(built)
         built.schedule = self.nodes.schedule = self.config["schedule"] and self.part("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
@@ -201,13 +202,26 @@ class Builder:
             facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
             facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
 
+    def example(self, built):
+        """One example as it stands in a batch of training; None if there is no such batch."""
+        from data_loader.loader import batch_of_copies
+        from data_loader.nest import map_nest
+
+        size, collate_fn = built.loader.batch_size, built.loader.collate_fn
+        try:
+            batch = batch_of_copies(built.data.example, size, collate_fn)
+        except UserError as error:
+            where = "for copies of the `example` of the data"
+            return self.nodes.problems.append(f"{error} ({where})")
+        return map_nest(lambda rows: rows[0], batch)
+
     def learn_input_shape(self, built):
         """Add the shape of one input after preprocessing, if an example is a pair (x, y)."""
         import jax
 
-        if built.preprocess is None or not isinstance(built.data.example, tuple):
+        if built.preprocess is None or not isinstance(built.example, tuple | list):
             return
-        x = raw = built.data.example[0]
+        x = raw = built.example[0]
         try:
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)

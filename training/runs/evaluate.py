@@ -8,11 +8,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import numpy as np
+
 from data_loader.base import loaded
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, probe_of
 from training.devices.sharding import Plan
+from training.feed import form_on_device
 from training.fit import split_sets
 from training.recipe import compose
 from training.runs.folder import FINISHED, write_json
@@ -93,7 +97,7 @@ class CheckpointEvaluation:
         if not plan.fits():  # the run had other devices: all devices of this machine will do
             plan = Plan.on_paper(type(parts.mesh)(), None)
         recipe = compose(parts, plan)
-        sets = split_sets(loaded(parts.data), parts.loader)
+        sets = split_sets(loaded(parts.data, parts.loader), parts.loader)
         self.sets = {name: dataset for name, dataset in sets.items() if name != "train"}
         if not self.sets:
             raise UserError(
@@ -101,6 +105,8 @@ class CheckpointEvaluation:
             )
         self.trainer, self.reader = Trainer(recipe, self.sets), recipe.reader()
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
+        if parts.loader.eval_collate_fn:  # the probe has the form of a batch of training
+            batch = jax.tree.map(lambda a: form_on_device(np.asarray(a)[None]), parts.example)
         self.probe = Probe(parts.model, probe_input(batch, parts.preprocess))
 
     def row(self, folder, name):

@@ -15,7 +15,7 @@ from data_loader.loader import held_out
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
-from training.feed import nbytes
+from training.feed import nbytes, stacks
 from training.fit import split_sets, train_recipe
 from training.recipe import compose
 from training.runs import folder as run_folder
@@ -97,7 +97,8 @@ def trainer_ahead(recipe, parts):
     order = ["train", *validation, *({"test"} & sizes.keys())]
     sets = {name: Arrays(*jax.tree.map(partial(many, sizes[name]), example)) for name in order}
     too_large = sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
-    if parts.loader.collate_fn or parts.training.overfit_batches or too_large:
+    stacked = all(stacks(parts.loader.of(name)) for name in sizes)
+    if not stacked or parts.training.overfit_batches or too_large:
         return None
     return Trainer(recipe, sets)
 
@@ -118,7 +119,7 @@ def new_run(parts, root, why_new, temporary):
         logger.info("%s: beginning a new one", why_new)
     try:
         with together():
-            sets = loaded(parts.data)
+            sets = loaded(parts.data, parts.loader)
         record = record_of(run, parts, sets)
         with together():
             if is_first():
@@ -135,7 +136,7 @@ def resumed_run(run, parts, root, template, override, temporary):
     insisted on."""
     handle_signals(run, temporary)
     with together():
-        sets = loaded(parts.data)
+        sets = loaded(parts.data, parts.loader)
     record = record_of(run, parts, sets)
     with together():
         changes = resume.changes(run, record, override)
