@@ -162,6 +162,20 @@ def batches(dataset, order, collate_fn=collate, start=0):
         yield dataset[row] if by_rows else collated([dataset[int(i)] for i in row], collate_fn)
 
 
+def first_inputs(dataset, options, limit=None):
+    """The inputs of a training set of pairs (x, y), batch by batch and each once; with a `limit`,
+    those of the first batches of a shuffled epoch."""
+    if not has_items(dataset):
+        yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
+        return
+    size = options.batch_size if limit else 1024
+    order = {"seed": 0, "epoch": 1, "shuffle": bool(limit) and options.shuffle}
+    rows, valid = epoch_order(len(dataset), size, **order)
+    read = batches(dataset, rows[:limit], options.collate_fn or collate)
+    for batch, count in zip(read, valid, strict=False):
+        yield map_nest(lambda a, count=count: np.asarray(a)[:count], batch[0])
+
+
 def prefetch(iterable, depth=2):
     """The same items; a thread makes the next `depth` of them ahead of time."""
     iterator, end = iter(iterable), object()

@@ -15,6 +15,7 @@ from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe
 from training.checkpoint.restore import check_meaning
+from training.recipe import with_recorded
 from utils import UserError, first_line, named_leaves
 from wiring.build import build_to_ship
 from wiring.config import override, read
@@ -68,6 +69,7 @@ def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, bat
         config_file, checkpoint, weights.record, overrides, trusted
     )
     parts, data_error = build_to_ship(config, source, stored_facts(weights.record), trusted, shape)
+    parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
     raw, inputs = input_specs(parts, weights.record, shape)
     shapes = model_shapes(parts.model, source)
     weights.check(*shapes)

@@ -3,6 +3,8 @@ the shape check, training, `--evaluate`, `--watch` and the export."""
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -111,6 +113,47 @@ def compose(parts, plan):
         parts.checkpoint,
         parts.logging,
     )
+
+
+def with_statistics(parts, statistics):
+    """The parts of a config with statistics of the training set, [[index in preprocess, {argument:
+    value}], ...], in the functions and in the config."""
+    preprocess, config = list(parts.preprocess), dict(parts.config)
+    nodes = config["preprocess"] = list(config["preprocess"])
+    for i, values in statistics:
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        preprocess[i] = partial(preprocess[i], **values)
+        nodes[i] = nodes[i] | {"args": nodes[i]["args"] | values}
+    changed = {"preprocess": preprocess, "config": config, "unfitted": {}}
+    return SimpleNamespace(**vars(parts) | changed)
+
+
+def with_recorded(parts, config, source):
+    """The parts with the statistics that a run has recorded in its config."""
+    if not parts.unfitted:
+        return parts
+    statistics = recorded_statistics(parts, config)
+    if len(statistics) < len(parts.unfitted):
+        names = [parts.config["preprocess"][i]["name"] for i in parts.unfitted]
+        raise UserError(
+            f"preprocess: {source} has no statistics of the training set for {', '.join(names)}; "
+            "use the config that the run has recorded, or write them into yours"
+        )
+    return with_statistics(parts, statistics)
+
+
+def recorded_statistics(parts, config):
+    """The statistics of the same parts in the config of a run, as far as it has them."""
+    recorded, found = config.get("preprocess") or [], []
+    for i, names in parts.unfitted.items():
+        node = recorded[i] if i < len(recorded) else None
+        args = node.get("args") if isinstance(node, dict) else None
+        if not args or node.get("name") != parts.config["preprocess"][i]["name"]:
+            continue
+        values = {name: args.get(name) for name in names}
+        if None not in values.values():
+            found.append([i, values])
+    return found
 
 
 def configured(update, objective, optimizer, training):

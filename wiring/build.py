@@ -77,6 +77,7 @@ class Builder:
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
         built.metrics = self.metrics()
+        built.unfitted = self.unfitted(built.preprocess or [])
         built.data, built.example = self.part("data"), None
         self.check_sections(built)
         if built.data and built.loader:
@@ -139,6 +140,13 @@ class Builder:
         if not isinstance(nodes, list):
             return self.nodes.problem(kind, f"must be a list, found {show(nodes)}")
         return attempt(self.nodes.parts_of_list, kind, nodes, kind)
+
+    def unfitted(self, preprocess):
+        """{index in preprocess: the arguments that are still to be computed from the data}"""
+        from training.preprocess import unfitted
+
+        names = {i: unfitted(fn) for i, fn in enumerate(preprocess)}
+        return {i: arguments for i, arguments in names.items() if arguments}
 
     def metrics(self):
         """{label: metric}; a list uses the functions' names as labels, an object has its own."""
@@ -219,10 +227,14 @@ class Builder:
         """Add the shape of one input after preprocessing, if an example is a pair (x, y)."""
         import jax
 
+        from training.preprocess import fitted_to_zeros
+
         if built.preprocess is None or not isinstance(built.example, tuple | list):
             return
         x = raw = built.example[0]
         try:
+            if built.unfitted:  # the statistics are computed from the data, once it is loaded
+                built.preprocess = fitted_to_zeros(built.preprocess, raw)
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
         except Exception as error:

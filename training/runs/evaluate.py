@@ -18,7 +18,7 @@ from training.checkpoint.restore import check_meaning, probe_of
 from training.devices.sharding import Plan
 from training.feed import form_on_device
 from training.fit import split_sets
-from training.recipe import compose
+from training.recipe import compose, with_recorded
 from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
@@ -43,7 +43,7 @@ def evaluate(parts, named):
     if name not in present:
         names = ", ".join(present) or "none"
         raise UserError(f"--evaluate {named}: is no checkpoint; {folder} has {names}")
-    with closing(CheckpointEvaluation(parts)) as evaluation:
+    with closing(CheckpointEvaluation(with_statistics_of(folder, parts))) as evaluation:
         row = evaluation.row(folder, name)
     print(json.dumps(row, indent=2))
     write_json(folder / f"evaluation-{name}.json", row)
@@ -55,7 +55,7 @@ def watch(parts, named):
     the run has ended."""
     folder = run_folder_of(named, "--watch")
     seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
-    with closing(CheckpointEvaluation(parts)) as evaluation:
+    with closing(CheckpointEvaluation(with_statistics_of(folder, parts))) as evaluation:
         while True:
             # Checked first, so that what was saved before the end is seen after it.
             ended = (folder / FINISHED).exists()
@@ -73,6 +73,12 @@ def watch(parts, named):
                 return DONE
             if not new:
                 time.sleep(PAUSE)
+
+
+def with_statistics_of(folder, parts):
+    """The parts with the statistics that a run computed from its training set."""
+    path = folder / "config.json"
+    return with_recorded(parts, json.loads(path.read_text()), path) if parts.unfitted else parts
 
 
 def rows(path):
