@@ -21,7 +21,12 @@ class Header(NamedTuple):
 
 
 def arrays(
-    train: str, test: str | None = None, x: str = "x", y: str = "y", num_classes: int | None = None
+    train: str,
+    test: str | None = None,
+    x: str = "x",
+    y: str = "y",
+    num_classes: int | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Data:
     """Your own arrays `x` and `y`: `train` and `test` are .npz files or folders of .npy files."""
     check_minimums(num_classes=(num_classes, 1))
@@ -31,6 +36,8 @@ def arrays(
         _check(path, headers[key], headers["train"])
     inputs, targets = headers["train"][x], headers["train"][y]
     has_labels = targets.dtype.kind in "iub"
+    if classes and num_classes is None:
+        num_classes = len(classes)
     if has_labels and num_classes is None:
         num_classes = 1 + max(int(_read(path, y).max()) for path in paths.values())
 
@@ -43,7 +50,7 @@ def arrays(
         np.zeros(targets.shape[1:], np.int32 if has_labels else targets.dtype),
     )
     sizes = {key: header[x].shape[0] for key, header in headers.items()}
-    return Data(example, sizes, load, num_classes)
+    return Data(example, sizes, load, num_classes, classes=classes)
 
 
 def _load(path, x, y, num_classes):

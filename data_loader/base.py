@@ -72,6 +72,13 @@ class Data(NamedTuple):
     load: Callable  # () -> {"train": Dataset, "test": Dataset}, the same keys as sizes
     num_classes: int | None = None
     vocab_size: int | None = None
+    classes: tuple[str, ...] | None = None  # the name of each class, in the order of the labels
+
+
+def class_names(data):
+    """The names of the classes of a Data or a dataset that has `classes`, else None."""
+    classes = getattr(data, "classes", None)
+    return None if classes is None else [str(name) for name in classes]
 
 
 def check_labels(source, labels, num_classes):
@@ -86,30 +93,88 @@ def check_labels(source, labels, num_classes):
         )
 
 
-def loaded(data):
-    """The datasets of a Data, checked against its sets, sizes, example and number of classes."""
+class Batches:
+    """The user's own iterable of batches as a set of a config, checked against its Data when its
+    first batch is read."""
+
+    def __init__(self, name, iterable, data, batch_size):
+        self.name, self.iterable, self.size = name, iterable, batch_size
+        self.form = _form(data.example)
+        self.source = getattr(iterable, "source", type(iterable).__name__)
+        self.rows = min(batch_size, data.sizes[name])
+        steps, known = -(-data.sizes[name] // batch_size), length(iterable)
+        if known not in (None, steps):
+            raise UserError(
+                f"data: the {name} set has {known} batches, but `sizes` and loader.batch_size make "
+                f"{steps}; `sizes` counts the examples that are delivered in an epoch"
+            )
+        if hasattr(iterable, "start_at"):
+            self.start_at = lambda epoch, batch: self.checked(
+                iterable.start_at(epoch, batch), batch
+            )
+
+    def __len__(self):
+        return len(self.iterable)
+
+    def __iter__(self):
+        iterator = iter(self.iterable)
+        if iterator is self.iterable:
+            raise UserError(
+                f"data: the {self.name} set is an iterator, which can be read only once; load() "
+                "must return an object whose __iter__ begins again"
+            )
+        return self.checked(iterator)
+
+    def checked(self, batches, start=0):
+        """The batches, of which the first has the rows and the form that the Data promises."""
+        for i, batch in enumerate(batches, start):
+            if i == start:
+                rows, form = len(next(named_nest(batch))[1]), _form(batch, of_batch=True)
+                if i == 0 and rows != self.rows:
+                    raise UserError(
+                        f"data: the {self.name} set has batches of {rows} examples, "
+                        f"loader.batch_size says {self.rows}; set both to the same number"
+                    )
+                if form != self.form:
+                    raise UserError(
+                        f"data: the examples in a batch of the {self.name} set are {form}, "
+                        f"`example` says {self.form}"
+                    )
+            yield batch
+
+
+def loaded(data, options=None):
+    """The datasets of a Data, checked against its sets, sizes, example and number of classes.
+    `options` are those of the loader, whose collate_fn may give all examples one form."""
     sets = data.load()
     if not isinstance(sets, dict):
         raise UserError(f"data: load() must return {{set: dataset}}, got {type(sets).__name__}")
+    sets = dict(sets)
     if sets.keys() != data.sizes.keys():
         raise UserError(
             f"data: load() returned the sets {sorted(sets)}, but `sizes` names "
             f"{sorted(data.sizes)}; they must be the same"
         )
     for name, dataset in sets.items():
+        own = options and options.of(name)
+        if not has_items(dataset) and own and hasattr(dataset, "__iter__"):
+            sets[name] = Batches(name, dataset, data, own.batch_size)
+            continue
         if not has_items(dataset):
             raise UserError(
                 f"data: examples of the {name} set cannot be read by index; "
-                "it needs __len__ and __getitem__"
+                "it needs __len__ and __getitem__, or __iter__ that yields batches"
             )
         if len(dataset) != data.sizes[name]:
             raise UserError(
                 f"data: the {name} set has {len(dataset)} examples, `sizes` says {data.sizes[name]}"
             )
-        actual, expected = _form(dataset[0]), _form(data.example)
+        collate_fn = own and own.collate_fn
+        actual, expected = (_form_of(one, collate_fn) for one in (dataset[0], data.example))
         if actual != expected:
+            fix = "; loader.collate_fn must give all batches one form" if collate_fn else ""
             raise UserError(
-                f"data: an example of the {name} set is {actual}, `example` says {expected}"
+                f"data: an example of the {name} set is {actual}, `example` says {expected}{fix}"
             )
         if type(dataset) is Arrays and data.num_classes is not None:
             labels = dataset.arrays[1]
@@ -118,9 +183,18 @@ def loaded(data):
     return sets
 
 
-def _form(example):
+def _form_of(example, collate_fn):
+    """The _form of an example, or of the row that a collate_fn makes of it."""
+    from data_loader.loader import collated  # which imports this module
+
+    if collate_fn is None:
+        return _form(example)
+    return _form(collated([example], collate_fn), of_batch=True)
+
+
+def _form(example, of_batch=False):
     """Shape and kind of number of every leaf; not the number of bits, which the device decides."""
     return {
-        name: f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf))}"
+        name: f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf)[of_batch:])}"
         for name, leaf in named_nest(example)
     }

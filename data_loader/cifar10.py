@@ -16,6 +16,8 @@ ARCHIVE = "cifar-10-binary.tar.gz"
 DIGEST = "c32a1d4ab5d03f1284b67883e8d87530"  # md5 of the archive
 FOLDER = "cifar-10-batches-bin"  # inside the archive
 FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer")
+CLASSES += ("dog", "frog", "horse", "ship", "truck")
 PER_FILE = 10_000
 RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
@@ -29,7 +31,7 @@ def cifar10(dir: str = "data") -> Data:
 
     example = (np.zeros((32, 32, 3), np.uint8), np.zeros((), np.int32))
     sizes = {key: PER_FILE * len(files) for key, files in FILES.items()}
-    return Data(example, sizes, load, num_classes=10)
+    return Data(example, sizes, load, num_classes=10, classes=CLASSES)
 
 
 def _contents(dir):

@@ -13,8 +13,10 @@ DIGESTS = {  # md5 of the gzip-compressed files
     "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
 }
+CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat")
+CLASSES += ("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 def fashion_mnist(dir: str = "data/fashion_mnist") -> Data:
     """Fashion-MNIST from `dir`, else downloaded; its file names are the same as those of MNIST."""
-    return idx_data("fashion_mnist", (dir,), MIRRORS, DIGESTS)
+    return idx_data("fashion_mnist", (dir,), MIRRORS, DIGESTS, classes=CLASSES)

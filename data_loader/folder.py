@@ -27,7 +27,7 @@ def folder(dir: str, image_size: list[int], color: Literal["rgb", "gray"] = "rgb
     }
     example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    return Data(example, sizes, lambda: sets, len(classes))
+    return Data(example, sizes, lambda: sets, len(classes), classes=tuple(classes))
 
 
 class Images:

@@ -18,6 +18,7 @@ from itertools import islice
 import numpy as np
 
 from data_loader.base import Data, Parsed, check_labels
+from data_loader.loader import collated
 from data_loader.nest import map_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
@@ -52,12 +53,14 @@ def grain(
     workers: int = 2,
     num_classes: int | None = None,
     vocab_size: int | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Data:
     """ArrayRecord or TFRecord files, a path or a pattern per set; `parse` decodes a record.
 
     Without `parse`, numpy_example does.
     """
     check_minimums(workers=(workers, 0), num_classes=(num_classes, 1), vocab_size=(vocab_size, 1))
+    num_classes = len(classes) if classes and num_classes is None else num_classes
     if workers and importlib.util.find_spec("grain") is None:
         raise UserError(f"grain: {NEEDS.format('grain')}")
     sets = {
@@ -69,7 +72,7 @@ def grain(
         lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
     )
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    return Data(example, sizes, lambda: sets, num_classes, vocab_size)
+    return Data(example, sizes, lambda: sets, num_classes, vocab_size, classes)
 
 
 class Records:
@@ -103,13 +106,7 @@ class Records:
 
     def batch(self, collate_fn, row):
         """One batch; every error becomes a UserError, which can be pickled between processes."""
-        examples = [self[int(i)] for i in row]
-        try:
-            return collate_fn(examples)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"loader.collate_fn fails: {where_and_why(error)}") from error
+        return collated([self[int(i)] for i in row], collate_fn)
 
     def read_batches(self, order, collate_fn):
         """One batch for each row of `order`; each of n workers makes every n-th one in advance."""

@@ -24,7 +24,7 @@ SIZES = {"train": 60_000, "test": 10_000}  # as published, for files that are st
 IMAGE = (28, 28)
 
 
-def idx_data(name, folders, mirrors, digests, stand_in=None):
+def idx_data(name, folders, mirrors, digests, stand_in=None, classes=None):
     """The Data of `name`: files in `folders`, else downloaded into the last of them.
 
     `stand_in` is the dataset factory to use if there are no files and no mirror can be reached.
@@ -52,7 +52,7 @@ def idx_data(name, folders, mirrors, digests, stand_in=None):
         }
 
     example = (np.zeros((*IMAGE, 1), np.uint8), np.zeros((), np.int32))
-    return Data(example, sizes, load, num_classes=10)
+    return Data(example, sizes, load, num_classes=10, classes=classes)
 
 
 def _find(folders):

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items
 from data_loader.nest import map_nest, named_nest
-from utils import UserError, check_minimums
+from utils import UserError, check_minimums, where_and_why
 
 SPLIT = 2**64 - 1  # the random stream of the split; those of epochs count from 0 and stay below
 
@@ -43,6 +43,11 @@ class Subset:
 
     def __len__(self):
         return len(self.indices)
+
+    @property
+    def classes(self):
+        """The names of the classes of the whole dataset, if it has any."""
+        return getattr(self.dataset, "classes", None)
 
     def __getitem__(self, index):
         index = self.indices[index]
@@ -120,6 +125,33 @@ def collate(examples) -> Batch:
         ) from error
 
 
+def collated(examples, collate_fn):
+    """The batch that a collate_fn makes of a list of examples: one row per example."""
+    try:
+        batch = collate_fn(examples)
+        rows = {name: np.shape(leaf)[:1] for name, leaf in named_nest(batch)}
+    except UserError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise UserError(f"loader.collate_fn fails: {where_and_why(error)}") from error
+    if not rows or set(rows.values()) != {(len(examples),)}:
+        found = ", ".join(
+            f"{name or 'batch'}: {row[0] if row else 'none'}" for name, row in rows.items()
+        )
+        raise UserError(
+            f"loader.collate_fn: every array of a batch needs one row per example; of "
+            f"{len(examples)} examples it made arrays with these numbers of rows: {found}"
+        )
+    return batch
+
+
+def batch_of_copies(example, size, collate_fn=None):
+    """The batch of so many copies of a data's `example`, which shows the form of its batches."""
+    if collate_fn in (None, collate):
+        return map_nest(lambda a: np.broadcast_to(a, (size, *np.shape(a))), example)
+    return map_nest(np.asarray, collated([example] * size, collate_fn))
+
+
 def batches(dataset, order, collate_fn=collate, start=0):
     """One batch for each row of `order`, from row `start` on."""
     if reads_batches(dataset):
@@ -127,7 +159,21 @@ def batches(dataset, order, collate_fn=collate, start=0):
         return
     by_rows = takes_rows(dataset) and collate_fn is collate
     for row in order[start:]:
-        yield dataset[row] if by_rows else collate_fn([dataset[int(i)] for i in row])
+        yield dataset[row] if by_rows else collated([dataset[int(i)] for i in row], collate_fn)
+
+
+def first_inputs(dataset, options, limit=None):
+    """The inputs of a training set of pairs (x, y), batch by batch and each once; with a `limit`,
+    those of the first batches of a shuffled epoch."""
+    if not has_items(dataset):
+        yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
+        return
+    size = options.batch_size if limit else 1024
+    order = {"seed": 0, "epoch": 1, "shuffle": bool(limit) and options.shuffle}
+    rows, valid = epoch_order(len(dataset), size, **order)
+    read = batches(dataset, rows[:limit], options.collate_fn or collate)
+    for batch, count in zip(read, valid, strict=False):
+        yield map_nest(lambda a, count=count: np.asarray(a)[:count], batch[0])
 
 
 def prefetch(iterable, depth=2):

@@ -1,10 +1,8 @@
 """Real examples of a config's data, in the form that an exported function takes."""
 
-import jax
-import numpy as np
-
+from data_loader.base import has_items
 from data_loader.base import loaded as load_datasets
-from data_loader.loader import fingerprint
+from data_loader.loader import collate, collated, fingerprint
 from inference.load import prepare
 from inference.lowering.trace import named
 from utils import UserError
@@ -16,9 +14,17 @@ class Examples:
     def __init__(self, loaded):
         if loaded.parts.data is None:
             raise UserError(loaded.data_error)
-        self.datasets, self.loaded = load_datasets(loaded.parts.data), loaded
+        self.datasets, self.loaded = self.sets_of(loaded.parts), loaded
         self.test_set = self.datasets.get("test")
         self.check_shapes()
+
+    @staticmethod
+    def sets_of(parts):
+        """The datasets, whose examples can all be read one by one."""
+        datasets = load_datasets(parts.data, parts.loader)
+        if not all(map(has_items, datasets.values())):
+            raise UserError("data: comes in batches, so no single example can be read")
+        return datasets
 
     def check_shapes(self):
         """Raise if the data's inputs do not have the shape that the model takes."""
@@ -34,11 +40,6 @@ class Examples:
     def source(self):
         """Where the data comes from: its own description, or its name in the config."""
         return getattr(self.datasets["train"], "source", self.loaded.config["data"]["name"])
-
-    @property
-    def classes(self):
-        """The class names, or None if the data has none."""
-        return getattr(self.datasets["train"], "classes", None)
 
     def differs_from_training_data(self):
         """Whether the checkpoint was trained on other data than this."""
@@ -62,11 +63,9 @@ class Examples:
             yield self.batch(self.test_set, range(start, min(start + size, len(self.test_set))))
 
     def batch(self, dataset, indices):
-        examples = [dataset[i] for i in indices]
-        if not isinstance(examples[0], tuple):
+        collate_fn = self.loaded.parts.loader.of("test").collate_fn or collate
+        batch = collated([dataset[i] for i in indices], collate_fn)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UserError("the data's examples are not (input, target) pairs")
-        raw, targets = (
-            jax.tree.map(lambda *leaves: np.stack(leaves), *side)
-            for side in zip(*examples, strict=True)
-        )
+        raw, targets = batch
         return named(prepare(self.loaded.preprocess, self.loaded.form, raw), "input"), targets

@@ -140,9 +140,8 @@ def keep_user_files(previous, folder):
 
 def demo(path, exporter):
     """Write a page that runs the ONNX file; returns {} or {"demo": why there is none}."""
-    classes = exporter.examples and exporter.examples.classes
     try:
-        write_demo(path, path.with_suffix(".html"), exporter.loaded, classes)
+        write_demo(path, path.with_suffix(".html"), exporter.loaded, exporter.loaded.classes)
     except UserError as error:
         return {"demo": f"demo: {error}"}
     return {}
@@ -173,7 +172,7 @@ def describe(work, code, exporter, reports, failures):
         # The preprocessing that the caller must do.
         "preprocess": [] if loaded.form.preprocess else loaded.config["preprocess"],
         "answers": output_kind(loaded.config, loaded.form),
-        "classes": examples and examples.classes,
+        "classes": loaded.classes,
         "data": examples.source if examples else f"none: {exporter.no_examples}",
         "samples": len(exporter.samples) if exporter.samples else None,
         "versions": versions(),

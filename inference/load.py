@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data_loader.base import class_names
+from inference.input_shape import channels_last, known_shape
 from inference.loaded import Loaded
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
@@ -22,8 +24,9 @@ from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
+from training.recipe import with_recorded
 from utils import UserError, first_line, named_leaves
-from wiring.build import Builder, build_to_ship
+from wiring.build import build_to_ship
 from wiring.config import override, read
 
 
@@ -56,6 +59,12 @@ class Exportable(NamedTuple):
         """The config, with its defaults."""
         return self.parts.config
 
+    @property
+    def classes(self):
+        """The names of the classes: those that the run recorded, else those of the data, or
+        None."""
+        return known_classes(self.record, self.parts.data)
+
 
 def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded:
     """The trained model in a checkpoint, or in the newest checkpoint of a run's folder.
@@ -70,11 +79,14 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
         found = find_config(config, checkpoint, weights.record, (), trust)
         facts = stored_facts(weights.record)
         parts, _ = build_to_ship(found[0], found[1], facts, trusted=found[2])
+        parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
         model, preprocess, config = parts.model, parts.preprocess, parts.config
-        (raw, inputs), classes = input_specs(parts, weights.record, None), class_names(parts)
+        raw, inputs = input_specs(parts, weights.record, None)
+        classes = known_classes(weights.record, parts.data) or []
     else:
         check_given(model, preprocess)
-        config, raw, classes = weights.record.get("config", {}), None, []
+        config, raw = weights.record.get("config", {}), None
+        classes = known_classes(weights.record, None) or []
         inputs = probed_spec(weights.probe)
     params, state = checked_weights(weights, model, inputs, str(checkpoint))
     return Loaded(
@@ -132,6 +144,7 @@ def load_to_export(
     shape, layout = channels_last(shape, form.layout, known)
     form = form._replace(layout=layout)
     parts, data_error = build_to_ship(config, source, facts, trusted, shape)
+    parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
     raw, inputs = input_specs(parts, weights.record, shape)
     if inputs is None:
         raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
@@ -194,45 +207,11 @@ def stored_facts(record):
     }
 
 
-def known_shape(config, source, facts, trusted):
-    """The shape of one input by the checkpoint or else the config's data; None if unknown."""
-    if "input_shape" not in facts:
-        facts = Builder(config, source, trusted).build().facts
-    return facts.get("input_shape")
-
-
-def channels_last(shape, layout, known):
-    """(a shape given by the user, with the channels last; the layout that callers pass).
-
-    The number of channels, which is that of the `known` shape, shows where a shape has them.
-    """
-    if shape is None or len(shape) != 3:
-        return shape, layout or "nhwc"
-    channels = known[-1] if known and len(known) == 3 else None
-    first, last = shape[0] == channels != shape[2], shape[0] != channels == shape[2]
-    channels_moved = (*shape[1:], shape[0])
-    if layout is None and first:
-        layout = "nchw"
-        print(f"{as_input(shape)} has the channels first, so the files take images in nchw")
-    if layout == "nchw" and last:
-        fix = as_input((shape[2], *shape[:2]))
-        raise UserError(f"{as_input(shape)}: --input-layout nchw has the channels first: {fix}")
-    if layout == "nhwc" and first:
-        fix = f"{as_input(channels_moved)}, or --input-layout nchw"
-        raise UserError(f"{as_input(shape)}: --input-layout nhwc has the channels last: {fix}")
-    return (channels_moved, layout) if layout == "nchw" else (shape, "nhwc")
-
-
-def as_input(shape):
-    """The option for a shape of one input."""
-    return f"--input {' '.join(map(str, (1, *shape)))}"
-
-
 def input_specs(parts, record, shape):
     """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
-    if parts.data and isinstance(parts.data.example, tuple):
+    if isinstance(parts.example, tuple | list):
         raw = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.data.example[0]
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
         )
         x = raw
         for fn in parts.preprocess:
@@ -301,11 +280,9 @@ def output_kind(config, form):
     return "probabilities" if form.softmax else "logits"
 
 
-def class_names(parts):
-    """The class names of an image folder; any other data would have to be loaded to know them."""
-    if parts.data is None or parts.config["data"]["name"] != "folder":
-        return []
-    return as_names(parts.data.load()["train"].classes)
+def known_classes(record, data):
+    """The names of the classes: those that the run recorded, else those of the data, or None."""
+    return as_names(record.get("classes")) or class_names(data)
 
 
 def as_names(classes):

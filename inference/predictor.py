@@ -12,7 +12,6 @@ from inference.load import (
     NHWC,
     Form,
     as_names,
-    class_names,
     find_config,
     load_to_export,
     output_kind,
@@ -51,7 +50,7 @@ def open_predictor(arguments):
         name: (leaf.shape, leaf.dtype) for name, leaf in named(loaded.inputs, "input").items()
     }
     kind = output_kind(loaded.config, loaded.form)
-    classes = class_names(loaded.parts)
+    classes = as_names(loaded.classes)
     return Predictor(Reference(loaded), inputs, None, loaded.preprocess, loaded.form, kind, classes)
 
 

@@ -189,7 +189,7 @@ class Streamed:
 
 def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
     """The feed that fits the data: resident if arrays within the budget of bytes, else streamed."""
-    if type(dataset) is Arrays and nbytes(dataset) <= budget and options.collate_fn is None:
+    if type(dataset) is Arrays and nbytes(dataset) <= budget and stacks(options):
         return Resident(dataset.arrays, options, replicas, shuffle, limit)
     if not has_items(dataset):
         source = UserBatches(dataset, replicas)
@@ -199,6 +199,11 @@ def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
     return Streamed(source, options, replicas, steps, limit)
 
 
+def stacks(options):
+    """Whether batches are stacked examples, as they are without a collate_fn of the user's."""
+    return options.collate_fn in (None, collate)
+
+
 def make_feeds(sets, options, replicas, limit=None):
     """{set: its feed}; as many sets as fit the budget are resident, the first ones first."""
     feeds, budget = {}, options.device_budget_mb * 2**20
@@ -206,12 +211,13 @@ def make_feeds(sets, options, replicas, limit=None):
         for name, dataset in sets.items():
             shuffle = name == "train" and options.shuffle
             feed = make_feed(
-                dataset, options, replicas, shuffle=shuffle, budget=budget, limit=limit
+                dataset, options.of(name), replicas, shuffle=shuffle, budget=budget, limit=limit
             )
             feeds[name] = feed
             budget -= nbytes(dataset) if isinstance(feed, Resident) else 0
             first = next(iter(feeds))
-            check_form(name, feed.shapes, first, feeds[first].shapes)
+            if options.of(name).collate_fn is options.of(first).collate_fn:
+                check_form(name, feed.shapes, first, feeds[first].shapes)
     except BaseException:
         for feed in feeds.values():
             feed.close()

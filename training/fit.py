@@ -66,7 +66,8 @@ def fit(
     detect_nans: bool = False, pretrained: str | PretrainedOptions | None = None,
 
     batch_size: int = 128, shuffle: bool = True, val_size: int | float = 0, split_seed: int = 0,
-    collate_fn: Callable | None = None, device_budget_mb: int = 2048, prefetch: int = 2,
+    collate_fn: Callable | None = None, eval_batch_size: int | None = None,
+    eval_collate_fn: Callable | None = None, device_budget_mb: int = 2048, prefetch: int = 2,
 
     folder: str | PathLike | None = None, resume: bool | Literal["override"] = False,
     config: dict | None = None, callbacks: Sequence[Any] = (), watchers: Sequence[Any] = (),
@@ -133,6 +134,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     log = metric_log(recipe, own_folder, record, checkpoint)
     keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
     seen = {"recipe": recipe, "sets": sets, "folder": own_folder, "config": record["config"]}
+    seen |= {"classes": record.get("classes")}
     view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None

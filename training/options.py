@@ -4,7 +4,7 @@ The comment above or beside a field becomes its description in config.schema.jso
 """
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Literal, Required, TypedDict
 
@@ -22,11 +22,23 @@ class LoaderOptions:
     val_size: int | float = 0  # held out of the training set: a count, or a fraction below 1
     split_seed: int = 0  # the seed that decides which examples `val_size` holds out
     collate_fn: Batch | None = None  # makes a batch from a list of examples
+    eval_batch_size: int | None = None  # the batch size of held-out sets; null: batch_size
+    eval_collate_fn: Batch | None = None  # the collate_fn of held-out sets; null: collate_fn
     device_budget_mb: int = 2048  # larger datasets are streamed from the host
     prefetch: int = 2  # how many batches of a streamed dataset are read ahead
 
     def __post_init__(self):
-        check_options(self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1)
+        check_options(
+            self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1, eval_batch_size=1
+        )
+
+    def of(self, set_name):
+        """The options of one set: held-out sets use those for evaluation, where there are any."""
+        size = self.eval_batch_size or self.batch_size
+        collate_fn = self.eval_collate_fn or self.collate_fn
+        if set_name == "train" or (size, collate_fn) == (self.batch_size, self.collate_fn):
+            return self
+        return replace(self, batch_size=size, collate_fn=collate_fn)
 
 
 class PretrainedOptions(TypedDict, total=False):

@@ -1,9 +1,24 @@
-"""Preprocessing of one example, the same in training, evaluation and, if wanted, exports."""
+"""Preprocessing of one example, the same in training, evaluation and, if wanted, exports.
 
+A function that needs statistics of the training set has an attribute `fit`: it takes batches of
+what the function receives, arrays (n, ...), and returns {argument: value} for those of its
+arguments that are None. They are computed once, from the training set without what is held out, and
+are part of the run's config from then on. `fit` must also work for a single example of zeros.
+"""
+
+import inspect
+from functools import partial
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from data_loader.base import Arrays
+from data_loader.loader import first_inputs
 from training.base import Preprocessed
-from utils import positive
+from training.objective import inputs
+from training.options import LoaderOptions
+from utils import UserError, positive
 
 
 def to_unit(x) -> Preprocessed:
@@ -14,14 +29,114 @@ def to_unit(x) -> Preprocessed:
     return x.astype(float) / 255
 
 
-def normalize(x, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessed:
-    """Subtract the mean of each channel (the last axis) and divide by its standard deviation."""
+def normalize(
+    x, *, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+) -> Preprocessed:
+    """Subtract the mean of each channel (the last axis) and divide by its standard deviation.
+
+    What is left out is computed from the training set.
+    """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"normalize: works on floats, got {x.dtype}; put to_unit before it")
-    for name, values in (("mean", mean), ("std", std)):
+    return scaled("normalize", x, mean, std, "channels")
+
+
+def standardize(
+    x, *, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+) -> Preprocessed:
+    """A row of numbers with mean 0 and standard deviation 1 in each column of the training set.
+
+    A column that is constant there is only shifted to 0. Integers become floats.
+    """
+    if x.ndim != 1:
+        fix = "use normalize for images"
+        raise ValueError(f"standardize: works on a row of numbers, got {list(x.shape)}; {fix}")
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(x).astype(float)
+    return scaled("standardize", x, mean, std, "columns")
+
+
+def scaled(name, x, mean, std, what):
+    """(x - mean) / std along the last axis."""
+    if mean is None or std is None:
+        fix = "give `mean` and `std`, or compute them: training.preprocess.fitted(preprocess, data)"
+        raise ValueError(f"{name}: has no statistics yet; {fix}")
+    for argument, values in (("mean", mean), ("std", std)):
         if len(values) != x.shape[-1]:
-            needed = f"one number for each of the {x.shape[-1]} channels"
-            raise ValueError(f"{name}: must hold {needed}, got {len(values)}")
+            needed = f"one number for each of the {x.shape[-1]} {what}"
+            raise ValueError(f"{argument}: must hold {needed}, got {len(values)}")
     for value in std:
         positive(std=value)
     return (x - jnp.asarray(mean, x.dtype)) / jnp.asarray(std, x.dtype)
+
+
+def mean_and_std(batches):
+    """The mean and standard deviation along the last axis; 1 for the deviation of constants."""
+    count, mean, squares = 0, 0.0, 0.0
+    for x in batches:
+        if not isinstance(x, np.ndarray) or x.ndim < 2:
+            raise ValueError("needs one array per example, of which the last axis is scaled")
+        rows = x.astype(np.float64).reshape(-1, x.shape[-1])
+        own, total = rows.mean(0), count + len(rows)
+        shift = own - mean
+        squares = squares + ((rows - own) ** 2).sum(0) + shift**2 * (count * len(rows) / total)
+        mean, count = mean + shift * (len(rows) / total), total
+    std = np.sqrt(squares / count)
+    for column in np.flatnonzero(~np.isfinite(std)):
+        raise ValueError(f"column {column} of the training set holds numbers that are not finite")
+    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # what float32 cannot tell from a constant
+    return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std))}
+
+
+def rounded(number):
+    """A number with the nine digits that tell any two float32 numbers apart."""
+    return float(f"{number:.9g}")
+
+
+normalize.fit = standardize.fit = mean_and_std
+
+
+def unfitted(fn):
+    """The names of the arguments of a preprocessing function that are still to be computed."""
+    function, given = getattr(fn, "func", fn), getattr(fn, "keywords", {})
+    if not hasattr(function, "fit"):
+        return []
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is None]
+    return [name for name in names if given.get(name) is None]
+
+
+def with_fit(fn, batches):
+    """A preprocessing function with the arguments that its `fit` computes from these batches."""
+    function, names = getattr(fn, "func", fn), unfitted(fn)
+    try:
+        values = function.fit(batches)
+    except ValueError as error:
+        raise UserError(f"{function.__name__}: {error}") from error
+    values = {name: values[name] for name in names}
+    return partial(function, **getattr(fn, "keywords", {}) | values)
+
+
+def fitted(preprocess, dataset, options=None, limit=None):
+    """The preprocessing functions with all of their statistics, computed from a training set in any
+    form that `fit` takes, or from its first `limit` batches."""
+    dataset = Arrays(*dataset) if isinstance(dataset, tuple) else dataset
+    done = []
+    for fn in preprocess:
+        if unfitted(fn):
+            prepare = jax.jit(lambda x, before=tuple(done): inputs(before, (), None, x))
+            raw = first_inputs(dataset, options or LoaderOptions(), limit)
+            fn = with_fit(fn, (jax.device_get(prepare(x)) for x in raw))
+        done.append(fn)
+    return done
+
+
+def fitted_to_zeros(preprocess, x):
+    """The functions with statistics of one example of zeros: enough to trace shapes."""
+    done = []
+    for fn in preprocess:
+        if unfitted(fn):
+            zeros = jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), x)
+            fn = with_fit(fn, [zeros])
+        x = jax.eval_shape(fn, x)
+        done.append(fn)
+    return done

@@ -3,10 +3,16 @@ the shape check, training, `--evaluate`, `--watch` and the export."""
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import jax
+
+from data_loader.base import has_items
+from data_loader.loader import collate, collated, epoch_order
 from training.base import Objective, Optimizer, unchanged
-from training.objective import with_precision
+from training.objective import inputs, with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 from training.run import Reader
 from training.tally import NEEDS, Tracked, Watch
@@ -26,6 +32,7 @@ class Recipe(NamedTuple):
     watch: Watch  # what is measured
     rates: dict  # {name: learning rate, a number or a function of the step}
     preprocess: tuple
+    augment: tuple
     callbacks: tuple
     seed: int
     plan: Any  # the devices, and what each of them holds (training/devices/sharding.py)
@@ -48,6 +55,26 @@ class Recipe(NamedTuple):
     def sets_at_end(self, sets):
         """The held-out sets that are evaluated once, after training."""
         return [name for name in sets if name == "test" and self.training.test_at == "end"]
+
+    def first_examples(self, dataset, count):
+        """The first examples of the training set in the order of its first epoch, augmented as in
+        training if there are augmentations; None if they cannot be read one by one."""
+        if not has_items(dataset):
+            return None
+        order = {"seed": self.seed, "epoch": 1, "shuffle": self.loader.shuffle}
+        rows, _ = epoch_order(len(dataset), self.loader.batch_size, **order)
+        indices = rows.ravel()[: min(count, len(dataset))]
+        examples = [dataset[int(i)] for i in indices]
+        if not self.augment or not examples:
+            return examples
+        batch = collated(examples, self.loader.collate_fn or collate)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            return examples
+        key = jax.random.fold_in(jax.random.key(self.seed), 0)
+        x = jax.device_get(
+            jax.jit(lambda x: inputs(self.preprocess, self.augment, key, x))(batch[0])
+        )
+        return [jax.tree.map(lambda a, i=i: a[i], (x, batch[1])) for i in range(len(examples))]
 
 
 def compose(parts, plan):
@@ -77,6 +104,7 @@ def compose(parts, plan):
         watch,
         parts.rates if "learning_rate" in watch.needs else {},
         tuple(parts.preprocess),
+        tuple(parts.augment),
         tuple(parts.callbacks),
         parts.seed,
         plan,
@@ -85,6 +113,47 @@ def compose(parts, plan):
         parts.checkpoint,
         parts.logging,
     )
+
+
+def with_statistics(parts, statistics):
+    """The parts of a config with statistics of the training set, [[index in preprocess, {argument:
+    value}], ...], in the functions and in the config."""
+    preprocess, config = list(parts.preprocess), dict(parts.config)
+    nodes = config["preprocess"] = list(config["preprocess"])
+    for i, values in statistics:
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        preprocess[i] = partial(preprocess[i], **values)
+        nodes[i] = nodes[i] | {"args": nodes[i]["args"] | values}
+    changed = {"preprocess": preprocess, "config": config, "unfitted": {}}
+    return SimpleNamespace(**vars(parts) | changed)
+
+
+def with_recorded(parts, config, source):
+    """The parts with the statistics that a run has recorded in its config."""
+    if not parts.unfitted:
+        return parts
+    statistics = recorded_statistics(parts, config)
+    if len(statistics) < len(parts.unfitted):
+        names = [parts.config["preprocess"][i]["name"] for i in parts.unfitted]
+        raise UserError(
+            f"preprocess: {source} has no statistics of the training set for {', '.join(names)}; "
+            "use the config that the run has recorded, or write them into yours"
+        )
+    return with_statistics(parts, statistics)
+
+
+def recorded_statistics(parts, config):
+    """The statistics of the same parts in the config of a run, as far as it has them."""
+    recorded, found = config.get("preprocess") or [], []
+    for i, names in parts.unfitted.items():
+        node = recorded[i] if i < len(recorded) else None
+        args = node.get("args") if isinstance(node, dict) else None
+        if not args or node.get("name") != parts.config["preprocess"][i]["name"]:
+            continue
+        values = {name: args.get(name) for name in names}
+        if None not in values.values():
+            found.append([i, values])
+    return found
 
 
 def configured(update, objective, optimizer, training):

@@ -37,7 +37,7 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None):
     if not all(problem.startswith("data") for problem in builder.nodes.problems):
         builder.raise_problems()
     if builder.nodes.problems:
-        built.data = None
+        built.data = built.example = None
     return built, builder.problems_text()
 
 
@@ -79,10 +79,12 @@ class Builder:
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
         built.metrics = self.metrics()
-        built.data = self.part("data")
+        built.unfitted = self.unfitted(built.preprocess or [])
+        built.data, built.example = self.part("data"), None
         self.check_sections(built)
         if built.data and built.loader:
             self.learn_sizes(built)
+            built.example = self.example(built)
             self.learn_input_shape(built)
         built.schedule = self.nodes.schedule = self.config["schedule"] and self.part("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
@@ -141,6 +143,13 @@ class Builder:
             return self.nodes.problem(kind, f"must be a list, found {show(nodes)}")
         return attempt(self.nodes.parts_of_list, kind, nodes, kind)
 
+    def unfitted(self, preprocess):
+        """{index in preprocess: the arguments that are still to be computed from the data}"""
+        from training.preprocess import unfitted
+
+        names = {i: unfitted(fn) for i, fn in enumerate(preprocess)}
+        return {i: arguments for i, arguments in names.items() if arguments}
+
     def metrics(self):
         """{label: metric}; a list uses the functions' names as labels, an object has its own."""
         nodes, built, paths = self.config["metrics"], {}, {}
@@ -176,6 +185,7 @@ class Builder:
 
     def learn_sizes(self, built):
         """Add the facts about classes and steps."""
+        from data_loader.base import class_names
         from data_loader.loader import held_out
 
         data, sizes, facts = built.data, built.data.sizes, self.nodes.facts
@@ -187,6 +197,9 @@ class Builder:
             form = "lowercase letters, digits and '-'"
             self.nodes.problem("data", f"the name of a set may contain only {form}, found {name!r}")
         count = outputs_of(data.example) if data.num_classes is None else data.num_classes
+        if (names := class_names(data)) is not None and len(names) != count:
+            message = f"`classes` has {len(names)} names, but num_classes is {count}"
+            self.nodes.problem("data", f"{message}; name every class once")
         classes = {"num_classes": count, "vocab_size": data.vocab_size}
         facts |= {name: value for name, value in classes.items() if value is not None}
         try:
@@ -200,14 +213,31 @@ class Builder:
             facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
             facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
 
+    def example(self, built):
+        """One example as it stands in a batch of training; None if there is no such batch."""
+        from data_loader.loader import batch_of_copies
+        from data_loader.nest import map_nest
+
+        size, collate_fn = built.loader.batch_size, built.loader.collate_fn
+        try:
+            batch = batch_of_copies(built.data.example, size, collate_fn)
+        except UserError as error:
+            where = "for copies of the `example` of the data"
+            return self.nodes.problems.append(f"{error} ({where})")
+        return map_nest(lambda rows: rows[0], batch)
+
     def learn_input_shape(self, built):
         """Add the shape of one input after preprocessing, if an example is a pair (x, y)."""
         import jax
 
-        if built.preprocess is None or not isinstance(built.data.example, tuple):
+        from training.preprocess import fitted_to_zeros
+
+        if built.preprocess is None or not isinstance(built.example, tuple | list):
             return
-        x = raw = built.data.example[0]
+        x = raw = built.example[0]
         try:
+            if built.unfitted:  # the statistics are computed from the data, once it is loaded
+                built.preprocess = fitted_to_zeros(built.preprocess, raw)
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
         except Exception as error:  # preprocessing may be the user's own code

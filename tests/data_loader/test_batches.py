@@ -69,9 +69,23 @@ def test_batches_start_at_the_position_of_a_resumed_run():
 )
 def test_the_users_collate_fn_receives_a_list_of_examples(dataset):
     def total(examples):
-        return sum(int(x) for x, _ in examples)
+        return np.full(len(examples), sum(int(x) for x, _ in examples))
 
-    assert list(batches(dataset, np.array([[0, 1], [2, 3]]), total)) == [1, 5]
+    made = list(batches(dataset, np.array([[0, 1], [2, 3]]), total))
+    assert np.array(made).tolist() == [[1, 1], [5, 5]]
+
+
+@pytest.mark.parametrize(
+    ("collate_fn", "message"),
+    [
+        (lambda examples: np.zeros(3), "of 2 examples it made arrays with these .* batch: 3"),
+        (lambda examples: {"x": np.zeros(2), "n": 2}, "rows: x: 2, n: none"),
+        (lambda examples: examples[0]["x"], r"collate_fn fails: .*test_batches\.py, line"),
+    ],
+)
+def test_a_collate_fn_makes_one_row_per_example(collate_fn, message):
+    with pytest.raises(UserError, match=message):
+        list(batches(Examples([(i, i) for i in range(2)]), np.array([[0, 1]]), collate_fn))
 
 
 def prefetch_threads():

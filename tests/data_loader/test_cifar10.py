@@ -123,3 +123,8 @@ def test_a_damaged_archive_is_named(tmp_path, records, damage):
         UserError, match=r"cifar-10-binary\.tar\.gz: is not the complete archive.*delete it"
     ):
         cifar10.cifar10(str(tmp_path)).load()
+
+
+def test_classes_are_named_as_in_its_batches_meta_txt():
+    names = cifar10.cifar10().classes
+    assert len(names) == 10 and (names[3], names[5], names[8]) == ("cat", "dog", "ship")

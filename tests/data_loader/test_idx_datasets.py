@@ -171,3 +171,13 @@ def test_real_mnist_has_the_expected_digests():
         assert hashlib.md5(head + x.tobytes()).hexdigest() == mnist.DIGESTS[file]
         assert np.bincount(y).min() > 800
     assert sets["train"].arrays[1][:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+
+
+def test_only_fashion_mnist_has_names_of_classes():
+    names = fashion_mnist.fashion_mnist().classes
+    assert len(names) == 10 and (names[1], names[5], names[9]) == (
+        "Trouser",
+        "Sandal",
+        "Ankle boot",
+    )
+    assert mnist.mnist().classes is None

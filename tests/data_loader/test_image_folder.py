@@ -29,7 +29,7 @@ def test_labels_sizes_and_colours(root):
     data = folder(str(root), [4, 7])
     assert data.sizes == {"train": 6, "test": 4} and data.num_classes == 2
     sets = data.load()
-    assert sets["train"].classes == ["ants", "cats"]
+    assert data.classes == ("ants", "cats")
     examples = [sets["train"][i] for i in range(6)]
     assert [int(label) for _, label in examples] == [0, 0, 0, 1, 1, 1]
     for image, label in examples:

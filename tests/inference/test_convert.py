@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from inference import convert_tflite
-from inference.load import NHWC, Form, channels_last, load_to_export
+from inference.input_shape import channels_last
+from inference.load import NHWC, Form, load_to_export
 from inference.runtimes import open_model
 from model.convnext import convnext
 from tests.inference.conftest import output_folder, read_report

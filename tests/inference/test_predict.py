@@ -7,7 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.inference.conftest import CONFIG, DIGITS
+from tests.inference.conftest import CONFIG, DIGITS, read_report
+from training.checkpoint import safetensor_file
 
 
 def rows(path):
@@ -104,6 +105,21 @@ def test_known_class_names_are_printed(small, run_predict, drawn, pictures, tmp_
     assert named.replace("no. ", "") == unnamed != named
     for before, after in zip(rows("unnamed.csv"), rows("named.csv"), strict=True):
         assert (after["class"], after["p_no. 3"]) == (f"no. {before['class']}", before["p_3"])
+
+
+def test_names_recorded_in_a_checkpoint_reach_predictions_and_exports(
+    small, run_predict, convert, drawn, tmp_path
+):
+    arrays, record = safetensor_file.read(small.checkpoint)
+    record["classes"] = [f"number {i}" for i in range(10)]
+    safetensor_file.write(tmp_path / "checkpoint-epoch_2.params", arrays, record)
+    code, of_checkpoint, _ = run_predict("checkpoint-epoch_2.params", drawn[0])
+    assert code == 0 and "number " in of_checkpoint.splitlines()[0]
+    weights = tmp_path / "checkpoint-epoch_2.params"
+    code, out = convert("--name", "named", "--formats", "onnx", weights=weights, config=None)
+    assert code == 0, out
+    assert read_report(tmp_path, "named")["classes"] == record["classes"]
+    assert run_predict("out/named/named.onnx", drawn[0])[1] == of_checkpoint
 
 
 def test_arrays_may_be_preprocessed_already(small, run_predict, drawn, tmp_path):

@@ -1,11 +1,14 @@
 """Preprocessing against NumPy, and the inputs that it refuses."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training.preprocess import normalize, to_unit
+from training.preprocess import fitted, mean_and_std, normalize, standardize, to_unit
+from utils import UserError
 
 BYTES = np.arange(256, dtype="uint8").reshape(8, 16, 2)
 
@@ -52,3 +55,44 @@ def test_normalize_works_by_channel_and_keeps_the_dtype():
 def test_wrong_inputs_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def uneven(x, sizes=(7, 1, 50)):
+    return np.split(x[: sum(sizes)], np.cumsum(sizes)[:-1])
+
+
+def test_mean_and_std_of_batches_are_those_of_the_whole():
+    x = (1e4 + np.random.default_rng(0).normal(size=(58, 5, 3))).astype(np.float32)
+    statistics = mean_and_std(uneven(x))
+    flat = x.astype(np.float64).reshape(-1, 3)
+    np.testing.assert_allclose(statistics["mean"], flat.mean(0), rtol=1e-8)
+    np.testing.assert_allclose(statistics["std"], flat.std(0), rtol=1e-8)
+
+
+def test_a_table_is_standardized_also_its_integers_and_constant_columns():
+    table = np.random.default_rng(0).integers(0, 50, (90, 4))
+    table[:, 2] = 7
+    (fn,) = fitted([standardize], (table, np.zeros(90)))
+    columns = np.asarray(jax.vmap(fn)(table))
+    np.testing.assert_allclose(columns.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(columns.std(0), [1, 1, 0, 1], atol=1e-6)
+    with pytest.raises(ValueError, match=r"standardize: works on a row of numbers, got \[2, 2\]"):
+        standardize(np.zeros((2, 2)))
+
+
+def test_statistics_are_of_what_the_functions_before_make_and_given_ones_stay():
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 3), np.uint8)
+    given = partial(normalize, mean=(0.5, 0.5, 0.5))
+    fns = fitted([to_unit, given], [(image, 0) for image in images])
+    assert fns[0] is to_unit and fns[1].keywords["mean"] == (0.5, 0.5, 0.5)
+    np.testing.assert_allclose(fns[1].keywords["std"], images.std((0, 1, 2)) / 255, rtol=1e-6)
+    assert fitted(fns, None) == fns  # nothing is left to compute
+
+
+def test_numbers_that_are_not_finite_are_named_by_their_column():
+    table = np.ones((9, 3), np.float32)
+    table[4, 1] = np.nan
+    with pytest.raises(UserError, match="standardize: column 1 of the training set holds"):
+        fitted([standardize], (table, np.zeros(9)))
+    with pytest.raises(ValueError, match="normalize: has no statistics yet; give `mean`"):
+        normalize(jnp.ones((2, 2, 1)))

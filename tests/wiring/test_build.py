@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from data_loader.base import class_names
 from training.optimizers import adamw
 from training.schedules import cosine
 from utils import UserError
@@ -86,6 +87,16 @@ def test_the_resolved_config_holds_the_defaults_and_builds_the_same(valid):
     assert resolved["training"]["precision"] == "float32"
     again = build(json.loads(json.dumps(resolved)), "c").config
     assert json.dumps(again) == json.dumps(resolved)
+
+
+def test_each_class_has_one_name(valid, tmp_path):
+    np.savez(tmp_path / "fruit.npz", x=np.zeros((64, 3)), y=np.arange(64) % 3)
+    args = {"train": str(tmp_path / "fruit.npz"), "classes": ["fig", "pear", "plum"]}
+    config = valid | {"data": {"name": "arrays", "args": args}, "preprocess": []}
+    parts = build(config, "c")
+    assert parts.facts["num_classes"] == 3 and class_names(parts.data) == args["classes"]
+    with pytest.raises(UserError, match="data: `classes` has 3 names, but num_classes is 4"):
+        build(override(config, "data.args.num_classes=4"), "c")
 
 
 def steps(optimizer, count=8):

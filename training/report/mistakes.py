@@ -49,16 +49,17 @@ def set_and_epoch(value):
 def confusion(value):
     """A confusion matrix, and the pairs of classes that are confused most often."""
     counts = counts_of(value.get("matrix"))
+    names = names_of(value, len(counts))
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
     normalized, few = value.get("normalized") is True, len(counts) <= NUMBERED
-    heat = numbered(counts, shares, normalized) if few else drawn(counts, shares)
+    heat = numbered(counts, shares, names, normalized) if few else drawn(counts, shares, names)
     wrong = np.where(np.eye(len(counts), dtype=bool), 0, counts)
     most = np.argsort(-wrong, axis=None, kind="stable")[:8]
     rows = []
     for row, column in zip(*np.unravel_index(most, wrong.shape), strict=True):
         if count := wrong[row, column]:
             share = percent(shares[row, column])
-            rows.append([f"{row} taken for {column}", plain(count), share])
+            rows.append([f"{names[row]} taken for {names[column]}", plain(count), share])
     pairs = table(["", "times", "of its row"], rows, class_="pairs") if rows else note("Nothing.")
     right, total = np.trace(counts), counts.sum()
     share = percent(right / max(total, 1e-300))
@@ -80,42 +81,49 @@ def counts_of(rows):
     return counts
 
 
+def names_of(value, count=0):
+    """The names of the classes in a file, or their numbers; at least `count`."""
+    names = value.get("classes")
+    names = [short_text(name) for name in names] if isinstance(names, list) else []
+    return names + [str(i) for i in range(len(names), count)]
+
+
 def percent(share):
     return f"{100 * share:.1f}%" if share < 0.9995 or share == 1 else f"{100 * share:.2f}%"
 
 
-def cell(row, column, counts, shares):
+def cell(row, column, counts, shares, names):
     """(its class, how strong its colour is in percent, the text of its tooltip)"""
     count, share, right = counts[row, column], shares[row, column], row == column
-    verdict = "right" if right else f"taken for {column}"
-    tip = f"{row}, {verdict}: {plain(count)} ({percent(share)} of its row)"
+    verdict = "right" if right else f"taken for {names[column]}"
+    tip = f"{names[row]}, {verdict}: {plain(count)} ({percent(share)} of its row)"
     # The colour of mistakes is stronger, so that rare ones can be seen too.
     strength = round(100 * share ** (0.5 if right else 0.35))
     return "right" if right else "wrong", strength, tip
 
 
-def numbered(counts, shares, normalized):
+def numbered(counts, shares, names, normalized):
     """A table of the counts, or of their shares of the row."""
     rows = []
     for row, line in enumerate(counts):
-        cells = [tag("th", row, scope="row")]
+        cells = [tag("th", names[row], scope="row")]
         for column, count in enumerate(line):
-            kind, strength, tip = cell(row, column, counts, shares)
+            kind, strength, tip = cell(row, column, counts, shares, names)
             kind += " deep" if strength > 60 else "" if count else " none"
             text = f"{100 * shares[row, column]:.1f}" if normalized else f"{count:.0f}"
             cells.append(tag("td", text, class_=kind, style=f"--s:{strength}%", data_tip=tip))
         rows.append(cells)
     arrows = "predicted \N{RIGHTWARDS ARROW}<br>true \N{DOWNWARDS ARROW}"
-    head = [Html(f'<th class="corner">{arrows}</th>'), *range(len(counts))]
+    head = [Html(f'<th class="corner">{arrows}</th>'), *names[: len(counts)]]
     return table(head, rows, class_="confusion", style=f"--k:{len(counts)}")
 
 
-def drawn(counts, shares):
+def drawn(counts, shares, names):
     """A drawing of the counts, with a square for each that is not zero."""
     size, squares = len(counts), []
     cells = np.argsort(-counts, axis=None)[: min(CELLS, np.count_nonzero(counts))]
     for row, column in (divmod(int(i), size) for i in cells):
-        kind, strength, tip = cell(row, column, counts, shares)
+        kind, strength, tip = cell(row, column, counts, shares, names)
         place = {"x": column, "y": row, "width": 1, "height": 1}
         opacity = max(0.08, strength / 100)
         squares.append(tag("rect", **place, class_=kind, fill_opacity=opacity, data_tip=tip))
@@ -130,17 +138,18 @@ def worst(value):
     examples = value.get("examples")
     if not isinstance(examples, list):
         raise Unusable("it has no list of examples")
-    cards = [card(example) for example in examples[:WORST] if isinstance(example, dict)]
+    names = names_of(value)
+    cards = [card(example, names) for example in examples[:WORST] if isinstance(example, dict)]
     if cards:
         return tag("figure.worst", caption("worst mistakes", value), tag("div.cards", cards))
     where = set_and_epoch(value)
     return note(f"No mistake{f' on {where}' if where else ''}.")
 
 
-def card(example):
+def card(example, names):
     """One example: its picture, its label and what it was taken for."""
-    keys = ("label", "predicted", "loss", "index")
-    label, predicted, loss, index = (short_text(example.get(key)) for key in keys)
+    label, predicted = (name_of(example.get(key), names) for key in ("label", "predicted"))
+    loss, index = (short_text(example.get(key)) for key in ("loss", "index"))
     try:
         content = base64.b64decode(example.get("png"), validate=True)
     except (TypeError, ValueError):
@@ -148,6 +157,12 @@ def card(example):
     picture = image(content, f"example {index}") or tag("div.blank", "no picture")
     verdict = tag("div", tag("b", label), " taken for ", tag("b.bad", predicted))
     return tag("div.card", picture, verdict, tag("small", f"loss {loss}{DOT}#{index}"))
+
+
+def name_of(label, names):
+    """The name of a class, or its number as text."""
+    known = isinstance(label, int) and 0 <= label < len(names)
+    return names[label] if known else short_text(label)
 
 
 def short_text(value):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from data_loader.base import Arrays, has_items
+from data_loader.base import Arrays, class_names
 from data_loader.nest import map_nest
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
@@ -151,14 +151,14 @@ def own_record(recipe, sets, config=None):
     if config is not None and not isinstance(config, dict):
         fix = "pass vars(config)" if hasattr(config, "__dict__") else "pass {name: value}"
         raise UserError(f"config: must be a dict, got {type(config).__name__}; {fix}")
-    loader = vars(recipe.loader) | {"collate_fn": None}
+    loader = vars(recipe.loader) | {"collate_fn": None, "eval_collate_fn": None}
     own = {"seed": recipe.seed, "loader": loader, "training": vars(recipe.training)}
     for key in own.keys() & (config or {}).keys():
         if config[key] != own[key]:
             fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
             raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
-    with_items = {name: dataset for name, dataset in sets.items() if has_items(dataset)}
-    return run_folder.record(own | (config or {}), {}, with_items) | {"written_by": "fit"}
+    classes = class_names(sets["train"])
+    return run_folder.record(own | (config or {}), {}, sets, classes) | {"written_by": "fit"}
 
 
 def as_dataset(name, data):

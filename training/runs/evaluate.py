@@ -8,13 +8,17 @@ from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import numpy as np
+
 from data_loader.base import loaded
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, probe_of
 from training.devices.sharding import Plan
+from training.feed import form_on_device
 from training.fit import split_sets
-from training.recipe import compose
+from training.recipe import compose, with_recorded
 from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
@@ -39,7 +43,7 @@ def evaluate(parts, named):
     if name not in present:
         names = ", ".join(present) or "none"
         raise UserError(f"--evaluate {named}: is no checkpoint; {folder} has {names}")
-    with closing(CheckpointEvaluation(parts)) as evaluation:
+    with closing(CheckpointEvaluation(with_statistics_of(folder, parts))) as evaluation:
         row = evaluation.row(folder, name)
     print(json.dumps(row, indent=2))
     write_json(folder / f"evaluation-{name}.json", row)
@@ -51,7 +55,7 @@ def watch(parts, named):
     the run has ended."""
     folder = run_folder_of(named, "--watch")
     seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
-    with closing(CheckpointEvaluation(parts)) as evaluation:
+    with closing(CheckpointEvaluation(with_statistics_of(folder, parts))) as evaluation:
         while True:
             # Checked first, so that what was saved before the end is seen after it.
             ended = (folder / FINISHED).exists()
@@ -69,6 +73,12 @@ def watch(parts, named):
                 return DONE
             if not new:
                 time.sleep(PAUSE)
+
+
+def with_statistics_of(folder, parts):
+    """The parts with the statistics that a run computed from its training set."""
+    path = folder / "config.json"
+    return with_recorded(parts, json.loads(path.read_text()), path) if parts.unfitted else parts
 
 
 def rows(path):
@@ -93,7 +103,7 @@ class CheckpointEvaluation:
         if not plan.fits():  # the run had other devices: all devices of this machine will do
             plan = Plan.on_paper(type(parts.mesh)(), None)
         recipe = compose(parts, plan)
-        sets = split_sets(loaded(parts.data), parts.loader)
+        sets = split_sets(loaded(parts.data, parts.loader), parts.loader)
         self.sets = {name: dataset for name, dataset in sets.items() if name != "train"}
         if not self.sets:
             raise UserError(
@@ -101,6 +111,8 @@ class CheckpointEvaluation:
             )
         self.trainer, self.reader = Trainer(recipe, self.sets), recipe.reader()
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
+        if parts.loader.eval_collate_fn:  # the probe has the form of a batch of training
+            batch = jax.tree.map(lambda a: form_on_device(np.asarray(a)[None]), parts.example)
         self.probe = Probe(parts.model, probe_input(batch, parts.preprocess))
 
     def row(self, folder, name):

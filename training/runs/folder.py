@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
 from training.watching.metric_log import sayable
 from utils import RunError, UserError, atomic_write, relative_path
@@ -42,10 +43,12 @@ def new_folder(base, title):
     raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
-def record(config, facts, datasets):
-    """What every checkpoint says of its run, as plain JSON."""
-    fingerprints = {name: fingerprint(dataset) for name, dataset in datasets.items()}
-    content = {"config": config, "facts": facts, "data": fingerprints}
+def record(config, facts, datasets, classes=None):
+    """What every checkpoint says of its run, as plain JSON; `classes` are the names of the
+    classes."""
+    with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
+    fingerprints = {name: fingerprint(dataset) for name, dataset in with_items.items()}
+    content = {"config": config, "facts": facts, "data": fingerprints, "classes": classes}
     return json.loads(json.dumps(content, default=str))
 
 
@@ -60,7 +63,8 @@ def describe(folder, record, datasets, root):
     except OSError as error:
         raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
     data = {
-        name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]}
+        name: {"source": source(d), "fingerprint": record["data"].get(name)}
+        | ({"examples": len(d)} if has_items(d) else {"batches": length(d)})
         for name, d in datasets.items()
     }
     facts = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from data_loader.loader import batch_of_copies
 from training.base import TrainState
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.storage import check_format
@@ -22,9 +23,8 @@ def check_shapes(recipe, example, sizes, resumed=False):
     the data's, `sizes` are {set: how many examples}."""
     check_phases(recipe.watch, sizes)
     check_sets(recipe.callbacks, sizes)
-    size = recipe.loader.batch_size
-    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((size, *a.shape), a.dtype), example)
-    params, state, reported = trace_shapes(recipe, batch)
+    batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
+    params, state, reported = trace_shapes(recipe, batch, held_out)
     in_epochs = recipe.sets_in_epochs(sizes) if recipe.training.eval_every else []
     monitors = {"checkpoint.monitor": recipe.checkpoint.monitor}
     for i, callback in enumerate(recipe.callbacks):
@@ -36,7 +36,8 @@ def check_shapes(recipe, example, sizes, resumed=False):
     check_format(recipe.checkpoint.format)
     if recipe.training.pretrained and not resumed:
         pretrained_from(recipe.training.pretrained).check(params, state)
-    recipe.plan.check_batch(size)
+    for name in ("train", "test"):
+        recipe.plan.check_batch(recipe.loader.of(name).batch_size)
     recipe.plan.cuts(params)
     update = recipe.make_update(unroll=False)
     opt, ema = attempt("update: its state cannot be made", update.init, params)
@@ -45,8 +46,16 @@ def check_shapes(recipe, example, sizes, resumed=False):
     return TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
 
 
-def trace_shapes(recipe, batch):
-    """(params, state, {label: reported names}), once everything that a step calls was traced."""
+def shapes_of_batch(example, loader, set_name):
+    """The shapes of a batch of a set, as its collate_fn makes it of so many copies of an example.
+    Those of all sets have as many rows as in training, so that they can be compared."""
+    copies = batch_of_copies(example, loader.batch_size, loader.of(set_name).collate_fn)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), copies)
+
+
+def trace_shapes(recipe, batch, held_out):
+    """(params, state, {label: reported names}), once everything that a step calls, and an
+    evaluation of a `held_out` batch, was traced."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     trees = attempt("model: the parameters cannot be made", recipe.model.init, key)
     if not isinstance(trees, tuple) or len(trees) != 2:
@@ -59,8 +68,8 @@ def trace_shapes(recipe, batch):
                 "only floats can be trained, the rest belongs into state"
             )
     trained, evaluated = (
-        trace_objective(recipe.objective, params, state, batch, key, train)
-        for train in (True, False)
+        trace_objective(recipe.objective, params, state, rows, key, train)
+        for rows, train in ((batch, True), (held_out, False))
     )
     same_tree = jax.tree.structure(trained) == jax.tree.structure(evaluated)
     if not same_tree or forms(trained) != forms(evaluated):

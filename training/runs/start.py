@@ -10,14 +10,15 @@ from functools import partial
 import jax
 import numpy as np
 
-from data_loader.base import Arrays, loaded
+from data_loader.base import Arrays, class_names, loaded
 from data_loader.loader import held_out
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
-from training.feed import nbytes
+from training.feed import nbytes, stacks
 from training.fit import split_sets, train_recipe
-from training.recipe import compose
+from training.preprocess import fitted
+from training.recipe import compose, recorded_statistics, with_statistics
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.shape_check import check_shapes, count
@@ -71,11 +72,13 @@ def train(parts, root, named=None, override=False, temporary=None):
         if is_first():
             print(end)
         return DONE
-    trainer = trainer_ahead(recipe, parts)
+    trainer, as_built = trainer_ahead(recipe, parts), parts
     if run is None:
-        run, sets, record = new_run(parts, root, why_new, temporary)
+        run, parts, sets, record = new_run(parts, root, why_new, temporary)
     else:
-        sets, record = resumed_run(run, parts, root, template, override, temporary)
+        parts, sets, record = resumed_run(run, parts, root, template, override, temporary)
+    if parts is not as_built:  # preprocessing has its statistics now
+        recipe = compose(parts, recipe.plan)
     announce(parts, sets, run, template.params)
     done = train_in_folder(run, recipe, sets, record, trainer)
     code = STOPPED if done.signal and done.cut_short else DONE
@@ -89,7 +92,8 @@ def train(parts, root, named=None, override=False, temporary=None):
 
 def trainer_ahead(recipe, parts):
     """The Trainer, whose programs compile while the data is loaded; None if the data is known not
-    to fit on the device as a whole. If it turns out so, another Trainer is made."""
+    to fit on the device as a whole, or if preprocessing needs statistics of it. If it turns out
+    so, another Trainer is made."""
     sizes, example = sizes_of(parts), parts.data.example
     if not isinstance(example, tuple | list) or len(example) != 2:
         return None
@@ -97,7 +101,8 @@ def trainer_ahead(recipe, parts):
     order = ["train", *validation, *({"test"} & sizes.keys())]
     sets = {name: Arrays(*jax.tree.map(partial(many, sizes[name]), example)) for name in order}
     too_large = sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
-    if parts.loader.collate_fn or parts.training.overfit_batches or too_large:
+    stacked = all(stacks(parts.loader.of(name)) for name in sizes)
+    if not stacked or parts.training.overfit_batches or too_large or parts.unfitted:
         return None
     return Trainer(recipe, sets)
 
@@ -108,8 +113,8 @@ def many(count, example):
 
 
 def new_run(parts, root, why_new, temporary):
-    """(a new run's folder, its data, the record for its checkpoints); `why_new` says why there was
-    none to resume."""
+    """(a new run's folder, the parts, its data, the record for its checkpoints); `why_new` says why
+    there was none to resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title)
     run = resume.opened_by_first(lambda: resume.opened(new_folder()))
     handle_signals(run, temporary)
@@ -117,9 +122,7 @@ def new_run(parts, root, why_new, temporary):
     if why_new:
         logger.info("%s: beginning a new one", why_new)
     try:
-        with together():
-            sets = loaded(parts.data)
-        record = record_of(run, parts, sets)
+        parts, sets, record = with_data(run, parts)
         with together():
             if is_first():
                 run_folder.describe(run.folder, record, sets, root)
@@ -127,16 +130,14 @@ def new_run(parts, root, why_new, temporary):
         if is_first():
             shutil.rmtree(run.folder)  # no step was taken
         raise
-    return run, sets, record
+    return run, parts, sets, record
 
 
 def resumed_run(run, parts, root, template, override, temporary):
-    """(the data, the record) of a resumed run, once they are known to be the same as before, or
-    insisted on."""
+    """(the parts, the data, the record) of a resumed run, once they are known to be the same as
+    before, or insisted on."""
     handle_signals(run, temporary)
-    with together():
-        sets = loaded(parts.data)
-    record = record_of(run, parts, sets)
+    parts, sets, record = with_data(run, parts)
     with together():
         changes = resume.changes(run, record, override)
         # Nothing in the folder was changed until here.
@@ -150,7 +151,32 @@ def resumed_run(run, parts, root, template, override, temporary):
         for change in changes:
             logger.info(change)
         run_folder.update(run.folder, record, root)
-    return sets, record
+    return parts, sets, record
+
+
+def with_data(run, parts):
+    """(the parts, with statistics of the training set where preprocessing needs them; the data; the
+    record). A resumed run keeps its statistics."""
+    with together():
+        sets = loaded(parts.data, parts.loader)
+    if parts.unfitted:
+        statistics = run.checkpoint and recorded_statistics(parts, run.checkpoint.record["config"])
+        if len(statistics or ()) < len(parts.unfitted):
+            statistics = from_first(lambda: computed_statistics(parts, sets))
+        parts = with_statistics(parts, statistics)
+    return parts, sets, record_of(run, parts, sets)
+
+
+def computed_statistics(parts, sets):
+    """[[index in preprocess, {argument: value}], ...] from the training set."""
+    logger.info("Computing statistics of the training set for preprocess")
+    train_set = split_sets(sets, parts.loader, parts.training.overfit_batches)["train"]
+    unknown = [
+        partial(fn, **dict.fromkeys(parts.unfitted.get(i, ()))) if i in parts.unfitted else fn
+        for i, fn in enumerate(parts.preprocess)
+    ]
+    done = fitted(unknown, train_set, parts.loader, parts.training.limit_batches)
+    return [[i, {k: done[i].keywords[k] for k in names}] for i, names in parts.unfitted.items()]
 
 
 def handle_signals(run, temporary):
@@ -171,7 +197,7 @@ def record_of(run, parts, sets):
     """The record for a run's checkpoints, once the data is known to be the same in all processes,
     and its folder to be visible to them."""
     with together():
-        record = run_folder.record(parts.config, parts.facts, sets)
+        record = run_folder.record(parts.config, parts.facts, sets, class_names(parts.data))
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():

@@ -84,7 +84,9 @@ def grid(pictures, columns=None, scale=None, gap=2, captions=None):
     height, width = (max(p.shape[axis] for p in pictures) for axis in (0, 1))
     scale = scale or max(1, round(96 / max(height, width)))
     height, width = height * scale, width * scale
-    captions = [str(caption) for caption in captions or ()]
+    captions = [str(caption)[: 2 * LONGEST + 1] for caption in captions or ()]
+    inner = width
+    width = max(width, BROAD * max(map(len, captions), default=0) + 2)
     size = 2 if BROAD * 2 * max(map(len, captions), default=0) < width - 6 else 1
     under = TALL * size + 4 if captions else 0
     columns = min(columns or math.ceil(math.sqrt(len(pictures))), len(pictures))
@@ -95,7 +97,8 @@ def grid(pictures, columns=None, scale=None, gap=2, captions=None):
     for i, picture in enumerate(pictures):
         top, left = gap + i // columns * high, gap + i % columns * wide
         large = picture.repeat(scale, axis=0).repeat(scale, axis=1)
-        sheet[top : top + large.shape[0], left : left + large.shape[1]] = large
+        begin = left + (width - inner) // 2
+        sheet[top : top + large.shape[0], begin : begin + large.shape[1]] = large
         if captions:
             below = sheet[top + height : top + high, left : left + width]
             write(below, captions[i], (width / 2, under / 2 + 1), size)
@@ -123,30 +126,34 @@ def write(sheet, text, centre, size=1, colour=INK, upward=False):
 NUMBERED = 20  # classes; the numbers of more would be too many to read
 LARGEST = 1000  # classes; of more, neighbours share a cell
 BEFORE, AFTER = 64, 14  # pixels around the cells: with the labels of an axis, and without
+LONGEST = 14  # characters of a class's name
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # cells between two labels of an axis
 
 
-def matrix(counts, normalized=False):
+def matrix(counts, normalized=False, names=None):
     """A confusion matrix with a row for each true label, right cells blue and wrong ones orange.
 
-    The share of its row determines how strong the colour of a cell is.
+    The share of its row determines how strong the colour of a cell is. Classes have numbers unless
+    there are `names`.
     """
     counts = np.asarray(counts, np.float64)
     each = math.ceil(len(counts) / LARGEST)
     starts = np.arange(0, len(counts), each)
     counts = np.add.reduceat(np.add.reduceat(counts, starts, axis=0), starts, axis=1)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-30)
+    names = names and [str(names[i])[:LONGEST] for i in starts]
+    labels, before = names or [str(i) for i in starts], margin(names)
     if len(counts) > NUMBERED:
-        return framed(shades(shares), max(1, 640 // len(counts)), each)
+        return framed(shades(shares), max(1, 640 // len(counts)), labels, before)
     texts = {}
     for cell, share in np.ndenumerate(shares):
         texts[cell] = f"{100 * share:.1f}" if normalized else short(counts[cell])
     side = max(44, 12 + 2 * BROAD * max(map(len, texts.values())))
-    sheet = framed(shades(shares), side, each)
+    sheet = framed(shades(shares), side, labels, before)
     for (row, column), text in texts.items():
         dark = shares[row, column] > (0.3 if row == column else 0.2)
         ink = PAPER if dark else INK if counts[row, column] else FAINT
-        centre = BEFORE + (column + 0.5) * side, AFTER + (row + 0.5) * side
+        centre = before + (column + 0.5) * side, AFTER + (row + 0.5) * side
         write(sheet, text, centre, 2, ink)
     return sheet
 
@@ -166,21 +173,28 @@ def shades(shares):
     return np.rint(255 + (np.where(right, RIGHT, WRONG) - 255) * strength).astype(np.uint8)
 
 
-def framed(colours, cell, each):
-    """The cells, enlarged to `cell` pixels, between their axes; `each` classes share one cell."""
+def margin(names):
+    """The pixels before the cells, where the labels of an axis are."""
+    return max(BEFORE, 34 + 2 * BROAD * max(map(len, names))) if names else BEFORE
+
+
+def framed(colours, cell, labels, before):
+    """The cells, enlarged to `cell` pixels, between two axes with a label for each cell."""
     side = len(colours) * cell
-    sheet = np.full((AFTER + side + BEFORE, BEFORE + side + AFTER, 3), 255, np.uint8)
-    cells = sheet[AFTER : AFTER + side, BEFORE : BEFORE + side]
+    sheet = np.full((AFTER + side + before, before + side + AFTER, 3), 255, np.uint8)
+    cells = sheet[AFTER : AFTER + side, before : before + side]
     cells[:] = colours.repeat(cell, axis=0).repeat(cell, axis=1)
     if cell >= 8:  # white lines between the cells
         cells[::cell], cells[:, ::cell] = 255, 255
     else:
         cells[[0, -1]], cells[:, [0, -1]] = FAINT, FAINT
     apart = next(n for n in TICKS if n * cell >= 40)
+    upward = 2 * BROAD * max(map(len, labels)) > apart * cell  # the labels of the columns
     for i in range(0, len(colours), apart):
-        middle, label = (i + 0.5) * cell, str(i * each)
-        write(sheet, label, (BEFORE - 10 - BROAD * len(label), AFTER + middle), 2)
-        write(sheet, label, (BEFORE + middle, AFTER + side + 18), 2)
+        middle, half = (i + 0.5) * cell, BROAD * len(labels[i])
+        write(sheet, labels[i], (before - 10 - half, AFTER + middle), 2)
+        below = 10 + half if upward else 18
+        write(sheet, labels[i], (before + middle, AFTER + side + below), 2, upward=upward)
     write(sheet, "true label", (12, AFTER + side / 2), 2, FAINT, upward=True)
-    write(sheet, "predicted", (BEFORE + side / 2, AFTER + side + 48), 2, FAINT)
+    write(sheet, "predicted", (before + side / 2, AFTER + side + before - 16), 2, FAINT)
     return sheet

@@ -13,6 +13,7 @@ READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "stat
 READ += ("signal", "finished")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
 SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
+SHOWN += ("classes", "first_examples(count)")
 
 
 class View:
@@ -36,21 +37,37 @@ class View:
     predict(x)     the same for a batch of raw inputs, which are preprocessed first
     states()       the TrainState of each replica; the next step takes its arrays away
     learning_rate()  {name: value} at the latest step, where known
+    classes        the names of the classes, or None
+    first_examples(count)  the first examples of training, shuffled and augmented as in its first
+                   epoch; None where single examples cannot be read
     """
 
     def __init__(
-        self, run, learning_rate, *, recipe=None, sets=None, folder=None, config=None, publish=None
+        self,
+        run,
+        learning_rate,
+        *,
+        recipe=None,
+        sets=None,
+        folder=None,
+        config=None,
+        publish=None,
+        classes=None,
     ):
         sets, publish = MappingProxyType(sets or {}), publish or Publisher()
-        vars(self).update(sets=sets, folder=folder, publish=publish)
+        vars(self).update(sets=sets, folder=folder, publish=publish, classes=classes)
         vars(self).update(learning_rate=learning_rate, _run=run, _config=config or {})
         if recipe:
             model = with_precision(recipe.model, recipe.training.precision)
             programs = [jax.jit(partial(outputs, model, fns)) for fns in ((), recipe.preprocess)]
             vars(self).update(model=recipe.model, _apply=programs[0], _predict=programs[1])
+        vars(self).update(_recipe=recipe)
 
     def apply(self, x):
         return self._apply(*self._run.evaluated_weights(), x)
+
+    def first_examples(self, count):
+        return self._recipe.first_examples(self.sets["train"], count)
 
     def predict(self, x):
         return self._predict(*self._run.evaluated_weights(), x)

@@ -1,6 +1,7 @@
 """The confusion matrices and worst mistakes of a report."""
 
 import base64
+import json
 import os
 from urllib.parse import quote
 
@@ -55,3 +56,17 @@ def test_matrices_of_many_classes_are_drawn(tmp_path):
     assert len(squares) == 50 + 48
     wrong = next(square for square in squares if "2, taken for 4: 1" in square["data-tip"])
     assert {"x": "4", "y": "2", "class": "wrong"}.items() <= wrong.items()
+
+
+def test_classes_are_called_by_their_names_and_unknown_ones_by_numbers(tmp_path):
+    folder = save(tmp_path / "run")
+    save_pictures(folder, matrix=[[8, 2, 0], [0, 9, 1], [3, 0, 7]])
+    for path in (folder / "pictures").glob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["<oak>", "elm"]}))
+    page = report(folder)
+    tips = [e[1]["data-tip"] for e in page.all("td") if "data-tip" in e[1]]
+    assert tips[1] == "<oak>, taken for elm: 2 (20.0% of its row)"
+    assert tips[8] == "2, right: 7 (70.0% of its row)"
+    assert "2 taken for <oak>" in page.texts("td")
+    assert "<oak> taken for elm" in page.texts("div", class_="card")[0]
+    assert "<oak>" not in page.source

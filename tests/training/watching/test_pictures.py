@@ -97,7 +97,7 @@ def test_captions_are_below_their_pictures():
     ink = np.nonzero((first < 255).any(axis=0))[0]
     assert abs(ink.mean() - 42) < 3  # centred
     long = grid([black] * 2, captions=["far too long to fit \N{SNOWMAN}" * 9, ""])
-    assert (long[90:, 90:] == 255).all()  # it does not reach its neighbour
+    assert (long[90:, long.shape[1] // 2 + 2 :] == 255).all()  # it does not reach its neighbour
 
 
 def test_all_letters_look_different():
@@ -152,3 +152,15 @@ def test_matrices_of_many_classes_have_no_numbers_and_stay_small():
     assert len(colours) == 4  # white, the only one of its row and right, right, wrong
     assert max(matrix(np.eye(1500)).shape) < 1100
     assert matrix([[0]]).shape and matrix(np.zeros((21, 21))).shape
+
+
+def test_a_matrix_with_names_has_room_for_them_and_the_same_cells():
+    counts = [[9, 1], [2, 8]]
+    plain, named = matrix(counts), matrix(counts, names=["left", "right-hand side of it"])
+    before = 34 + 14 * 12  # a name is cut to 14 characters
+    assert named.shape == (2 * 44 + before + 14, 2 * 44 + before + 14, 3)
+    np.testing.assert_array_equal(named[14:102, before : before + 88], plain[14:102, 64:152])
+    for label in (named[14:58, 30:before], named[104:, before : before + 44]):
+        assert (label < 255).any()  # beside the first row, and upward below the first column
+    assert (matrix(counts, names=["0", "1"]) == plain).all()
+    assert matrix(np.eye(40), names=[f"class {i}" for i in range(40)]).shape

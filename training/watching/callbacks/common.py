@@ -42,6 +42,18 @@ def check_labels(name, dataset, invalid):
         raise UserError(f"{name}: needs class labels, but {found} over them; {FIX}")
 
 
+def named(label, names):
+    """What to call a class: its name, or its number if it has none; "" for None."""
+    if label is None:
+        return ""
+    return names[label] if names and 0 <= label < len(names) else str(label)
+
+
+def names_of_classes(view):
+    """{"classes": their names} for a file in pictures/; empty if they are unknown."""
+    return {"classes": list(view.classes)} if view.classes else {}
+
+
 def check_sets(name, sets, view):
     """Refuse a set that is never evaluated."""
     held_out = [set_name for set_name in view.sets if set_name != "train"]

@@ -59,8 +59,11 @@ class ConfusionMatrix:
             measured = view.arrays[f"{name}_confusion_matrix"]
             common.check_labels("confusion_matrix", name, int(measured["invalid"]))
             counts = np.rint(measured["counts"]).astype(int)
-            picture, title = png(matrix(counts, self.normalized)), f"confusion_matrix-{name}"
+            labels = view.classes and [common.named(i, view.classes) for i in range(len(counts))]
+            title = f"confusion_matrix-{name}"
+            picture = png(matrix(counts, self.normalized, labels))
             content = {"set": name, "epoch": view.epoch, "step": view.step}
+            content |= common.names_of_classes(view)
             content |= {"normalized": self.normalized, "matrix": counts.tolist()}
             common.write_numbers(view, f"{title}.json", content)
             view.publish.image(view.step, title, picture)

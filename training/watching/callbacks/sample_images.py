@@ -24,11 +24,12 @@ LARGEST = 128  # pixels of a side; larger pictures are thinned out, since drawin
 def sample_images(
     count: int = 16, worst: int = 16, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
 ) -> Callback:
-    """Draw the first images of the training set and, after each evaluation, the worst predictions.
+    """Draw the first images of training and, after each evaluation, the worst predictions.
 
-    pictures/first_batch.png shows `count` images, and pictures/worst-<set>.png (and .json) the
-    `worst` examples with the highest cross entropy in each of `sets` (default: all held-out sets),
-    with label>prediction below. If the inputs are not images, only the .json is written.
+    pictures/first_batch.png shows `count` images, shuffled and augmented as in training.
+    pictures/worst-<set>.png (and .json) shows the `worst` examples with the highest cross entropy
+    in each of `sets` (default: all held-out sets), with label>prediction below. If the inputs are
+    not images, only the .json is written.
     """
     at_least(0, count=count, worst=worst)
     at_least(1, every_n_epochs=every_n_epochs)
@@ -54,11 +55,9 @@ class SampleImages:
     def on_training_start(self, view):
         self.logged = set()  # the sets for which the log has a reason why they are not shown
         common.check_sets("sample_images", self.sets, view)
-        dataset = view.sets.get("train")
-        size = len(dataset) if has_items(dataset) else self.count
-        if examples := self.examples("train", dataset, range(min(self.count, size))):
-            labels = [class_of(label) for _, label in examples]
-            captions = ["" if label is None else str(label) for label in labels]
+        items = view.first_examples(self.count) if self.count else []
+        if examples := self.shown("train", items):
+            captions = [common.named(class_of(label), view.classes) for _, label in examples]
             drawn = png(grid([picture for picture, _ in examples], captions=captions))
             view.publish.image(view.step, "first_batch", drawn)
 
@@ -80,31 +79,37 @@ class SampleImages:
             losses = np.where(np.isnan(measured["loss"]), np.inf, measured["loss"])
             order = np.argsort(-losses, kind="stable")[: self.worst]
             worst = [as_json(measured, int(i)) for i in order]
-            examples = self.examples(name, view.sets.get(name), order)
+            dataset = view.sets.get(name)
+            examples = self.shown(
+                name, [dataset[int(i)] for i in order] if has_items(dataset) else None
+            )
             self.publish(view, name, worst, [picture for picture, _ in examples])
 
     def publish(self, view, name, worst, pictures):
         """Write the numbers of one set, and publish its picture."""
         title, picture = f"worst-{name}", None
         if pictures:
-            pairs = [(one["label"], one["predicted"]) for one in worst]
-            captions = ["" if label is None else f"{label}>{other}" for label, other in pairs]
+            pairs = [
+                [common.named(one[key], view.classes) for key in ("label", "predicted")]
+                for one in worst
+            ]
+            captions = [label and f"{label}>{predicted}" for label, predicted in pairs]
             picture = png(grid(pictures, captions=captions))
             for one, example in zip(worst, pictures, strict=True):
                 one["png"] = base64.b64encode(png(example)).decode()
-        content = {"set": name, "epoch": view.epoch, "step": view.step, "examples": worst}
+        content = {"set": name, "epoch": view.epoch, "step": view.step}
+        content |= common.names_of_classes(view) | {"examples": worst}
         common.write_numbers(view, f"{title}.json", content)
         if picture:
             view.publish.image(view.step, title, picture)
 
-    def examples(self, name, dataset, indices):
-        """[(picture, label)] of examples of a set; empty, with a log line, if none are images."""
-        if not len(indices):
-            return []
-        if not has_items(dataset):
+    def shown(self, name, items):
+        """[(picture, label)] of examples of a set; empty, with a log line, if none are images, or
+        if they cannot be read one by one (None)."""
+        if items is None:
             self.log_once(name, "comes in batches, so no single example can be shown")
+        if not items:
             return []
-        items = [dataset[int(i)] for i in indices]
         pictures = [picture_in(item) for item in items]
         if any(picture is None for picture in pictures):
             form = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs_of(items[0]))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from data_loader.base import has_items
 from training.watching.publish import PictureFiles
 
 
@@ -41,8 +42,13 @@ def view(**fields):
         "per_step": {},
         "learning_rate": dict,
         "publish": Published(fields.get("folder")),
+        "classes": None,
     }
-    return SimpleNamespace(**defaults | fields)
+    seen = SimpleNamespace(**defaults | fields)
+    train = seen.sets.get("train")
+    items = range(len(train)) if has_items(train) else None
+    seen.first_examples = lambda count: items and [train[i] for i in items[:count]]
+    return seen
 
 
 def steps(first, norms, losses=None):

@@ -12,7 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from data_loader.loader import epoch_order
 from model.base import Model
+from training.checkpoint.safetensor_file import read_record
 from training.fit import fit
 from training.optimizers import sgd
 from training.watching.callbacks.confusion_matrix import confusion_matrix
@@ -22,6 +24,7 @@ from training.watching.callbacks.learning_rate_monitor import learning_rate_moni
 from training.watching.callbacks.profiler import profiler
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from training.watching.callbacks.sample_images import sample_images
+from training.watching.pictures import as_picture, grid, png
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(128, 4, 4)).astype(np.float32)
@@ -119,6 +122,51 @@ def test_counts_and_worst_examples_are_those_of_the_params(whole, name):
     assert [e["label"] for e in worst] == y[order].tolist()
     assert [e["predicted"] for e in worst] == logits[order].argmax(1).tolist()
     assert all(base64.b64decode(e["png"]).startswith(b"\x89PNG") for e in worst)
+
+
+class Named(list):
+    """A dataset of one's own, whose classes have names."""
+
+    classes = ("low", "middle", "high")
+
+
+def brighter(key, x):
+    return x * 0 + jax.random.uniform(key, (1, 1), minval=2, maxval=3)
+
+
+def test_names_of_classes_reach_every_picture_and_first_images_are_those_of_training(tmp_path):
+    examples, seen = Named(zip(X, Y, strict=True)), []
+
+    class Watcher:
+        def on_training_start(self, view):
+            seen.extend([view.classes, view.first_examples(6)])
+
+    callbacks = [confusion_matrix(), sample_images(count=6, worst=3), Watcher()]
+    fit(
+        MODEL,
+        examples,
+        SETS["test"],
+        epochs=1,
+        batch_size=32,
+        seed=5,
+        optimizer=sgd(lr=0.02),
+        augment=[brighter],
+        callbacks=callbacks,
+        folder=tmp_path,
+    )
+    assert seen[0] == ["low", "middle", "high"]
+    for name in ("confusion_matrix-test", "worst-test"):
+        content = json.loads((tmp_path / f"pictures/{name}.json").read_text())
+        assert content["classes"] == ["low", "middle", "high"]
+    order = epoch_order(len(X), 32, seed=5, epoch=1, shuffle=True)[0].ravel()[:6]
+    assert [int(label) for _, label in seen[1]] == Y[order].tolist()
+    values = [float(x[0, 0]) for x, _ in seen[1]]
+    assert len(set(values)) == 6 and all(2 <= value <= 3 for value in values)
+    drawn = (tmp_path / "pictures/first_batch.png").read_bytes()
+    pictures = [as_picture(x) for x, _ in seen[1]]
+    assert drawn == png(grid(pictures, captions=[Named.classes[y] for _, y in seen[1]]))
+    (checkpoint,) = tmp_path.glob("*.params")
+    assert read_record(checkpoint)["classes"] == ["low", "middle", "high"]
 
 
 def test_metrics_of_callbacks_are_not_logged(whole):
