@@ -112,8 +112,13 @@ def with_fit(fn, batches):
         values = function.fit(batches)
     except ValueError as error:
         raise UserError(f"{function.__name__}: {error}") from error
-    values = {name: values[name] for name in names}
-    return partial(function, **getattr(fn, "keywords", {}) | values)
+    return bound(fn, {name: values[name] for name in names})
+
+
+def bound(fn, values):
+    """A preprocessing function with other arguments. It is never a partial of a partial, of which
+    `unfitted` would see only the outer arguments."""
+    return partial(getattr(fn, "func", fn), **getattr(fn, "keywords", {}) | values)
 
 
 def fitted(preprocess, dataset, options=None, limit=None):

@@ -3,7 +3,6 @@ the shape check, training, `--evaluate`, `--watch` and the export."""
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from data_loader.loader import collate, collated, epoch_order
 from training.base import Objective, Optimizer, unchanged
 from training.objective import inputs, with_precision
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from training.preprocess import bound
 from training.run import Reader
 from training.tally import NEEDS, Tracked, Watch
 from utils import UserError
@@ -122,7 +122,7 @@ def with_statistics(parts, statistics):
     nodes = config["preprocess"] = list(config["preprocess"])
     for i, values in statistics:
         values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        preprocess[i] = partial(preprocess[i], **values)
+        preprocess[i] = bound(preprocess[i], values)
         nodes[i] = nodes[i] | {"args": nodes[i]["args"] | values}
     changed = {"preprocess": preprocess, "config": config, "unfitted": {}}
     return SimpleNamespace(**vars(parts) | changed)

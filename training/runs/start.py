@@ -17,7 +17,7 @@ from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.feed import nbytes, stacks
 from training.fit import split_sets, train_recipe
-from training.preprocess import fitted
+from training.preprocess import bound, fitted
 from training.recipe import compose, recorded_statistics, with_statistics
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
@@ -172,7 +172,7 @@ def computed_statistics(parts, sets):
     logger.info("Computing statistics of the training set for preprocess")
     train_set = split_sets(sets, parts.loader, parts.training.overfit_batches)["train"]
     unknown = [
-        partial(fn, **dict.fromkeys(parts.unfitted.get(i, ()))) if i in parts.unfitted else fn
+        bound(fn, dict.fromkeys(parts.unfitted[i])) if i in parts.unfitted else fn
         for i, fn in enumerate(parts.preprocess)
     ]
     done = fitted(unknown, train_set, parts.loader, parts.training.limit_batches)
