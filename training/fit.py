@@ -4,6 +4,7 @@ recipe, for `fit` and for the command line alike."""
 import re
 from contextlib import closing
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from training.devices.signals import Signals
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.metrics import accuracy
-from training.objective import supervised
+from training.objective import mixup, supervised
 from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
 from training.recipe import Recipe, compose
 from training.run import Clock, LearningRates, Run
@@ -93,19 +94,20 @@ def recipe_of(
 ) -> Recipe:
     """The Recipe of a model.
 
-    `metrics` is a list of functions or {name: function}, accuracy unless the loss is another one;
-    one may be `tracked(...)` (training/tally.py). `objective` and `update` are factories as in
-    training/objective.py and training/update.py. `options` are the fields of LoaderOptions and
-    TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh` ({"fsdp": 4}) and
-    `sharding`. `log` and `checkpoint` are LoggingOptions and CheckpointOptions, or dicts of their
-    fields; `rates` are learning rates to log, {name: number or function of the step}.
+    `metrics` is a list of functions or {name: function}, accuracy unless the loss or the objective
+    is another one; one may be `tracked(...)` (training/base.py). `objective` and `update` are
+    factories as in training/objective.py and training/update.py. `options` are the fields of
+    LoaderOptions and TrainingOptions: epochs, batch_size, replicas, ..., as well as `mesh`
+    ({"fsdp": 4}) and `sharding`. `log` and `checkpoint` are LoggingOptions and CheckpointOptions,
+    or dicts of their fields; `rates` are learning rates to log, {name: number or function of the
+    step}.
     """
     loader, training, mesh, sharding = split_options(options)
     check_hooks(callbacks)
     parts = SimpleNamespace(
         model=model,
         loss=loss,
-        metrics=default_metrics(loss) if metrics is None else metrics,
+        metrics=default_metrics(loss, objective) if metrics is None else metrics,
         preprocess=preprocess,
         augment=augment,
         objective=objective,
@@ -143,7 +145,7 @@ def train_recipe(
 
 def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:
     """The Loop of a run with all of its watchers, and its trainer started."""
-    training, record = recipe.training, record or {"config": {}}
+    recipe, training, record = recipe.for_sets(sets), recipe.training, record or {"config": {}}
     pretrained = None if checkpoint else pretrained_from(training.pretrained)
     trainer.start(sets, pretrained)
     probe = Probe(recipe.model, probe_input(trainer.feed.shapes, recipe.preprocess))
@@ -202,9 +204,13 @@ def own_record(recipe, sets):
     return run_folder.record(config, {}, with_items)
 
 
-def default_metrics(loss):
-    """Accuracy for what classifies."""
-    return [accuracy] if getattr(loss, "func", loss) is cross_entropy else []
+def default_metrics(loss, objective):
+    """Accuracy for what classifies, over the labels that count."""
+    classifies = getattr(loss, "func", loss) is cross_entropy
+    if not classifies or getattr(objective, "func", objective) not in (supervised, mixup):
+        return []
+    ignored = getattr(loss, "keywords", {}).get("ignore_label")
+    return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
 
 
 def made_of(options, name, given):
