@@ -1,5 +1,6 @@
 """The message for each mistake in a config."""
 
+import jax.numpy as jnp
 import optax
 import pytest
 
@@ -184,6 +185,16 @@ def test_a_loss_is_needed_only_where_the_objective_calls_it(valid, monkeypatch):
     assert list(template.sums["epoch"]["values"]["error"]) == ["MAX"]
     with pytest.raises(UserError, match=r"c: metrics.error.mode: must be one of MEAN"):
         build(own | {"metrics": {"error": {"mode": "LARGEST"}}}, "c")
+
+
+@pytest.mark.parametrize("losses", [0.0, {}, jnp.float32(1), jnp.ones((16, 2))])
+def test_a_loss_that_is_not_one_number_per_example_is_reported(valid, monkeypatch, losses):
+    wrong = lambda *parts: lambda params, state, *rest: (losses, state, {})  # noqa: E731
+    monkeypatch.setattr(optax, "wrong", wrong, raising=False)
+    with pytest.raises(
+        UserError, match=r"^c: loss: must be one number for each of the 16 examples"
+    ):
+        checked_recipe(build(valid | {"objective": "optax.wrong", "metrics": []}, "c"))
 
 
 def squares(model, loss, metrics, preprocess, augment):

@@ -90,7 +90,8 @@ def trace_objective(objective, params, state, batch, key, train):
         raise UserError("objective: must return (losses, state, metrics)")
     losses, new_state, metrics = results
     size = jax.tree.leaves(batch)[0].shape[0]
-    if not losses or any(getattr(a, "shape", None) != (size,) for a in jax.tree.leaves(losses)):
+    shapes = {getattr(leaf, "shape", None) for leaf in jax.tree.leaves(losses)}
+    if shapes != {(size,)}:
         raise UserError(
             f"loss: must be one number for each of the {size} examples of a batch, got {losses}"
         )
