@@ -6,7 +6,7 @@ import numpy as np
 from inference.lowering.trace import named, of_batch
 from inference.runtimes import latency, open_model
 from training.checkpoint.probe import host, seeded_inputs
-from utils import RunError, format_bytes
+from utils import RunError, UserError, format_bytes
 
 BATCHES = (1, 3, 64)
 # The largest error, as a share of the output's scale, by the precision of the file or the model.
@@ -217,20 +217,24 @@ def signature(report):
 
 def scores(loaded, outputs, targets):
     """{name: mean} of the config's loss and metrics on these outputs."""
-    from training.objective import finish_means, scored
+    from training.objective import finish_means, means_of, scored
 
     parts = loaded.parts
+    if parts.loss is None:
+        raise UserError("the config names no loss, with which outputs could be compared")
     metrics = {
-        label: metric.function for label, metric in parts.metrics.items() if metric.mode == "MEAN"
+        label: metric.function
+        for label, metric in parts.metrics.items()
+        if metric.mode == "MEAN" and metric.function
     }
 
     @jax.jit
     def means(output, target):
         # The loss takes logits; the logarithm of probabilities has the same softmax.
         logits = jax.numpy.log(jax.numpy.maximum(output, 1e-30)) if loaded.form.softmax else output
-        return jax.tree.map(lambda a: a.mean(0), scored(parts.loss, metrics, logits, target))
+        return means_of(scored(parts.loss, metrics, logits, target))
 
     loss, measured = means(outputs, targets)
-    return {"loss": float(loss)} | {
+    return {"loss": float(sum(jax.tree.leaves(loss)))} | {
         name: float(value) for name, value in finish_means(metrics)(measured).items()
     }

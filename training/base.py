@@ -7,7 +7,7 @@ config's args are their keyword-only arguments.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, NewType
+from typing import Any, Literal, NamedTuple, NewType, get_args
 
 import jax
 
@@ -17,18 +17,70 @@ class Optimizer(NamedTuple):
 
     init: Callable  # params -> opt_state
     update: Callable  # (grads, opt_state, params) -> (updates, opt_state)
+    # "step": turns gradients into updates; "gradients": only changes gradients, as clipping does,
+    # and must come before a step; "": unknown, and never refused
+    kind: str = ""
 
 
 Schedule = NewType("Schedule", Callable)  # step -> multiplier in [0, 1]
 
-# def fn(output, target) -> Loss: a scalar, or a dict of terms
+# def fn(output, target) -> Loss: a scalar or a Weighted, or a dict of terms
 Loss = NewType("Loss", jax.Array)
-# def fn(output, target) -> Metric: a scalar or a dict; `fn.finish`, where present, maps the means
+# def fn(output, target) -> Metric: the same; `fn.finish`, where present, maps the means
 Metric = NewType("Metric", jax.Array)
 # def fn(x) -> Preprocessed: the same in training and evaluation
 Preprocessed = NewType("Preprocessed", jax.Array)
 # def fn(key, x) -> Augmented: in training only
 Augmented = NewType("Augmented", jax.Array)
+
+
+class Weighted(NamedTuple):
+    """The value of an example that counts `weight` times in every mean, such as the mean over the
+    tokens of a sequence and their number. The weight is a constant for the gradient."""
+
+    value: jax.Array
+    weight: jax.Array
+
+
+def is_weighted(value):
+    return isinstance(value, Weighted)
+
+
+Mode = Literal["MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"]
+Freq = Literal["STEP", "EPOCH", "ANY"]
+Phase = Literal["TRAIN", "VAL", "TEST", "EVAL", "ANY"]
+
+
+class Tracked(NamedTuple):
+    """A metric, and how, when and where it is measured."""
+
+    function: Any  # None for a metric that the objective returns by itself, under the same label
+    mode: Mode = "MEAN"
+    freq: Freq = "ANY"
+    phase: Phase = "ANY"
+
+
+def tracked(function, mode="MEAN", freq="ANY", phase="ANY"):
+    """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or
+    phase."""
+    wrong = []
+    for name, value, allowed in (
+        ("mode", mode, Mode),
+        ("freq", freq, Freq),
+        ("phase", phase, Phase),
+    ):
+        if value not in get_args(allowed):
+            wrong.append(f"{name}: must be one of {', '.join(get_args(allowed))}, got {value!r}")
+    if freq == "STEP" and phase in ("VAL", "TEST", "EVAL"):
+        wrong.append(
+            f"freq: STEP is within an epoch of training, so {phase} would never be measured; "
+            "use EPOCH, or phase TRAIN"
+        )
+    if freq == "STEP" and mode == "CONCAT":
+        wrong.append("freq: CONCAT gathers a whole epoch; use EPOCH")
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return Tracked(function, mode, freq, phase)
 
 
 def unchanged(value):
@@ -39,7 +91,9 @@ class Objective(NamedTuple):
     """What a model is trained for; it is called as `objective(params, state, batch, key,
     train)`."""
 
-    apply: Callable  # the call -> (loss per example, state, {metric: value per example})
+    # the call -> (loss per example, state, {metric: value per example}); a loss may be Weighted, or
+    # a dict of terms whose means are added
+    apply: Callable
     finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
 
     def __call__(self, params, state, batch, key, train):

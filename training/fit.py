@@ -80,9 +80,9 @@ def fit(
     the finished Run.
 
     `val` is one set or {name: set}. `metrics` are functions, or {name: function}, accuracy unless
-    the loss is another one; one may be `tracked(...)` (training/tally.py). training/options.py
-    explains the options; `log`, `checkpoint` and `mesh` are dicts of such. `rates` are learning
-    rates to log, {name: number or function of the step}.
+    the loss or objective is another one; one may be `tracked(...)` (training/base.py).
+    training/options.py explains the options; `log`, `checkpoint` and `mesh` are dicts of such.
+    `rates` are learning rates to log, {name: number or function of the step}.
 
     With a `folder`, the run leaves metrics.jsonl and checkpoints there; `resume=True` continues
     from the newest good checkpoint, if there is one, `resume="override"` also with other options
@@ -123,7 +123,7 @@ def train_recipe(
 
 def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:
     """The Loop of a run with all of its watchers, and its trainer started."""
-    training, record = recipe.training, record or {"config": {}}
+    recipe, training, record = recipe.for_sets(sets), recipe.training, record or {"config": {}}
     pretrained = None if checkpoint else pretrained_from(training.pretrained)
     trainer.start(sets, pretrained)
     probe = Probe(recipe.model, probe_input(trainer.feed.shapes, recipe.preprocess))

@@ -205,7 +205,8 @@ class Loop:
             if members:
                 self.notify(f"on_{kind}_start")
             for name in members:
-                tallies = self.trainer.evaluate(name, self.chunk, self.interrupted, weights)
+                how = self.chunk, self.interrupted, weights, run.epoch
+                tallies = self.trainer.evaluate(name, *how)
                 if tallies is None:
                     return None
                 named = self.reader.values(name, tallies)

@@ -1,52 +1,110 @@
 """Losses of one example: (output, target) -> scalar.
 
-They compute in float32 at least, since a bfloat16 softmax loses the tail.
+They compute in float32 at least, since a bfloat16 softmax loses the tail. A loss over several
+elements, such as the tokens of a sequence, is their mean. If not all of them count alike, the
+target is {"target": ..., "weight": a number for each element}, or some of its labels are the
+`ignore_label`; the loss is then Weighted by the sum of the weights of the example.
 """
 
 import jax
 import jax.numpy as jnp
 
-from training.base import Loss
+from training.base import Loss, Weighted
 from utils import fraction, positive
 
 
-def cross_entropy(logits, label, *, label_smoothing: float = 0.0) -> Loss:
+def cross_entropy(
+    logits, label, *, label_smoothing: float = 0.0, ignore_label: int | None = None
+) -> Loss:
     """-log of the softmax probability of the label, averaged over leading axes.
-    The label is a class, or a distribution over the classes."""
+    The label is a class, or a distribution over the classes. Where it is `ignore_label`, such as
+    the padding of a sequence, it does not count."""
     fraction(label_smoothing=label_smoothing)
     logits = at_least_float32(logits)
-    target = distribution(logits, jnp.asarray(label))
+    label, weight = label_and_weight(logits, label, ignore_label)
+    target = distribution(logits, label)
     target = (1 - label_smoothing) * target + label_smoothing / logits.shape[-1]
     # A class masked by a logit of -inf contributes 0 * log(0), which must be 0.
     terms = jnp.where(target == 0, 0, target * jax.nn.log_softmax(logits))
-    return -jnp.mean(jnp.sum(terms, axis=-1))
+    return averaged(-jnp.sum(terms, axis=-1), weight)
 
 
-def binary_cross_entropy(logits, label) -> Loss:
-    """-log of the sigmoid probability of the label, in [0, 1], averaged over the elements."""
+def binary_cross_entropy(logits, label, *, ignore_label: int | None = None) -> Loss:
+    """-log of the sigmoid probability of the label, in [0, 1], averaged over the elements.
+    Elements whose label is `ignore_label`, such as -1 for an unknown one, do not count."""
+    label, weight = target_and_weight(label, ignore_label)
     x, z = same_shape(logits, label)
-    return jnp.mean(z * jax.nn.softplus(-x) + (1 - z) * jax.nn.softplus(x))
+    return averaged(z * jax.nn.softplus(-x) + (1 - z) * jax.nn.softplus(x), weight)
 
 
 def mse(output, target) -> Loss:
     """The mean squared difference."""
+    target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
-    return jnp.mean(jnp.square(output - target))
+    return averaged(jnp.square(output - target), weight)
 
 
 def mae(output, target) -> Loss:
     """The mean absolute difference."""
+    target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
-    return jnp.mean(jnp.abs(output - target))
+    return averaged(jnp.abs(output - target), weight)
 
 
 def huber(output, target, *, delta: float = 1.0) -> Loss:
     """Half the squared difference up to `delta`, a line of slope `delta` beyond; averaged."""
     positive(delta=delta)
+    target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
     difference = jnp.abs(output - target)
     inside = jnp.minimum(difference, delta)
-    return jnp.mean(inside**2 / 2 + delta * (difference - inside))
+    return averaged(inside**2 / 2 + delta * (difference - inside), weight)
+
+
+def target_and_weight(target, ignore_label=None):
+    """(the target, the weight of its elements, or None if all count alike). An element that does
+    not count gets the target 0, so that it cannot make a NaN."""
+    weight = None
+    if isinstance(target, dict):
+        if target.keys() != {"target", "weight"}:
+            keys = ", ".join(map(repr, target))
+            raise ValueError(f"a target that is a dict must have 'target' and 'weight', got {keys}")
+        target, weight = target["target"], at_least_float32(target["weight"])
+    target = jnp.asarray(target)
+    if ignore_label is not None:
+        ignored = target == ignore_label
+        kept = jnp.ones(target.shape) if weight is None else along(weight, target)
+        weight = jnp.where(ignored, 0, kept)
+    if weight is None:
+        return target, None
+    return jnp.where(along(weight, target) == 0, 0, target), weight
+
+
+def label_and_weight(logits, label, ignore_label):
+    """The same of labels, which can only be ignored where they are classes."""
+    label, weight = target_and_weight(label, ignore_label)
+    if ignore_label is not None and label.shape == logits.shape:
+        why = "the target holds probabilities, and only classes can be ignored"
+        raise ValueError(f"ignore_label: {why}; give the elements weights")
+    return label, weight
+
+
+def averaged(values, weight):
+    """The mean of the elements; Weighted if they have weights."""
+    if weight is None:
+        return jnp.mean(values)
+    weight = jnp.broadcast_to(along(weight, values), values.shape).astype(values.dtype)
+    total = jnp.sum(weight)
+    return Weighted(jnp.sum(weight * values) / jnp.where(total == 0, 1, total), total)
+
+
+def along(weight, values):
+    """The weights in a form that broadcasts against the values, of which they lack trailing
+    axes."""
+    if weight.shape != values.shape[: weight.ndim]:
+        shapes = f"the weights have the shape {weight.shape} and the target {values.shape}"
+        raise ValueError(f"{shapes}; give one weight for each element, or for each row of them")
+    return weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
 
 
 def at_least_float32(x):

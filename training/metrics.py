@@ -1,6 +1,8 @@
 """Metrics of one example: (output, target) -> scalar or dict.
 
-If a metric has an attribute `finish`, that function maps the means to the reported value.
+If a metric has an attribute `finish`, that function maps the means to the reported value. Labels
+may be ignored, and elements have weights, as in training/loss.py: `accuracy` is then the share of
+all tokens of a set that are right.
 """
 
 import jax
@@ -8,20 +10,25 @@ import jax.numpy as jnp
 
 from training import loss
 from training.base import Metric
+from training.loss import along, averaged, label_and_weight
 
 
-def accuracy(logits, label) -> Metric:
+def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
     """1 if the largest logit is that of the label."""
-    return jnp.mean(jnp.argmax(logits, axis=-1) == classes(logits, label), dtype=jnp.float32)
+    label, weight = label_and_weight(logits, label, ignore_label)
+    hits = jnp.argmax(logits, axis=-1) == classes(logits, label)
+    return averaged(hits.astype(jnp.float32), weight)
 
 
-def top_k_accuracy(logits, label, *, k: int = 5) -> Metric:
+def top_k_accuracy(logits, label, *, k: int = 5, ignore_label: int | None = None) -> Metric:
     """1 if the logit of the label is among the `k` largest."""
     if not 1 <= k <= logits.shape[-1]:
         largest = f"the {logits.shape[-1]} classes"
         raise ValueError(f"k: must be at least 1 and at most {largest}, got {k}")
+    label, weight = label_and_weight(logits, label, ignore_label)
     best = jax.lax.top_k(logits, k)[1]
-    return jnp.mean(jnp.any(best == classes(logits, label)[..., None], axis=-1), dtype=jnp.float32)
+    hits = jnp.any(best == classes(logits, label)[..., None], axis=-1)
+    return averaged(hits.astype(jnp.float32), weight)
 
 
 def rmse(output, target) -> Metric:
@@ -37,21 +44,26 @@ def mae(output, target) -> Metric:
     return loss.mae(output, target)
 
 
-def perplexity(logits, label) -> Metric:
+def perplexity(logits, label, *, ignore_label: int | None = None) -> Metric:
     """exp of the mean cross entropy: as many equally likely classes are as hard to guess."""
-    return loss.cross_entropy(logits, label)
+    return loss.cross_entropy(logits, label, ignore_label=ignore_label)
 
 
 perplexity.finish = jnp.exp
 
 
-def f1(logits, label) -> Metric:
+def f1(logits, label, *, ignore_label: int | None = None) -> Metric:
     """The harmonic mean of precision and recall, averaged over the classes that occur."""
     count = logits.shape[-1]
-    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=-1), count).reshape(-1, count)
-    actual = jax.nn.one_hot(classes(logits, label), count).reshape(-1, count)
+    label, weight = label_and_weight(logits, label, ignore_label)
+    label = classes(logits, label)
+    weight = jnp.ones(()) if weight is None else weight
+    weight = jnp.broadcast_to(along(weight, label), label.shape).reshape(-1, 1)
+    predicted = weight * jax.nn.one_hot(jnp.argmax(logits, axis=-1), count).reshape(-1, count)
+    actual = jax.nn.one_hot(label, count).reshape(-1, count)
     tp = jnp.sum(predicted * actual, axis=0)
-    return {"tp": tp, "fp": jnp.sum(predicted, axis=0) - tp, "fn": jnp.sum(actual, axis=0) - tp}
+    fn = jnp.sum(weight * actual, axis=0) - tp
+    return {"tp": tp, "fp": jnp.sum(predicted, axis=0) - tp, "fn": fn}
 
 
 def f1_finish(means):

@@ -4,13 +4,16 @@ loss, the metrics, preprocess and augment, and returns an Objective, or just the
 objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per
 example})
 
-A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`.
+A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`. A
+loss or a metric may be Weighted: of a sequence, by its number of tokens.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from training.base import Objective
+from training.base import Objective, Weighted, is_weighted
 from utils import UserError
 
 
@@ -47,7 +50,7 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
         output, state = model.apply(params, state, x, train=True, key=model_key)
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
-        losses, terms = summed(jax.tree.map(lambda a, b: share * a + (1 - share) * b, *both))
+        losses, terms = summed(jax.tree.map(partial(mixed, share), *both, is_leaf=is_weighted))
         return losses, state, measure(metrics, output, target, terms)
 
     return Objective(objective, plain.finish)
@@ -92,10 +95,21 @@ def scored(loss, metrics, output, target):
 
 
 def summed(losses):
-    """(the loss per example, {name: term per example}); only a dict of terms has any."""
+    """(the loss per example, {name: term per example}); only a dict of terms has any. Terms with
+    weights stay apart, since each of them has a mean of its own."""
     terms = losses if isinstance(losses, dict) else {}
-    total = sum(terms.values()) if terms else losses
+    weighted = any(map(is_weighted, terms.values()))
+    total = sum(terms.values()) if terms and not weighted else losses
     return total, {f"loss_{name}": term for name, term in terms.items()}
+
+
+def mixed(share, a, b):
+    """The mixture of two losses of an example: their weights are mixed, too."""
+    if not is_weighted(a):
+        return share * a + (1 - share) * b
+    weight = share * a.weight + (1 - share) * b.weight
+    total = share * a.weight * a.value + (1 - share) * b.weight * b.value
+    return Weighted(total / jnp.where(weight == 0, 1, weight), weight)
 
 
 def measure(metrics, output, target, terms):
@@ -104,6 +118,17 @@ def measure(metrics, output, target, terms):
         names = ", ".join(sorted(taken))
         raise UserError(f"metrics: {names}: is the name of a term of the loss; use another label")
     return terms | {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
+
+
+def means_of(values):
+    """The mean of each value per example, by their weights where they have some."""
+
+    def mean(value):
+        if not is_weighted(value):
+            return value.mean(0)
+        return jnp.average(value.value, axis=0, weights=value.weight)
+
+    return jax.tree.map(mean, values, is_leaf=is_weighted)
 
 
 def finish_means(metrics):

@@ -48,8 +48,8 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
         return scale(-lr, decaying_sum(m, grads) if nesterov else m), {"m": m}
 
     if momentum == 0:
-        return stateless(lambda grads, params: scale(-lr, grads))
-    return Optimizer(lambda params: {"m": zeros(params)}, update)
+        return stateless(lambda grads, params: scale(-lr, grads), "step")
+    return Optimizer(lambda params: {"m": zeros(params)}, update, "step")
 
 
 def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimizer:
@@ -65,7 +65,7 @@ def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimi
         total = jax.tree.map(jnp.add, state["sum"], squares(grads))
         return jax.tree.map(lambda g, s: -lr * g / jnp.sqrt(s + eps), grads, total), {"sum": total}
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, "step")
 
 
 def rmsprop(
@@ -82,7 +82,9 @@ def rmsprop(
         updates, sgd_state = descent.update(direction, state["sgd"])
         return updates, {"v": v, "sgd": sgd_state}
 
-    return Optimizer(lambda params: {"v": zeros(params), "sgd": descent.init(params)}, update)
+    return Optimizer(
+        lambda params: {"v": zeros(params), "sgd": descent.init(params)}, update, "step"
+    )
 
 
 def adam_init(params):
@@ -90,26 +92,35 @@ def adam_init(params):
     return {"step": jnp.zeros((), jnp.int32), "m": zeros(params), "v": zeros(params)}
 
 
-def adam_direction(grads, state, b1, b2, eps):
-    """Adam's direction: the mean gradient divided by the root of the mean square, and the state."""
+def adam_direction(grads, state, b1, b2, eps, nesterov=False):
+    """Adam's direction: the mean gradient divided by the root of the mean square, and the state.
+    With `nesterov`, the mean is that after one more step with the same gradient (Dozat, 2016)."""
     step = state["step"] + 1
     m = moving_average(b1, state["m"], grads)
     v = moving_average(b2, state["v"], squares(grads))
     mean, square = unbiased(b1, step, m), unbiased(b2, step, v)
+    if nesterov:
+        mean = moving_average(b1, unbiased(b1, step + 1, m), unbiased(b1, step, grads))
     direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square)
     return direction, {"step": step, "m": m, "v": v}
 
 
-def adam(lr: float = 0.001, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
-    """Adam (Kingma and Ba, 2015)."""
+def adam(
+    lr: float = 0.001,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    nesterov: bool = False,
+) -> Optimizer:
+    """Adam (Kingma and Ba, 2015); with `nesterov`, NAdam."""
     positive(lr=lr, eps=eps)
     fraction(b1=b1, b2=b2)
 
     def update(grads, state, params=None):
-        direction, state = adam_direction(grads, state, b1, b2, eps)
+        direction, state = adam_direction(grads, state, b1, b2, eps, nesterov)
         return scale(-lr, direction), state
 
-    return Optimizer(adam_init, update)
+    return Optimizer(adam_init, update, "step")
 
 
 def adamw(
@@ -119,19 +130,22 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
     exclude: str = NO_DECAY,
+    include: str = ".*",
+    nesterov: bool = False,
 ) -> Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
-    Params whose name the regex `exclude` matches do not decay."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019); with `nesterov`, NAdamW.
+    Params decay whose name the regex `include` matches and `exclude` does not."""
     positive(lr=lr, eps=eps)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
-    regex(exclude=exclude)
+    regex(exclude=exclude, include=include)
 
     def update(grads, state, params):
-        direction, state = adam_direction(grads, state, b1, b2, eps)
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), state
+        direction, state = adam_direction(grads, state, b1, b2, eps, nesterov)
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude, include)), state
 
-    return Optimizer(matching(adam_init, (exclude, NO_DECAY)), update)
+    init = matching(adam_init, (exclude, NO_DECAY), (include, ".*"))
+    return Optimizer(init, update, "step")
 
 
 def lamb(
@@ -141,11 +155,13 @@ def lamb(
     eps: float = 1e-6,
     weight_decay: float = 0.01,
     exclude: str = NO_DECAY,
+    include: str = ".*",
 ) -> Optimizer:
     """LAMB (You et al., 2020): AdamW with each leaf's direction scaled to the norm of the leaf.
-    It is for very large batches. Params whose name the regex `exclude` matches do not decay."""
+    It is for very large batches. Params decay whose name the regex `include` matches and `exclude`
+    does not."""
     positive(lr=lr)
-    unscaled = adamw(1.0, b1, b2, eps, weight_decay, exclude)
+    unscaled = adamw(1.0, b1, b2, eps, weight_decay, exclude, include)
 
     def with_norm_of(param, change):
         norm, param_norm = jnp.linalg.norm(change), jnp.linalg.norm(param)
@@ -156,7 +172,7 @@ def lamb(
         changes, state = unscaled.update(grads, state, params)
         return scale(lr, jax.tree.map(with_norm_of, params, changes)), state
 
-    return Optimizer(unscaled.init, update)
+    return Optimizer(unscaled.init, update, "step")
 
 
 def lion(
@@ -165,20 +181,22 @@ def lion(
     b2: float = 0.99,
     weight_decay: float = 0.001,
     exclude: str = NO_DECAY,
+    include: str = ".*",
 ) -> Optimizer:
     """Lion (Chen et al., 2023): the sign of a mean of momentum and gradient; only one buffer.
-    Params whose name the regex `exclude` matches do not decay."""
+    Params decay whose name the regex `include` matches and `exclude` does not."""
     positive(lr=lr)
     fraction(b1=b1, b2=b2)
     nonnegative(weight_decay=weight_decay)
-    regex(exclude=exclude)
+    regex(exclude=exclude, include=include)
 
     def update(grads, state, params):
         direction = jax.tree.map(jnp.sign, moving_average(b1, state["m"], grads))
         m = moving_average(b2, state["m"], grads)
-        return scale(-lr, add_decay(direction, params, weight_decay, exclude)), {"m": m}
+        return scale(-lr, add_decay(direction, params, weight_decay, exclude, include)), {"m": m}
 
-    return Optimizer(matching(lambda params: {"m": zeros(params)}, (exclude, NO_DECAY)), update)
+    init = matching(lambda params: {"m": zeros(params)}, (exclude, NO_DECAY), (include, ".*"))
+    return Optimizer(init, update, "step")
 
 
 def orthogonal(matrix, iterations=5, eps=1e-8):
@@ -204,7 +222,7 @@ def orthogonal_step(direction):
     return step.reshape(direction.shape)
 
 
-def muon_of_matrices(lr, beta, weight_decay, exclude):
+def muon_of_matrices(lr, beta, weight_decay, exclude, include):
     """Muon for a tree that holds only matrices and kernels."""
 
     def update(grads, state, params):
@@ -212,10 +230,12 @@ def muon_of_matrices(lr, beta, weight_decay, exclude):
         m = moving_average(beta, state["m"], grads)
         ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
         direction = jax.tree.map(orthogonal_step, ahead)
-        updates = scale(-lr, add_decay(direction, params, weight_decay, exclude))
+        updates = scale(-lr, add_decay(direction, params, weight_decay, exclude, include))
         return updates, {"step": step, "m": m}
 
-    return Optimizer(lambda params: {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}, update)
+    return Optimizer(
+        lambda params: {"step": jnp.zeros((), jnp.int32), "m": zeros(params)}, update, "step"
+    )
 
 
 def muon(
@@ -228,6 +248,7 @@ def muon(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    include: str = ".*",
 ) -> Optimizer:
     """Muon (Jordan et al., 2024) for matrices; AdamW, with its own learning rate, for the rest.
     The kernel of a convolution counts as the matrix (H * W * in, out), unless it has one input
@@ -240,8 +261,10 @@ def muon(
         kinds = {name: "muon" if is_matrix(leaf) else "adamw" for name, leaf in tree.items()}
         return kinds | {name: "adamw" for name in tree if re.fullmatch(by_adamw, name)}
 
-    matrices = muon_of_matrices(lr, beta, weight_decay, exclude)
+    matrices = muon_of_matrices(lr, beta, weight_decay, exclude, include)
     # Only `matching` below sees all names that `exclude` may match, so AdamW does not check it.
-    others = adamw(adamw_lr, b1, b2, eps, weight_decay, exclude)._replace(init=adam_init)
+    others = adamw(adamw_lr, b1, b2, eps, weight_decay, exclude, include)._replace(init=adam_init)
     both = partition(label, {"muon": matrices, "adamw": others})
-    return Optimizer(matching(both.init, (exclude, NO_DECAY), (by_adamw, BY_ADAMW)), both.update)
+    rules = (exclude, NO_DECAY), (by_adamw, BY_ADAMW), (include, ".*")
+    init = matching(both.init, *rules)
+    return Optimizer(init, both.update, "step")

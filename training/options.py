@@ -131,7 +131,9 @@ class CheckpointOptions:
     every_steps: int = 0  # 0: not by steps
     every_seconds: int | float = 0  # 0: not by time
     keep: int | None = 5  # how many of the last checkpoints are kept; null: all
-    monitor: str | None = None  # the metric by which the best checkpoints are kept too
+    # the metric by which the best checkpoints are kept too; auto: the loss of the validation set,
+    # if there is one; null: none
+    monitor: str | None = "auto"
     # whether `monitor` is good when low or high; auto: by its name
     mode: Literal["auto", "min", "max"] = "auto"
     save_top_k: int = 1  # how many of the best are kept
@@ -153,13 +155,22 @@ class CheckpointOptions:
         return sign_of(self.monitor, self.mode, "checkpoint.mode")
 
 
+def monitor_for(monitor, sets, otherwise):
+    """The metric that `monitor` means in a run that evaluates these sets: "auto" is the loss of
+    `val`, else of the first validation set, else `otherwise`."""
+    validation = [name for name in sets if name not in ("train", "test")]
+    if monitor != "auto" or not validation:
+        return otherwise if monitor == "auto" else monitor
+    return f"{'val' if 'val' in validation else validation[0]}_loss"
+
+
 LOW_IS_GOOD = {"loss", "error", "mse", "rmse", "mae", "perplexity"}
 HIGH_IS_GOOD = {"accuracy", "f1", "precision", "recall", "auc", "iou"}
 
 
 def sign_of(monitor, mode, key):
     """1 if a metric should be low, -1 if it should be high; `auto` decides by the metric's name."""
-    words = set((monitor or "loss").split("_"))
+    words = {"loss"} if monitor in (None, "auto") else set(monitor.split("_"))
     low, high = words & LOW_IS_GOOD, words & HIGH_IS_GOOD
     if mode == "auto" and bool(low) == bool(high):
         why = f"cannot tell whether {monitor!r} is good when low or high"

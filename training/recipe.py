@@ -3,6 +3,7 @@ the shape check, training, `--evaluate`, `--watch` and the export."""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,12 +11,19 @@ import jax
 
 from data_loader.base import has_items
 from data_loader.loader import collate, collated, epoch_order
-from training.base import Objective, Optimizer, unchanged
+from training.base import Objective, Optimizer, Tracked, unchanged
 from training.objective import inputs, with_precision
-from training.options import CheckpointOptions, LoaderOptions, LoggingOptions, TrainingOptions
+from training.options import (
+    CheckpointOptions,
+    LoaderOptions,
+    LoggingOptions,
+    TrainingOptions,
+    monitor_for,
+)
 from training.preprocess import bound
 from training.run import Reader
-from training.tally import NEEDS, Tracked, Watch
+from training.tally import NEEDS, Watch
+from training.transforms import NO_STEP, kind_of
 from utils import UserError
 
 RING = 1024  # steps whose values are kept one by one where log lines come by the clock
@@ -52,6 +60,15 @@ class Recipe(NamedTuple):
         at_end = self.sets_at_end(sets)
         return [name for name in sets if name != "train" and name not in at_end]
 
+    def for_sets(self, sets):
+        """The recipe with the metric that checkpoint.monitor means for these sets."""
+        monitor = monitor_for(self.checkpoint.monitor, self.sets_monitored(sets), None)
+        return self._replace(checkpoint=replace(self.checkpoint, monitor=monitor))
+
+    def sets_monitored(self, sets):
+        """The held-out sets whose metrics an epoch can end with."""
+        return self.sets_in_epochs(sets) if self.training.eval_every else []
+
     def sets_at_end(self, sets):
         """The held-out sets that are evaluated once, after training."""
         return [name for name in sets if name == "test" and self.training.test_at == "end"]
@@ -86,9 +103,13 @@ def compose(parts, plan):
             f"got {seed}"
         )
     functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
+    check_ignored(parts.loss, functions)
+    if kind_of(parts.optimizer) == "gradients":
+        raise UserError(f"optimizer: {NO_STEP}")
     model = with_precision(parts.model, parts.training.precision)
+    loss = missing_loss if parts.loss is None else parts.loss
     try:
-        objective = parts.objective(model, parts.loss, functions, parts.preprocess, parts.augment)
+        objective = parts.objective(model, loss, functions, parts.preprocess, parts.augment)
     except ValueError as error:
         raise UserError(f"objective.args.{error}") from error
     objective = (
@@ -197,16 +218,39 @@ def measures(metrics, callbacks, logging):
     needs |= {need for need in NEEDS if getattr(logging, need, False)}
     needs |= {"per_step"} if logging.log_all else set()
     ring = min(logging.every_steps or RING, RING) if "per_step" in needs else 0
-    functions = {label: rule.function for label, rule in rules.items()}
+    # A rule without a function is for what the objective returns by itself.
+    functions = {label: rule.function for label, rule in rules.items() if rule.function}
     return functions, Watch(rules, frozenset(hidden), frozenset(needs), ring)
+
+
+class MissingLoss(UserError):
+    """The objective calls the loss, and there is none."""
+
+
+def missing_loss(output, target):
+    """The loss of a recipe without one."""
+    raise MissingLoss("loss: is missing, and the objective needs one, such as cross_entropy or mse")
+
+
+def check_ignored(loss, metrics):
+    """Refuse metrics that count what the loss ignores, unless they are told not to ignore it."""
+    ignored = getattr(loss, "keywords", {}).get("ignore_label")
+    for label, metric in metrics.items() if ignored is not None else ():
+        could = "ignore_label" in inspect.signature(getattr(metric, "func", metric)).parameters
+        if could and "ignore_label" not in getattr(metric, "keywords", {}):
+            raise UserError(
+                f"metrics: {label} counts the labels {ignored}, which the loss ignores; "
+                f"give it ignore_label={ignored} as well, or None to count them"
+            )
 
 
 def labelled(metrics):
     """{label: Tracked} of a dict of metrics, or of a list, whose labels are the functions'
     names."""
     pairs = metrics.items() if isinstance(metrics, dict) else [(None, m) for m in metrics]
-    for _, metric in pairs:
-        if not callable(metric.function if isinstance(metric, Tracked) else metric):
+    for label, metric in pairs:
+        function = metric.function if isinstance(metric, Tracked) else metric
+        if not callable(function) and (function is not None or label is None):
             raise UserError(
                 f"metrics: {metric!r} is no function; "
                 "give the function itself, as training.metrics.accuracy"

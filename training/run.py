@@ -233,8 +233,8 @@ class Reader(NamedTuple):
         aside = {label for label, entry in entries if label in self.hidden or "CONCAT" in entry}
         means = {k: value for k, value in values.items() if k not in aside and k != "loss"}
         finished = over(self.finish)(means) if means else {}
-        named = {}
-        for label, value in {"loss": values["loss"], **finished}.items():  # the loss stays first
+        named, loss = {}, sum(jax.tree.leaves(values["loss"]))  # of terms with their own weights
+        for label, value in {"loss": loss, **finished}.items():  # the loss stays first
             leaves = named_leaves({label: value}).items()
             named |= {leaf.replace("/", "_"): array for leaf, array in leaves}
         return named, {label: values[label] for label in aside}, self.norms(norms)

@@ -76,27 +76,41 @@ def piecewise(values: tuple[float, ...], boundary_steps: tuple[int, ...] | None 
 
 @steps_or_epochs
 def warmup_linear(
-    warmup_steps: int | None = None, end: float = 0.0, steps: int | None = None
+    warmup_steps: int | None = None,
+    end: float = 0.0,
+    steps: int | None = None,
+    init_value: float = 0.0,
 ) -> Schedule:
-    """A straight line up from 0 to 1, then one down to `end`, which it reaches after `steps`."""
-    return warmed_up(warmup_steps, linear, end, steps)
+    """A straight line up from `init_value` to 1, then one down to `end`, reached after `steps`."""
+    return warmed_up(warmup_steps, linear, end, steps, init_value)
 
 
 @steps_or_epochs
 def warmup_cosine(
-    warmup_steps: int | None = None, end: float = 0.0, steps: int | None = None
+    warmup_steps: int | None = None,
+    end: float = 0.0,
+    steps: int | None = None,
+    init_value: float = 0.0,
 ) -> Schedule:
-    """A straight line up from 0 to 1, then half a cosine down to `end`, reached after `steps`."""
-    return warmed_up(warmup_steps, cosine, end, steps)
+    """A straight line up from `init_value` to 1, then half a cosine down to `end`, reached after
+    `steps`."""
+    return warmed_up(warmup_steps, cosine, end, steps, init_value)
 
 
-def warmed_up(warmup, decay, end, steps):
-    """A line from 0 to 1 over `warmup` steps, then a decay to `end` over the rest of `steps`."""
+def warmed_up(warmup, decay, end, steps, start):
+    """A line from `start` to 1 over `warmup` steps, then a decay to `end` over the rest of
+    `steps`."""
+    share(init_value=start)
     if not 0 <= warmup < steps:
         allowed = f"at least 0 and below the {steps} steps in all"
         raise ValueError(f"warmup_steps: must be {allowed}, got {warmup}")
     schedule = decay(end=end, steps=steps - warmup)
-    return lambda step: jnp.where(step < warmup, step / max(warmup, 1), schedule(step - warmup))
+
+    def warmed(step):
+        up = start + (1 - start) * step / max(warmup, 1)
+        return jnp.where(step < warmup, up, schedule(step - warmup))
+
+    return warmed
 
 
 @steps_or_epochs

@@ -3,55 +3,25 @@ one.
 
 A tally is {"examples": count, "values": {label: {mode: accumulator}}}; in training it also holds
 "steps" and "extras", the norms of each step. A tally contains all that is needed to continue it, so
-an update needs to know nothing about what is measured.
+an update needs to know nothing about what is measured. A value may be a dict, and each of its
+leaves may be Weighted: its accumulator then holds the sum of the weights, which takes the place of
+the count.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Mode = Literal["MEAN", "SUM", "SINGLE", "MAX", "MIN", "STD", "CONCAT"]
-Freq = Literal["STEP", "EPOCH", "ANY"]
-Phase = Literal["TRAIN", "VAL", "TEST", "EVAL", "ANY"]
+from training.base import Tracked, Weighted, is_weighted
+from utils import UserError
 
 NORMS = ("gradient_norm", "parameter_norm")
 NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callback may need
-
-
-class Tracked(NamedTuple):
-    """A metric, and how, when and where it is measured."""
-
-    function: Any
-    mode: Mode = "MEAN"
-    freq: Freq = "ANY"
-    phase: Phase = "ANY"
-
-
-def tracked(function, mode="MEAN", freq="ANY", phase="ANY"):
-    """A metric with another mode, freq (STEP: log lines within an epoch, EPOCH: at its end) or
-    phase."""
-    wrong = []
-    for name, value, allowed in (
-        ("mode", mode, Mode),
-        ("freq", freq, Freq),
-        ("phase", phase, Phase),
-    ):
-        if value not in get_args(allowed):
-            wrong.append(f"{name}: must be one of {', '.join(get_args(allowed))}, got {value!r}")
-    if freq == "STEP" and phase in ("VAL", "TEST", "EVAL"):
-        wrong.append(
-            f"freq: STEP is within an epoch of training, so {phase} would never be measured; "
-            "use EPOCH, or phase TRAIN"
-        )
-    if freq == "STEP" and mode == "CONCAT":
-        wrong.append("freq: CONCAT gathers a whole epoch; use EPOCH")
-    if wrong:
-        raise ValueError("\n".join(wrong))
-    return Tracked(function, mode, freq, phase)
 
 
 class Watch(NamedTuple):
@@ -72,6 +42,18 @@ class Watch(NamedTuple):
             and covers(rule.phase, phase)
             and (freq == "EPOCH" or not self.aside(label))
         }
+
+    def check(self, returned):
+        """Refuse a rule for what the objective does not return for each example."""
+        for label in self.rules.keys() - {*returned}:
+            others = ", ".join(sorted({*returned} - {"loss"})) or "none"
+            fix = "remove it from `metrics`, or let the objective return it"
+            if label in self.hidden:
+                fix = "remove its callback, or pass `metrics` on to `measure` or `scored`"
+            raise UserError(
+                f"metrics: {label} is not measured, since the objective does not return it; {fix} "
+                f"(it returns: {others})"
+            )
 
     def aside(self, label):
         """Whether a label is for callbacks alone, and never logged."""
@@ -99,7 +81,13 @@ def phase_of(set_name):
 
 def empty(modes, shapes, rows=0):
     """A tally of no examples, for values of these shapes; CONCAT has room for `rows`."""
-    values = {label: {mode: START[mode](shapes[label], rows)} for label, mode in modes.items()}
+
+    def start(label, mode):
+        count = rows if mode == "CONCAT" else 1
+        zeros = jax.tree.map(lambda a: jnp.zeros((count, *a.shape[1:]), a.dtype), shapes[label])
+        return {mode: of_mode(mode, zeros, jnp.zeros(count, bool))}
+
+    values = {label: start(label, mode) for label, mode in modes.items()}
     return {"examples": jnp.int32(0), "values": values}
 
 
@@ -112,10 +100,22 @@ def empty_of_steps(modes, shapes, extras, rows=0):
 def of_batch(like, values, mask):
     """The tally of one batch, with the labels and modes of the tally `like`."""
     measured = {
-        label: {mode: BATCH[mode](values[label], mask) for mode in entry}
+        label: {mode: of_mode(mode, values[label], mask) for mode in entry}
         for label, entry in like["values"].items()
     }
     return {"examples": mask.sum(dtype=jnp.int32), "values": measured}
+
+
+def of_mode(mode, values, mask):
+    """What the values of one batch give; rows whose mask is not set count for nothing."""
+
+    def of_leaf(value):
+        if not is_weighted(value) or mode == "CONCAT":
+            return BATCH[mode](plain(value), mask)
+        weight = jnp.where(mask, value.weight, 0).astype(wide(value.weight))
+        return Weighted(BATCH[mode](value.value, weight), weight.sum())
+
+    return per_leaf(of_leaf, values)
 
 
 def of_step(like, values, mask, taken, norms):
@@ -128,10 +128,18 @@ def merged(a, b):
     """Two tallies as one, `b` after `a`."""
     n, m = a["examples"], b["examples"]
 
-    def merged_values(label, entry):
-        return {mode: MERGE[mode](x, b["values"][label][mode], n, m) for mode, x in entry.items()}
+    def of_leaf(mode, x, y):
+        if not is_weighted(x):
+            return MERGE[mode](x, y, n, m)
+        return Weighted(MERGE[mode](x.value, y.value, x.weight, y.weight), x.weight + y.weight)
 
-    values = {label: merged_values(label, entry) for label, entry in a["values"].items()}
+    values = {
+        label: {
+            mode: per_leaf(partial(of_leaf, mode), x, b["values"][label][mode])
+            for mode, x in entry.items()
+        }
+        for label, entry in a["values"].items()
+    }
     both = {"examples": n + m, "values": values}
     if "steps" in a:
         extras = jax.tree.map(jnp.add, a["extras"], b["extras"])
@@ -164,8 +172,14 @@ def results(tally):
     """({label: result}, {norm: its mean over the steps}) of a tally on the host, or of several
     tallies along a first axis."""
     count, steps = (np.asarray(tally.get(name, 0)) for name in ("examples", "steps"))
+
+    def of_leaf(mode, x):
+        if not is_weighted(x):
+            return RESULT[mode](x, count)
+        return RESULT[mode](x.value, np.asarray(x.weight))
+
     values = {
-        label: RESULT[mode](x, count)
+        label: per_leaf(partial(of_leaf, mode), x)
         for label, entry in tally["values"].items()
         for mode, x in entry.items()
     }
@@ -197,101 +211,89 @@ def exact(a):
 
 
 def under(mask, values, other, wide=wide):
-    """The values where the mask is set, `other` elsewhere."""
-    return jnp.where(mask.reshape(-1, *(1,) * (values.ndim - 1)), values, other).astype(
-        wide(values)
-    )
+    """The values where the mask, or the weight of an example, is not 0; `other` elsewhere."""
+    return jnp.where(against(mask, values) != 0, values, other).astype(wide(values))
 
 
-def filled(value):
-    """The start of a mode whose accumulator begins at one value."""
-    return lambda shapes, _rows: jax.tree.map(
-        lambda a: jnp.full(a.shape[1:], value, wide(a)), shapes
-    )
+def against(mask, values):
+    return mask.reshape(-1, *(1,) * (values.ndim - 1))
 
 
-def total(values, mask):
-    return jax.tree.map(lambda v: under(mask, v, 0).sum(0), values)
+def total(values, mask, wide=wide):
+    """The sum of the values under a mask, or by their weights."""
+    kept = under(mask, values, 0, wide)
+    kept = kept if mask.dtype == bool else kept * against(mask, kept)
+    return kept.sum(0, dtype=kept.dtype)
 
 
 def mean(values, mask):
-    return jax.tree.map(lambda sum_: sum_ / jnp.maximum(mask.sum(), 1), total(values, mask))
+    count = mask.sum()
+    return total(values, mask) / jnp.where(count == 0, 1, count)
+
+
+class Spread(NamedTuple):
+    """The mean and the sum of squared distances from it: more precise than a sum of squares (Chan
+    et al., 1979)."""
+
+    mean: jax.Array
+    m2: jax.Array
 
 
 def spread(values, mask):
-    """The mean and the sum of squared distances from it: more precise than a sum of squares (Chan
-    et al., 1979)."""
-    means = mean(values, mask)
-    m2 = jax.tree.map(lambda v, c: (under(mask, v - c, 0) ** 2).sum(0), values, means)
-    return {"mean": means, "m2": m2}
+    center = mean(values, mask)
+    return Spread(center, total((values - center) ** 2, mask))
 
 
 def merged_spreads(a, b, n, m):
-    share = m / jnp.maximum(n + m, 1)
-    both = jax.tree.map(lambda x, y: x + (y - x) * share.astype(x.dtype), a["mean"], b["mean"])
-    gap = lambda x, y: (y - x) ** 2 * (n * share).astype(x.dtype)  # noqa: E731
-    apart = jax.tree.map(gap, a["mean"], b["mean"])
-    return {"mean": both, "m2": jax.tree.map(lambda x, y, d: x + y + d, a["m2"], b["m2"], apart)}
+    share = m / jnp.where(n + m == 0, 1, n + m)
+    center = a.mean + (b.mean - a.mean) * share.astype(a.mean.dtype)
+    apart = (b.mean - a.mean) ** 2 * (n * share).astype(a.m2.dtype)
+    return Spread(center, a.m2 + b.m2 + apart)
 
 
-def appended(a, b, n, _m):
+def appended(rows, new, n, _m):
     """Genuine rows are at the front of a batch, so the next batch overwrites the others."""
-
-    def append(rows, new):
-        return jax.lax.dynamic_update_slice_in_dim(rows, new.astype(rows.dtype), n, 0)
-
-    return jax.tree.map(append, a, b)
+    return jax.lax.dynamic_update_slice_in_dim(rows, new.astype(rows.dtype), n, 0)
 
 
-def each(function):
-    """Apply a function of a leaf and the count to every leaf; NaN where the count is zero."""
-    return lambda x, count: jax.tree.map(lambda a: function(a, count), x)
+def per_leaf(function, tree, *others):
+    """The tree of function(leaf, ...); what belongs to one value counts as one leaf."""
+    is_leaf = lambda x: isinstance(x, Weighted | Spread)  # noqa: E731
+    return jax.tree.map(function, tree, *others, is_leaf=is_leaf)
 
 
-zeros = filled(0)
-START = {
-    "MEAN": zeros,
-    "SUM": lambda shapes, _rows: jax.tree.map(lambda a: jnp.zeros(a.shape[1:], exact(a)), shapes),
-    "SINGLE": zeros,
-    "MAX": filled(-jnp.inf),
-    "MIN": filled(jnp.inf),
-    "STD": lambda shapes, rows: {"mean": zeros(shapes, rows), "m2": zeros(shapes, rows)},
-    "CONCAT": lambda shapes, n: jax.tree.map(
-        lambda a: jnp.zeros((n, *a.shape[1:]), a.dtype), shapes
-    ),
-}
+def plain(value):
+    """The values of the examples without their weights; also of shapes."""
+    return value.value if is_weighted(value) else value
 
 
-def reduced(other, reduction, wide=wide):
-    """The value of a batch: one reduction of the values, with `other` where the mask is not set."""
-    return lambda values, mask: jax.tree.map(
-        lambda v: reduction(under(mask, v, other, wide)), values
-    )
-
-
+# Of one leaf of a value.
+# What one batch gives, from its values and its mask, or the weights of its examples:
 BATCH = {
     "MEAN": total,
-    "SUM": reduced(0, lambda v: v.sum(0, dtype=v.dtype), exact),
+    "SUM": partial(total, wide=exact),
     "SINGLE": mean,
-    "MAX": reduced(-jnp.inf, lambda v: v.max(0)),
-    "MIN": reduced(jnp.inf, lambda v: v.min(0)),
+    "MAX": lambda values, mask: under(mask, values, -jnp.inf).max(0),
+    "MIN": lambda values, mask: under(mask, values, jnp.inf).min(0),
     "STD": spread,
     "CONCAT": lambda values, _mask: values,
 }
+# Two accumulators of n and m examples as one:
 MERGE = {
-    "MEAN": lambda a, b, n, m: jax.tree.map(jnp.add, a, b),
-    "SUM": lambda a, b, n, m: jax.tree.map(jnp.add, a, b),
-    "SINGLE": lambda a, b, n, m: jax.tree.map(lambda x, y: jnp.where(m > 0, y, x), a, b),
-    "MAX": lambda a, b, n, m: jax.tree.map(jnp.maximum, a, b),
-    "MIN": lambda a, b, n, m: jax.tree.map(jnp.minimum, a, b),
+    "MEAN": lambda a, b, n, m: a + b,
+    "SUM": lambda a, b, n, m: a + b,
+    "SINGLE": lambda a, b, n, m: jnp.where(m > 0, b, a),
+    "MAX": lambda a, b, n, m: jnp.maximum(a, b),
+    "MIN": lambda a, b, n, m: jnp.minimum(a, b),
     "STD": merged_spreads,
     "CONCAT": appended,
 }
+# The result of an accumulator on the host, NaN where the count is zero:
 RESULT = dict.fromkeys(
     ("SUM", "SINGLE", "MAX", "MIN"),
-    each(lambda a, count: np.where(along(a, count) == 0, np.nan, a)),
+    lambda a, count: np.where(along(a, count) == 0, np.nan, a),
 ) | {
-    "MEAN": each(per),
-    "STD": lambda x, count: each(lambda a, n: np.sqrt(per(a, n)))(x["m2"], count),
-    "CONCAT": each(lambda a, count: a[:count]),
+    "MEAN": per,
+    "STD": lambda x, count: np.sqrt(per(x.m2, count)),
+    "CONCAT": lambda a, count: a[:count],
 }

@@ -5,6 +5,7 @@ loading: `Trainer(recipe, shapes)`, then `start(sets)`. After that it trains som
 set, copies its state and takes another one. It knows nothing of epochs, log lines or checkpoints.
 """
 
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -18,7 +19,7 @@ from training.base import TrainState, key_data
 from training.feed import form_on_device, make_feeds
 from training.programs import Start, loops_are_slow, placed
 from training.replicas import Replicas
-from training.update import read_of, shapes_of_values, zero_sums
+from training.update import genuine, read_of, shapes_of_values, zero_sums
 from utils import UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -66,6 +67,7 @@ class Trainer:
         self.update = recipe.make_update(unroll=self.looped)
         self.first_state = partial(first_state, self.update)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
+        watch.check(values)
         modes = watch.modes(values, "TRAIN", "EPOCH")
         self.gathers = rows_of("train", self.feed, modes)  # rows that CONCAT gathers in an epoch
         freeze = recipe.training.on_nonfinite != "skip"
@@ -89,9 +91,9 @@ class Trainer:
         """Make the program of each held-out set; begin to compile those that are `sure` to be
         used."""
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
-        step, report = evaluation(self.recipe.objective)
         self.evaluations = {
-            name: feed.program(name, step, report, self.looped) for name, feed in held_out.items()
+            name: feed.program(name, *evaluation(self.recipe.objective, name), self.looped)
+            for name, feed in held_out.items()
         }
         made = {}
         for name, feed in held_out.items():
@@ -108,7 +110,7 @@ class Trainer:
                 made[key] = self.replicas.start(empty), form
             self.tallies[name], carry = made[key]
             if name in sure and not self.replicas.stacked:
-                self.evaluations[name].begin(self.trees, carry, *feed.forms())
+                self.evaluations[name].begin((*self.trees, np.int32(0)), carry, *feed.forms())
 
     def suits(self, sets):
         """Whether it was made for sets of these shapes."""
@@ -220,14 +222,15 @@ class Trainer:
         """(params, state) of each lane as they are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
-    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None):
+    def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None, epoch=0):
         """The tally of a whole set by each replica, with `weights` (of each lane) or the current
-        ones; None if `stopped` returns True between two calls of `count` batches."""
-        weights, before, taken = weights or self.weights(), None, 1
+        ones; None if `stopped` returns True between two calls of `count` batches. The randomness of
+        a batch depends on the set, the epoch and the batch alone."""
+        consts, before, taken = self.with_epoch(weights or self.weights(), epoch), None, 1
         self.feeds[name].begin(epoch=1)
         tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
         while taken:
-            taken, reports = self.evaluate_batches(name, weights, tallies, count)
+            taken, reports = self.evaluate_batches(name, consts, tallies, count)
             jax.block_until_ready(before)  # while the next ones compute
             before = reports
             if stopped():
@@ -239,11 +242,17 @@ class Trainer:
         training."""
         self.feeds[name].begin(epoch=1)
         tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
-        self.evaluate_batches(name, self.weights(), tallies, 1)
+        self.evaluate_batches(name, self.with_epoch(self.weights(), 0), tallies, 1)
         return self.read(tallies)
 
-    def evaluate_batches(self, name, weights, tallies, count):
-        return advance(self.feeds[name], self.evaluations[name], weights, tallies, count)
+    def with_epoch(self, weights, epoch):
+        """What is constant in an evaluation, for each lane: (params, state, epoch)."""
+        stacked = self.replicas.stacked
+        epoch = np.full(len(self.replicas.seeds), epoch, np.int32) if stacked else np.int32(epoch)
+        return [(*lane, epoch) for lane in weights]
+
+    def evaluate_batches(self, name, consts, tallies, count):
+        return advance(self.feeds[name], self.evaluations[name], consts, tallies, count)
 
     def close(self):
         """End the threads that read ahead, and those that compile."""
@@ -269,13 +278,17 @@ def training(update):
     return step, lambda ts: read_of(ts.sums)
 
 
-def evaluation(objective):
-    """(step, report) of an evaluation: the constants are (params, state), the carry is the tally;
-    the random key, if an objective uses it, is always the same."""
+def evaluation(objective, name):
+    """(step, report) of an evaluation: the constants are (params, state, epoch), the carry is the
+    tally. The random key is a function of the set, the epoch and the examples before the batch."""
+    set_key = zlib.crc32(name.encode())
 
-    def step(weights, seen, batch, valid):
-        losses, _, metrics = objective(*weights, batch, jax.random.key(0), False)
-        mask = jnp.arange(len(losses)) < valid
+    def step(consts, seen, batch, valid):
+        *weights, epoch = consts
+        key = jax.random.fold_in(jax.random.key(set_key), epoch)
+        key = jax.random.fold_in(key, seen["examples"])
+        losses, _, metrics = objective(*weights, batch, key, False)
+        mask = genuine(batch, valid)
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 
     return step, tally.without_rows

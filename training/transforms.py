@@ -9,6 +9,7 @@ from training.base import Optimizer, Schedule
 from utils import UserError, map_named, match_rules, named_leaves, nonnegative, positive, regex
 
 NO_DECAY = r"(.*/)?(bias|scale)"
+NO_STEP = "takes no step, as it only changes gradients; end a chain with an optimizer, such as sgd"
 
 
 def scale(factor, tree):
@@ -16,11 +17,16 @@ def scale(factor, tree):
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
 
 
-def stateless(change):
+def stateless(change, kind=""):
     """An optimizer without state, made from change(grads, params) -> updates."""
     return Optimizer(
-        lambda params: {}, lambda grads, state, params=None: (change(grads, params), state)
+        lambda params: {}, lambda grads, state, params=None: (change(grads, params), state), kind
     )
+
+
+def kind_of(optimizer):
+    """Optimizer.kind, also of an optimizer of Optax."""
+    return getattr(optimizer, "kind", "")
 
 
 def add_decay(grads, params, weight_decay, exclude, include=".*"):
@@ -68,7 +74,8 @@ def partition(label, optimizers):
             updates |= part
         return map_named(lambda name, _: updates[name], grads), states
 
-    return Optimizer(init, update)
+    steps = "step" in map(kind_of, optimizers.values())
+    return Optimizer(init, update, "step" if steps else "")
 
 
 def clip_by_global_norm(max_norm: float) -> Optimizer:
@@ -79,13 +86,14 @@ def clip_by_global_norm(max_norm: float) -> Optimizer:
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         return scale(jnp.minimum(1.0, max_norm / norm), grads)
 
-    return stateless(clip)
+    return stateless(clip, "gradients")
 
 
 def clip_by_value(limit: float) -> Optimizer:
     """Clip every element of the gradients to [-limit, limit]."""
     positive(limit=limit)
-    return stateless(lambda grads, _: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads))
+    clip = lambda grads, _: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads)  # noqa: E731
+    return stateless(clip, "gradients")
 
 
 def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_DECAY) -> Optimizer:
@@ -93,7 +101,8 @@ def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_
     nonnegative(weight_decay=weight_decay)
     regex(include=include, exclude=exclude)
     decay = stateless(lambda g, params: add_decay(g, params, weight_decay, exclude, include))
-    return Optimizer(matching(decay.init, (include, ".*"), (exclude, NO_DECAY)), decay.update)
+    init = matching(decay.init, (include, ".*"), (exclude, NO_DECAY))
+    return Optimizer(init, decay.update, "gradients")
 
 
 def frozen() -> Optimizer:
@@ -109,7 +118,7 @@ def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
         updates, state = optimizer.update(grads, state, params)
         return scale(rate, updates), state
 
-    return Optimizer(optimizer.init, update)
+    return Optimizer(optimizer.init, update, kind_of(optimizer))
 
 
 def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
@@ -117,8 +126,10 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
     A param that no rule matches is an error."""
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
-    for rule, _ in rules:
+    for rule, optimizer in rules:
         regex(rules=rule)
+        if kind_of(optimizer) == "gradients":
+            raise ValueError(f"rules: {rule!r}: {NO_STEP}")
 
     def label(leaves):
         keys = match_rules([(rule, str(i)) for i, (rule, _) in enumerate(rules)], leaves)
@@ -134,6 +145,9 @@ def chain(*optimizers: Optimizer):
     """Apply optimizers one after another. Not a part: in a config, a list is a chain."""
     if not optimizers:
         raise ValueError("optimizers: a chain must hold at least one, got none")
+    kinds = list(map(kind_of, optimizers))
+    if problem := misplaced(kinds, [f"optimizer {i}" for i in range(len(kinds))]):
+        raise ValueError(f"optimizers: {problem[1]}")
 
     def update(updates, states, params=None):
         new_states = []
@@ -142,7 +156,26 @@ def chain(*optimizers: Optimizer):
             new_states.append(state)
         return updates, new_states
 
-    return Optimizer(lambda params: [optimizer.init(params) for optimizer in optimizers], update)
+    kind = "step" if "step" in kinds else "" if "" in kinds else "gradients"
+    init = lambda params: [optimizer.init(params) for optimizer in optimizers]  # noqa: E731
+    return Optimizer(init, update, kind)
+
+
+def misplaced(kinds, names):
+    """(the index of a part of a chain that cannot be meant to be there, why), or None. Besides
+    those of Optimizer, there is the kind "rate", of something that has a learning rate."""
+    for i, kind in enumerate(kinds):
+        before = [j for j in range(i) if kinds[j] in ("step", "rate")]
+        after = [later for later in kinds[i + 1 :] if later in ("step", "rate")]
+        if kind == "gradients" and before and not after:
+            name = names[before[-1]]
+            why = f"{names[i]} changes gradients, but {name} has turned them into updates already"
+            return i, f"{why}; put it before {name}"
+        if kind == "step" and "step" in kinds[:i]:
+            name = names[kinds.index("step")]
+            why = f"{names[i]} would take the updates of {name} for gradients, and go uphill"
+            return i, f"{why}; keep one of the two"
+    return None
 
 
 def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
@@ -156,4 +189,4 @@ def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
         updates, inner = optimizer.update(grads, state["optimizer"], params)
         return scale(schedule(step), updates), {"step": step + 1, "optimizer": inner}
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, kind_of(optimizer))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from training import tally
-from training.base import Update
+from training.base import Update, is_weighted
 from utils import UserError, path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes, causes before their effects
@@ -58,7 +58,8 @@ def accepted(ts, new, grads, losses, metrics, mask):
     """The end of every step: `new` if all of it is finite, else the params and states of `ts`; the
     step counts either way. With sums["freeze"] 1, the first bad step and all steps after it count
     for nothing and leave the state of the last good step."""
-    good, leaf = all_finite(ts, new, grads, jnp.where(mask, losses, 0))
+    values = sum(term.value if is_weighted(term) else term for term in terms_of(losses))
+    good, leaf = all_finite(ts, new, grads, jnp.where(mask, values, 0))
     sums = note_bad(ts.sums, ts.step, good, leaf)
     stays = frozen(sums)
     taken = good & ~stays
@@ -169,11 +170,11 @@ def floats(tree):
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
     """(gradient, new state, losses, metrics), the last two per example; over `accumulate`
     microbatches, one after the other."""
-    count = jnp.maximum(mask.sum(), 1)
+    counts = None  # known once the loss is computed
 
     def mean_loss(params, state, batch, mask, key):
         losses, state, metrics = objective(params, state, batch, key, True)
-        return jnp.where(mask, losses, 0).sum() / count, (state, losses, metrics)
+        return mean_of(losses, mask, counts or counts_of(losses, mask)), (state, losses, metrics)
 
     grad = jax.grad(mean_loss, has_aux=True)
     if accumulate == 1:
@@ -183,8 +184,8 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     def microbatch(carry, piece):
         total, state = carry
         i, batch, mask = piece
-        key_of_piece = jax.random.fold_in(key, i)
-        grads, (state, losses, metrics) = grad(params, state, batch, mask, key_of_piece)
+        own = jax.random.fold_in(key, i)
+        grads, (state, losses, metrics) = grad(params, state, batch, mask, own)
         return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)
 
     size = len(mask)
@@ -198,11 +199,48 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     def split(a):
         return a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1)
 
+    def counts_of_piece(piece):
+        i, batch, mask = piece
+        losses, _, _ = objective(params, state, batch, jax.random.fold_in(key, i), True)
+        return counts_of(losses, mask)
+
     pieces = (jnp.arange(accumulate), *jax.tree.map(split, (batch, mask)))
+    terms = terms_of(shapes_of_values(objective, params, state, batch, train=True)["loss"])
+    counts = [mask.sum()] * len(terms)
+    if any(map(is_weighted, terms)):
+        # The mean is over the whole batch, so its weights must be known before the first piece. XLA
+        # leaves out what does not contribute to them, which is the model.
+        counts = [each.sum() for each in jax.lax.map(counts_of_piece, pieces)]
     carry = (jax.tree.map(jnp.zeros_like, params), state)
     carry, seen = jax.lax.scan(microbatch, carry, pieces, unroll=unroll)
     losses, metrics = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), seen)
     return *carry, losses, metrics
+
+
+def terms_of(losses):
+    """The terms of a loss whose means are added, each with one value per example."""
+    return jax.tree.leaves(losses, is_leaf=is_weighted)
+
+
+def counts_of(losses, mask):
+    """For each term of a loss, how often all its examples count together."""
+
+    def count(term):
+        constant = jax.lax.stop_gradient(term.weight) if is_weighted(term) else 1
+        return jnp.where(mask, constant, 0).sum()
+
+    return list(map(count, terms_of(losses)))
+
+
+def mean_of(losses, mask, counts):
+    """The sum of the terms' means over the genuine examples, each by its weight."""
+
+    def mean(term, count):
+        weighted = is_weighted(term)
+        values = term.value * jax.lax.stop_gradient(term.weight) if weighted else term
+        return jnp.where(mask, values, 0).sum() / jnp.where(count == 0, 1, count)
+
+    return sum(map(mean, terms_of(losses), counts))
 
 
 def moving_average(ema, params, decay, step):
@@ -216,15 +254,14 @@ def measured(sums, step, losses, metrics, mask, taken, norms):
     """The accumulators after another step: of the epoch, of the log line and, where they are kept,
     of single steps."""
     values = {**metrics, "loss": losses}
-    epoch = tally.of_step(sums["epoch"], values, mask, taken, norms)
-    window = tally.of_step(sums["window"], values, mask, taken, norms)
-    sums = sums | {
-        "epoch": tally.merged(sums["epoch"], epoch),
-        "window": tally.merged(sums["window"], window),
-    }
+    parts = ("epoch", "window")
+    one = {part: tally.of_step(sums[part], values, mask, taken, norms) for part in parts}
+    sums = sums | {part: tally.merged(sums[part], one[part]) for part in parts}
     if "ring" in sums:
         row = step % jax.tree.leaves(sums["ring"])[0].shape[0]
-        sums["ring"] = jax.tree.map(lambda ring, one: ring.at[row].set(one), sums["ring"], window)
+        sums["ring"] = jax.tree.map(
+            lambda ring, new: ring.at[row].set(new), sums["ring"], one["window"]
+        )
     return sums
 
 
@@ -244,9 +281,9 @@ def zero_sums(objective, params, state, batch, *, freeze=False, watch=tally.Watc
     return sums | {name: jnp.int32(value) for name, value in counters.items()}
 
 
-def shapes_of_values(objective, params, state, batch):
+def shapes_of_values(objective, params, state, batch, train=False):
     """{label: shapes} of what an objective returns for each example of a batch, with its loss."""
-    call = lambda p, s, b: objective(p, s, b, jax.random.key(0), False)  # noqa: E731
+    call = lambda p, s, b: objective(p, s, b, jax.random.key(0), train)  # noqa: E731
     losses, _, metrics = jax.eval_shape(call, params, state, batch)
     return {**metrics, "loss": losses}
 

@@ -89,7 +89,7 @@ class Builder:
         built.schedule = self.nodes.schedule = self.config["schedule"] and self.part("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.part(kind))
-        self.check_optimizer()
+        self.check_optimizer(built.optimizer)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
         return built
@@ -132,7 +132,7 @@ class Builder:
 
     def part(self, kind):
         """The part that a top-level key names."""
-        if kind not in self.config:
+        if kind not in self.config or (kind == "loss" and self.config[kind] is None):
             return None
         return attempt(self.nodes.part, kind, self.config[kind], kind)
 
@@ -156,7 +156,7 @@ class Builder:
         if isinstance(nodes, dict):
             paths = {label: f"metrics.{label}" for label in nodes}
             for label, node in nodes.items():
-                built[label] = attempt(self.nodes.part, "metrics", node, paths[label])
+                built[label] = attempt(self.nodes.metric, node, paths[label])
         else:
             for i, metric in enumerate(self.parts_of_list("metrics") or []):
                 path = f"metrics.{i}"
@@ -249,26 +249,19 @@ class Builder:
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
 
-    def check_optimizer(self):
-        """A chain that only transforms gradients would take no step, or one uphill."""
-        chain = self.config.get("optimizer")
-        if not isinstance(chain, list) or self.nodes.stepping:
-            return
-        paths = [f"optimizer.{i}" for i in range(len(chain))]
-        names = [self.nodes.resolved.get(path, {}).get("name", ".") for path in paths]
-        # A dotted name may be an optimizer that takes steps without a learning rate we recognize.
-        if names and not any("." in name for name in names):
-            message = "nothing in this chain takes a step; end it with an optimizer, such as sgd"
-            self.nodes.problem("optimizer", message)
+    def check_optimizer(self, optimizer):
+        """What only changes gradients would take no step, or one uphill."""
+        from training.transforms import NO_STEP, kind_of
+
+        if kind_of(optimizer) == "gradients":
+            self.nodes.problem("optimizer", NO_STEP)
 
     def rates(self, schedule):
         """{name: a learning rate, as a number or as a function of the step}."""
-        rates = list(self.nodes.rates.values())
+        rates = dict(zip(self.nodes.names_of_rates(), self.nodes.rates.values(), strict=True))
         if schedule:
-            rates = [lambda step, rate=rate: rate * schedule(step) for rate in rates]
-        if len(rates) == 1:
-            return {"learning_rate": rates[0]}
-        return {f"learning_rate_{i}": rate for i, rate in enumerate(rates)}
+            rates = {k: lambda step, rate=rate: rate * schedule(step) for k, rate in rates.items()}
+        return rates
 
     def resolved(self):
         """The config with all defaults, which repeats the run.

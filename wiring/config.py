@@ -20,7 +20,7 @@ TOP_LEVEL = {
     "loader": {},
     "preprocess": [],
     "augment": [],
-    "loss": REQUIRED,
+    "loss": None,
     "metrics": [],
     "objective": "supervised",
     "optimizer": REQUIRED,

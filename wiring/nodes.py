@@ -13,6 +13,8 @@ from wiring.values import Misfit, convert
 
 # Arguments of an update that `fit` passes from the training section.
 GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
+# What Optax has for gradients, and not for updates.
+OPTAX_GRADIENTS = ("optax.add_decayed_weights", "optax.clip", "optax.clip_by_global_norm")
 # Keys that a node of a kind may have besides name and args.
 EXTRA_KEYS = {"metrics": ("mode", "freq", "phase")}
 
@@ -97,9 +99,29 @@ class Nodes:
             self.problem(path if isinstance(node, str) else f"{path}.name", str(error))
             raise Unbuilt from error
 
+    def metric(self, node, path):
+        """A metric under a label; without a name, it is one that the objective returns."""
+        if isinstance(node, dict) and node and not node.keys() - {*EXTRA_KEYS["metrics"]}:
+            return self.tracked(None, node, path)
+        return self.part("metrics", node, path)
+
+    def names_of_rates(self):
+        """The name of each learning rate: `learning_rate`, with the argument of the update to which
+        its optimizer belongs, and its optimizer or its number where that is needed."""
+
+        def with_more(names, more):
+            pairs = zip(names, more, strict=True)
+            return [f"{name}_{end}" if names.count(name) > 1 else name for name, end in pairs]
+
+        in_update = [path.split(".")[2:3] * path.startswith("update.args.") for path in self.rates]
+        names = ["_".join(["learning_rate", *argument]) for argument in in_update]
+        optimizers = [self.resolved[path]["name"].rpartition(".")[2] for path in self.rates]
+        names = with_more(names, optimizers)
+        return with_more(names, [names[:i].count(name) for i, name in enumerate(names)])
+
     def tracked(self, metric, extra, path):
         """A metric with its mode, freq and phase."""
-        from training.tally import tracked
+        from training.base import tracked
 
         try:
             return tracked(metric, **extra)
@@ -115,12 +137,31 @@ class Nodes:
         from training.transforms import chain
 
         if isinstance(node, list) and node:
-            built = chain(*self.parts_of_list("optimizer", node, path))
+            members = self.parts_of_list("optimizer", node, path)
+            self.check_order(members, path)
+            built = chain(*members)
             stepping = any(f"{path}.{i}" in self.stepping for i in range(len(node)))
         else:
             built = self.named_part("optimizer", node, path)
             stepping = path in self.stepping
         return built if stepping else self.with_schedule(built)
+
+    def check_order(self, members, path):
+        """Refuse a chain whose order cannot be meant."""
+        from training.transforms import kind_of, misplaced
+
+        paths = [f"{path}.{i}" for i in range(len(members))]
+        names = [self.resolved[each]["name"] for each in paths]
+
+        def kind(member, name, path):
+            if name in OPTAX_GRADIENTS:
+                return "gradients"
+            rate = "step" if name.startswith("optax.") else "rate"
+            return kind_of(member) or (rate if path in self.rates else "")
+
+        if problem := misplaced(list(map(kind, members, names, paths)), names):
+            self.problem(paths[problem[0]], problem[1])
+            raise Unbuilt
 
     def scheduled_optimizer(self, factory, values, accepted, path):
         """An optimizer whose learning rate the schedule multiplies.

@@ -115,7 +115,7 @@ def part_list(kind):
 
 def extra(kind):
     """The table of the keys that a node of a kind may have besides name and args."""
-    from training.tally import Tracked
+    from training.base import Tracked
 
     hints, defaults = typing.get_type_hints(Tracked), Tracked._field_defaults
     rows = [

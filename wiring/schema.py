@@ -30,8 +30,12 @@ def make_schema():
     properties |= {name: section(options) for name, options in SECTIONS.items()}
     properties |= {kind: reference(kind) for kind in SINGLE}
     properties |= {kind: {"type": "array", "items": reference(kind)} for kind in LISTS}
-    labelled = {"type": "object", "additionalProperties": reference("metrics")}
+    rule = {"type": "object", "properties": extra_keys("metrics"), "minProperties": 1}
+    rule |= {"additionalProperties": False, "description": "how the objective's metric is measured"}
+    metric = {"anyOf": [reference("metrics"), rule]}
+    labelled = {"type": "object", "additionalProperties": metric}
     properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
+    properties["loss"] = {"anyOf": [reference("loss"), {"type": "null"}]}
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
     chain = {"type": "array", "items": reference("optimizer"), "minItems": 1}
     properties["optimizer"] = {"anyOf": [reference("optimizer"), chain]}
@@ -96,7 +100,7 @@ def part(kind):
 
 def extra_keys(kind):
     """The schemas of the keys that a node can have besides name and args."""
-    from training.tally import Tracked
+    from training.base import Tracked
 
     hints = get_type_hints(Tracked)
     return {key: values.schema(hints[key], parts.kind_of) for key in EXTRA_KEYS.get(kind, ())}

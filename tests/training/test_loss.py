@@ -1,5 +1,7 @@
 """Losses of one example and their gradients against Optax and NumPy, also at extremes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,6 +115,88 @@ def test_arguments_must_be_in_range():
     for delta in (0, np.inf):  # an infinite one would give NaN
         with pytest.raises(ValueError, match=rf"^delta: .* got {delta}"):
             huber(LOGITS, OTHER, delta=delta)
+
+
+LENGTHS = np.arange(5) < 3  # of five positions, the last two are padding
+WEIGHTS = np.array([1.0, 0.5, 0.0, 2.0, 0.0], "float32")
+ROWS = DRAW.normal(size=(5, 7)).astype("float32")
+CLASSES = DRAW.integers(0, 7, 5).astype("int32")
+NUMBERS = DRAW.normal(size=(5, 7)).astype("float32")
+
+
+def optax_masked(elements, weights):
+    """The masked mean of Optax's losses of elements."""
+    return lambda x, y: jnp.average(elements(x, y), weights=weights)
+
+
+@pytest.mark.parametrize(
+    "ours, elements, outputs, clean, bad, weights",
+    [
+        (
+            partial(cross_entropy, ignore_label=-100),
+            optax.softmax_cross_entropy_with_integer_labels,
+            ROWS, CLASSES, np.where(LENGTHS, CLASSES, -100), LENGTHS,
+        ),
+        (
+            cross_entropy,
+            optax.softmax_cross_entropy_with_integer_labels,
+            ROWS, CLASSES, np.where(WEIGHTS > 0, CLASSES, 999), WEIGHTS,
+        ),
+        (
+            partial(cross_entropy, label_smoothing=0.2, ignore_label=0),
+            lambda x, y: optax.softmax_cross_entropy(
+                x, optax.smooth_labels(jax.nn.one_hot(y, 7), 0.2)
+            ),
+            ROWS, CLASSES, CLASSES, CLASSES != 0,
+        ),
+        (
+            partial(binary_cross_entropy, ignore_label=-1),
+            optax.sigmoid_binary_cross_entropy,
+            LOGITS, BITS, np.where(np.arange(7) % 3, BITS, -1), np.arange(7) % 3 > 0,
+        ),
+        (
+            mse,
+            lambda x, y: optax.squared_error(x, y).mean(-1),
+            ROWS, NUMBERS, np.where(WEIGHTS[:, None] > 0, NUMBERS, np.nan), WEIGHTS,
+        ),
+        (huber, lambda x, y: optax.huber_loss(x, y), LOGITS, OTHER, OTHER, BITS),
+    ],
+)  # fmt: skip
+def test_elements_count_by_their_weights(ours, elements, outputs, clean, bad, weights):
+    """Against Optax's losses under a mask; what does not count may be anything, even NaN."""
+    ignores = isinstance(ours, partial) and "ignore_label" in ours.keywords
+    target = bad if ignores else {"target": bad, "weight": weights}
+    expected = jax.value_and_grad(optax_masked(elements, weights))(outputs, clean)
+    value, gradient = jax.value_and_grad(lambda x: ours(x, target).value)(outputs)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-7)
+    per_row = 7 if ours is mse else 1  # one weight for each row of seven elements
+    assert ours(outputs, target).weight == per_row * np.sum(weights)
+
+
+def test_an_example_in_which_nothing_counts_has_weight_0_and_no_gradient():
+    loss = partial(cross_entropy, ignore_label=-1)
+    nothing = np.full(5, -1)
+    assert loss(ROWS, nothing) == (0, 0)
+    assert not jax.grad(lambda x: loss(x, nothing).value)(ROWS).any()
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        (
+            cross_entropy,
+            {"label": CLASSES, "weight": LENGTHS},
+            "'target' and 'weight', got",
+        ),
+        (cross_entropy, {"target": CLASSES, "weight": np.ones(4)}, r"weights .* \(4,\)"),
+        (mse, {"target": NUMBERS, "weight": np.ones(7)}, "one weight for each element"),
+        (partial(cross_entropy, ignore_label=0), SOFT, "^ignore_label: .*probabilities"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(loss, target, message):
+    with pytest.raises(ValueError, match=message):
+        loss(LOGITS if target is SOFT else ROWS, target)
 
 
 def test_the_gradient_has_no_scatter():

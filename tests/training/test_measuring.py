@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +11,17 @@ import numpy as np
 import optax
 import pytest
 
+from model.base import Model
 from model.mlp import mlp
+from training.base import tracked
 from training.checkpoint import storage
-from training.fit import fit
+from training.fit import fit, recipe_of
 from training.loss import cross_entropy
-from training.metrics import accuracy
+from training.metrics import accuracy, perplexity
+from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.run import TIMES
 from training.schedules import linear
-from training.tally import tracked
 from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
 
@@ -341,10 +344,47 @@ def test_a_metric_of_a_callback_is_not_logged_and_needs_a_unique_name():
     [{"callbacks": [early_stopping("val_loss")]}, {"checkpoint": {"monitor": "val_loss"}}],
 )
 def test_a_monitored_metric_must_be_measured(tmp_path, settings):
-    message = r"monitor: 'val_loss' is not measured; did you mean 'train_loss'\? \(train_loss, "
+    message = r"monitor: 'val_loss' is not measured; no epoch evaluates a set 'val' \(loader"
     with pytest.raises(UserError, match=message):
         run(tmp_path, **settings)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "hint"),
+    [
+        ("test_loss", "no epoch evaluates a set 'test'"),  # it is tested once, after training
+        ("odd_accurcy", "did you mean 'odd_accuracy'?"),
+        ("trian_loss", "did you mean 'train_loss'?"),
+        ("loss", "is not measured ("),
+    ],
+)
+def test_the_hint_for_a_metric_names_no_other_set(monitor, hint):
+    callbacks = [early_stopping(monitor)]
+    with pytest.raises(UserError, match="is not measured") as raised:
+        run(val={"odd": VAL}, test_at="end", callbacks=callbacks)
+    assert hint in str(raised.value)
+    assert str(raised.value).count("?") == hint.count("?")
+
+
+def test_the_validation_set_is_monitored_unless_another_metric_is_named(tmp_path, caplog):
+    caplog.set_level("INFO", "main")
+    stopping = early_stopping(patience=2, min_delta=10.0)
+    settings = {"val": {"odd": VAL, "rare": TEST}, "epochs": 9, "test_at": "end"}
+    done = run(tmp_path / "a", callbacks=[stopping], optimizer=sgd(lr=0.01), **settings)
+    losses = [row["odd_loss"] for row in done.history]
+    assert len(losses) == 3 and stopping.memory["best"] == losses[0]
+    best = 1 + int(np.argmin(losses))
+    assert rows(tmp_path / "a")[-1]["final"] == f"checkpoint-epoch_{best}"
+    assert "Best by odd_loss" in caplog.text and "last weights" not in caplog.text
+
+    run(tmp_path / "b", checkpoint={"monitor": None, "keep": 1}, **settings | {"epochs": 1})
+    assert "No checkpoint.monitor: the last weights will be tested" in caplog.text
+    assert rows(tmp_path / "b")[-1]["final"] == "the last weights"
+
+    stopping = early_stopping(patience=1, min_delta=10.0)  # without a validation set
+    done = run(callbacks=[stopping], epochs=9)
+    assert stopping.memory["best"] == done.history[0]["test_loss"]
 
 
 def test_a_callback_is_called_at_the_steps_that_its_steps_left_requests():
@@ -367,3 +407,119 @@ def test_a_callback_that_needs_per_step_sees_the_values_of_each_step():
     assert [step for each in recorder.seen for step in each.get("step", [])] == list(range(1, 15))
     for each in filter(None, recorder.seen):
         assert len(each["loss"]) == len(each["step"]) == len(each["gradient_norm"])
+
+
+def next_token(input_shape):
+    """Logits of 5 tokens at every position, from a table."""
+
+    def apply(params, state, x, *, train=False, key=None):
+        return params["table"][x], state
+
+    return Model(lambda key: ({"table": jax.random.normal(key, (5, 5))}, {}), apply)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_sequences_of_unequal_lengths_are_measured_by_their_tokens(tmp_path, stream):
+    """Over batches, microbatches and replicas, in lines, epochs and held-out sets."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([1, 9, 2, 9, 0, 3, 9, 1, 5, 4])
+    x = rng.integers(0, 5, (10, 9)).astype(np.int32)
+    y = np.where(np.arange(9) < lengths[:, None], (2 * x + 1) % 5, 7).astype(np.int32)
+    done = fit(
+        next_token((9,)),
+        (x, y),
+        (x[:7], y[:7]),
+        loss=partial(cross_entropy, ignore_label=7),
+        metrics={
+            "accuracy": partial(accuracy, ignore_label=7),
+            "perplexity": partial(perplexity, ignore_label=7),
+        },
+        optimizer=sgd(lr=0.5),
+        epochs=2,
+        batch_size=4,
+        accumulate=2,
+        replicas=2,
+        device_budget_mb=0 if stream else 2048,
+        log={"every_steps": 3, "gradient_norm": True},
+        folder=tmp_path,
+    )
+    losses = []
+    for replica, ts in enumerate(done.states()):
+        logits = np.asarray(ts.params["table"])[x[:7]]
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        kept = y[:7] != 7
+        mean = -np.take_along_axis(log_p, y[:7, :, None] % 5, -1)[..., 0][kept].mean()
+        hits = (logits.argmax(-1) == y[:7])[kept].mean()
+        row = done.history[-1]
+        assert row[f"test_loss/{replica}"] == pytest.approx(mean, rel=1e-5)
+        assert row[f"test_perplexity/{replica}"] == pytest.approx(np.exp(mean), rel=1e-5)
+        assert row[f"test_accuracy/{replica}"] == pytest.approx(hits, rel=1e-6)
+        losses.append(row[f"train_loss/{replica}"])
+    # The only line of the epoch is over all of its steps, so it has the values of the epoch.
+    line = lines_of(tmp_path)[-1]
+    assert [line["train_loss/0"], line["train_loss/1"]] == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_metric_must_ignore_what_the_loss_ignores():
+    settings = {"loss": partial(cross_entropy, ignore_label=7), "optimizer": sgd(lr=0.1)}
+    with pytest.raises(UserError, match="metrics: perplexity counts the labels 7"):
+        recipe_of(next_token((9,)), metrics=[perplexity], **settings)
+    recipe = recipe_of(next_token((9,)), **settings)  # accuracy, by default
+    assert recipe.watch.rules["accuracy"].function.keywords == {"ignore_label": 7}
+
+
+def drawing(model, loss, metrics, preprocess, augment):
+    """An objective that is random in evaluation: a number for each batch."""
+    plain = supervised(model, loss, metrics, preprocess, augment)
+
+    def objective(params, state, batch, key, train):
+        losses, state, _ = plain(params, state, batch, key, train)
+        return losses, state, {"drawn": jax.random.uniform(key) + 0 * losses}
+
+    return objective
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_evaluation_draws_other_numbers_for_each_batch_epoch_and_set(tmp_path, stream):
+    seen = {}
+
+    class Drawn(Recorder):
+        def on_epoch_end(self, view):
+            for name in ("val", "test"):
+                seen[name, view.epoch] = view.arrays[f"{name}_drawn"].tolist()
+
+    def drawn(folder, epochs, **settings):
+        seen.clear()
+        run(
+            folder,
+            val=TEST,
+            objective=drawing,
+            metrics={"drawn": tracked(None, mode="CONCAT", phase="EVAL")},
+            callbacks=[Drawn()],
+            epochs=epochs,
+            device_budget_mb=0 if stream else 2048,
+            **settings,
+        )
+        return dict(seen)
+
+    whole = drawn(tmp_path / "a", 3)
+    numbers = [number for values in whole.values() for number in sorted({*values})]
+    assert len(numbers) == len({*numbers}) == 2 * 3 * 3  # sets, epochs, batches
+    first = drawn(tmp_path / "b", 1)
+    rest = drawn(tmp_path / "b", 3, resume=True)
+    assert first | rest == whole
+    assert drawn(None, 3, replicas=2) == whole
+
+
+def test_what_an_objective_returns_is_measured_as_its_rule_says():
+    rule = tracked(None, mode="SUM", freq="EPOCH", phase="TEST")
+    row = run(objective=drawing, metrics={"drawn": rule}, epochs=1).history[0]
+    assert "train_drawn" not in row and 0 < row["test_drawn"] < len(TEST[1])
+    assert row["test_drawn"] > 1  # a sum, not a mean
+    message = "metrics: drwan is not measured, since the objective does not .*it returns: drawn"
+    with pytest.raises(UserError, match=message):
+        run(objective=drawing, metrics={"drwan": rule})
+    with pytest.raises(UserError, match="metrics: accuracy is not measured"):
+        run(objective=drawing, metrics=[accuracy])
+    with pytest.raises(UserError, match="loss: is missing, and the objective needs one"):
+        run(loss=None)

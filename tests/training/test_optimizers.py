@@ -10,7 +10,7 @@ import pytest
 
 from training import schedules
 from training.optimizers import adagrad, adam, adamw, lamb, lion, muon, rmsprop, sgd
-from training.transforms import chain, scheduled
+from training.transforms import chain, clip_by_value, scheduled
 from utils import UserError, named_leaves
 
 
@@ -35,6 +35,14 @@ def no_decay(params):
         "blocks": [{"weight": True, "scale": False}, {"weight": True, "bias": False}],
         "out": {"weight": True, "bias": False},
         "head": {"weight": True},
+    }
+
+
+def some_decay(params):
+    return {
+        "blocks": [{"weight": False, "scale": False}, {"weight": True, "bias": False}],
+        "out": {"weight": True, "bias": False},
+        "head": {"weight": False},
     }
 
 
@@ -101,6 +109,19 @@ PAIRS = {
     "nesterov": (
         sgd(0.1, momentum=0.8, nesterov=True),
         optax.sgd(0.1, momentum=0.8, nesterov=True),
+    ),
+    "adam, nesterov": (adam(0.01, nesterov=True), optax.nadam(0.01)),
+    "adamw, nesterov": (
+        adamw(0.01, b1=0.8, weight_decay=0.1, nesterov=True),
+        optax.nadamw(0.01, b1=0.8, weight_decay=0.1, mask=no_decay),
+    ),
+    "adamw, include": (
+        adamw(0.01, weight_decay=0.1, include="(blocks/1|out)/.*", exclude=".*bias"),
+        optax.adamw(0.01, weight_decay=0.1, mask=some_decay),
+    ),
+    "lion, include": (
+        lion(0.01, weight_decay=0.1, include="(blocks/1|out)/.*", exclude=".*bias"),
+        optax.lion(0.01, weight_decay=0.1, mask=some_decay),
     ),
     "adagrad": (adagrad(), optax.adagrad(0.01)),
     "adagrad from 0": (
@@ -207,7 +228,7 @@ def test_leaves_of_the_state_have_readable_names():
         "adamw/v/conv/bias",
     }
     assert set(named_leaves(muon().init(params))) == names
-    assert set(named_leaves(chain(sgd(0.1), sgd(0.1, 0.9)).init({"w": 1.0}))) == {"1/m/w"}
+    assert set(named_leaves(chain(clip_by_value(1.0), sgd(0.1, 0.9)).init({"w": 1.0}))) == {"1/m/w"}
 
 
 @pytest.mark.parametrize("factory", [adamw, lamb, lion, muon])
@@ -216,6 +237,8 @@ def test_a_rule_given_by_the_user_that_matches_nothing_is_refused(factory):
     factory().init(params)
     with pytest.raises(UserError, match=r"'dense/wieght' matches no name.*dense/weight"):
         factory(exclude="dense/wieght").init(params)
+    with pytest.raises(UserError, match=r"'dense/wieght' matches no name.*dense/weight"):
+        factory(include="dense/wieght").init(params)
 
 
 def test_muon_checks_its_rules_against_the_whole_tree():

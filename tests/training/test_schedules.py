@@ -59,6 +59,14 @@ WARM = optax.linear_schedule(0.0, LR, 10)
             ),
             optax.warmup_cosine_decay_schedule(0.0, LR, 10, 80, end_value=LR * 0.2),
         ),
+        (
+            warmup_cosine(10, end=0.1, total_steps=100, init_value=0.25),
+            optax.warmup_cosine_decay_schedule(LR / 4, LR, 10, 100, end_value=LR / 10),
+        ),
+        (
+            warmup_linear(10, end=1.0, total_steps=100, init_value=0.5),
+            optax.linear_schedule(LR / 2, LR, 10),
+        ),
         (warmup_cosine(0, total_steps=100), optax.cosine_decay_schedule(LR, 100)),
         (
             warmup_linear(10, total_steps=100),
@@ -95,7 +103,7 @@ def test_equals_optax(ours, theirs):
 def test_a_config_sees_lengths_in_epochs_and_facts_in_the_signature():
     parameters = inspect.signature(warmup_cosine).parameters
     lengths = ["warmup_steps", "warmup_epochs", "end", "steps", "epochs"]
-    assert list(parameters) == [*lengths, "steps_per_epoch", "total_steps"]
+    assert list(parameters) == [*lengths, "init_value", "steps_per_epoch", "total_steps"]
     assert parameters["warmup_epochs"].annotation == float | None
     parameters = inspect.signature(piecewise).parameters
     assert list(parameters) == ["values", "boundary_steps", "boundary_epochs", "steps_per_epoch"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from training import tally
+from training.base import Weighted, tracked
 from training.run import Reader
 
 RNG = np.random.default_rng(0)
@@ -63,6 +64,29 @@ def test_a_metric_may_be_a_dict(mode):
         np.testing.assert_allclose(leaf, EXPECTED[mode](rows), rtol=1e-5)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_of_weighted_values(mode):
+    """Each example as often as its weight says; weight 0 counts for nothing, whatever its value."""
+    counts = [np.array([2, 0, 1, 3, 1]), np.array([0, 4, 0, 1, 9]), np.array([0, 0, 7, 0, 0])]
+    batches = [(5, 5), (5, 4), (5, 2)]  # the 9 and the 7 are not genuine
+    values = [RNG.normal(7, 2, 5).astype(np.float32) for _ in batches]
+    rows = [np.repeat(v[:n], c[:n]) for v, c, (_, n) in zip(values, counts, batches, strict=True)]
+    given = [Weighted(v, c.astype(np.float32)) for v, c in zip(values, counts, strict=True)]
+    if mode == "CONCAT":
+        rows = [v[:n] for v, (_, n) in zip(values, batches, strict=True)]
+    np.testing.assert_allclose(tallied(mode, batches, given), EXPECTED[mode](rows), rtol=1e-5)
+
+
+def test_weights_that_sum_to_less_than_one_and_terms_with_their_own():
+    value, other = RNG.normal(size=(2, 5)).astype(np.float32)
+    weight = np.float32([0.1, 0, 0.05, 0.2, 0])
+    given = {"a": Weighted(value, weight), "b": other}
+    result = tallied("MEAN", [(5, 5)], [given])
+    np.testing.assert_allclose(result["a"], np.average(value, weights=weight), rtol=1e-6)
+    np.testing.assert_allclose(result["b"], other.mean(), rtol=1e-6)
+    assert np.isnan(tallied("MEAN", [(5, 5)], [Weighted(value, 0 * weight)]))
+
+
 def test_the_deviation_of_large_values_keeps_its_digits():
     # In float32, the sum of squares of these values has no digit left for the deviation.
     values = [(1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)]
@@ -104,7 +128,7 @@ def test_concat_may_fill_its_buffer_to_the_last_row():
 )
 def test_an_invalid_rule_is_an_error(rule, message):
     with pytest.raises(ValueError, match=message):
-        tally.tracked(abs, **rule)
+        tracked(abs, **rule)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +142,7 @@ def test_an_invalid_rule_is_an_error(rule, message):
     ],
 )
 def test_a_phase_selects_the_sets_that_are_measured(phase, sets):
-    watch = tally.Watch({"x": tally.tracked(abs, phase=phase)})
+    watch = tally.Watch({"x": tracked(abs, phase=phase)})
     measured = [
         name
         for name in ("train", "val", "odd-ones", "test")

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from training.optimizers import adam, adamw, sgd
+from training.base import Optimizer
+from training.optimizers import adam, adamw, lion, muon, sgd
 from training.transforms import (
     chain,
     clip_by_global_norm,
@@ -17,6 +18,54 @@ from training.transforms import (
     scaled,
 )
 from utils import UserError, named_leaves
+from wiring import parts
+
+
+@pytest.mark.parametrize("name", parts.find("optimizer")[0])
+def test_every_optimizer_says_its_kind(name):
+    """A step goes downhill; what only changes gradients, or nothing, does not."""
+    args = {
+        "clip_by_global_norm": {"max_norm": 1.0},
+        "clip_by_value": {"limit": 1.0},
+        "decayed_weights": {"weight_decay": 0.1},
+        "sgd": {"lr": 0.1},
+        "scaled": {"optimizer": adam(), "rate": 2.0},
+        "groups": {"rules": ((".*", adam()),)},
+        "scheduled": {"optimizer": adam(), "schedule": lambda step: 0.5},
+    }
+    optimizer = parts.find("optimizer")[0][name](**args.get(name, {}))
+    params, grads = tree(0), tree(1)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    slope = sum(
+        jnp.vdot(u, g) for u, g in zip(*map(jax.tree.leaves, (updates, grads)), strict=True)
+    )
+    assert optimizer.kind == ("step" if slope < 0 else "gradients" if slope > 0 else "")
+
+
+def own(update=lambda grads, state, params=None: (grads, state)):
+    """An optimizer of a user, who says nothing about its kind."""
+    return Optimizer(lambda params: {}, update)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "message"),
+    [
+        ([lion(), decayed_weights(0.1)], "optimizer 1 changes gradients, but optimizer 0 has"),
+        ([chain(clip_by_value(1.0), sgd(0.1)), own(), clip_by_global_norm(1.0)], "optimizer 2 ch"),
+        ([sgd(0.1), own(), muon()], "optimizer 2 would take the updates of optimizer 0"),
+    ],
+)
+def test_an_order_that_cannot_be_meant_is_an_error(optimizers, message):
+    with pytest.raises(ValueError, match=f"^optimizers: {message}"):
+        chain(*optimizers)
+
+
+def test_what_does_not_say_its_kind_may_be_anywhere():
+    assert chain(sgd(0.1), own()).kind == "step"
+    assert chain(own(), clip_by_value(1.0), own(), sgd(0.1)).kind == "step"
+    assert chain(own(), clip_by_value(1.0)).kind == ""
+    assert chain(sgd(0.1), optax.clip(1.0)).kind == "step"
+    assert chain(clip_by_value(1.0), decayed_weights(0.1)).kind == "gradients"
 
 
 def tree(seed):

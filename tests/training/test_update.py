@@ -1,6 +1,7 @@
 """The update step: compared with Optax; masks, microbatches, bad steps, averaging and vmap."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
 from training.base import TrainState
@@ -15,6 +17,7 @@ from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.optimizers import adam, sgd
+from training.run import Reader
 from training.update import accepted, bad_leaf_name, cleared, gradient, gradient_update, zero_sums
 
 MODEL = mlp((4,), 3, dims=(8,))
@@ -116,6 +119,74 @@ def test_microbatches_give_the_gradient_of_the_whole_batch(unroll, valid):
     parts = run(update, objective, batches, valid)
     assert_close(parts.params, whole.params)
     assert_close(parts.sums, whole.sums)
+
+
+def token_batch(seed, rows=6):
+    """Sequences of 0 to 3 tokens, padded with the label -1."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(rows, 3, 4)), rng.integers(0, 3, (rows, 3))
+    lengths = rng.permutation(rows) % 4
+    y = np.where(np.arange(3) < lengths[:, None], y, -1)
+    return x.astype(np.float32), y.astype(np.int32)
+
+
+def two_terms(logits, label):
+    """Terms of which one counts tokens, and the other examples."""
+    tokens = cross_entropy(logits, label, ignore_label=-1)
+    return {"tokens": tokens, "size": 0.1 * jnp.mean(logits**2)}
+
+
+@pytest.mark.parametrize("loss", [partial(cross_entropy, ignore_label=-1), two_terms])
+@pytest.mark.parametrize(("accumulate", "valid"), [(1, 6), (2, 6), (3, 5), (6, 4)])
+def test_steps_on_sequences_of_unequal_lengths_equal_those_of_optax(loss, accumulate, valid):
+    """The gradient is that of the mean over all tokens of a batch, however it is cut."""
+    model = Model(MODEL.init, lambda p, s, x, **_: (token_logits(p, x), s))
+    objective = supervised(model, loss, {}, (), ())
+    batches = [token_batch(i) for i in range(4)]
+    update = gradient_update(objective, adam(lr=0.01), accumulate=accumulate)
+    ts = run(update, objective, batches, valid)
+
+    params, _ = MODEL.init(jax.random.key(1))
+    reference = optax.adam(0.01)
+    opt, total, tokens, size = reference.init(params), 0, 0, 0
+
+    def loss_of(params, x, y):
+        logits = token_logits(params, x)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+        mean = jnp.where(y >= 0, each, 0).sum() / (y >= 0).sum()
+        extra = 0.1 * jnp.mean(logits**2) if loss is two_terms else 0
+        return mean + extra, (mean, extra)
+
+    for x, y in batches:
+        x, y = x[:valid], y[:valid]
+        (_, (mean, extra)), grads = jax.value_and_grad(loss_of, has_aux=True)(params, x, y)
+        total, tokens = total + mean * (y >= 0).sum(), tokens + (y >= 0).sum()
+        size += extra
+        updates, opt = reference.update(grads, opt, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(ts.params, params)
+    values = Reader().values("train", [jax.device_get(ts.sums["epoch"])])
+    expected = total / tokens + size / len(batches)  # as many examples in each batch
+    np.testing.assert_allclose(values["train_loss"], expected, rtol=1e-5)
+
+
+def token_logits(params, x):
+    """The perceptron at every position of a sequence."""
+    return MODEL.apply(params, {}, x.reshape(-1, 4))[0].reshape(*x.shape[:2], 3)
+
+
+def test_counting_tokens_ahead_of_microbatches_does_not_run_the_model_twice():
+    model = Model(MODEL.init, lambda p, s, x, **_: (token_logits(p, x), s))
+    batch, seen = token_batch(0), []
+    for loss in (partial(cross_entropy, ignore_label=-1), cross_entropy):
+        objective = supervised(model, loss, {}, (), ())
+        update = gradient_update(objective, sgd(lr=0.1), accumulate=2)
+        step = jax.jit(update.step).lower(first_state(update, objective, batch), batch, 6)
+        text = step.compile().as_text()
+        seen.append((text.count(" dot("), text.count(" while(")))
+    (with_counts, counting_loops), (without, loops) = seen
+    assert with_counts == without
+    assert counting_loops == loops + 1  # only the labels are read in a loop of their own
 
 
 def test_a_bad_step_changes_only_the_counters():

@@ -14,13 +14,16 @@ import optax
 import pytest
 
 from data_loader.base import class_names
+from training.base import Optimizer
 from training.optimizers import adamw
 from training.schedules import cosine
+from training.update import gradient_update
 from utils import UserError
 from wiring.build import build
 from wiring.config import override, read
 from wiring.parts import KINDS, find
 
+RULES = [["a", "lion"], ["b", "adam"]]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -191,6 +194,43 @@ def test_the_schedule_multiplies_every_group_once(valid):
     params = {name: jnp.ones(2) for name in "abcd"}
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert_close(updates, {name: jnp.full(2, -0.25) for name in "abcd"})
+
+
+def with_critic(objective, optimizer, *, critic: Optimizer, other: Optimizer | None = None):
+    """An update with optimizers of its own."""
+    return gradient_update(objective, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, ["learning_rate"]),
+        (
+            {"update": {"name": "optax.with_critic", "args": {"critic": "sgd", "other": "lion"}}},
+            ["learning_rate_critic", "learning_rate_other", "learning_rate"],
+        ),
+        (
+            {
+                "update": {
+                    "name": "optax.with_critic",
+                    "args": {"critic": {"name": "groups", "args": {"rules": RULES}}},
+                }
+            },
+            ["learning_rate_critic_lion", "learning_rate_critic_adam", "learning_rate"],
+        ),
+        (
+            {"optimizer": {"name": "groups", "args": {"rules": [*RULES, ["c", "lion"]]}}},
+            ["learning_rate_lion_0", "learning_rate_adam", "learning_rate_lion_1"],
+        ),
+    ],
+)
+def test_learning_rates_are_named_after_their_optimizers(valid, monkeypatch, change, names):
+    monkeypatch.setattr(optax, "with_critic", with_critic, raising=False)
+    text = json.dumps(change).replace('"sgd"', '{"name": "sgd", "args": {"lr": 0.2}}')
+    rates = build(valid | json.loads(text), "c").rates
+    assert list(rates) == names
+    if "learning_rate_other" in names:
+        assert [rate(0) for rate in rates.values()] == [0.2, 0.0001, 0.01]
 
 
 def test_labels_name_the_same_metric_with_different_arguments(valid):

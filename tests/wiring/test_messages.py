@@ -1,8 +1,11 @@
 """The message for each mistake in a config."""
 
+import jax.numpy as jnp
 import optax
 import pytest
 
+from training.objective import inputs
+from training.runs.start import checked_recipe
 from utils import UserError
 from wiring.build import build
 from wiring.config import override
@@ -112,7 +115,30 @@ def changed(config, *overrides):
         ),
         (
             'optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]',
-            "c: optimizer: nothing in this chain takes a step",
+            "c: optimizer: takes no step, as it only changes gradients; end a chain",
+        ),
+        (
+            'optimizer={"name": "decayed_weights", "args": {"weight_decay": 0.1}}',
+            "c: optimizer: takes no step",
+        ),
+        (
+            'optimizer={"name": "groups", "args": {"rules": [["h.*", "adam"], [".*", '
+            '{"name": "clip_by_value", "args": {"limit": 1}}]]}}',
+            "c: optimizer.args.rules: '.*': takes no step",
+        ),
+        (
+            'optimizer=["muon", {"name": "clip_by_value", "args": {"limit": 1}}]',
+            "c: optimizer.1: clip_by_value changes gradients, but muon has turned them into "
+            "updates already; put it before muon",
+        ),
+        (
+            'optimizer=[{"name": "optax.sgd", "args": {"learning_rate": 0.1}}, '
+            '{"name": "optax.add_decayed_weights", "args": {"weight_decay": 0.1}}]',
+            "c: optimizer.1: optax.add_decayed_weights changes gradients, but optax.sgd has",
+        ),
+        (
+            'optimizer=[{"name": "scaled", "args": {"optimizer": "lion", "rate": 0.5}}, "adamw"]',
+            "c: optimizer.1: adamw would take the updates of scaled for gradients, and go uphill",
         ),
         ("training.ema=none", 'c: training.ema: must be a number or null, found "none"'),
         ("model=os.getcwd", "c: model: getcwd returned str, not a valid model"),
@@ -141,7 +167,48 @@ def test_an_error_without_a_message_is_reported_with_its_line(valid, monkeypatch
         build(valid | {"optimizer": "optax.broken_for_test"}, "c")
 
 
-@pytest.mark.parametrize("key", ["model", "data", "loss", "optimizer"])
+def test_a_loss_is_needed_only_where_the_objective_calls_it(valid, monkeypatch):
+    del valid["loss"]
+    with pytest.raises(UserError, match=r"^c: loss: is missing, and the objective needs one"):
+        checked_recipe(build(valid, "c"))
+    monkeypatch.setattr(optax, "squares", squares, raising=False)
+    own = valid | {"objective": "optax.squares"}
+    with pytest.raises(UserError, match=r"^c: metrics: accuracy is not measured, since .*\(it ret"):
+        checked_recipe(build(own, "c"))
+    with pytest.raises(UserError, match=r"confusion_matrix is not measured.*remove its callback"):
+        checked_recipe(build(own | {"metrics": [], "callbacks": ["confusion_matrix"]}, "c"))
+    largest = {"error": {"mode": "MAX", "phase": "TRAIN"}}
+    parts = build(own | {"metrics": largest}, "c")
+    assert parts.config["loss"] is None and parts.config["metrics"] == largest
+    recipe, template = checked_recipe(parts)
+    assert recipe.watch.rules["error"] == (None, "MAX", "ANY", "TRAIN")
+    assert list(template.sums["epoch"]["values"]["error"]) == ["MAX"]
+    with pytest.raises(UserError, match=r"c: metrics.error.mode: must be one of MEAN"):
+        build(own | {"metrics": {"error": {"mode": "LARGEST"}}}, "c")
+
+
+@pytest.mark.parametrize("losses", [0.0, {}, jnp.float32(1), jnp.ones((16, 2))])
+def test_a_loss_that_is_not_one_number_per_example_is_reported(valid, monkeypatch, losses):
+    wrong = lambda *parts: lambda params, state, *rest: (losses, state, {})  # noqa: E731
+    monkeypatch.setattr(optax, "wrong", wrong, raising=False)
+    with pytest.raises(
+        UserError, match=r"^c: loss: must be one number for each of the 16 examples"
+    ):
+        checked_recipe(build(valid | {"objective": "optax.wrong", "metrics": []}, "c"))
+
+
+def squares(model, loss, metrics, preprocess, augment):
+    """An objective with a loss and a metric of its own."""
+
+    def objective(params, state, batch, key, train):
+        x = inputs(preprocess, (), key, batch[0])
+        output, state = model.apply(params, state, x, train=train, key=key)
+        return (output**2).mean(-1), state, {"error": abs(output).max(-1)}
+
+    return objective
+
+
+@pytest.mark.parametrize("key", ["model", "data", "optimizer"])
 def test_a_missing_key_is_reported(valid, key):
     del valid[key]
     with pytest.raises(UserError, match=f"c: {key}: is missing"):

@@ -2,6 +2,7 @@
 
 import operator
 from dataclasses import fields
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.loss import cross_entropy
 from training.metrics import accuracy
-from training.objective import supervised
+from training.objective import mixup, supervised
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -62,7 +63,7 @@ def recipe_of(
 ) -> Recipe:
     """The Recipe of a model: the arguments are those of `fit` that say what is computed."""
     loader, training = split_options(options)
-    metrics = default_metrics(loss) if metrics is None else metrics
+    metrics = default_metrics(loss, objective) if metrics is None else metrics
     check_model(model)
     check_optimizer(optimizer)
     check_schedule(schedule)
@@ -98,9 +99,13 @@ def recipe_of(
 # Options.
 
 
-def default_metrics(loss):
-    """Accuracy for what classifies."""
-    return [accuracy] if getattr(loss, "func", loss) is cross_entropy else []
+def default_metrics(loss, objective):
+    """Accuracy for what classifies, over the labels that count."""
+    classifies = getattr(loss, "func", loss) is cross_entropy
+    if not classifies or getattr(objective, "func", objective) not in (supervised, mixup):
+        return []
+    ignored = getattr(loss, "keywords", {}).get("ignore_label")
+    return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
 
 
 def made_of(options, name, given):

@@ -6,6 +6,7 @@ import logging
 import jax
 
 from training.devices.sharding import shard_bytes
+from training.options import monitor_for
 from training.runs.shape_check import check_monitors
 from training.watching.hooks import called
 from utils import format_bytes
@@ -29,9 +30,18 @@ class DryRun:
             measured += values if recipe.training.eval_every else []
         for name in recipe.sets_at_end(trainer.feeds):
             reader.values(name, trainer.try_out(name))
-        monitors = {f"{called(c)}.monitor": getattr(c, "monitor", None) for c in recipe.callbacks}
+        evaluated = recipe.sets_monitored(trainer.feeds)
+        monitors = {
+            f"{called(c)}.monitor": monitor_for(getattr(c, "monitor", None), evaluated, "test_loss")
+            for c in recipe.callbacks
+        }
         monitors |= {"checkpoint.monitor": self.monitor}
         check_monitors(monitors, [name for name in measured if "/" not in name])
+        if self.monitor is None and "test" in trainer.feeds and {*evaluated} - {"test"}:
+            logger.info(
+                "No checkpoint.monitor: the last weights will be tested, not those that were best "
+                "on the validation set"
+            )
         if recipe.logging.histograms and not self.shows_histograms:
             logger.warning(
                 "logging.histograms: no tracker here shows them; use tensorboard or wandb"

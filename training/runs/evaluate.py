@@ -127,11 +127,10 @@ class CheckpointEvaluation:
                 fix = "use the code with which it was trained"
                 check_meaning(path, probe_of(arrays), self.probe(*tree), fix)
         weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
-        metrics = {}
+        metrics, record = {}, checkpoint.record
         for each in self.sets:
-            tallies = self.trainer.evaluate(each, weights=weights)
+            tallies = self.trainer.evaluate(each, weights=weights, epoch=record["epoch"])
             metrics |= self.reader.values(each, tallies)
-        record = checkpoint.record
         where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
         return where | {"metrics": sayable(metrics)}
 

@@ -13,7 +13,9 @@ from training.base import TrainState
 from training.checkpoint.pretrained import pretrained_from
 from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
-from training.tally import covers, phase_of
+from training.options import monitor_for
+from training.recipe import MissingLoss
+from training.tally import covers, per_leaf, phase_of, plain
 from training.update import zero_sums
 from utils import UserError, first_line, format_bytes, named_leaves, relative_path
 
@@ -25,10 +27,11 @@ def check_shapes(recipe, example, sizes, resumed=False):
     check_sets(recipe.callbacks, sizes)
     batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
     params, state, reported = trace_shapes(recipe, batch, held_out)
-    in_epochs = recipe.sets_in_epochs(sizes) if recipe.training.eval_every else []
-    monitors = {"checkpoint.monitor": recipe.checkpoint.monitor}
+    in_epochs = recipe.sets_monitored(sizes)
+    monitors = {"checkpoint.monitor": recipe.for_sets(sizes).checkpoint.monitor}
     for i, callback in enumerate(recipe.callbacks):
-        monitors[f"callbacks.{i}.args.monitor"] = getattr(callback, "monitor", None)
+        monitor = monitor_for(getattr(callback, "monitor", None), in_epochs, "test_loss")
+        monitors[f"callbacks.{i}.args.monitor"] = monitor
     check_monitors(monitors, measured_names(["train", *in_epochs], reported, recipe))
     for part in (recipe.checkpoint, *recipe.callbacks):
         if hasattr(part, "sign"):
@@ -77,6 +80,7 @@ def trace_shapes(recipe, batch, held_out):
             f"objective: the metrics of training ({forms(trained)}) and "
             f"evaluation ({forms(evaluated)}) differ"
         )
+    recipe.watch.check(trained)
     trace_optimizer(recipe.optimizer, params)
     return params, state, {"loss": ["loss"], **reported_names(recipe, trained)}
 
@@ -94,7 +98,8 @@ def trace_objective(objective, params, state, batch, key, train):
         raise UserError("objective: must return (losses, state, metrics)")
     losses, new_state, metrics = results
     size = jax.tree.leaves(batch)[0].shape[0]
-    if getattr(losses, "shape", None) != (size,):
+    shapes = {getattr(leaf, "shape", None) for leaf in jax.tree.leaves(losses)}
+    if shapes != {(size,)}:
         raise UserError(
             f"loss: must be one number for each of the {size} examples of a batch, got {losses}"
         )
@@ -132,6 +137,8 @@ def attempt(what, fn, *arguments):
     code, and why."""
     try:
         return jax.eval_shape(fn, *arguments)
+    except MissingLoss:
+        raise
     except UserError as error:
         raise UserError(f"{what}: {error}") from error
     except Exception as error:
@@ -146,7 +153,7 @@ def reported_names(recipe, metrics):
     """{label: the names under which it is reported}. Each must be one number, or a dict of them,
     unless it is for callbacks alone."""
     metrics = {label: tree for label, tree in metrics.items() if not recipe.watch.aside(label)}
-    means = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), metrics)
+    means = per_leaf(lambda a: jax.ShapeDtypeStruct(plain(a).shape[1:], jnp.float32), metrics)
     reported = {label: {} for label in metrics}
     finished = attempt("metrics: the means cannot be finished", recipe.objective.finish, means)
     for name, leaf in named_leaves(finished).items():
@@ -204,12 +211,23 @@ def measured_names(sets, reported, recipe):
 
 
 def check_monitors(monitors, measured):
-    """Refuse {place in the config: metric} whose metric is never measured."""
+    """Refuse {place in the config: metric} whose metric is never measured. The hint names no other
+    set: the loss of the training set, say, would not do in place of that of the test set."""
     for where, monitor in monitors.items():
-        if monitor is not None and monitor not in measured:
-            near = difflib.get_close_matches(monitor, measured, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{where}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
+        if monitor is None or monitor in measured:
+            continue
+        set_name = monitor.split("_")[0]
+        sets = {name.split("_")[0] for name in measured}
+        hint = ""
+        if set_name in ("val", "test") and set_name not in sets:
+            hint = f"; no epoch evaluates a set {set_name!r}"
+            hint += " (loader.val_size holds out a validation set)"
+        else:
+            meant = difflib.get_close_matches(set_name, sets, n=1)
+            same = [name for name in measured if [name.split("_")[0]] == meant]
+            if near := difflib.get_close_matches(monitor, same, n=1):
+                hint = f"; did you mean {near[0]!r}?"
+        raise UserError(f"{where}: {monitor!r} is not measured{hint} ({', '.join(measured)})")
 
 
 def count(params):

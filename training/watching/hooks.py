@@ -31,8 +31,9 @@ import logging
 import math
 import traceback
 
+from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
-from training.tally import NEEDS, Tracked
+from training.tally import NEEDS
 from training.watchers import Reply
 from utils import RunError, UserError, relative_path
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.tally import tracked
+from training.base import tracked
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.hooks import CallbackFailed, check_hooks, notify, steps_left
 from utils import UserError

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from training.loss import along
 from training.metrics import classes
 from training.watching.metric_log import append
 from utils import RunError, UserError, atomic_write
@@ -19,8 +20,12 @@ FIX = "remove it from `callbacks`, or check what the model and the dataset retur
 
 
 def class_label(name, output, target):
-    """(classes, whether they are valid) of one target: integers, or distributions over classes."""
+    """(classes, whether they are valid) of one target: integers, or distributions over classes.
+    The class of an element whose weight is 0 is -1."""
     needed = f"{name}: needs class labels, but"
+    if isinstance(target, dict) and target.keys() == {"target", "weight"}:
+        label, valid = class_label(name, output, target["target"])
+        return jnp.where(along(target["weight"], label) == 0, -1, label), valid
     if not all(isinstance(a, jax.Array | np.ndarray) for a in (output, target)):
         raise UserError(f"{needed} an output or a target is a nest of arrays; {FIX}")
     integers = jnp.issubdtype(target.dtype, jnp.integer) and output.ndim

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.base import Callback
-from training.tally import tracked
+from training.base import Callback, tracked
 from training.watching.callbacks import common
 from training.watching.pictures import matrix, png
 from utils import UserError, at_least

@@ -3,19 +3,23 @@
 from typing import Literal
 
 from training.base import Callback
-from training.options import sign_of
+from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation
 from utils import at_least
 
 
 def early_stopping(
-    monitor: str = "test_loss",
+    monitor: str = "auto",
     mode: Literal["auto", "min", "max"] = "auto",
     patience: int = 3,
     min_delta: float = 0.0,
     every_n_epochs: int = 1,
 ) -> Callback:
-    """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations."""
+    """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations.
+
+    The metric is that of the validation set, val_loss, or test_loss without one, unless `monitor`
+    names another.
+    """
     at_least(1, patience=patience, every_n_epochs=every_n_epochs)
     return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs)
 
@@ -33,8 +37,9 @@ class EarlyStopping:
         self.memory = {"best": None, "waited": 0}
 
     def on_epoch_end(self, view):
-        if self.monitor not in view.metrics:  # this epoch was not evaluated
+        monitor = monitor_for(self.monitor, view.sets, "test_loss")
+        if monitor not in view.metrics:  # this epoch was not evaluated
             return None
-        value = self.sign() * view.metrics[self.monitor]
+        value = self.sign() * view.metrics[monitor]
         self.memory = after_evaluation(self.memory, value, self.min_delta)
         return {"stop": self.memory["waited"] >= self.patience}

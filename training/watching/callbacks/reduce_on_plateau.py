@@ -4,7 +4,7 @@ import logging
 from typing import Literal
 
 from training.base import Callback
-from training.options import sign_of
+from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation
 from utils import at_least, between_0_and_1, nonnegative, share
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("main")
 
 
 def reduce_on_plateau(
-    monitor: str = "test_loss",
+    monitor: str = "auto",
     mode: Literal["auto", "min", "max"] = "auto",
     factor: float = 0.1,
     patience: int = 3,
@@ -23,6 +23,8 @@ def reduce_on_plateau(
 ) -> Callback:
     """Multiply all updates by `factor` after `patience` evaluations without an improvement.
 
+    The metric is that of the validation set, val_loss, or test_loss without one, unless `monitor`
+    names another.
     An improvement is larger than `min_delta`. After a reduction, `cooldown` evaluations do not
     count; the product of all factors never falls below `min_scale`. It reduces at the same
     evaluations as Optax's reduce_on_plateau; PyTorch's ReduceLROnPlateau counts one less as its
@@ -51,9 +53,10 @@ class ReduceOnPlateau:
         self.memory = {"best": None, "waited": 0, "cooling": 0, "scale": 1.0}
 
     def on_epoch_end(self, view):
-        if self.monitor not in view.metrics:  # this epoch was not evaluated
+        monitor = monitor_for(self.monitor, view.sets, "test_loss")
+        if monitor not in view.metrics:  # this epoch was not evaluated
             return None
-        value = self.sign() * view.metrics[self.monitor]
+        value = self.sign() * view.metrics[monitor]
         now = after_evaluation(self.memory, value, self.min_delta)
         if now["cooling"]:
             now |= {"cooling": now["cooling"] - 1, "waited": 0}
@@ -70,6 +73,7 @@ class ReduceOnPlateau:
         length = f"{self.patience} evaluations" if self.patience > 1 else "1 evaluation"
         logger.info(
             "Epoch %d: %s has not improved in %s: from now on every update is multiplied by %g "
-            "instead of %g", view.epoch, self.monitor, length, after, before,
+            "instead of %g", view.epoch, monitor_for(self.monitor, view.sets, "test_loss"), length,
+            after, before,
         )  # fmt: skip
         return {"lr_scale": after}

@@ -9,9 +9,9 @@ import numpy as np
 
 from data_loader.base import has_items
 from data_loader.nest import named_nest
-from training.base import Callback
+from training.base import Callback, tracked
 from training.loss import cross_entropy
-from training.tally import tracked
+from training.tally import plain
 from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
 from utils import at_least
@@ -39,7 +39,11 @@ def sample_images(
 def prediction(output, target):
     """The loss of one example, and its label and predicted class if it has only one position."""
     label, valid = common.class_label("sample_images", output, target)
-    measured = {"loss": cross_entropy(output, target), "invalid": ~valid}
+    if label.ndim and (isinstance(target, dict) or target.shape != output.shape):
+        # Of a sequence, what lies outside the classes is padding.
+        inside = (label >= 0) & (label < output.shape[-1])
+        target = {"target": label, "weight": inside}
+    measured = {"loss": plain(cross_entropy(output, target)), "invalid": ~valid}
     if label.ndim:
         return measured
     predicted = jnp.argmax(output).astype(jnp.int32)

@@ -13,7 +13,7 @@ def stops_after(values, **options):
     callback.on_training_start(None)
     for epoch, value in enumerate(values, 1):
         metrics = {} if value is None else {"test_loss": value}
-        reply = callback.on_epoch_end(SimpleNamespace(metrics=metrics)) or {}
+        reply = callback.on_epoch_end(SimpleNamespace(metrics=metrics, sets={})) or {}
         if reply.get("stop"):
             return epoch
     return None
@@ -43,7 +43,8 @@ def test_a_second_run_starts_without_the_memory_of_the_first():
     callback = early_stopping(patience=1)
     for _ in range(2):
         callback.on_training_start(None)
-        assert callback.on_epoch_end(SimpleNamespace(metrics={"test_loss": 3.0})) == {"stop": False}
+        view = SimpleNamespace(metrics={"test_loss": 3.0}, sets={})
+        assert callback.on_epoch_end(view) == {"stop": False}
 
 
 @pytest.mark.parametrize("argument", ["patience", "every_n_epochs"])
