@@ -156,7 +156,9 @@ def check(parts):
     """--check: print what would run."""
     from training.runs.shape_check import table
     from training.runs.start import checked_recipe
+    from training.watching.console import check_logging
 
+    check_logging(ROOT)
     recipe, template = checked_recipe(parts)
     print(json.dumps(parts.config, indent=2))
     print(table(template.params, recipe.plan))
@@ -265,9 +267,11 @@ def fail(error, code):
 
 def to_log(message):
     """Write an error to the run's log alone."""
+    from training.watching.console import file_handlers
+
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
-    for handler in logger.handlers:
-        if isinstance(handler, logging.FileHandler) and os.path.exists(handler.baseFilename):
+    for handler in file_handlers():
+        if os.path.exists(handler.baseFilename):
             handler.handle(record)
 
 

@@ -22,7 +22,7 @@ from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
-from training.watching.console import be_silent, set_up_logging
+from training.watching.console import be_silent, check_logging, set_up_logging
 from training.watching.hooks import check_hooks
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process
 
@@ -65,6 +65,7 @@ def train(parts, root, named=None, override=False, temporary=None):
 
     run = resume.opened_by_first(open_named)
     check_alike(run_folder.flat(parts.config))
+    check_logging(root)
     recipe, template = checked_recipe(parts, resumed=run is not None)
     epochs = parts.training.epochs
     if run is not None and (end := from_first(lambda: resume.at_its_end(run, epochs, override))):

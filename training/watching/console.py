@@ -3,9 +3,17 @@
 import json
 import logging
 import logging.config
+import os
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+
+from utils import UserError
+
+SETTINGS = "logger_config.json"
+LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
+TRIAL = "trial of "  # before the names of loggers, where settings are only checked
 
 logger = logging.getLogger("main")
 
@@ -24,11 +32,85 @@ def be_silent():
 
 
 def set_up_logging(root, file):
-    """Set up logging as in logger_config.json, with the log file in the run's folder."""
+    """Set up logging as in logger_config.json: relative file names are in the run's folder, and the
+    run's own log, `file`, is written whatever the handlers are."""
     logging.raiseExceptions = False  # a full disk is reported once, not at every line
-    config = json.loads((Path(root) / "logger_config.json").read_text())
-    config["handlers"]["file"]["filename"] = str(file)
-    logging.config.dictConfig(config)
+    settings = read_settings(root)
+    for handler in settings["handlers"].values():
+        if isinstance(handler.get("filename"), str):
+            handler["filename"] = str(file.parent / handler["filename"])
+            Path(handler["filename"]).parent.mkdir(parents=True, exist_ok=True)
+    logging.config.dictConfig(settings)
+    if os.path.abspath(file) not in [handler.baseFilename for handler in file_handlers()]:
+        handler = logging.FileHandler(file, encoding="utf-8")
+        handler.setFormatter(logging.Formatter(LINE))
+        logger.addHandler(handler)
+
+
+def file_handlers():
+    """The handlers that write our log lines into files, with those of the parent loggers."""
+    found, each = [], logger
+    while each:
+        found += [handler for handler in each.handlers if isinstance(handler, logging.FileHandler)]
+        each = each.parent if each.propagate else None
+    return found
+
+
+def check_logging(root):
+    """Raise a UserError if logging cannot be set up as in logger_config.json; set up nothing."""
+    settings = read_settings(root)
+    loggers = settings.get("loggers", {})
+    if "root" in settings:
+        loggers = loggers | {"root": settings.pop("root")}
+    for handler in settings["handlers"].values():
+        if isinstance(handler.get("filename"), str):
+            handler["filename"] = os.devnull
+    # Under other names, so that no logger in use is changed.
+    trial = {f"{TRIAL}{name}": each for name, each in loggers.items()}
+    try:
+        logging.config.dictConfig(settings | {"loggers": trial, "disable_existing_loggers": False})
+    except Exception as error:  # a handler may be any class
+        raise UserError(f"{SETTINGS}: {in_words(error, settings)}") from error
+
+
+def in_words(error, settings):
+    """What is wrong in the settings, from the chain of errors that dictConfig raises."""
+    chain = [error]
+    while chain[-1].__cause__:
+        chain.append(chain[-1].__cause__)
+    why = str([each for each in chain if not isinstance(each, KeyError)][-1])
+    if known := re.match(r"Unable to (?:set|add) (formatter|filter|handler) '(.*)'$", why):
+        present = ", ".join(settings.get(f"{known[1]}s", {})) or "none"
+        why = f"there is no {known[1]} {known[2]!r}; there are: {present}"
+    place = re.match(r"Unable to configure (\w+) '(.*)'$", str(error))
+    return f"{place[1]}s.{place[2].removeprefix(TRIAL)}: {why}" if place else why
+
+
+def read_settings(root):
+    """The content of logger_config.json, which must set up the logger `main`."""
+    path = Path(root) / SETTINGS
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        fix = f"restore it, for example with: git checkout {SETTINGS}"
+        raise UserError(f"{path}: there is no such file; {fix}") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{path}: {where}: not JSON: {error.msg}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: must contain an object {{...}}")
+    settings = {"version": 1, "handlers": {}} | settings
+    for section in ("handlers", "loggers"):
+        given = settings.get(section, {})
+        if not isinstance(given, dict) or not all(isinstance(v, dict) for v in given.values()):
+            raise UserError(f"{path}: {section}: must be an object of objects, by name")
+    if logger.name not in settings.get("loggers", {}) and "root" not in settings:
+        names = ", ".join(settings.get("loggers", {})) or "none"
+        fix = f"log lines go to the logger {logger.name!r}; add it, or root"
+        raise UserError(f"{path}: loggers: {fix} (there are: {names})")
+    return settings
 
 
 class ProgressBar:
