@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Loss
-from utils import fraction, positive
+from utils import Fraction, Positive, checked
 
 
-def cross_entropy(logits, label, *, label_smoothing: float = 0.0) -> Loss:
+@checked
+def cross_entropy(logits, label, *, label_smoothing: Fraction = 0.0) -> Loss:
     """-log of the softmax probability of the label, averaged over leading axes.
     The label is a class, or a distribution over the classes."""
-    fraction(label_smoothing=label_smoothing)
     logits = at_least_float32(logits)
     target = distribution(logits, jnp.asarray(label))
     target = (1 - label_smoothing) * target + label_smoothing / logits.shape[-1]
@@ -40,9 +40,9 @@ def mae(output, target) -> Loss:
     return jnp.mean(jnp.abs(output - target))
 
 
-def huber(output, target, *, delta: float = 1.0) -> Loss:
+@checked
+def huber(output, target, *, delta: Positive = 1.0) -> Loss:
     """Half the squared difference up to `delta`, a line of slope `delta` beyond; averaged."""
-    positive(delta=delta)
     output, target = same_shape(output, target)
     difference = jnp.abs(output - target)
     inside = jnp.minimum(difference, delta)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from training import loss
 from training.base import Metric
+from utils import Count
 
 
 def accuracy(logits, label) -> Metric:
@@ -15,7 +16,7 @@ def accuracy(logits, label) -> Metric:
     return jnp.mean(jnp.argmax(logits, axis=-1) == classes(logits, label), dtype=jnp.float32)
 
 
-def top_k_accuracy(logits, label, *, k: int = 5) -> Metric:
+def top_k_accuracy(logits, label, *, k: Count = 5) -> Metric:
     """1 if the logit of the label is among the `k` largest."""
     if not 1 <= k <= logits.shape[-1]:
         largest = f"the {logits.shape[-1]} classes"

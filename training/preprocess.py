@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from training.base import Preprocessed
-from utils import positive
+from utils import Positive, checked
 
 
 def to_unit(x) -> Preprocessed:
@@ -14,7 +14,8 @@ def to_unit(x) -> Preprocessed:
     return x.astype(float) / 255
 
 
-def normalize(x, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessed:
+@checked
+def normalize(x, *, mean: tuple[float, ...], std: tuple[Positive, ...]) -> Preprocessed:
     """Subtract the mean of each channel (the last axis) and divide by its standard deviation."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"normalize: works on floats, got {x.dtype}; put to_unit before it")
@@ -22,6 +23,4 @@ def normalize(x, *, mean: tuple[float, ...], std: tuple[float, ...]) -> Preproce
         if len(values) != x.shape[-1]:
             needed = f"one number for each of the {x.shape[-1]} channels"
             raise ValueError(f"{name}: must hold {needed}, got {len(values)}")
-    for value in std:
-        positive(std=value)
     return (x - jnp.asarray(mean, x.dtype)) / jnp.asarray(std, x.dtype)

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from training.base import Optimizer, Schedule
-from utils import UserError, map_named, match_rules, named_leaves, nonnegative, positive, regex
+from utils import (
+    NonNegative,
+    Positive,
+    UserError,
+    checked,
+    map_named,
+    match_rules,
+    named_leaves,
+    regex,
+)
 
 NO_DECAY = r"(.*/)?(bias|scale)"
 
@@ -71,9 +80,9 @@ def partition(label, optimizers):
     return Optimizer(init, update)
 
 
-def clip_by_global_norm(max_norm: float) -> Optimizer:
+@checked
+def clip_by_global_norm(max_norm: Positive) -> Optimizer:
     """Scale all gradients together, so that their joint norm is at most `max_norm`."""
-    positive(max_norm=max_norm)
 
     def clip(grads, params):
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
@@ -82,15 +91,17 @@ def clip_by_global_norm(max_norm: float) -> Optimizer:
     return stateless(clip)
 
 
-def clip_by_value(limit: float) -> Optimizer:
+@checked
+def clip_by_value(limit: Positive) -> Optimizer:
     """Clip every element of the gradients to [-limit, limit]."""
-    positive(limit=limit)
     return stateless(lambda grads, _: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads))
 
 
-def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_DECAY) -> Optimizer:
+@checked
+def decayed_weights(
+    weight_decay: NonNegative, include: str = ".*", exclude: str = NO_DECAY
+) -> Optimizer:
     """Add weight_decay * param to the gradients: an L2 penalty, if placed before an optimizer."""
-    nonnegative(weight_decay=weight_decay)
     regex(include=include, exclude=exclude)
     decay = stateless(lambda g, params: add_decay(g, params, weight_decay, exclude, include))
     return Optimizer(matching(decay.init, (include, ".*"), (exclude, NO_DECAY)), decay.update)
@@ -101,9 +112,9 @@ def frozen() -> Optimizer:
     return stateless(lambda grads, params: jax.tree.map(jnp.zeros_like, grads))
 
 
-def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
+@checked
+def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
     """The updates of an optimizer, multiplied by `rate`."""
-    positive(rate=rate)
 
     def update(grads, state, params=None):
         updates, state = optimizer.update(grads, state, params)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from utils import UserError
 from wiring import parts
-from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
+from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import Nodes, attempt, with_defaults
 
 
@@ -106,8 +106,8 @@ class Builder:
         title, seed, resume = (self.config[key] for key in ("title", "seed", "resume"))
         if not isinstance(title, str) or not title.strip(". ") or set(title) & set("/\\\0"):
             self.nodes.problem("title", f"must be usable as a folder name, found {show(title)}")
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-            message = f"must be an integer from 0 to {2**32 - 1}, found {show(seed)}"
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
+            message = f"must be an integer from 0 to {LARGEST_SEED}, found {show(seed)}"
             self.nodes.problem("seed", message)
         if resume not in (None, "auto"):
             hint = "to resume one run, use --resume RUN"

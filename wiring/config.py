@@ -8,6 +8,7 @@ from pathlib import Path
 from utils import UserError
 
 REQUIRED = object()
+LARGEST_SEED = 2**32 - 1
 
 # Every top-level key with its default.
 TOP_LEVEL = {

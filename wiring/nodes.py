@@ -9,7 +9,7 @@ from functools import partial
 from utils import UnknownFact, UserError, where_and_why
 from wiring import parts
 from wiring.config import show
-from wiring.values import Misfit, convert
+from wiring.values import Misfit, convert, without_range
 
 # Arguments of an update that `fit` passes from the training section.
 GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
@@ -137,7 +137,8 @@ class Nodes:
             return make(values)
         self.stepping.add(path)
         self.rates[path] = rate
-        if self.schedule and name == "learning_rate" and accepted[name].annotation is not float:
+        may_vary = name == "learning_rate" and without_range(accepted[name].annotation) is not float
+        if self.schedule and may_vary:
             return make(values | {name: lambda step: rate * self.schedule(step)})
         return self.with_schedule(make(values))
 

@@ -181,7 +181,8 @@ def arguments(function, given=0):
     The first `given` parameters are left out.
     """
     try:
-        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+        annotated = function.__init__ if inspect.isclass(function) else function
+        hints = typing.get_type_hints(annotated, include_extras=True)
     except Exception:  # annotations of other libraries may not resolve
         hints = {}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

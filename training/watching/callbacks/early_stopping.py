@@ -5,18 +5,18 @@ from typing import Literal
 from training.base import Callback
 from training.options import sign_of
 from training.watching.callbacks.common import after_evaluation
-from utils import at_least
+from utils import Count, checked
 
 
+@checked
 def early_stopping(
     monitor: str = "test_loss",
     mode: Literal["auto", "min", "max"] = "auto",
-    patience: int = 3,
+    patience: Count = 3,
     min_delta: float = 0.0,
-    every_n_epochs: int = 1,
+    every_n_epochs: Count = 1,
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations."""
-    at_least(1, patience=patience, every_n_epochs=every_n_epochs)
     return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs)
 
 
