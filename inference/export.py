@@ -19,6 +19,7 @@ from inference.exporter import Exporter
 from inference.load import Form, load, output_kind
 from inference.verify import table
 from utils import RunError, UserError
+from wiring.own_modules import COPIES
 
 REPORT = "verification.json"
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")
@@ -143,6 +144,9 @@ def describe(work, root, exporter, reports, failures):
     shutil.copytree(
         Path(root) / "model", work / "model", ignore=shutil.ignore_patterns("__pycache__")
     )
+    for path, file in loaded.parts.own_files().items():
+        (work / COPIES / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, work / COPIES / path)
     config = {key: value for key, value in loaded.config.items() if key != "$schema"}
     (work / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     report = {

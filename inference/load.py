@@ -1,6 +1,5 @@
 """Build the function to export, of weights and inputs, from a config and a checkpoint."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from training.checkpoint.restore import check_meaning
 from utils import UserError, first_line, named_leaves
 from wiring.build import build_to_ship
 from wiring.config import override, read
+from wiring.own_modules import look_in
 
 
 class Form(NamedTuple):
@@ -59,7 +59,9 @@ def load(config_file, checkpoint, *, overrides=(), trusted=True, shape=None, bat
     config, source, trusted = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )
-    parts, data_error = build_to_ship(config, source, stored_facts(weights.record), trusted, shape)
+    folders = look_in(Path(config_file or checkpoint).parent) if trusted else ()
+    facts = stored_facts(weights.record)
+    parts, data_error = build_to_ship(config, source, facts, trusted, shape, folders)
     raw, inputs = input_specs(parts, weights.record, shape)
     shapes = model_shapes(parts.model, source)
     weights.check(*shapes)
@@ -103,14 +105,15 @@ def prepare(preprocess, form, raw):
 def find_config(config_file, checkpoint, record, overrides, trusted):
     """(config, its name for messages, whether it may import): the given file, or the stored one."""
     if config_file:
-        # Dotted names may be modules beside the config.
-        sys.path.append(str(Path(config_file).resolve().parent))
+        look_in(Path(config_file).parent)
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
         raise UserError(f"{checkpoint}: contains no config; pass one with -c")
     config = record["config"]
     for text in overrides:
         config = override(config, text)
+    if trusted:
+        look_in(Path(checkpoint).parent)
     return config, str(checkpoint), trusted
 
 

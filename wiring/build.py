@@ -1,32 +1,35 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 from utils import UserError
 from wiring import parts
 from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import Nodes, attempt, with_defaults
+from wiring.own_modules import own_files
 
 
-def build(config, source, trusted=True):
+def build(config, source, trusted=True, folders=()):
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
 
     All problems are raised as one UserError, in which `source` names the config. Dotted names of a
-    config that is not `trusted` are not imported.
+    config that is not `trusted` are not imported. `folders` hold the user's own modules;
+    `own_files()` returns those that were imported (wiring/own_modules.py).
     """
-    builder = Builder(config, source, trusted)
+    builder = Builder(config, source, trusted, folders)
     built = builder.build()
     builder.raise_problems()
     return built
 
 
-def build_to_ship(config, source, facts, trusted=True, input_shape=None):
+def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders=()):
     """(the parts of a config, the problems of its data as text); a model needs no data for export.
 
     `facts` are those in the checkpoint. An `input_shape` overrides the shape of the data.
     """
-    builder = Builder(config, source, trusted)
+    builder = Builder(config, source, trusted, folders)
     builder.nodes.facts |= facts
     built = builder.build()
     if input_shape:
@@ -53,9 +56,10 @@ class Builder:
     A part that cannot be built is None, and `nodes.problems` says why.
     """
 
-    def __init__(self, config, source, trusted=True):
+    def __init__(self, config, source, trusted=True, folders=()):
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
-        self.config, self.source, self.nodes = defaults | config, source, Nodes(trusted)
+        self.config, self.source = defaults | config, source
+        self.nodes = Nodes(trusted, folders)
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
@@ -72,6 +76,7 @@ class Builder:
         self.check_values()
         plain = {key: self.config[key] for key in ("title", "seed", "resume", "sharding")}
         built = SimpleNamespace(source=self.source, **plain)
+        built.own_files = partial(own_files, self.nodes.folders)
         for name, options in SECTIONS.items():
             setattr(built, name, self.section(name, options))
         for kind in ("preprocess", "augment", "callbacks"):

@@ -9,6 +9,7 @@ from functools import partial
 from utils import UnknownFact, UserError, where_and_why
 from wiring import parts
 from wiring.config import show
+from wiring.own_modules import clash
 from wiring.values import Misfit, convert, without_range
 
 # Arguments of an update that `fit` passes from the training section.
@@ -35,7 +36,8 @@ class Nodes:
     `facts` fill arguments that the config leaves out; `schedule` multiplies every learning rate.
     """
 
-    def __init__(self, trusted=True):
+    def __init__(self, trusted=True, folders=()):
+        self.folders = folders  # those that hold the user's own modules
         self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
@@ -91,10 +93,16 @@ class Nodes:
             )
             self.problem(path, message)
             raise Unbuilt
+        if "." in name and (hidden := clash(name, self.folders)):
+            self.problem(path, f"{name!r}: {hidden}")
+            raise Unbuilt
         try:
             return parts.resolve(kind, name)
         except UserError as error:
-            self.problem(path if isinstance(node, str) else f"{path}.name", str(error))
+            imported = getattr(error.__cause__, "name", None)  # what an import did not find
+            hidden = clash(imported, self.folders)
+            message = f"{error}; {hidden}" if hidden else str(error)
+            self.problem(path if isinstance(node, str) else f"{path}.name", message)
             raise Unbuilt from error
 
     def tracked(self, metric, extra, path):

@@ -19,6 +19,7 @@ from utils import RunError, UserError, atomic_write
 
 logger = logging.getLogger("main")
 
+USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 FINISHED = "finished.json"  # left by a run that was trained to its end
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
 
@@ -49,16 +50,22 @@ def record(config, facts, datasets):
     return json.loads(json.dumps(content, default=str))
 
 
-def describe(folder, record, datasets, root):
-    """Write what distinguishes this run from others: config.json, model/ and environment.json."""
+def describe(folder, record, datasets, root, own_files=None):
+    """Write what distinguishes this run from others: config.json, model/, environment.json, and in
+    user_modules/ a copy of the user's own files, {path below its folder: file}."""
     ignored = shutil.ignore_patterns("__pycache__")
+    target = folder / "model"
     try:
-        shutil.copytree(Path(root) / "model", folder / "model", ignore=ignored)
+        shutil.copytree(Path(root) / "model", target, ignore=ignored)
+        for path, file in (own_files or {}).items():
+            target = folder / USER_MODULES / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
     except shutil.Error as error:  # it lists every file; the first says enough
         why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
-        raise RunError(f"{folder / 'model'}: cannot be written: {why}") from error
+        raise RunError(f"{target}: cannot be written: {why}") from error
     except OSError as error:
-        raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
+        raise RunError(f"{target}: cannot be written: {error.strerror}") from error
     data = {
         name: {"source": source(d), "examples": len(d), "fingerprint": record["data"][name]}
         for name, d in datasets.items()

@@ -123,7 +123,7 @@ def new_run(parts, root, why_new, temporary):
         record = record_of(run, parts, sets)
         with together():
             if is_first():
-                run_folder.describe(run.folder, record, sets, root)
+                run_folder.describe(run.folder, record, sets, root, parts.own_files())
     except BaseException:
         if is_first():
             shutil.rmtree(run.folder)  # no step was taken
