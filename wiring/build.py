@@ -74,7 +74,8 @@ class Builder:
         """A namespace with one field per key of a config."""
         self.check_keys()
         self.check_values()
-        plain = {key: self.config[key] for key in ("title", "seed", "resume", "sharding")}
+        keys = ("title", "run_name", "seed", "resume", "sharding")
+        plain = {key: self.config[key] for key in keys}
         built = SimpleNamespace(source=self.source, **plain)
         built.own_files = partial(own_files, self.nodes.folders)
         for name, options in SECTIONS.items():
@@ -108,9 +109,15 @@ class Builder:
         """The title can name a folder, the seed fits 32 bits, `resume` and `sharding` are valid."""
         from training.devices.options import check_sharding
 
-        title, seed, resume = (self.config[key] for key in ("title", "seed", "resume"))
-        if not isinstance(title, str) or not title.strip(". ") or set(title) & set("/\\\0"):
-            self.nodes.problem("title", f"must be usable as a folder name, found {show(title)}")
+        keys = ("title", "run_name", "seed", "resume")
+        title, name, seed, resume = (self.config[key] for key in keys)
+        names = {"title": title} | ({"run_name": name} if name is not None else {})
+        for key, value in names.items():
+            if not isinstance(value, str) or not value.strip(". ") or set(value) & set("/\\\0"):
+                self.nodes.problem(key, f"must be usable as a folder name, found {show(value)}")
+        if isinstance(name, str) and name.startswith((".", "checkpoint-")):
+            message = f"must not begin with '.' or 'checkpoint-', found {show(name)}"
+            self.nodes.problem("run_name", message)
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
             message = f"must be an integer from 0 to {LARGEST_SEED}, found {show(seed)}"
             self.nodes.problem("seed", message)

@@ -14,6 +14,7 @@ LARGEST_SEED = 2**32 - 1
 TOP_LEVEL = {
     "$schema": "config.schema.json",
     "title": "run",
+    "run_name": None,
     "seed": 0,
     "resume": None,
     "model": REQUIRED,

@@ -7,7 +7,7 @@ import inspect
 from functools import partial
 
 from utils import UnknownFact, UserError, where_and_why
-from wiring import parts
+from wiring import kinds, parts
 from wiring.config import show
 from wiring.own_modules import clash
 from wiring.values import Misfit, convert, without_range
@@ -72,6 +72,9 @@ class Nodes:
         """
         name, args, extra = self.name_and_args(node, path, EXTRA_KEYS.get(kind, ()))
         function = self.function(kind, name, node, path)
+        if reason := kinds.why_not(function, kind):
+            self.problem(path, f"{name!r} {reason}")
+            raise Unbuilt
         accepted = parts.arguments(function, parts.KINDS[kind].given)
         if kind == "update":
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
@@ -238,10 +241,10 @@ class Nodes:
         except Exception as error:  # a user's factory may fail in any way
             self.problem(path, failure(factory, error))
         else:
-            if kind is None or parts.is_a(made, kind):
+            if kind is None or kinds.is_a(made, kind):
                 return made
             message = f"{factory.__name__} returned {type(made).__name__}, not a valid {kind}"
-            self.problem(path.removesuffix(".args"), message)
+            self.problem(path.removesuffix(".args"), f"{message}; {kinds.requirement(kind)}")
         raise Unbuilt
 
 

@@ -43,6 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAIN_KEYS = {
     "$schema": "the schema by which an editor checks the file",
     "title": "the name of the folder, in `checkpoint.dir`, that holds the runs of this config",
+    "run_name": "the name of the run's folder, also its name and id at trackers; "
+    "`null`: date and time",
     "seed": "the seed of everything random",
     "resume": '`null`, or `"auto"`: continue the latest unfinished run of this title',
     "sharding": "a preset or rules that say how weights are divided over devices: "

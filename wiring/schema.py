@@ -23,6 +23,7 @@ def make_schema():
     properties = {
         "$schema": {"type": "string"},
         "title": {"type": "string"},
+        "run_name": {"type": ["string", "null"], "default": None},
         "seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
         "resume": {"enum": [None, "auto"], "default": None},
         "sharding": sharding(),

@@ -3,8 +3,9 @@ appear."""
 
 import json
 import logging
+import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from data_loader.base import loaded
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, probe_of
+from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
 from training.fit import split_sets
 from training.recipe import compose
@@ -48,9 +50,10 @@ def evaluate(parts, named):
 
 def watch(parts, named):
     """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until
-    the run has ended."""
+    the run has ended; the best by checkpoint.monitor are kept."""
     folder = run_folder_of(named, "--watch")
-    seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
+    earlier = rows(folder / EVALUATIONS)
+    seen, best = {row["checkpoint"] for row in earlier}, Best(folder, parts.checkpoint, earlier)
     with closing(CheckpointEvaluation(parts)) as evaluation:
         while True:
             # Checked first, so that what was saved before the end is seen after it.
@@ -59,16 +62,60 @@ def watch(parts, named):
             for name in new:
                 seen.add(name)
                 try:
-                    row = evaluation.row(folder, name)
+                    with best.reading(name):
+                        row = evaluation.row(folder, name)
+                        row |= best.add(row)
                 except Damaged as error:  # deleted meanwhile, or being replaced
                     logger.warning("%s: skipped: %s", name, error)
                     continue
                 append(folder / EVALUATIONS, json.dumps(row) + "\n")
                 print(json.dumps(row), flush=True)
             if ended and not new:
+                best.report()
                 return DONE
             if not new:
                 time.sleep(PAUSE)
+
+
+class Best:
+    """The best checkpoints by what this evaluator measures, which may be more than the training
+    process does. That process does not delete them, nor the one that is being read."""
+
+    def __init__(self, folder, options, earlier):
+        self.folder, self.options, self.kept, self.warned = folder, options, Kept(), False
+        options.sign()  # to fail now rather than at the first checkpoint
+        for row in earlier:
+            self.add(row)
+
+    @contextmanager
+    def reading(self, name):
+        """Within this block, a checkpoint is protected; after it, only if it is among the best."""
+        protect(self.folder, self.kept.best, name)
+        try:
+            yield
+        finally:
+            protect(self.folder, self.kept.best)
+
+    def add(self, row):
+        """Rank a row of evaluations.jsonl; returns {"best": whether it is the best so far}."""
+        monitor, name = self.options.monitor, row["checkpoint"]
+        if monitor is None:
+            return {}
+        metrics = row.get("metrics") or {}
+        if monitor not in metrics and not self.warned:
+            self.warned, known = True, ", ".join(metrics) or "nothing"
+            logger.warning("checkpoint.monitor: %s is not measured here (%s is)", monitor, known)
+        # Without files, it was deleted before it was protected.
+        elif monitor in metrics and storage.files(self.folder, name):
+            self.kept = self.kept.add(name, metrics[monitor], self.options, regular=False)
+        return {"best": bool(self.kept.best) and self.kept.best[0][0] == name}
+
+    def report(self):
+        """Print the best checkpoints."""
+        for name, value in self.kept.best:
+            monitor = self.options.monitor
+            path = next(iter(storage.files(self.folder, name)), self.folder / name)
+            print(f"Best by {monitor}: {path} ({value:.4f})", file=sys.stderr)
 
 
 def rows(path):

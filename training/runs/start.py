@@ -59,7 +59,7 @@ def train(parts, root, named=None, override=False, temporary=None):
     def open_named():
         nonlocal why_new
         if named == "auto":
-            run, why_new = resume.unfinished(parts.checkpoint.dir, parts.title)
+            run, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return run
         return resume.opened(resume.run_folder_of(named), named) if named else None
 
@@ -111,7 +111,7 @@ def many(count, example):
 def new_run(parts, root, why_new, temporary):
     """(a new run's folder, its data, the record for its checkpoints); `why_new` says why there was
     none to resume."""
-    new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title)
+    new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
     run = resume.opened_by_first(lambda: resume.opened(new_folder()))
     handle_signals(run, temporary)
     begin_to_log(root, run)
