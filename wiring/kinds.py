@@ -177,7 +177,8 @@ def why_not(function, kind):
     present = {*dir(function), *annotations_of(function), *set_by_init(function)}
     if missing := lacking(kind, present):
         return f"is a class without {missing}; {requirement(kind)}"
-    if kind == "model" and not takes_params_and_state(function.apply):
+    apply = getattr(function, "apply", None)  # an instance may get its own in __init__
+    if kind == "model" and apply and not takes_params_and_state(apply):
         return f"is a class whose `apply` takes other arguments; {requirement(kind)}"
     return ""
 

@@ -6,7 +6,7 @@ import logging.config
 import os
 import re
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from utils import UserError
@@ -59,31 +59,51 @@ def file_handlers():
 def check_logging(root):
     """Raise a UserError if logging cannot be set up as in logger_config.json; set up nothing."""
     settings = read_settings(root)
-    loggers = settings.get("loggers", {})
-    if "root" in settings:
-        loggers = loggers | {"root": settings.pop("root")}
     for handler in settings["handlers"].values():
         if isinstance(handler.get("filename"), str):
             handler["filename"] = os.devnull
-    # Under other names, so that no logger in use is changed.
-    trial = {f"{TRIAL}{name}": each for name, each in loggers.items()}
-    try:
-        logging.config.dictConfig(settings | {"loggers": trial, "disable_existing_loggers": False})
-    except Exception as error:  # a handler may be any class
-        raise UserError(f"{SETTINGS}: {in_words(error, settings)}") from error
+    Trial(settings).run()
 
 
-def in_words(error, settings):
-    """What is wrong in the settings, from the chain of errors that dictConfig raises."""
-    chain = [error]
-    while chain[-1].__cause__:
-        chain.append(chain[-1].__cause__)
-    why = str([each for each in chain if not isinstance(each, KeyError)][-1])
-    if known := re.match(r"Unable to (?:set|add) (formatter|filter|handler) '(.*)'$", why):
-        present = ", ".join(settings.get(f"{known[1]}s", {})) or "none"
-        why = f"there is no {known[1]} {known[2]!r}; there are: {present}"
-    place = re.match(r"Unable to configure (\w+) '(.*)'$", str(error))
-    return f"{place[1]}s.{place[2].removeprefix(TRIAL)}: {why}" if place else why
+class Trial(logging.config.DictConfigurator):
+    """Makes everything that settings describe. It changes no logger in use, and closes no handler,
+    as `dictConfig` would."""
+
+    def run(self):
+        if self.config.get("version") != 1:
+            raise UserError(f"{SETTINGS}: version: must be 1, found {self.config.get('version')}")
+        self.make("formatters", self.configure_formatter)
+        self.make("filters", self.configure_filter)
+        self.make("handlers", self.configure_handler)
+        for name, content in self.config.get("loggers", {}).items():
+            with self.place(f"loggers.{name}"):
+                self.configure_logger(f"{TRIAL}{name}", content)
+        if "root" in self.config:
+            with self.place("root"):
+                self.configure_logger(f"{TRIAL}root", self.config["root"])
+        for handler in self.config["handlers"].values():
+            handler.close()
+
+    def make(self, section, factory):
+        """Replace the entries of a section by what they describe; those that name others last."""
+        entries = self.config.get(section, {})
+        for name in sorted(
+            entries, key=lambda name: bool({"target", "handlers"} & {*entries[name]})
+        ):
+            with self.place(f"{section}.{name}"):
+                entries[name] = factory(entries[name])
+
+    @contextmanager
+    def place(self, place):
+        """Name the place of an error, and what there is instead of a name that does not exist."""
+        try:
+            yield
+        except Exception as error:  # a handler may be any class
+            why = str(error)
+            if missing := re.match(r"Unable to (?:set|add) (\w+) '(.*)'$", why):
+                present = ", ".join(self.config.get(f"{missing[1]}s", {})) or "none"
+                why = f"there is no {missing[1]} {missing[2]!r}; there are: {present}"
+            raise UserError(f"{SETTINGS}: {place}: {why or repr(error)}") from error
 
 
 def read_settings(root):

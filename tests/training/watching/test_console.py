@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import logging.config
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import train
 from model.mlp import mlp
 from training.fit import fit
 from training.optimizers import sgd
-from training.watching.console import check_logging, set_up_logging
+from training.watching.console import check_logging, file_handlers, set_up_logging
 from utils import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +24,9 @@ logger = logging.getLogger("main")
 @pytest.fixture(autouse=True)
 def unchanged_logging(monkeypatch):
     """Every test leaves the loggers as it found them."""
+    monkeypatch.setattr(train, "end_at_signals", lambda: None)
+    # It would close the handlers of pytest and of libraries, which write into pytest's streams.
+    monkeypatch.setattr(logging.config, "_clearExistingHandlers", lambda: None)
     before = {each: (each.handlers[:], each.level, each.propagate) for each in (logger, root())}
     monkeypatch.setattr(logging, "raiseExceptions", logging.raiseExceptions)
     yield
@@ -78,7 +82,8 @@ def test_the_runs_log_has_every_line_once_whatever_the_handlers_are(settings, tm
     set_up_logging(settings(change), folder / "train.log")
     logger.info("a line")
     train.to_log("an error")
-    logging.shutdown()
+    for handler in file_handlers():
+        handler.close()
     lines = (folder / "train.log").read_text().splitlines()
     assert [line.rpartition(" - ")[2] for line in lines] == ["a line", "an error"]
     assert lines[0].startswith("[main INFO]    : ")
@@ -121,7 +126,7 @@ def set_at(path, value):
             set_at("loggers", {"Main": {"handlers": ["console"]}}),
             r"loggers: log lines go to the logger 'main'; add it, or root \(there are: Main\)",
         ),
-        (set_at("version", 2), r"Unsupported version: 2"),
+        (set_at("version", 2), r"version: must be 1, found 2"),
     ],
 )
 def test_the_message_for_a_mistake_in_the_settings(settings, change, message):
@@ -133,8 +138,11 @@ def test_check_finds_missing_settings_and_changes_no_logger(
     settings, tmp_path, monkeypatch, capsys
 ):
     before = logger.handlers[:], root().handlers[:]
+    in_use = logging.FileHandler(tmp_path / "other.log")
     check_logging(settings())
     assert (logger.handlers, root().handlers) == before
+    assert in_use.stream and not in_use.stream.closed
+    in_use.close()
     (tmp_path / "logger_config.json").unlink()
     monkeypatch.setattr(train, "ROOT", tmp_path)
     assert train.main(["-c", str(ROOT / "config.json"), "--check"]) == 2
