@@ -21,6 +21,7 @@ from training.devices.signals import end_at_signals
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line
 from wiring.build import build
 from wiring.config import override, read
+from wiring.own_modules import look_in
 from wiring.parts import KINDS, listing
 
 ROOT = Path(__file__).resolve().parent
@@ -35,7 +36,6 @@ def main(argv=None):
     # Modules that load and shapes that are traced leave little garbage, and looking for it at
     # every 700th object would take an eighth of the start.
     gc.set_threshold(20_000, 20, 20)
-    sys.path.append(os.getcwd())  # a dotted name may be a file in the working folder
     end_at_signals()
     try:
         return run(arguments)
@@ -94,18 +94,17 @@ def run(arguments):
 
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
-    if trusted:
-        sys.path.append(str(file.resolve().parent))  # a dotted name may be a file beside the config
+    folders = look_in(file.parent) if trusted else ()
     config = read(file, arguments.overrides)
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
-        return launch(arguments.processes, config, file.name, trusted)
+        return launch(arguments.processes, config, file.name, trusted, folders)
     if not (arguments.check or arguments.evaluate or arguments.watch):
         from training.devices import joining
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
-        return fast_dev_run(file, config)
-    parts = build(config, file.name, trusted)
+        return fast_dev_run(file, config, folders)
+    parts = build(config, file.name, trusted, folders)
     if arguments.check:
         return check(parts)
     from training.runs.program_cache import keep_programs
@@ -156,7 +155,9 @@ def check(parts):
     """--check: print what would run."""
     from training.runs.shape_check import table
     from training.runs.start import checked_recipe
+    from training.watching.console import check_logging
 
+    check_logging(ROOT)
     recipe, template = checked_recipe(parts)
     print(json.dumps(parts.config, indent=2))
     print(table(template.params, recipe.plan))
@@ -167,7 +168,7 @@ def check(parts):
     return DONE
 
 
-def launch(processes, config, source, trusted):
+def launch(processes, config, source, trusted, folders):
     """--processes: start processes that train together; mistakes are reported before they start."""
     from training.checkpoint.storage import check_format
     from training.devices.launcher import launch
@@ -177,12 +178,12 @@ def launch(processes, config, source, trusted):
             "--processes: leave `distributed` out of the config; "
             "the processes that it starts know of each other"
         )
-    parts = build(config, source, trusted)
+    parts = build(config, source, trusted, folders)
     check_format(parts.checkpoint.format, processes)
     return launch(processes)
 
 
-def fast_dev_run(file, config):
+def fast_dev_run(file, config, folders):
     """--fast-dev-run: two steps of everything, so that any mistake shows within seconds; nothing is
     left of them."""
     from training.devices import processes
@@ -200,7 +201,9 @@ def fast_dev_run(file, config):
                 config = override(config, f"logging.trackers.{i}.args.{setting}")
         for i in positions(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
-        parts = build(config, file.name)  # with the real number of steps, which schedules need
+        parts = build(
+            config, file.name, folders=folders
+        )  # with the real number of steps, which schedules need
         two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
         parts.training = replace(parts.training, **two_steps)
         parts.logging = replace(parts.logging, every_steps=1)
@@ -265,9 +268,11 @@ def fail(error, code):
 
 def to_log(message):
     """Write an error to the run's log alone."""
+    from training.watching.console import file_handlers
+
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
-    for handler in logger.handlers:
-        if isinstance(handler, logging.FileHandler) and os.path.exists(handler.baseFilename):
+    for handler in file_handlers():
+        if os.path.exists(handler.baseFilename):
             handler.handle(record)
 
 

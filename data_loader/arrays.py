@@ -10,7 +10,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
-from utils import UserError, check_minimums
+from ranges import Count, checked
+from utils import UserError
 
 
 class Header(NamedTuple):
@@ -20,16 +21,16 @@ class Header(NamedTuple):
     dtype: np.dtype
 
 
+@checked
 def arrays(
     train: str,
     test: str | None = None,
     x: str = "x",
     y: str = "y",
-    num_classes: int | None = None,
+    num_classes: Count | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Data:
     """Your own arrays `x` and `y`: `train` and `test` are .npz files or folders of .npy files."""
-    check_minimums(num_classes=(num_classes, 1))
     paths = {"train": Path(train)} | ({"test": Path(test)} if test else {})
     headers = {key: {name: _header(path, name) for name in (x, y)} for key, path in paths.items()}
     for key, path in paths.items():

@@ -9,7 +9,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Data
 from data_loader.loader import random_stream
-from utils import RunError, atomic_write, check_minimums, user_cache
+from ranges import Count, CountOrZero, checked
+from utils import RunError, atomic_write, user_cache
 
 VERSION = 1  # part of the cache's file name: increase it with every change to an image
 SIZE = 28
@@ -44,9 +45,9 @@ STYLES = (
 )
 
 
-def digits(seed: int = 0, train_size: int = 60_000, test_size: int = 10_000) -> Data:
+@checked
+def digits(seed: CountOrZero = 0, train_size: Count = 60_000, test_size: Count = 10_000) -> Data:
     """Digits 0-9 as 28x28 grey images, drawn from a seed with varied styles, strokes and noise."""
-    check_minimums(seed=(seed, 0), train_size=(train_size, 1), test_size=(test_size, 1))
 
     def load():
         x, y = _cached(seed, train_size + test_size)

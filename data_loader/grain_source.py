@@ -22,7 +22,8 @@ from data_loader.loader import collated
 from data_loader.nest import map_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
-from utils import RunError, UserError, check_minimums, where_and_why
+from ranges import Count, CountOrZero, checked
+from utils import RunError, UserError, where_and_why
 
 DIED = (
     "grain: a worker process ended ({}); if the system killed it because memory ran out, use fewer "
@@ -45,21 +46,21 @@ POLL_INTERVALS = {
 END = -1
 
 
+@checked
 def grain(
     train: str,
     test: str | None = None,
     val: str | None = None,
     parse: Parsed | None = None,
-    workers: int = 2,
-    num_classes: int | None = None,
-    vocab_size: int | None = None,
+    workers: CountOrZero = 2,
+    num_classes: Count | None = None,
+    vocab_size: Count | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Data:
     """ArrayRecord or TFRecord files, a path or a pattern per set; `parse` decodes a record.
 
     Without `parse`, numpy_example does.
     """
-    check_minimums(workers=(workers, 0), num_classes=(num_classes, 1), vocab_size=(vocab_size, 1))
     num_classes = len(classes) if classes and num_classes is None else num_classes
     if workers and importlib.util.find_spec("grain") is None:
         raise UserError(f"grain: {NEEDS.format('grain')}")

@@ -9,7 +9,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items
 from data_loader.nest import map_nest, named_nest
-from utils import UserError, check_minimums, where_and_why
+from ranges import check_minimums
+from utils import UserError, where_and_why
 
 SPLIT = 2**64 - 1  # the random stream of the split; those of epochs count from 0 and stay below
 

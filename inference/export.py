@@ -19,6 +19,7 @@ from inference.exporter import Exporter
 from inference.load import Form, load_to_export, output_kind
 from inference.verify import table
 from utils import WINDOWS, RunError, UserError
+from wiring.own_modules import COPIES
 
 REPORT = "verification.json"
 DAY = 24 * 3600  # seconds
@@ -158,6 +159,9 @@ def describe(work, code, exporter, reports, failures):
     """Write the config, a copy of the folder `code` and the report about the files."""
     loaded, arguments, examples = exporter.loaded, exporter.arguments, exporter.examples
     shutil.copytree(code, work / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    for path, file in loaded.parts.own_files().items():
+        (work / COPIES / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, work / COPIES / path)
     config = {key: value for key, value in loaded.config.items() if key != "$schema"}
     (work / "config.json").write_text(
         json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8"

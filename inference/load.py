@@ -6,7 +6,6 @@ loaded = load("saved/MNIST_Sample/RUN/checkpoint-epoch_10.params")
 logits = loaded.predict(images)
 """
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from training.recipe import with_recorded
 from utils import UserError, first_line, named_leaves
 from wiring.build import build_to_ship
 from wiring.config import override, read
+from wiring.own_modules import look_in
 
 
 class Form(NamedTuple):
@@ -139,11 +139,12 @@ def load_to_export(
     config, source, trusted = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )
+    folders = look_in(Path(config_file or checkpoint).parent) if trusted else ()
     facts = stored_facts(weights.record)
     known = known_shape(config, source, facts, trusted) if shape else None
     shape, layout = channels_last(shape, form.layout, known)
     form = form._replace(layout=layout)
-    parts, data_error = build_to_ship(config, source, facts, trusted, shape)
+    parts, data_error = build_to_ship(config, source, facts, trusted, shape, folders)
     parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
     raw, inputs = input_specs(parts, weights.record, shape)
     if inputs is None:
@@ -184,8 +185,7 @@ def prepare(preprocess, form, raw):
 def find_config(config_file, checkpoint, record, overrides, trusted):
     """(config, its name for messages, whether it may import): the given file, or the stored one."""
     if config_file:
-        # Dotted names may be modules beside the config.
-        sys.path.append(str(Path(config_file).resolve().parent))
+        look_in(Path(config_file).parent)
         return read(config_file, overrides), Path(config_file).name, True
     if "config" not in record:
         raise UserError(f"{checkpoint}: contains no config; {PASS_ONE}")
@@ -196,6 +196,8 @@ def find_config(config_file, checkpoint, record, overrides, trusted):
     config = record["config"]
     for text in overrides:
         config = override(config, text)
+    if trusted:
+        look_in(Path(checkpoint).parent)
     return config, str(checkpoint), trusted
 
 

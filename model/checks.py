@@ -1,4 +1,53 @@
-"""Argument checks that models share; each message starts with the argument's name."""
+"""Argument checks that models share; each message starts with the argument's name.
+
+A range is declared once, in an annotation such as `depth: Count`: `checked` reads it there, as the
+checks of a config and the JSON schema do. utils.py has the same for all other parts; a model
+imports nothing but model/, so that the copy in a run's folder works by itself.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+
+
+class Range(NamedTuple):
+    """The numbers that an argument accepts: in words, as JSON Schema's keywords, as a test."""
+
+    words: str
+    keywords: dict
+    holds: Callable
+
+
+Count = Annotated[int, Range("at least 1", {"minimum": 1}, lambda x: x >= 1)]
+Rate = Annotated[
+    float,
+    Range("at least 0 and below 1", {"minimum": 0, "exclusiveMaximum": 1}, lambda x: 0 <= x < 1),
+]
+
+
+def checked(factory):
+    """Check the arguments of every call of a model's factory by the ranges in its annotations."""
+    signature = inspect.signature(factory)
+    hints = get_type_hints(factory, include_extras=True)
+
+    @functools.wraps(factory)
+    def model(*args, **kwargs):
+        for name, value in [*zip(signature.parameters, args, strict=False), *kwargs.items()]:
+            check(name, value, hints.get(name))
+        return factory(*args, **kwargs)
+
+    return model
+
+
+def check(name, value, annotation):
+    """Raise if a number, or one in a tuple of them, is not in the range of its annotation."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is tuple:
+        for item in value:
+            check(name, item, inner[0])
+    elif get_origin(annotation) is Annotated and not inner[1].holds(value):
+        raise ValueError(f"{name}: must be {inner[1].words}, got {value}")
 
 
 def check_image(input_shape):
@@ -9,17 +58,3 @@ def check_image(input_shape):
 def check_widths(name, widths):
     if not widths:
         raise ValueError(f"{name}: needs at least one width, got ()")
-    if min(widths) < 1:
-        raise ValueError(f"{name}: widths must be at least 1, got {tuple(widths)}")
-
-
-def check_at_least_one(**values):
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name}: must be at least 1, got {value}")
-
-
-def check_rate(**rates):
-    for name, rate in rates.items():
-        if not 0 <= rate < 1:
-            raise ValueError(f"{name}: must be at least 0 and below 1, got {rate}")

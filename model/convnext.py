@@ -5,7 +5,7 @@ from itertools import pairwise
 import jax
 
 from model.base import Model
-from model.checks import check_at_least_one, check_image, check_widths
+from model.checks import Count, check_image, check_widths, checked
 from model.layers.activations import gelu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
@@ -14,16 +14,17 @@ from model.layers.pool import global_avg_pool
 from model.layers.remat import check_remat, recomputed
 
 
+@checked
 def convnext(
     input_shape: tuple[int, ...],
-    num_classes: int,
-    dims: tuple[int, ...] = (8, 16, 32),
-    kernel: int = 7,
-    expansion: int = 2,
-    head_dim: int = 64,
+    num_classes: Count,
+    dims: tuple[Count, ...] = (8, 16, 32),
+    kernel: Count = 7,
+    expansion: Count = 2,
+    head_dim: Count = 64,
     residual: bool = False,
-    patch: int = 4,
-    depths: tuple[int, ...] | None = None,
+    patch: Count = 4,
+    depths: tuple[Count, ...] | None = None,
     remat: str | None = None,
 ) -> Model:
     """One stage per width in `dims`; the stem divides the image size by `patch`, later stages by 2.
@@ -34,9 +35,6 @@ def convnext(
     """
     check_image(input_shape)
     check_widths("dims", dims)
-    check_at_least_one(
-        num_classes=num_classes, kernel=kernel, expansion=expansion, head_dim=head_dim, patch=patch
-    )
     check_size(input_shape, patch, dims)
     stages = stages_of(dims, depths)
     names = [f"blocks/{i}" for i in range(len(stages))]

@@ -7,25 +7,24 @@ from itertools import pairwise
 import jax
 
 from model.base import Model
-from model.checks import check_at_least_one, check_rate, check_widths
+from model.checks import Count, Rate, check_widths, checked
 from model.layers import activations
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.linear import linear, linear_init
 
 
+@checked
 def mlp(
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    dims: tuple[int, ...] = (128, 128),
+    input_shape: tuple[Count, ...],
+    num_classes: Count,
+    dims: tuple[Count, ...] = (128, 128),
     activation: str = "relu",
-    dropout: float = 0.0,
+    dropout: Rate = 0.0,
 ) -> Model:
     """Hidden layers of the widths `dims`, each with activation and dropout, then a linear layer."""
     check_widths("input_shape", input_shape)
     check_widths("dims", dims)
-    check_at_least_one(num_classes=num_classes)
-    check_rate(dropout=dropout)
     act = activation_named(activation)
 
     def init(key):

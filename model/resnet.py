@@ -6,7 +6,7 @@ from itertools import pairwise
 import jax
 
 from model.base import Model
-from model.checks import check_at_least_one, check_image, check_widths
+from model.checks import Count, check_image, check_widths, checked
 from model.layers.activations import relu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.initializers import he_normal
@@ -16,11 +16,12 @@ from model.layers.pool import global_avg_pool
 from model.layers.remat import check_remat, recomputed
 
 
+@checked
 def resnet(
     input_shape: tuple[int, ...],
-    num_classes: int,
-    widths: tuple[int, ...] = (16, 32, 64),
-    depth: int = 3,
+    num_classes: Count,
+    widths: tuple[Count, ...] = (16, 32, 64),
+    depth: Count = 3,
     remat: str | None = None,
 ) -> Model:
     """`depth` blocks of two convolutions per width; each later width halves the image size.
@@ -30,7 +31,6 @@ def resnet(
     """
     check_image(input_shape)
     check_widths("widths", widths)
-    check_at_least_one(num_classes=num_classes, depth=depth)
     plan = []  # (in, out, stride) of each block
     for stage, (a, b) in enumerate(pairwise((widths[0], *widths))):
         plan += [(a, b, 2 if stage > 0 else 1)] + [(b, b, 1)] * (depth - 1)

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 
 from model.base import Model
-from model.checks import check_at_least_one, check_image, check_rate
+from model.checks import Count, Rate, check_image, checked
 from model.layers.activations import gelu
 from model.layers.attention import attention, attention_init
 from model.layers.conv import conv2d, conv2d_init
@@ -18,16 +18,17 @@ from model.layers.norm import layer_norm, layer_norm_init
 from model.layers.remat import check_remat, recomputed
 
 
+@checked
 def vit(
     input_shape: tuple[int, ...],
-    num_classes: int,
-    patch: int = 4,
-    dim: int = 64,
-    depth: int = 4,
-    heads: int = 4,
-    expansion: int = 4,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
+    num_classes: Count,
+    patch: Count = 4,
+    dim: Count = 64,
+    depth: Count = 4,
+    heads: Count = 4,
+    expansion: Count = 4,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
     remat: str | None = None,
 ) -> Model:
     """`depth` pre-norm blocks over patches of patch x patch pixels.
@@ -37,10 +38,6 @@ def vit(
     to save memory.
     """
     check_image(input_shape)
-    check_at_least_one(
-        num_classes=num_classes, patch=patch, dim=dim, depth=depth, heads=heads, expansion=expansion
-    )
-    check_rate(dropout=dropout, drop_path=drop_path)
     height, width, channels = input_shape
     if height % patch or width % patch:
         raise ValueError(

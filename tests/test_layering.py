@@ -10,20 +10,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = {"utils", "wiring", "model", "data_loader", "training", "inference", "train"}
+OWN = {"utils", "ranges", "wiring", "model", "data_loader", "training", "inference", "train"}
+
+UTILS = {"utils", "ranges"}
 
 # What each layer may import from this project, and whether its files may import jax at the top.
 ALLOWED = {
-    "utils": (set(), False),
-    "wiring": ({"utils", "wiring"}, False),
+    "utils": (set(), False),  # with ranges.py
+    "wiring": ({*UTILS, "wiring"}, False),
     "model": ({"model"}, True),
-    "data_loader": ({"utils", "data_loader"}, False),
+    "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
-        {"utils", "training", "data_loader.base", "data_loader.loader", "data_loader.nest"},
+        {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"},
         True,
     ),
     "inference": (
-        {"utils", "wiring", "inference", "model.base", "model.layers", "data_loader"}
+        {*UTILS, "wiring", "inference", "model.base", "model.layers", "data_loader"}
         | {"training.checkpoint", "training.objective", "training.recipe"},
         True,
     ),
@@ -62,7 +64,7 @@ def imports(path, top_only=False):
 
 def files(layer):
     if layer == "utils":
-        return [ROOT / "utils.py"]
+        return [ROOT / f"{name}.py" for name in sorted(UTILS)]
     exported = {path.parent for path in (ROOT / layer).glob("*/verification.json")}
     return [p for p in sorted((ROOT / layer).rglob("*.py")) if not exported & set(p.parents)]
 

@@ -73,6 +73,8 @@ def test_the_makefile_has_every_target():
 
 def test_the_committed_list_of_parts_is_current():
     assert PAGES["docs/parts.md"] == parts_page.text(), "run `make schema`"
+    layers = (ROOT / "docs" / "layers.md").read_text()
+    assert layers == parts_page.layers_text(), "run `make schema`"
 
 
 # The README.

@@ -1,41 +1,45 @@
 """Random augmentations of one image (height, width, channels), which keep its shape and dtype."""
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
+from ranges import Count, NonNegative, Positive, Range, Share, checked, require
 from training.base import Augmented
-from utils import ascending_pair, at_least, nonnegative, share
+
+Area = Annotated[float, Range("above 0 and at most 1", exclusiveMinimum=0, maximum=1)]
+Slant = Annotated[float, Range("at least 0 and below 90 degrees", minimum=0, exclusiveMaximum=90)]
 
 
-def random_crop(key, x, *, padding: int = 4) -> Augmented:
+@checked
+def random_crop(key, x, *, padding: Count = 4) -> Augmented:
     """Shift the image by up to `padding` pixels in each direction; zeros fill the gap."""
-    at_least(1, padding=padding)
     height, width, channels = image_shape(x)
     top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     padded = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)))
     return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
 
 
-def random_flip(key, x, *, probability: float = 0.5) -> Augmented:
+@checked
+def random_flip(key, x, *, probability: Share = 0.5) -> Augmented:
     """Mirror the image left to right, with a probability."""
-    share(probability=probability)
     image_shape(x)
     return jnp.where(jax.random.bernoulli(key, probability), x[:, ::-1], x)
 
 
+@checked
 def random_erase(
     key,
     x,
     *,
-    probability: float = 0.5,
-    area: tuple[float, float] = (0.02, 0.33),
-    aspect: tuple[float, float] = (0.3, 3.3),
+    probability: Share = 0.5,
+    area: tuple[Area, Area] = (0.02, 0.33),
+    aspect: tuple[Positive, Positive] = (0.3, 3.3),
 ) -> Augmented:
     """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
     `area` is the range of its fraction of the image, `aspect` the range of its height / width."""
-    share(probability=probability)
     if not 0 < area[0] <= area[1] <= 1:
         raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
     ascending_pair(aspect=aspect)
@@ -51,21 +55,19 @@ def random_erase(
     return jnp.where(erased, jnp.zeros_like(x), x)
 
 
+@checked
 def random_affine(
     key,
     x,
     *,
-    rotation: float = 10.0,
-    scale: tuple[float, float] = (0.9, 1.1),
-    shear: float = 10.0,
-    shift: float = 2.0,
+    rotation: NonNegative = 10.0,
+    scale: tuple[Positive, Positive] = (0.9, 1.1),
+    shear: Slant = 10.0,
+    shift: NonNegative = 2.0,
 ) -> Augmented:
     """Rotate and shear by up to so many degrees, scale, and shift by up to `shift` pixels.
     Zeros fill what lay outside the image."""
-    nonnegative(rotation=rotation, shift=shift)
     ascending_pair(scale=scale)
-    if not 0 <= shear < 90:
-        raise ValueError(f"shear: must be at least 0 and below 90 degrees, got {shear}")
     image_shape(x)
     turn_key, shear_key, scale_key, shift_key = jax.random.split(key, 4)
     turn = math.radians(rotation) * jax.random.uniform(turn_key, minval=-1.0)
@@ -76,6 +78,13 @@ def random_affine(
     sheared = jnp.array([[1.0, 0.0], [jnp.tan(slant), 1.0]])
     moved = shift * jax.random.uniform(shift_key, (2,), minval=-1.0)
     return resampled(x, sheared @ turned / size, moved)
+
+
+def ascending_pair(**arguments):
+    """Require pairs of finite numbers above 0, the second at least as large as the first."""
+    require(
+        arguments, lambda x: 0 < x[0] <= x[1] < math.inf, "two ascending finite numbers above 0"
+    )
 
 
 def resampled(x, matrix, shift):

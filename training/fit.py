@@ -143,7 +143,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         *([keeper] if keeper else []),
         Divergence(trainer, training, keeper, log),
         DryRun(recipe, trainer, reader, rates, monitor, histograms),
-        ProgressBar(),
+        *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
         Callbacks(recipe.callbacks, view),
         *watchers,

@@ -9,17 +9,17 @@ target is {"target": ..., "weight": a number for each element}, or some of its l
 import jax
 import jax.numpy as jnp
 
+from ranges import Fraction, Positive, checked
 from training.base import Loss, Weighted
-from utils import fraction, positive
 
 
+@checked
 def cross_entropy(
-    logits, label, *, label_smoothing: float = 0.0, ignore_label: int | None = None
+    logits, label, *, label_smoothing: Fraction = 0.0, ignore_label: int | None = None
 ) -> Loss:
     """-log of the softmax probability of the label, averaged over leading axes.
     The label is a class, or a distribution over the classes. Where it is `ignore_label`, such as
     the padding of a sequence, it does not count."""
-    fraction(label_smoothing=label_smoothing)
     logits = at_least_float32(logits)
     label, weight = label_and_weight(logits, label, ignore_label)
     target = distribution(logits, label)
@@ -51,9 +51,9 @@ def mae(output, target) -> Loss:
     return averaged(jnp.abs(output - target), weight)
 
 
-def huber(output, target, *, delta: float = 1.0) -> Loss:
+@checked
+def huber(output, target, *, delta: Positive = 1.0) -> Loss:
     """Half the squared difference up to `delta`, a line of slope `delta` beyond; averaged."""
-    positive(delta=delta)
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
     difference = jnp.abs(output - target)

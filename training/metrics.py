@@ -8,6 +8,7 @@ all tokens of a set that are right.
 import jax
 import jax.numpy as jnp
 
+from ranges import Count
 from training import loss
 from training.base import Metric
 from training.loss import along, averaged, label_and_weight
@@ -20,7 +21,7 @@ def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
     return averaged(hits.astype(jnp.float32), weight)
 
 
-def top_k_accuracy(logits, label, *, k: int = 5, ignore_label: int | None = None) -> Metric:
+def top_k_accuracy(logits, label, *, k: Count = 5, ignore_label: int | None = None) -> Metric:
     """1 if the logit of the label is among the `k` largest."""
     if not 1 <= k <= logits.shape[-1]:
         largest = f"the {logits.shape[-1]} classes"

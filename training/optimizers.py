@@ -5,9 +5,9 @@ import re
 import jax
 import jax.numpy as jnp
 
+from ranges import Fraction, NonNegative, Positive, checked, regex
 from training.base import Optimizer
 from training.transforms import NO_DECAY, add_decay, matching, partition, scale, stateless
-from utils import fraction, nonnegative, positive, regex
 
 BY_ADAMW = r".*(embed|head).*"
 
@@ -33,10 +33,9 @@ def unbiased(decay, step, mean):
     return jax.tree.map(lambda m: m * correction.astype(m.dtype), mean)
 
 
-def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
+@checked
+def sgd(lr: Positive, momentum: Fraction = 0.0, nesterov: bool = False) -> Optimizer:
     """Gradient descent; with momentum, along a decaying sum of the gradients."""
-    positive(lr=lr)
-    fraction(momentum=momentum)
     if nesterov and momentum == 0:
         raise ValueError("nesterov: needs momentum, which is 0; set momentum, for example to 0.9")
 
@@ -52,11 +51,10 @@ def sgd(lr: float, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
     return Optimizer(lambda params: {"m": zeros(params)}, update, "step")
 
 
-def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimizer:
+@checked
+def adagrad(lr: Positive = 0.01, initial: NonNegative = 0.1, eps: Positive = 1e-7) -> Optimizer:
     """AdaGrad (Duchi et al., 2011): gradients divided by the root of the sum of all their squares.
     The sum starts at `initial`."""
-    positive(lr=lr, eps=eps)
-    nonnegative(initial=initial)
 
     def init(params):
         return {"sum": jax.tree.map(lambda p: jnp.full_like(p, initial), params)}
@@ -68,12 +66,11 @@ def adagrad(lr: float = 0.01, initial: float = 0.1, eps: float = 1e-7) -> Optimi
     return Optimizer(init, update, "step")
 
 
+@checked
 def rmsprop(
-    lr: float = 0.001, decay: float = 0.9, eps: float = 1e-8, momentum: float = 0.0
+    lr: Positive = 0.001, decay: Fraction = 0.9, eps: Positive = 1e-8, momentum: Fraction = 0.0
 ) -> Optimizer:
     """RMSProp (Hinton, 2012): SGD on gradients divided by the root of their recent mean square."""
-    positive(eps=eps)
-    fraction(decay=decay)
     descent = sgd(lr, momentum)
 
     def update(grads, state, params=None):
@@ -105,16 +102,15 @@ def adam_direction(grads, state, b1, b2, eps, nesterov=False):
     return direction, {"step": step, "m": m, "v": v}
 
 
+@checked
 def adam(
-    lr: float = 0.001,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    lr: Positive = 0.001,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.999,
+    eps: Positive = 1e-8,
     nesterov: bool = False,
 ) -> Optimizer:
     """Adam (Kingma and Ba, 2015); with `nesterov`, NAdam."""
-    positive(lr=lr, eps=eps)
-    fraction(b1=b1, b2=b2)
 
     def update(grads, state, params=None):
         direction, state = adam_direction(grads, state, b1, b2, eps, nesterov)
@@ -123,21 +119,19 @@ def adam(
     return Optimizer(adam_init, update, "step")
 
 
+@checked
 def adamw(
-    lr: float = 0.001,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    lr: Positive = 0.001,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.999,
+    eps: Positive = 1e-8,
+    weight_decay: NonNegative = 0.01,
     exclude: str = NO_DECAY,
     include: str = ".*",
     nesterov: bool = False,
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019); with `nesterov`, NAdamW.
     Params decay whose name the regex `include` matches and `exclude` does not."""
-    positive(lr=lr, eps=eps)
-    fraction(b1=b1, b2=b2)
-    nonnegative(weight_decay=weight_decay)
     regex(exclude=exclude, include=include)
 
     def update(grads, state, params):
@@ -148,19 +142,19 @@ def adamw(
     return Optimizer(init, update, "step")
 
 
+@checked
 def lamb(
-    lr: float = 0.001,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
+    lr: Positive = 0.001,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.999,
+    eps: Positive = 1e-6,
+    weight_decay: NonNegative = 0.01,
     exclude: str = NO_DECAY,
     include: str = ".*",
 ) -> Optimizer:
     """LAMB (You et al., 2020): AdamW with each leaf's direction scaled to the norm of the leaf.
     It is for very large batches. Params decay whose name the regex `include` matches and `exclude`
     does not."""
-    positive(lr=lr)
     unscaled = adamw(1.0, b1, b2, eps, weight_decay, exclude, include)
 
     def with_norm_of(param, change):
@@ -175,19 +169,17 @@ def lamb(
     return Optimizer(unscaled.init, update, "step")
 
 
+@checked
 def lion(
-    lr: float = 0.0001,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    weight_decay: float = 0.001,
+    lr: Positive = 0.0001,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.99,
+    weight_decay: NonNegative = 0.001,
     exclude: str = NO_DECAY,
     include: str = ".*",
 ) -> Optimizer:
     """Lion (Chen et al., 2023): the sign of a mean of momentum and gradient; only one buffer.
     Params decay whose name the regex `include` matches and `exclude` does not."""
-    positive(lr=lr)
-    fraction(b1=b1, b2=b2)
-    nonnegative(weight_decay=weight_decay)
     regex(exclude=exclude, include=include)
 
     def update(grads, state, params):
@@ -238,23 +230,22 @@ def muon_of_matrices(lr, beta, weight_decay, exclude, include):
     )
 
 
+@checked
 def muon(
-    lr: float = 0.02,
-    beta: float = 0.95,
-    weight_decay: float = 0.0,
+    lr: Positive = 0.02,
+    beta: Fraction = 0.95,
+    weight_decay: NonNegative = 0.0,
     exclude: str = NO_DECAY,
     by_adamw: str = BY_ADAMW,
-    adamw_lr: float = 0.001,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    adamw_lr: Positive = 0.001,
+    b1: Fraction = 0.9,
+    b2: Fraction = 0.999,
+    eps: Positive = 1e-8,
     include: str = ".*",
 ) -> Optimizer:
     """Muon (Jordan et al., 2024) for matrices; AdamW, with its own learning rate, for the rest.
     The kernel of a convolution counts as the matrix (H * W * in, out), unless it has one input
     channel, as in a depthwise convolution. AdamW also updates the names that `by_adamw` matches."""
-    positive(lr=lr, adamw_lr=adamw_lr)
-    fraction(beta=beta)
     regex(by_adamw=by_adamw)
 
     def label(tree):

@@ -6,31 +6,31 @@ The comment above or beside a field becomes its description in config.schema.jso
 import difflib
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Literal, Required, TypedDict
+from typing import Annotated, Literal, Required, TypedDict
 
 from data_loader.base import Batch
+from ranges import Count, CountOrZero, between_0_and_1, check_options, nonnegative
 from training.base import Tracker
-from utils import UserError, between_0_and_1, check_options, nonnegative
+from utils import UserError
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
     """How examples become batches."""
 
-    batch_size: int = 128  # examples in one step, over all devices
+    batch_size: Count = 128  # examples in one step, over all devices
     shuffle: bool = True  # take the training set in another order in every epoch
-    val_size: int | float = 0  # held out of the training set: a count, or a fraction below 1
+    # held out of the training set: a count, or a fraction below 1
+    val_size: Annotated[int | float, nonnegative] = 0
     split_seed: int = 0  # the seed that decides which examples `val_size` holds out
     collate_fn: Batch | None = None  # makes a batch from a list of examples
-    eval_batch_size: int | None = None  # the batch size of held-out sets; null: batch_size
+    eval_batch_size: Count | None = None  # the batch size of held-out sets; null: batch_size
     eval_collate_fn: Batch | None = None  # the collate_fn of held-out sets; null: collate_fn
-    device_budget_mb: int = 2048  # larger datasets are streamed from the host
-    prefetch: int = 2  # how many batches of a streamed dataset are read ahead
+    device_budget_mb: CountOrZero = 2048  # larger datasets are streamed from the host
+    prefetch: Count = 2  # how many batches of a streamed dataset are read ahead
 
     def __post_init__(self):
-        check_options(
-            self, batch_size=1, val_size=0, device_budget_mb=0, prefetch=1, eval_batch_size=1
-        )
+        check_options(self)
 
     def of(self, set_name):
         """The options of one set: held-out sets use those for evaluation, where there are any."""
@@ -94,31 +94,29 @@ def is_renaming(regex=None, replacement=0, *more):
 class TrainingOptions:
     """How long a run trains, and how."""
 
-    epochs: int = 10  # passes over the training set
-    eval_every: int = 1  # epochs between two evaluations; 0: never
+    epochs: Count = 10  # passes over the training set
+    eval_every: CountOrZero = 1  # epochs between two evaluations; 0: never
     eval_initial: bool = False  # also evaluate before the first step
     # end: evaluate the test set only once, after training, with the best checkpoint
     test_at: Literal["epochs", "end"] = "epochs"
-    limit_batches: int | None = None  # the most batches to take of each set in one pass over it
-    overfit_batches: int = 0  # train on the first batches only, in every epoch; 0: on all
+    limit_batches: Count | None = None  # the most batches to take of each set in one pass over it
+    overfit_batches: CountOrZero = 0  # train on the first batches only, in every epoch; 0: on all
     # the type that the model computes in; params and optimizer state stay in float32
     precision: Literal["float32", "bfloat16"] = "float32"
-    replicas: int = 1  # how many seeds are trained side by side
-    accumulate: int = 1  # how many microbatches a batch is cut into
+    replicas: Count = 1  # how many seeds are trained side by side
+    accumulate: Count = 1  # how many microbatches a batch is cut into
     # at a step whose loss, gradients or new state are not finite
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     # when a step that is not finite stops the run, name the layer and the operation at fault
     detect_nans: bool = False
     # how often a non-finite run may go back to its last checkpoint and continue with another seed
-    rollbacks: int = 3
-    ema: float | None = None  # decay of averaged weights, which are then evaluated and saved
+    rollbacks: Count = 3
+    # decay of averaged weights, which are then evaluated and saved
+    ema: Annotated[float, between_0_and_1] | None = None
     pretrained: str | PretrainedOptions | None = None  # a checkpoint to start from
 
     def __post_init__(self):
-        counts = ("epochs", "limit_batches", "replicas", "accumulate", "rollbacks")
-        check_options(self, **dict.fromkeys(counts, 1), eval_every=0, overfit_batches=0)
-        if self.ema is not None:
-            between_0_and_1(ema=self.ema)
+        check_options(self)
         check_pretrained(self.pretrained)
 
 
@@ -127,16 +125,16 @@ class CheckpointOptions:
     """When checkpoints are written, in what format, and which are kept."""
 
     dir: str = "saved"  # the folder that holds the folders of runs, by title
-    every_epochs: int = 1  # 0: not by epochs; the end of a run is saved in any case
-    every_steps: int = 0  # 0: not by steps
-    every_seconds: int | float = 0  # 0: not by time
-    keep: int | None = 5  # how many of the last checkpoints are kept; null: all
+    every_epochs: CountOrZero = 1  # 0: not by epochs; the end of a run is saved in any case
+    every_steps: CountOrZero = 0  # 0: not by steps
+    every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
+    keep: Count | None = 5  # how many of the last checkpoints are kept; null: all
     # the metric by which the best checkpoints are kept too; auto: the loss of the validation set,
     # if there is one; null: none
     monitor: str | None = "auto"
     # whether `monitor` is good when low or high; auto: by its name
     mode: Literal["auto", "min", "max"] = "auto"
-    save_top_k: int = 1  # how many of the best are kept
+    save_top_k: Count = 1  # how many of the best are kept
     save_optimizer_state: bool = True  # a run that was killed can only be resumed with it
     # auto: safetensors with one process, Orbax with several
     format: Literal["auto", "safetensors", "orbax"] = "auto"
@@ -144,8 +142,7 @@ class CheckpointOptions:
     on_write_error: Literal["stop", "go_on"] = "stop"
 
     def __post_init__(self):
-        check_options(self, every_epochs=0, every_steps=0, every_seconds=0, keep=1, save_top_k=1)
-        nonnegative(every_seconds=self.every_seconds)
+        check_options(self)
         if self.save_top_k > 1 and self.monitor is None:
             why = "no metric says which are the best; name one with `monitor`"
             raise ValueError(f"save_top_k: is {self.save_top_k}, but {why}")
@@ -182,8 +179,8 @@ def sign_of(monitor, mode, key):
 class LoggingOptions:
     """What a run logs, how often, and where to."""
 
-    every_steps: int = 50  # steps between two log lines; 0: not by steps
-    every_seconds: int | float = 0  # 0: not by time
+    every_steps: CountOrZero = 50  # steps between two log lines; 0: not by steps
+    every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
     log_all: bool = False  # also log the values of every single step, written in blocks
     learning_rate: bool = True  # log the learning rate
     gradient_norm: bool = False  # log the norm of the gradient
@@ -193,10 +190,10 @@ class LoggingOptions:
     histograms: bool = False
     trackers: tuple[Tracker, ...] = ()  # where the values go besides metrics.jsonl
     report: bool = True  # write report.html at the end
+    progress_bar: bool = True  # draw a bar over the steps of an epoch where a person watches
 
     def __post_init__(self):
-        check_options(self, every_steps=0, every_seconds=0)
-        nonnegative(every_seconds=self.every_seconds)
+        check_options(self)
 
 
 def check_together(loader, training, checkpoint):

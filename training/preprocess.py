@@ -15,10 +15,11 @@ import numpy as np
 
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
+from ranges import Positive, checked
 from training.base import Preprocessed
 from training.objective import inputs
 from training.options import LoaderOptions
-from utils import UserError, positive
+from utils import UserError
 
 
 def to_unit(x) -> Preprocessed:
@@ -29,8 +30,9 @@ def to_unit(x) -> Preprocessed:
     return x.astype(float) / 255
 
 
+@checked
 def normalize(
-    x, *, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    x, *, mean: tuple[float, ...] | None = None, std: tuple[Positive, ...] | None = None
 ) -> Preprocessed:
     """Subtract the mean of each channel (the last axis) and divide by its standard deviation.
 
@@ -41,8 +43,9 @@ def normalize(
     return scaled("normalize", x, mean, std, "channels")
 
 
+@checked
 def standardize(
-    x, *, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    x, *, mean: tuple[float, ...] | None = None, std: tuple[Positive, ...] | None = None
 ) -> Preprocessed:
     """A row of numbers with mean 0 and standard deviation 1 in each column of the training set.
 
@@ -64,8 +67,6 @@ def scaled(name, x, mean, std, what):
         if len(values) != x.shape[-1]:
             needed = f"one number for each of the {x.shape[-1]} {what}"
             raise ValueError(f"{argument}: must hold {needed}, got {len(values)}")
-    for value in std:
-        positive(std=value)
     return (x - jnp.asarray(mean, x.dtype)) / jnp.asarray(std, x.dtype)
 
 

@@ -6,16 +6,24 @@ import inspect
 import jax.numpy as jnp
 import numpy as np
 
+from ranges import Count, CountOrZero, NonNegative, Positive, Share, at_least, checked
 from training.base import Schedule
-from utils import UnknownFact, at_least, share
+from utils import UnknownFact
 
-IN_EPOCHS = {int | None: float | None, tuple[int, ...] | None: tuple[float, ...] | None}
+IN_EPOCHS = {  # {the annotation of a length in steps: that of the same length in epochs}
+    int | None: float | None,
+    tuple[int, ...] | None: tuple[float, ...] | None,
+    Count | None: Positive | None,
+    CountOrZero | None: NonNegative | None,
+    tuple[Count, ...] | None: tuple[Positive, ...] | None,
+}
 
 
 def steps_or_epochs(factory):
     """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
     The signature that a config sees also has `<prefix>epochs`, after each `<prefix>steps`, and the
     facts that convert one into the other. The decorated function always gets numbers of steps."""
+    factory = checked(factory)
     own = inspect.signature(factory).parameters
     by_epochs = {n: n.removesuffix("steps") + "epochs" for n in own if n.endswith("steps")}
     public = []
@@ -33,53 +41,66 @@ def steps_or_epochs(factory):
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         steps = {name: in_steps(name, by_epochs[name], given.arguments) for name in by_epochs}
-        return factory(**{name: given.arguments[name] for name in own} | steps)
+        try:
+            return factory(**{name: given.arguments[name] for name in own} | steps)
+        except ValueError as error:
+            name, _, rest = str(error).partition(": ")
+            epochs = given.arguments.get(by_epochs.get(name))
+            if epochs is None:
+                raise
+            # The message names the argument that the user wrote.
+            length = f"{show(epochs)} is {show(steps[name])} steps"
+            raise ValueError(f"{by_epochs[name]}: {length}; {rest}") from error
 
     schedule.__signature__ = signature
     return schedule
 
 
-def constant(value: float = 1.0) -> Schedule:
+def show(length):
+    """A length, or several, as a config gives them."""
+    return str(list(length)) if isinstance(length, tuple | list) else f"{length:g}"
+
+
+@checked
+def constant(value: Share = 1.0) -> Schedule:
     """The same multiplier at every step."""
-    share(value=value)
     return lambda step: value
 
 
 @steps_or_epochs
-def linear(start: float = 1.0, end: float = 0.0, steps: int | None = None) -> Schedule:
+def linear(start: Share = 1.0, end: Share = 0.0, steps: Count | None = None) -> Schedule:
     """A straight line from `start` to `end`; it stays at `end` afterwards."""
-    share(start=start, end=end)
     return lambda step: start + (end - start) * jnp.clip(step / steps, 0, 1)
 
 
 @steps_or_epochs
-def cosine(end: float = 0.0, steps: int | None = None) -> Schedule:
+def cosine(end: Share = 0.0, steps: Count | None = None) -> Schedule:
     """Half a period of a cosine, from 1 to `end`; it stays at `end` afterwards."""
-    share(end=end)
     return lambda step: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.clip(step / steps, 0, 1))) / 2
 
 
 @steps_or_epochs
-def exponential(rate: float, steps: int | None = None) -> Schedule:
+def exponential(rate: Share, steps: Count | None = None) -> Schedule:
     """Smooth decay that never ends: multiplied by `rate` in every `steps` (or `epochs`)."""
-    share(rate=rate)
     return lambda step: rate ** (step / steps)
 
 
 @steps_or_epochs
-def piecewise(values: tuple[float, ...], boundary_steps: tuple[int, ...] | None = None) -> Schedule:
+def piecewise(
+    values: tuple[Share, ...], boundary_steps: tuple[Count, ...] | None = None
+) -> Schedule:
     """The first value up to the first boundary, then the second value, and so on."""
-    for value in values:
-        share(values=value)
+    if not values:
+        raise ValueError("values: must hold at least one, got none")
     return join([constant(value) for value in values], boundary_steps)
 
 
 @steps_or_epochs
 def warmup_linear(
-    warmup_steps: int | None = None,
-    end: float = 0.0,
-    steps: int | None = None,
-    init_value: float = 0.0,
+    warmup_steps: CountOrZero | None = None,
+    end: Share = 0.0,
+    steps: Count | None = None,
+    init_value: Share = 0.0,
 ) -> Schedule:
     """A straight line up from `init_value` to 1, then one down to `end`, reached after `steps`."""
     return warmed_up(warmup_steps, linear, end, steps, init_value)
@@ -87,10 +108,10 @@ def warmup_linear(
 
 @steps_or_epochs
 def warmup_cosine(
-    warmup_steps: int | None = None,
-    end: float = 0.0,
-    steps: int | None = None,
-    init_value: float = 0.0,
+    warmup_steps: CountOrZero | None = None,
+    end: Share = 0.0,
+    steps: Count | None = None,
+    init_value: Share = 0.0,
 ) -> Schedule:
     """A straight line up from `init_value` to 1, then half a cosine down to `end`, reached after
     `steps`."""
@@ -100,7 +121,6 @@ def warmup_cosine(
 def warmed_up(warmup, decay, end, steps, start):
     """A line from `start` to 1 over `warmup` steps, then a decay to `end` over the rest of
     `steps`."""
-    share(init_value=start)
     if not 0 <= warmup < steps:
         allowed = f"at least 0 and below the {steps} steps in all"
         raise ValueError(f"warmup_steps: must be {allowed}, got {warmup}")
@@ -115,7 +135,7 @@ def warmed_up(warmup, decay, end, steps, start):
 
 @steps_or_epochs
 def join(
-    schedules: tuple[Schedule, ...], boundary_steps: tuple[int, ...] | None = None
+    schedules: tuple[Schedule, ...], boundary_steps: tuple[Count, ...] | None = None
 ) -> Schedule:
     """One schedule after another; each counts its steps from its start, so give each a length."""
     if not schedules:
@@ -153,5 +173,5 @@ def in_steps(name, name_in_epochs, given):
     elif steps is None:
         raise ValueError(f"{name}: not given; give {name} or {name_in_epochs}")
     if name == "steps":
-        at_least(1, steps=steps)
+        at_least(1, steps=steps)  # also where a schedule of the user's own declares no range
     return steps

@@ -5,8 +5,9 @@ import re
 import jax
 import jax.numpy as jnp
 
+from ranges import NonNegative, Positive, checked, regex
 from training.base import Optimizer, Schedule
-from utils import UserError, map_named, match_rules, named_leaves, nonnegative, positive, regex
+from utils import UserError, map_named, match_rules, named_leaves
 
 NO_DECAY = r"(.*/)?(bias|scale)"
 NO_STEP = "takes no step, as it only changes gradients; end a chain with an optimizer, such as sgd"
@@ -78,9 +79,9 @@ def partition(label, optimizers):
     return Optimizer(init, update, "step" if steps else "")
 
 
-def clip_by_global_norm(max_norm: float) -> Optimizer:
+@checked
+def clip_by_global_norm(max_norm: Positive) -> Optimizer:
     """Scale all gradients together, so that their joint norm is at most `max_norm`."""
-    positive(max_norm=max_norm)
 
     def clip(grads, params):
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
@@ -89,16 +90,18 @@ def clip_by_global_norm(max_norm: float) -> Optimizer:
     return stateless(clip, "gradients")
 
 
-def clip_by_value(limit: float) -> Optimizer:
+@checked
+def clip_by_value(limit: Positive) -> Optimizer:
     """Clip every element of the gradients to [-limit, limit]."""
-    positive(limit=limit)
     clip = lambda grads, _: jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads)  # noqa: E731
     return stateless(clip, "gradients")
 
 
-def decayed_weights(weight_decay: float, include: str = ".*", exclude: str = NO_DECAY) -> Optimizer:
+@checked
+def decayed_weights(
+    weight_decay: NonNegative, include: str = ".*", exclude: str = NO_DECAY
+) -> Optimizer:
     """Add weight_decay * param to the gradients: an L2 penalty, if placed before an optimizer."""
-    nonnegative(weight_decay=weight_decay)
     regex(include=include, exclude=exclude)
     decay = stateless(lambda g, params: add_decay(g, params, weight_decay, exclude, include))
     init = matching(decay.init, (include, ".*"), (exclude, NO_DECAY))
@@ -110,9 +113,9 @@ def frozen() -> Optimizer:
     return stateless(lambda grads, params: jax.tree.map(jnp.zeros_like, grads))
 
 
-def scaled(optimizer: Optimizer, rate: float) -> Optimizer:
+@checked
+def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
     """The updates of an optimizer, multiplied by `rate`."""
-    positive(rate=rate)
 
     def update(grads, state, params=None):
         updates, state = optimizer.update(grads, state, params)

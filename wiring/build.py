@@ -1,34 +1,36 @@
 """Build the parts of a run from a config; all problems are collected and raised at once."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
-
-from utils import UserError, named_leaves
+from utils import UserError
 from wiring import parts
-from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
-from wiring.nodes import Nodes, attempt, with_defaults
+from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL, show
+from wiring.nodes import Nodes, attempt
+from wiring.own_modules import own_files
+from wiring.values import forms, is_nest, outputs_of
 
 
-def build(config, source, trusted=True):
+def build(config, source, trusted=True, folders=()):
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
 
     All problems are raised as one UserError, in which `source` names the config. Dotted names of a
-    config that is not `trusted` are not imported.
+    config that is not `trusted` are not imported. `folders` hold the user's own modules;
+    `own_files()` returns those that were imported (wiring/own_modules.py).
     """
-    builder = Builder(config, source, trusted)
+    builder = Builder(config, source, trusted, folders)
     built = builder.build()
     builder.raise_problems()
     return built
 
 
-def build_to_ship(config, source, facts, trusted=True, input_shape=None):
+def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders=()):
     """(the parts of a config, the problems of its data as text); a model needs no data for export.
 
     `facts` are those in the checkpoint. An `input_shape` overrides the shape of the data.
     """
-    builder = Builder(config, source, trusted)
+    builder = Builder(config, source, trusted, folders)
     builder.nodes.facts |= facts
     built = builder.build()
     if input_shape:
@@ -55,9 +57,10 @@ class Builder:
     A part that cannot be built is None, and `nodes.problems` says why.
     """
 
-    def __init__(self, config, source, trusted=True):
+    def __init__(self, config, source, trusted=True, folders=()):
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
-        self.config, self.source, self.nodes = defaults | config, source, Nodes(trusted)
+        self.config, self.source = defaults | config, source
+        self.nodes = Nodes(trusted, folders)
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
@@ -72,8 +75,10 @@ class Builder:
         """A namespace with one field per key of a config."""
         self.check_keys()
         self.check_values()
-        plain = {key: self.config[key] for key in ("title", "seed", "resume", "sharding")}
+        keys = ("title", "run_name", "seed", "resume", "sharding")
+        plain = {key: self.config[key] for key in keys}
         built = SimpleNamespace(source=self.source, **plain)
+        built.own_files = partial(own_files, self.nodes.folders)
         for name, options in SECTIONS.items():
             setattr(built, name, self.section(name, options))
         for kind in ("preprocess", "augment", "callbacks"):
@@ -107,11 +112,17 @@ class Builder:
         """The title can name a folder, the seed fits 32 bits, `resume` and `sharding` are valid."""
         from training.devices.options import check_sharding
 
-        title, seed, resume = (self.config[key] for key in ("title", "seed", "resume"))
-        if not isinstance(title, str) or not title.strip(". ") or set(title) & set("/\\\0"):
-            self.nodes.problem("title", f"must be usable as a folder name, found {show(title)}")
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-            message = f"must be an integer from 0 to {2**32 - 1}, found {show(seed)}"
+        keys = ("title", "run_name", "seed", "resume")
+        title, name, seed, resume = (self.config[key] for key in keys)
+        names = {"title": title} | ({"run_name": name} if name is not None else {})
+        for key, value in names.items():
+            if not isinstance(value, str) or not value.strip(". ") or set(value) & set("/\\\0"):
+                self.nodes.problem(key, f"must be usable as a folder name, found {show(value)}")
+        if isinstance(name, str) and name.startswith((".", "checkpoint-")):
+            message = f"must not begin with '.' or 'checkpoint-', found {show(name)}"
+            self.nodes.problem("run_name", message)
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
+            message = f"must be an integer from 0 to {LARGEST_SEED}, found {show(seed)}"
             self.nodes.problem("seed", message)
         if resume not in (None, "auto"):
             hint = "to resume one run, use --resume RUN"
@@ -127,7 +138,7 @@ class Builder:
         given, accepted = self.config[name], parts.arguments(options)
         if not isinstance(given, dict):
             return self.nodes.problem(name, f"must be an object, found {show(given)}")
-        self.nodes.resolved[name] = with_defaults(given, accepted)
+        self.nodes.resolved[name] = parts.with_defaults(given, accepted)
         return attempt(self.nodes.call_with, options, name, given, accepted, name)
 
     def part(self, kind):
@@ -279,22 +290,3 @@ class Builder:
         if isinstance(value, dict):
             return {key: self.filled(f"{path}.{key}", item) for key, item in value.items()}
         return value
-
-
-def outputs_of(example):
-    """How many numbers a model of this data returns: in a regression, one for each float of the
-    target; None if that is unknown."""
-    if not isinstance(example, tuple) or len(example) != 2 or is_nest(example[1]):
-        return None
-    target = np.asarray(example[1])
-    return target.size if target.dtype.kind == "f" and target.ndim <= 1 else None
-
-
-def is_nest(value):
-    return isinstance(value, dict | list | tuple)
-
-
-def forms(tree):
-    """The types and shapes of an example's inputs, in words."""
-    leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
-    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

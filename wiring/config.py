@@ -8,11 +8,13 @@ from pathlib import Path
 from utils import UserError
 
 REQUIRED = object()
+LARGEST_SEED = 2**32 - 1
 
 # Every top-level key with its default.
 TOP_LEVEL = {
     "$schema": "config.schema.json",
     "title": "run",
+    "run_name": None,
     "seed": 0,
     "resume": None,
     "model": REQUIRED,

@@ -7,9 +7,10 @@ import inspect
 from functools import partial
 
 from utils import UnknownFact, UserError, where_and_why
-from wiring import parts
+from wiring import kinds, parts
 from wiring.config import show
-from wiring.values import Misfit, convert
+from wiring.own_modules import clash
+from wiring.values import Misfit, convert, without_range
 
 # Arguments of an update that `fit` passes from the training section.
 GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
@@ -37,7 +38,8 @@ class Nodes:
     `facts` fill arguments that the config leaves out; `schedule` multiplies every learning rate.
     """
 
-    def __init__(self, trusted=True):
+    def __init__(self, trusted=True, folders=()):
+        self.folders = folders  # those that hold the user's own modules
         self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
@@ -72,11 +74,14 @@ class Nodes:
         """
         name, args, extra = self.name_and_args(node, path, EXTRA_KEYS.get(kind, ()))
         function = self.function(kind, name, node, path)
+        if reason := kinds.why_not(function, kind):
+            self.problem(path, f"{name!r} {reason}")
+            raise Unbuilt
         accepted = parts.arguments(function, parts.KINDS[kind].given)
         if kind == "update":
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
-        self.resolved[path] = {"name": name, "args": with_defaults(args, accepted), **extra}
+        self.resolved[path] = {"name": name, "args": parts.with_defaults(args, accepted), **extra}
         if parts.KINDS[kind].given:
             function = partial(function, **values) if values else function
             return self.tracked(function, extra, path) if kind == "metrics" else function
@@ -93,10 +98,16 @@ class Nodes:
             )
             self.problem(path, message)
             raise Unbuilt
+        if "." in name and (hidden := clash(name, self.folders)):
+            self.problem(path, f"{name!r}: {hidden}")
+            raise Unbuilt
         try:
             return parts.resolve(kind, name)
         except UserError as error:
-            self.problem(path if isinstance(node, str) else f"{path}.name", str(error))
+            imported = getattr(error.__cause__, "name", None)  # what an import did not find
+            hidden = clash(imported, self.folders)
+            message = f"{error}; {hidden}" if hidden else str(error)
+            self.problem(path if isinstance(node, str) else f"{path}.name", message)
             raise Unbuilt from error
 
     def metric(self, node, path):
@@ -178,7 +189,8 @@ class Nodes:
             return make(values)
         self.stepping.add(path)
         self.rates[path] = rate
-        if self.schedule and name == "learning_rate" and accepted[name].annotation is not float:
+        may_vary = name == "learning_rate" and without_range(accepted[name].annotation) is not float
+        if self.schedule and may_vary:
             return make(values | {name: lambda step: rate * self.schedule(step)})
         return self.with_schedule(make(values))
 
@@ -270,24 +282,13 @@ class Nodes:
         except Exception as error:  # a user's factory may fail in any way
             self.problem(path, failure(factory, error))
         else:
-            if kind is None or parts.is_a(made, kind):
+            if kind is None or kinds.is_a(made, kind):
                 return made
             message = f"{factory.__name__} returned {type(made).__name__}, not a valid {kind}"
-            self.problem(path.removesuffix(".args"), message)
+            self.problem(path.removesuffix(".args"), f"{message}; {kinds.requirement(kind)}")
         raise Unbuilt
 
 
 def failure(factory, error):
     """The message for an error in a user's factory."""
     return f"{factory.__name__} fails: {where_and_why(error)}"
-
-
-def with_defaults(given, accepted):
-    """The args with all defaults that JSON can express, except facts, which the data provides."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in accepted.items()
-        if name not in parts.FACTS
-        and isinstance(parameter.default, str | int | float | bool | tuple | None)
-    }
-    return defaults | given

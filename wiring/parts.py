@@ -11,52 +11,9 @@ import pkgutil
 import sys
 import typing
 from functools import cache
-from typing import NamedTuple
 
 from utils import UserError, where_and_why
-
-
-class Kind(NamedTuple):
-    """Where the parts of a kind are defined, and how they are recognized."""
-
-    name: str
-    homes: tuple[str, ...]  # modules, or packages of which every module counts
-    marker: str  # module:name of the return annotation
-    given: int = 0  # how many arguments are passed at run time; 0: the function is a factory
-    attributes: tuple[str, ...] = ()  # that the result of a factory must have
-
-
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("model", ("model",), "model.base:Model", attributes=("init", "apply")),
-        Kind(
-            "data",
-            ("data_loader",),
-            "data_loader.base:Data",
-            attributes=("example", "sizes", "load"),
-        ),
-        Kind("preprocess", ("training.preprocess",), "training.base:Preprocessed", given=1),
-        Kind("augment", ("training.augment",), "training.base:Augmented", given=2),
-        Kind("loss", ("training.loss",), "training.base:Loss", given=2),
-        Kind("metrics", ("training.metrics",), "training.base:Metric", given=2),
-        Kind("objective", ("training.objective",), "training.base:Objective", given=5),
-        Kind(
-            "optimizer",
-            ("training.optimizers", "training.transforms"),
-            "training.base:Optimizer",
-            attributes=("init", "update"),
-        ),
-        Kind(
-            "schedule", ("training.schedules",), "training.base:Schedule", attributes=("__call__",)
-        ),
-        Kind("update", ("training.update",), "training.base:Update", given=2),
-        Kind("callbacks", ("training.watching.callbacks",), "training.base:Callback"),
-        Kind("trackers", ("training.watching.trackers",), "training.base:Tracker"),
-        Kind("collate_fn", ("data_loader.loader",), "data_loader.base:Batch", given=1),
-        Kind("parse", ("data_loader.records",), "data_loader.base:Parsed", given=1),
-    )
-}
+from wiring.kinds import KINDS
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
@@ -149,13 +106,6 @@ def imported(dotted):
     return getattr(module, name)
 
 
-def is_a(made, kind):
-    """Whether the result of a factory has what its kind requires."""
-    if made is None or isinstance(made, type):
-        return False
-    return all(hasattr(made, attribute) for attribute in KINDS[kind].attributes)
-
-
 def holds_kind(annotation, kind):
     """Whether an annotation is or contains a kind's, as in tuple[tuple[str, Optimizer], ...]."""
     return kind_of(annotation) == kind or any(
@@ -181,11 +131,15 @@ def arguments(function, given=0):
     The first `given` parameters are left out.
     """
     try:
-        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+        annotated = function.__init__ if inspect.isclass(function) else function
+        hints = typing.get_type_hints(annotated, include_extras=True)
     except Exception:  # annotations of other libraries may not resolve
         hints = {}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = list(inspect.signature(function).parameters.values())[given:]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[given:]
+    except ValueError:  # some builtins have no signature
+        parameters = []
     return {
         p.name: p.replace(annotation=hints.get(p.name, p.annotation))
         for p in parameters
@@ -196,9 +150,16 @@ def arguments(function, given=0):
 def signature(name, accepted):
     """A function as it is called: name(arg=default, ...)."""
     shown = [
-        p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in accepted.values()
+        p.name if p.default is p.empty else f"{p.name}={shown_default(p.default)}"
+        for p in accepted.values()
     ]
     return f"{name}({', '.join(shown)})"
+
+
+def shown_default(value):
+    """A default as it is written: a function or class by its name, another object as dots."""
+    text = getattr(value, "__name__", repr(value))
+    return "..." if " object at 0x" in text else text
 
 
 def listing(kind):
@@ -214,3 +175,14 @@ def listing(kind):
 def summary(function):
     """The first paragraph of a docstring as one line, '' without a docstring."""
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+
+
+def with_defaults(given, accepted):
+    """The args with all defaults that JSON can express, except facts, which the data provides."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in accepted.items()
+        if name not in FACTS
+        and isinstance(parameter.default, str | int | float | bool | tuple | None)
+    }
+    return defaults | given

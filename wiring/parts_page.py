@@ -1,8 +1,11 @@
-"""docs/parts.md, generated from signatures: every part, and every option, that a config can name.
+"""docs/parts.md, generated from signatures: every part, and every option, that a config can name;
+and docs/layers.md: every layer that a model can use.
 
-`python -m wiring.parts_page` writes the file.
+`python -m wiring.parts_page` writes the files.
 """
 
+import dis
+import importlib
 import inspect
 import re
 import types
@@ -24,12 +27,24 @@ to write a part.
 A part is named by a string, `"adamw"`, or by an object with its arguments,
 `{"name": "adamw", "args": {"lr": 0.01}}`. `[an integer, ...]` is a list of any length.
 """
+LAYERS = """\
+# The layers
+
+`make schema` writes this page from the signatures in `model/layers/`. `<layer>_init(key, ...)`
+returns the params of a layer, `<layer>(params, x)` applies it. Import them as in
+`from model.layers.linear import linear, linear_init`;
+[a layer of your own](add_your_own.md#a-layer) is added in the same way.
+"""
+LOAD = "LOAD_GLOBAL"  # the instruction that reads a global
+INSIDE = ("forms", "conv_forms", "op")  # files of model/layers/ that hold no layers
 ROOT = Path(__file__).resolve().parents[1]
 
 # What the top-level keys that are neither a kind nor a section hold.
 PLAIN_KEYS = {
     "$schema": "the schema by which an editor checks the file",
     "title": "the name of the folder, in `checkpoint.dir`, that holds the runs of this config",
+    "run_name": "the name of the run's folder, also its name and id at trackers; "
+    "`null`: date and time",
     "seed": "the seed of everything random",
     "resume": '`null`, or `"auto"`: continue the latest unfinished run of this title',
     "sharding": "a preset or rules that say how weights are divided over devices: "
@@ -42,6 +57,57 @@ def text():
     sections = [section(name, location) for name, location in SECTIONS.items()]
     kinds = [part_list(kind) for kind in parts.KINDS]
     return "\n".join([INTRODUCTION, top_level(), *sections, *kinds])
+
+
+def layers_text():
+    """The content of docs/layers.md."""
+    sections = [LAYERS]
+    for name in parts.modules(("model.layers",)):
+        if name.rpartition(".")[2] not in INSIDE:
+            module = importlib.import_module(name)
+            rows = [(code(call_of(f)), parts.summary(f)) for f in layers_of(module)]
+            heads = ("function", "what it computes")
+            title = f"## {home(name)}"
+            sections += [f"{title}\n\n{parts.summary(module)}\n\n{table(heads, rows)}"]
+    return "\n".join(sections)
+
+
+def layers_of(module):
+    """The functions of a module that a model calls: not those that only serve other functions of
+    the module, as JAX's rules for derivatives do."""
+    functions = {
+        name: function
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ == module.__name__
+    }
+    used = {name for f in vars(module).values() for name in globals_of(inspect.unwrap(f))}
+    return [
+        function
+        for name, function in functions.items()
+        if hasattr(function, "__wrapped__") or name.endswith("_init") or name not in used
+        if not name.startswith("_") and not name.endswith(("_fwd", "_bwd", "_jvp"))
+    ]
+
+
+def globals_of(function):
+    """The names of the globals that a function uses, also in the functions inside it."""
+    codes = [getattr(function, "__code__", None)]
+    while codes:
+        if current := codes.pop():
+            yield from (i.argval for i in dis.get_instructions(current) if i.opname == LOAD)
+            codes += [constant for constant in current.co_consts if inspect.iscode(constant)]
+
+
+def call_of(function):
+    """A function as it is called; a default that is a function is shown by its name."""
+    names = {id(value): name for name, value in inspect.unwrap(function).__globals__.items()}
+    shown = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        default = names.get(id(p.default)) if callable(p.default) else repr(p.default)
+        shown.append(p.name if p.default is p.empty else f"{p.name}={default}")
+    return f"{function.__name__}({', '.join(shown)})"
 
 
 def top_level():
@@ -140,8 +206,12 @@ def type_name(annotation):
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(code(show(choice)) for choice in inner)
+    if origin is typing.Annotated:
+        name, words = type_name(inner[0]), [limit.words for limit in values.ranges(inner[1:])]
+        return ", ".join(words if words[0].startswith(("a ", "an ")) else [name, *words])
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(type_name, inner))
+        names = [*map(type_name, inner)]
+        return (", or " if any(", " in name for name in names) else " or ").join(names)
     if origin is tuple and inner[-1] is Ellipsis:
         return f"[{type_name(inner[0])}, ...]"
     if origin is tuple:
@@ -184,4 +254,6 @@ def table(heads, rows):
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "parts.md").write_text(text(), encoding="utf-8", newline="\n")
+    for name, page in {"parts": text(), "layers": layers_text()}.items():
+        path = ROOT / "docs" / f"{name}.md"
+        path.write_text(page, encoding="utf-8", newline="\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from wiring import parts, values
-from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL
+from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL
 from wiring.nodes import EXTRA_KEYS
 
 SINGLE = ("model", "data", "loss", "objective", "update", "schedule")
@@ -23,7 +23,8 @@ def make_schema():
     properties = {
         "$schema": {"type": "string"},
         "title": {"type": "string"},
-        "seed": {"type": "integer", "minimum": 0},
+        "run_name": {"type": ["string", "null"], "default": None},
+        "seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
         "resume": {"enum": [None, "auto"], "default": None},
         "sharding": sharding(),
     }
@@ -85,17 +86,21 @@ def comments(options):
 def part(kind):
     """The schema of a node: a name, or {"name": ..., "args": ...} with that name's arguments."""
     functions, _ = parts.find(kind)
+    calls = {name: call(function, parts.KINDS[kind].given) for name, function in functions.items()}
     name = {"anyOf": [{"enum": list(functions)}, DOTTED]}
+    # A name alone is enough for a part without required arguments.
+    alone = {"anyOf": [{"enum": [n for n in functions if not calls[n]["required"]]}, DOTTED]}
     cases = [
         {
             "if": {"properties": {"name": {"const": part_name}}},
-            "then": {"properties": {"args": call(function, parts.KINDS[kind].given)}},
+            "then": {"properties": {"args": args}}
+            | ({"required": ["args"]} if args["required"] else {}),
         }
-        for part_name, function in functions.items()
+        for part_name, args in calls.items()
     ]
     keys = {"name": name, "args": {"type": "object"}, **extra_keys(kind)}
     with_args = {"type": "object", "properties": keys, "required": ["name"], "allOf": cases}
-    return {"anyOf": [name, with_args | {"additionalProperties": False}]}
+    return {"anyOf": [alone, with_args | {"additionalProperties": False}]}
 
 
 def extra_keys(kind):

@@ -3,6 +3,9 @@
 import types
 import typing
 
+import numpy as np
+
+from utils import named_leaves
 from wiring.config import show
 
 PLAIN = {
@@ -30,6 +33,10 @@ class Misfit(Exception):
         self.path, self.message = path, message
 
 
+class OutOfRange(Misfit):
+    """A number of the right type is not in the range of its annotation."""
+
+
 def convert(value, annotation, path, build_part):
     """The value as its annotation requires it; lists become tuples.
 
@@ -40,6 +47,8 @@ def convert(value, annotation, path, build_part):
     if part is not NotImplemented:
         return part
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return in_range(convert(value, inner[0], path, build_part), inner[1:], path)
     if origin in (typing.Union, types.UnionType):
         return convert_union(value, inner, path, build_part)
     if origin is typing.Literal:
@@ -51,6 +60,25 @@ def convert(value, annotation, path, build_part):
     if annotation in PLAIN or origin is dict:
         return convert_plain(value, origin or annotation, path)
     return freeze(value)
+
+
+def in_range(value, limits, path):
+    """The value, which must be in all ranges of an annotation."""
+    for limit in ranges(limits):
+        if not limit.holds(value):
+            raise OutOfRange(path, f"must be {limit.words}, got {show(value)}")
+    return value
+
+
+def ranges(metadata):
+    """The ranges (utils.Range) among the metadata of an annotation."""
+    return [limit for limit in metadata if hasattr(limit, "keywords") and hasattr(limit, "holds")]
+
+
+def without_range(annotation):
+    """The type of a number that is annotated with a range; any other annotation unchanged."""
+    is_annotated = typing.get_origin(annotation) is typing.Annotated
+    return typing.get_args(annotation)[0] if is_annotated else annotation
 
 
 def convert_plain(value, annotation, path):
@@ -68,14 +96,16 @@ def convert_union(value, allowed, path, build_part):
     """
     if value is None and type(None) in allowed:
         return None
-    choices = sorted((c for c in allowed if c is not type(None)), key=lambda c: c is float)
-    for choice in choices:
+    choices = [choice for choice in allowed if choice is not type(None)]
+    for choice in sorted(choices, key=lambda choice: without_range(choice) is float):
         try:
             return convert(value, choice, path, build_part)
         except Misfit as misfit:
-            if choice is choices[-1] and choice not in PLAIN:
-                raise  # its message says what is wrong inside the value
-            last = misfit
+            last, plain = misfit, without_range(choice) in PLAIN
+            if isinstance(misfit, OutOfRange):
+                break
+    if isinstance(last, OutOfRange) or not plain:
+        raise last  # its message says what is wrong inside the value
     expected = " or ".join(map(describe, allowed))
     raise Misfit(path, f"must be {expected}, found {show(value)}") from last
 
@@ -108,6 +138,7 @@ def describe(annotation):
         return "null"
     if tuple in (annotation, typing.get_origin(annotation)):
         return "a list"
+    annotation = without_range(annotation)
     return PLAIN.get(annotation, str(annotation))
 
 
@@ -116,6 +147,9 @@ def schema(annotation, kind_of):
     if kind := kind_of(annotation):
         return {"$ref": f"#/$defs/{kind}"}
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        limits = {key: value for r in ranges(inner[1:]) for key, value in r.keywords.items()}
+        return schema(inner[0], kind_of) | limits
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [schema(choice, kind_of) for choice in inner]}
     if origin is typing.Literal:
@@ -141,3 +175,22 @@ def schema(annotation, kind_of):
         }
     plain = SCHEMA_TYPES.get(origin or annotation)
     return {"type": plain} if plain else {}
+
+
+def outputs_of(example):
+    """How many numbers a model of this data returns: in a regression, one for each float of the
+    target; None if that is unknown."""
+    if not isinstance(example, tuple) or len(example) != 2 or is_nest(example[1]):
+        return None
+    target = np.asarray(example[1])
+    return target.size if target.dtype.kind == "f" and target.ndim <= 1 else None
+
+
+def is_nest(value):
+    return isinstance(value, dict | list | tuple)
+
+
+def forms(tree):
+    """The types and shapes of an example's inputs, in words."""
+    leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

@@ -11,7 +11,8 @@ import pytest
 
 import data_loader
 from data_loader.base import Arrays, Data, check_labels
-from utils import UserError, check_minimums
+from ranges import check_minimums
+from utils import UserError
 
 MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_loader.__path__)]
 

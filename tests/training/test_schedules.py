@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from ranges import NonNegative, Positive
 from training.schedules import (
     constant,
     cosine,
@@ -104,10 +105,10 @@ def test_a_config_sees_lengths_in_epochs_and_facts_in_the_signature():
     parameters = inspect.signature(warmup_cosine).parameters
     lengths = ["warmup_steps", "warmup_epochs", "end", "steps", "epochs"]
     assert list(parameters) == [*lengths, "init_value", "steps_per_epoch", "total_steps"]
-    assert parameters["warmup_epochs"].annotation == float | None
+    assert parameters["warmup_epochs"].annotation == NonNegative | None
     parameters = inspect.signature(piecewise).parameters
     assert list(parameters) == ["values", "boundary_steps", "boundary_epochs", "steps_per_epoch"]
-    assert parameters["boundary_epochs"].annotation == tuple[float, ...] | None
+    assert parameters["boundary_epochs"].annotation == tuple[Positive, ...] | None
 
 
 def test_ends_are_exact():
@@ -167,6 +168,26 @@ def test_ends_are_exact():
             "boundary_epochs: .* needs steps_per_epoch",
         ),
         (join, {"schedules": [], "boundary_steps": []}, "^schedules: "),
+        (piecewise, {"values": [], "boundary_steps": []}, "^values: must hold at least one"),
+        (
+            warmup_cosine,
+            {"warmup_epochs": 2.5, "steps_per_epoch": 22, "total_steps": 44},
+            "^warmup_epochs: 2.5 is 55 steps; must be at least 0 and below the 44 steps in all",
+        ),
+        (
+            piecewise,
+            {"values": (1, 0.5), "boundary_epochs": (2, 1), "steps_per_epoch": 4},
+            r"^boundary_epochs: \[2, 1\] is \[8, 4\] steps; must be 1 ascending steps",
+        ),
+        (
+            join,
+            {
+                "schedules": [constant()] * 2,
+                "boundary_epochs": [0.01],
+                "steps_per_epoch": 4,
+            },
+            r"^boundary_epochs: \[0.01\] is \[0\] steps; must be at least 1, got 0",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(factory, args, message):

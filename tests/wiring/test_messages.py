@@ -1,14 +1,22 @@
 """The message for each mistake in a config."""
 
+import re
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import optax
 import pytest
 
+from model.mlp import mlp
 from training.objective import inputs
 from training.runs.start import checked_recipe
 from utils import UserError
 from wiring.build import build
 from wiring.config import override
+from wiring.kinds import KINDS, requirement
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def changed(config, *overrides):
@@ -240,3 +248,79 @@ def test_the_message_points_out_a_function_without_its_annotation(valid):
     message = r"training.optimizers has a function 'squares', but without `-> Optimizer`"
     with pytest.raises(UserError, match=message):
         build(valid | {"optimizer": "squares"}, "c")
+
+
+class Library:
+    """Classes as other libraries have them, and two that are parts."""
+
+    class Net:  # as torch.nn.Module: its `apply` is something else
+        def __init__(self, width, depth): ...
+        def init(self): ...
+        def apply(self, function): ...
+
+    class Loss:
+        def __call__(self, output, target): ...
+
+    class Adam:
+        def __init__(self, lr=0.1): ...
+        def step(self): ...
+
+    class Loader:
+        def __init__(self, folder=None): ...
+
+    class Logger:
+        def log(self, values): ...
+
+    class OwnNet:
+        def __init__(self):
+            built = mlp((28, 28, 1), 10, (4,))
+            self.init, self.apply = built.init, built.apply
+
+    class OwnCallback:
+        def on_epoch_end(self, run): ...
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "library", Library)
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "found", "needed"),
+    [
+        ("model", "library.Net", "is a class whose `apply` takes other arguments", "a model must"),
+        ("model", "flax.linen.Conv", "whose `apply` takes other arguments", "a model must be"),
+        ("model", "library.Adam", "is a class without init and apply", "a model must be"),
+        ("loss", "library.Loss", "is a class", "a loss must be a function (output, target) ->"),
+        ("metrics", ["library.Loss"], "is a class", "an entry of metrics must be a function"),
+        ("optimizer", "library.Adam", "is a class without init and update", "an optimizer must"),
+        ("data", "library.Loader", "a class without example and sizes and load", "data must be"),
+        ("callbacks", ["library.Logger"], "is a class without", "an entry of callbacks must be"),
+        ("update", "library.Adam", "is a class", "an update must be a function (objective"),
+        ("schedule", "library.Logger", "is a class without __call__", "a schedule must be"),
+    ],
+)
+def test_a_class_of_another_library_is_explained(library, valid, kind, node, found, needed):
+    with pytest.raises(UserError) as error:
+        build(valid | {kind: node}, "c")
+    message = str(error.value)
+    assert found in message
+    assert needed in message
+    assert ".md#" in message
+
+
+def test_a_class_of_ones_own_may_be_a_part(library, valid):
+    config = valid | {"model": "library.OwnNet", "callbacks": ["library.OwnCallback"]}
+    parts = build(config, "c")
+    assert isinstance(parts.model, Library.OwnNet)
+    assert isinstance(parts.callbacks[0], Library.OwnCallback)
+
+
+def test_every_kind_says_where_its_example_is():
+    for kind in KINDS:
+        pages = re.findall(r"(\w+\.md)#([\w-]+)", requirement(kind))
+        for page, anchor in pages:
+            text = (ROOT / "docs" / page).read_text().lower()
+            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings]
+        assert pages

@@ -10,7 +10,7 @@ import jax
 from training.base import key_data
 from training.checkpoint import storage
 from training.checkpoint.background import Background
-from training.checkpoint.retention import Kept, kept_so_far
+from training.checkpoint.retention import Kept, kept_so_far, protected
 from training.checkpoint.storage import FORMAT
 from training.devices.processes import agreed, is_first, several, together
 from training.watchers import Reply
@@ -35,6 +35,7 @@ class Keeper:
         self.folder, self.options, self.probe = Path(folder), options, probe
         self.record = {"config": {}, "facts": {}, "data": {}} | (record or {})
         self.kept = self.before = Kept()  # now, and before the write in progress
+        self.held = set()  # names of checkpoints that an evaluator protects from deletion
         self.undeleted = []  # files that could not be deleted
         self.saved = None  # (step, position, whole) of the latest checkpoint
         self.time = time.monotonic()  # and when it was taken
@@ -164,7 +165,11 @@ class Keeper:
         logger.info("Saved %s", ", ".join(map(str, paths)))
         if not is_first():
             return
-        old = {path for gone in retired for path in storage.files(self.folder, gone)}
+        # What an evaluator needs is deleted once it does not.
+        retired = (retired | self.held) - self.kept.names()
+        self.held = protected(self.folder, retired)
+        deleted = retired - self.held
+        old = {path for gone in deleted for path in storage.files(self.folder, gone)}
         # A checkpoint of the same name in another format is replaced.
         old |= {*storage.files(self.folder, name), *self.undeleted}
         self.undeleted = [path for path in old - set(paths) if not storage.delete(path)]

@@ -1,8 +1,18 @@
-"""Which checkpoints of a run are kept: the last ones and the best ones."""
+"""Which checkpoints of a run are kept: the last ones and the best ones, and those that an evaluator
+in another process (`--watch`) protects."""
 
+import json
+import logging
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from utils import atomic_write
+
+logger = logging.getLogger("main")
+
+EVALUATOR = "evaluator.json"  # in the folder of a run, written by its evaluator
 
 
 class Kept(NamedTuple):
@@ -41,3 +51,23 @@ def kept_so_far(records, regular, options):
     best = {name for name, _ in kept.best}
     regular = tuple(name for name in records if name in regular or name not in best)
     return kept._replace(regular=regular)
+
+
+def protect(folder, best, reading=None):
+    """Keep the training process from deleting the best checkpoints of an evaluator, [name, value],
+    and the one that it reads at the moment."""
+    content = {"best": best, "reading": reading}
+    atomic_write(Path(folder) / EVALUATOR, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def protected(folder, names):
+    """Those of the checkpoints that an evaluator protects; all, if its file cannot be read."""
+    path = Path(folder) / EVALUATOR
+    try:
+        content = json.loads(path.read_text())
+        return set(names) & {content["reading"], *(name for name, _ in content["best"])}
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s: cannot be read (%s): no checkpoint is deleted", path, error)
+        return set(names)

@@ -5,26 +5,24 @@ A run may be resumed with other values of them.
 
 import re
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from ranges import Count, CountOrZero, Range, check_options, regex
 from training.options import did_you_mean, is_list
-from utils import check_options, regex
+
+AxisSize = Literal[-1] | Annotated[int, Range("an integer of at least 1, or -1", minimum=1)]
 
 
 @dataclass(frozen=True)
 class MeshOptions:
     """How many devices lie along each axis of the mesh; -1 means all that the other axes leave."""
 
-    data: int = -1  # batches are cut along this axis
-    fsdp: int = 1  # batches are cut along this axis too, and so are the params
-    tensor: int = 1  # the weights of matrix products are cut along this axis
+    data: AxisSize = -1  # batches are cut along this axis
+    fsdp: AxisSize = 1  # batches are cut along this axis too, and so are the params
+    tensor: AxisSize = 1  # the weights of matrix products are cut along this axis
 
     def __post_init__(self):
-        problems = []
-        for name, size in vars(self).items():
-            if type(size) is not int or size == 0 or size < -1:
-                problems.append(f"{name}: must be an integer of at least 1, or -1, got {size!r}")
-        if problems:
-            raise ValueError("\n".join(problems))
+        check_options(self)
         if self.fsdp == self.tensor == -1:
             raise ValueError("fsdp: is -1, and so is tensor; only one of them can be -1")
 
@@ -59,11 +57,11 @@ class DistributedOptions:
 
     # address:port of process 0; "auto": JAX finds it (a TPU pod); "none": this process trains alone
     coordinator: str | None = None
-    num_processes: int | None = None  # how many processes train together
-    process_id: int | None = None  # the number of this process, from 0
+    num_processes: Count | None = None  # how many processes train together
+    process_id: CountOrZero | None = None  # the number of this process, from 0
 
     def __post_init__(self):
-        check_options(self, num_processes=1, process_id=0)
+        check_options(self)
         address = self.coordinator not in (None, "auto", "none")
         given = (address, self.num_processes is not None, self.process_id is not None)
         if any(given) != all(given):

@@ -3,8 +3,10 @@ appear."""
 
 import json
 import logging
+import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +17,11 @@ from data_loader.base import loaded
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, probe_of
+from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
 from training.feed import form_on_device
 from training.fit import split_sets
+from training.options import monitor_for
 from training.recipe import compose, with_recorded
 from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
@@ -52,10 +56,13 @@ def evaluate(parts, named):
 
 def watch(parts, named):
     """Evaluate every checkpoint of a run as it appears, one line each in evaluations.jsonl, until
-    the run has ended."""
+    the run has ended; the best by checkpoint.monitor are kept."""
     folder = run_folder_of(named, "--watch")
-    seen = {row["checkpoint"] for row in rows(folder / EVALUATIONS)}
-    with closing(CheckpointEvaluation(with_statistics_of(folder, parts))) as evaluation:
+    earlier, parts = rows(folder / EVALUATIONS), with_statistics_of(folder, parts)
+    seen = {row["checkpoint"] for row in earlier}
+    with closing(CheckpointEvaluation(parts)) as evaluation:
+        monitor = monitor_for(parts.checkpoint.monitor, evaluation.sets, None)
+        best = Best(folder, replace(parts.checkpoint, monitor=monitor), earlier)
         while True:
             # Checked first, so that what was saved before the end is seen after it.
             ended = (folder / FINISHED).exists()
@@ -63,13 +70,16 @@ def watch(parts, named):
             for name in new:
                 seen.add(name)
                 try:
-                    row = evaluation.row(folder, name)
+                    with best.reading(name):
+                        row = evaluation.row(folder, name)
+                        row |= best.add(row)
                 except Damaged as error:  # deleted meanwhile, or being replaced
                     logger.warning("%s: skipped: %s", name, error)
                     continue
                 append(folder / EVALUATIONS, json.dumps(row) + "\n")
                 print(json.dumps(row), flush=True)
             if ended and not new:
+                best.report()
                 return DONE
             if not new:
                 time.sleep(PAUSE)
@@ -79,6 +89,47 @@ def with_statistics_of(folder, parts):
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
     return with_recorded(parts, json.loads(path.read_text()), path) if parts.unfitted else parts
+
+
+class Best:
+    """The best checkpoints by what this evaluator measures, which may be more than the training
+    process does. That process does not delete them, nor the one that is being read."""
+
+    def __init__(self, folder, options, earlier):
+        self.folder, self.options, self.kept, self.warned = folder, options, Kept(), False
+        options.sign()  # to fail now rather than at the first checkpoint
+        for row in earlier:
+            self.add(row)
+
+    @contextmanager
+    def reading(self, name):
+        """Within this block, a checkpoint is protected; after it, only if it is among the best."""
+        protect(self.folder, self.kept.best, name)
+        try:
+            yield
+        finally:
+            protect(self.folder, self.kept.best)
+
+    def add(self, row):
+        """Rank a row of evaluations.jsonl; returns {"best": whether it is the best so far}."""
+        monitor, name = self.options.monitor, row["checkpoint"]
+        if monitor is None:
+            return {}
+        metrics = row.get("metrics") or {}
+        if monitor not in metrics and not self.warned:
+            self.warned, known = True, ", ".join(metrics) or "nothing"
+            logger.warning("checkpoint.monitor: %s is not measured here (%s is)", monitor, known)
+        # Without files, it was deleted before it was protected.
+        elif monitor in metrics and storage.files(self.folder, name):
+            self.kept = self.kept.add(name, metrics[monitor], self.options, regular=False)
+        return {"best": bool(self.kept.best) and self.kept.best[0][0] == name}
+
+    def report(self):
+        """Print the best checkpoints."""
+        for name, value in self.kept.best:
+            monitor = self.options.monitor
+            path = next(iter(storage.files(self.folder, name)), self.folder / name)
+            print(f"Best by {monitor}: {path} ({value:.4f})", file=sys.stderr)
 
 
 def rows(path):

@@ -20,16 +20,21 @@ from utils import RunError, UserError, atomic_write, relative_path
 
 logger = logging.getLogger("main")
 
+USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
+BEFORE_A_RUN = ("model", USER_MODULES, "train.log")  # what is written first
 FINISHED = "finished.json"  # left by a run that was trained to its end
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
 
 
-def new_folder(base, title):
-    """saved/<title>/<date_time>, a new one even when two runs start in the same second."""
+def new_folder(base, title, run_name=None):
+    """saved/<title>/<run_name>, which must not exist; without a name saved/<title>/<date_time>, a
+    new one even when two runs start in the same second."""
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     parent = Path(base) / title
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        if run_name:
+            return named_folder(parent / run_name)
         for name in [stamp, *(f"{stamp}_{i}" for i in range(2, 1000))]:
             try:
                 (parent / name).mkdir()
@@ -43,6 +48,20 @@ def new_folder(base, title):
     raise RunError(f"{parent / stamp}: a thousand runs started in this second")
 
 
+def named_folder(folder):
+    """A folder with a chosen name; one that a process left which was killed before its run began is
+    taken over."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir() or {path.name for path in folder.iterdir()} - set(BEFORE_A_RUN):
+            raise UserError(
+                f"run_name: {folder} exists already; choose another name, "
+                f"or continue that run with --resume {folder}"
+            ) from None
+    return folder
+
+
 def record(config, facts, datasets, classes=None):
     """What every checkpoint says of its run, as plain JSON; `classes` are the names of the
     classes."""
@@ -52,16 +71,22 @@ def record(config, facts, datasets, classes=None):
     return json.loads(json.dumps(content, default=str))
 
 
-def describe(folder, record, datasets, root):
-    """Write what distinguishes this run from others: config.json, model/ and environment.json."""
+def describe(folder, record, datasets, root, own_files=None):
+    """Write what distinguishes this run from others: config.json, model/, environment.json, and in
+    user_modules/ a copy of the user's own files, {path below its folder: file}."""
     ignored = shutil.ignore_patterns("__pycache__")
+    target = folder / "model"
     try:
-        shutil.copytree(Path(root) / "model", folder / "model", ignore=ignored)
+        shutil.copytree(Path(root) / "model", target, ignore=ignored, dirs_exist_ok=True)
+        for path, file in (own_files or {}).items():
+            target = folder / USER_MODULES / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
     except shutil.Error as error:  # it lists every file; the first says enough
         why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
-        raise RunError(f"{folder / 'model'}: cannot be written: {why}") from error
+        raise RunError(f"{target}: cannot be written: {why}") from error
     except OSError as error:
-        raise RunError(f"{folder / 'model'}: cannot be written: {error.strerror}") from error
+        raise RunError(f"{target}: cannot be written: {error.strerror}") from error
     data = {
         name: {"source": source(d), "fingerprint": record["data"].get(name)}
         | ({"examples": len(d)} if has_items(d) else {"batches": length(d)})

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from utils import WINDOWS, RunError, UserError, locked
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
 FREE += ("checkpoint", "logging", "mesh", "sharding")
-SILENT = ("resume", "$schema")  # keys that say nothing about the run
+SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
 ABSENT = "(absent)"
 
 logger = logging.getLogger("main")
@@ -63,14 +64,16 @@ class Lock:
         self.handle = None
 
 
-def unfinished(base, title):
-    """(the latest unfinished run of this title, opened, None), or (None, why there is none)"""
-    described = (Path(base) / title).glob("*/environment.json")
+def unfinished(base, title, run_name=None):
+    """(the latest unfinished run of this title, opened, None), or (None, why there is none). With a
+    name it is the run of that name, also if it is finished."""
+    name = escape(run_name) if run_name else "*"
+    described = (Path(base) / title).glob(f"{name}/environment.json")
     folders = [path.parent for path in described if (path.parent / "config.json").exists()]
     begun = lambda folder: (folder / "environment.json").stat().st_mtime_ns  # noqa: E731
     reasons = []
     for folder in sorted(folders, key=begun, reverse=True):
-        if (folder / FINISHED).exists():
+        if (folder / FINISHED).exists() and not run_name:
             reasons.append(f"{folder} is finished")
             continue
         try:

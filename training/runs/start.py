@@ -23,7 +23,7 @@ from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
-from training.watching.console import be_silent, set_up_logging
+from training.watching.console import be_silent, check_logging, set_up_logging
 from training.watching.hooks import check_hooks
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process
 
@@ -60,12 +60,13 @@ def train(parts, root, named=None, override=False, temporary=None):
     def open_named():
         nonlocal why_new
         if named == "auto":
-            run, why_new = resume.unfinished(parts.checkpoint.dir, parts.title)
+            run, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return run
         return resume.opened(resume.run_folder_of(named), named) if named else None
 
     run = resume.opened_by_first(open_named)
     check_alike(run_folder.flat(parts.config))
+    check_logging(root)
     recipe, template = checked_recipe(parts, resumed=run is not None)
     epochs = parts.training.epochs
     if run is not None and (end := from_first(lambda: resume.at_its_end(run, epochs, override))):
@@ -115,7 +116,7 @@ def many(count, example):
 def new_run(parts, root, why_new, temporary):
     """(a new run's folder, the parts, its data, the record for its checkpoints); `why_new` says why
     there was none to resume."""
-    new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title)
+    new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
     run = resume.opened_by_first(lambda: resume.opened(new_folder()))
     handle_signals(run, temporary)
     begin_to_log(root, run)
@@ -125,7 +126,7 @@ def new_run(parts, root, why_new, temporary):
         parts, sets, record = with_data(run, parts)
         with together():
             if is_first():
-                run_folder.describe(run.folder, record, sets, root)
+                run_folder.describe(run.folder, record, sets, root, parts.own_files())
     except BaseException:
         if is_first():
             shutil.rmtree(run.folder)  # no step was taken

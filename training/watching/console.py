@@ -3,10 +3,18 @@
 import json
 import logging
 import logging.config
+import os
+import re
 import sys
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from utils import UserError
+
+SETTINGS = "logger_config.json"
+LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
+TRIAL = "trial of "  # before the names of loggers, where settings are only checked
 
 logger = logging.getLogger("main")
 
@@ -25,11 +33,105 @@ def be_silent():
 
 
 def set_up_logging(root, file):
-    """Set up logging as in logger_config.json, with the log file in the run's folder."""
+    """Set up logging as in logger_config.json: relative file names are in the run's folder, and the
+    run's own log, `file`, is written whatever the handlers are."""
     logging.raiseExceptions = False  # a full disk is reported once, not at every line
-    config = json.loads((Path(root) / "logger_config.json").read_text(encoding="utf-8"))
-    config["handlers"]["file"]["filename"] = str(file)
-    logging.config.dictConfig(config)
+    settings = read_settings(root)
+    for handler in settings["handlers"].values():
+        if isinstance(handler.get("filename"), str):
+            handler["filename"] = str(file.parent / handler["filename"])
+            Path(handler["filename"]).parent.mkdir(parents=True, exist_ok=True)
+    logging.config.dictConfig(settings)
+    if os.path.abspath(file) not in [handler.baseFilename for handler in file_handlers()]:
+        handler = logging.FileHandler(file, encoding="utf-8")
+        handler.setFormatter(logging.Formatter(LINE))
+        logger.addHandler(handler)
+
+
+def file_handlers():
+    """The handlers that write our log lines into files, with those of the parent loggers."""
+    found, each = [], logger
+    while each:
+        found += [handler for handler in each.handlers if isinstance(handler, logging.FileHandler)]
+        each = each.parent if each.propagate else None
+    return found
+
+
+def check_logging(root):
+    """Raise a UserError if logging cannot be set up as in logger_config.json; set up nothing."""
+    settings = read_settings(root)
+    for handler in settings["handlers"].values():
+        if isinstance(handler.get("filename"), str):
+            handler["filename"] = os.devnull
+    Trial(settings).run()
+
+
+class Trial(logging.config.DictConfigurator):
+    """Makes everything that settings describe. It changes no logger in use, and closes no handler,
+    as `dictConfig` would."""
+
+    def run(self):
+        if self.config.get("version") != 1:
+            raise UserError(f"{SETTINGS}: version: must be 1, found {self.config.get('version')}")
+        self.make("formatters", self.configure_formatter)
+        self.make("filters", self.configure_filter)
+        self.make("handlers", self.configure_handler)
+        for name, content in self.config.get("loggers", {}).items():
+            with self.place(f"loggers.{name}"):
+                self.configure_logger(f"{TRIAL}{name}", content)
+        if "root" in self.config:
+            with self.place("root"):
+                self.configure_logger(f"{TRIAL}root", self.config["root"])
+        for handler in self.config["handlers"].values():
+            handler.close()
+
+    def make(self, section, factory):
+        """Replace the entries of a section by what they describe; those that name others last."""
+        entries = self.config.get(section, {})
+        for name in sorted(
+            entries, key=lambda name: bool({"target", "handlers"} & {*entries[name]})
+        ):
+            with self.place(f"{section}.{name}"):
+                entries[name] = factory(entries[name])
+
+    @contextmanager
+    def place(self, place):
+        """Name the place of an error, and what there is instead of a name that does not exist."""
+        try:
+            yield
+        except Exception as error:  # a handler may be any class
+            why = str(error)
+            if missing := re.match(r"Unable to (?:set|add) (\w+) '(.*)'$", why):
+                present = ", ".join(self.config.get(f"{missing[1]}s", {})) or "none"
+                why = f"there is no {missing[1]} {missing[2]!r}; there are: {present}"
+            raise UserError(f"{SETTINGS}: {place}: {why or repr(error)}") from error
+
+
+def read_settings(root):
+    """The content of logger_config.json, which must set up the logger `main`."""
+    path = Path(root) / SETTINGS
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        fix = f"restore it, for example with: git checkout {SETTINGS}"
+        raise UserError(f"{path}: there is no such file; {fix}") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{path}: {where}: not JSON: {error.msg}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: must contain an object {{...}}")
+    settings = {"version": 1, "handlers": {}} | settings
+    for section in ("handlers", "loggers"):
+        given = settings.get(section, {})
+        if not isinstance(given, dict) or not all(isinstance(v, dict) for v in given.values()):
+            raise UserError(f"{path}: {section}: must be an object of objects, by name")
+    if logger.name not in settings.get("loggers", {}) and "root" not in settings:
+        names = ", ".join(settings.get("loggers", {})) or "none"
+        fix = f"log lines go to the logger {logger.name!r}; add it, or root"
+        raise UserError(f"{path}: loggers: {fix} (there are: {names})")
+    return settings
 
 
 def in_notebook():

@@ -15,6 +15,7 @@ from training.base import TrainState
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.keeper import Keeper
+from training.checkpoint.retention import protect
 from training.options import CheckpointOptions
 from training.watchers import Ahead, Point, Report, Snapshot
 from utils import RunError, UserError
@@ -401,6 +402,34 @@ def test_an_error_in_the_background_is_raised_once_by_check():
     with pytest.raises(ZeroDivisionError):
         background.check()
     background.check()
+
+
+def test_a_checkpoint_that_an_evaluator_protects_is_deleted_once_it_is_not(tmp_path):
+    keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
+    left = []
+    for epoch in range(1, 7):
+        if epoch == 3:  # the evaluator found the second one best, and reads the first one late
+            protect(tmp_path, [["checkpoint-epoch_2", 0.5]], "checkpoint-epoch_1")
+        if epoch == 5:
+            protect(tmp_path, [["checkpoint-epoch_4", 0.25]])
+        end_epoch(keeper, a_run(epoch))
+        keeper.wait()
+        left.append([int(name.split("_")[1]) for name in names(tmp_path)])
+    assert left == [[1], [2], [2, 3], [2, 4], [4, 5], [4, 6]]
+
+
+def test_nothing_is_deleted_while_the_file_of_the_evaluator_is_unreadable(tmp_path, caplog):
+    keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
+    (tmp_path / "evaluator.json").write_text("{")
+    for epoch in (1, 2, 3):
+        end_epoch(keeper, a_run(epoch))
+    keeper.wait()
+    assert len(names(tmp_path)) == 3
+    assert "evaluator.json: cannot be read" in caplog.text
+    (tmp_path / "evaluator.json").unlink()
+    end_epoch(keeper, a_run(4))
+    keeper.wait()
+    assert names(tmp_path) == ["checkpoint-epoch_4"]
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from data_loader.base import Arrays, Data, loaded
+from model.base import Model
 from tests.processes import run
 from training.fit import fit
 from training.optimizers import sgd
@@ -216,7 +217,7 @@ def test_another_batch_size_of_evaluations_changes_no_metric():
         return x @ params["weight"], state
 
     def trained(**options):
-        model = type("Linear", (), {"init": staticmethod(init), "apply": staticmethod(apply)})
+        model = Model(init, apply)
         row = fit(
             model,
             (x[:40], y[:40]),

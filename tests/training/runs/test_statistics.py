@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from inference.load import load, prepare
+from inference.load import load_to_export, prepare
 from tests.processes import run
 from training.checkpoint.safetensor_file import read_record
 from utils import UserError
@@ -61,10 +61,10 @@ def test_statistics_are_computed_once_and_follow_the_run_everywhere(tmp_path, mo
     # Loaded for predictions and exports, with the stored and with the original config.
     monkeypatch.chdir(tmp_path)
     for config in (None, "c.json"):
-        loaded = load(config, checkpoint)
+        loaded = load_to_export(config, checkpoint)
         ready = prepare(loaded.preprocess, loaded.form, x.astype(np.float32))
         np.testing.assert_allclose(ready, (x - mean) / std, atol=1e-4)
         assert list(loaded.config["preprocess"][0]["args"]["std"]) == std.tolist()
     (tmp_path / "c.json").write_text(json.dumps(CONFIG | {"preprocess": ["normalize"]}))
     with pytest.raises(UserError, match=r"preprocess: .*params has no statistics .* normalize"):
-        load("c.json", checkpoint)
+        load_to_export("c.json", checkpoint)

@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ranges import Count, checked
 from training.base import Callback, tracked
 from training.watching.callbacks import common
 from training.watching.pictures import matrix, png
-from utils import UserError, at_least
+from utils import UserError
 
 MOST = 200  # classes
 
 
+@checked
 def confusion_matrix(
-    normalized: bool = False, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
+    normalized: bool = False, sets: tuple[str, ...] | None = None, every_n_epochs: Count = 1
 ) -> Callback:
     """Count how often each class is predicted for each label, in each evaluation.
 
@@ -22,7 +24,6 @@ def confusion_matrix(
     position of a sequence counts; a target that is a distribution counts as its likeliest class;
     labels outside the classes are left out.
     """
-    at_least(1, every_n_epochs=every_n_epochs)
     return ConfusionMatrix(normalized, sets, every_n_epochs)
 
 

@@ -2,25 +2,25 @@
 
 from typing import Literal
 
+from ranges import Count, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation
-from utils import at_least
 
 
+@checked
 def early_stopping(
     monitor: str = "auto",
     mode: Literal["auto", "min", "max"] = "auto",
-    patience: int = 3,
+    patience: Count = 3,
     min_delta: float = 0.0,
-    every_n_epochs: int = 1,
+    every_n_epochs: Count = 1,
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations.
 
     The metric is that of the validation set, val_loss, or test_loss without one, unless `monitor`
     names another.
     """
-    at_least(1, patience=patience, every_n_epochs=every_n_epochs)
     return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs)
 
 

@@ -4,19 +4,25 @@ import json
 import logging
 import math
 from contextlib import suppress
+from typing import Annotated
 
+from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines
 from training.watching.metric_log import sayable
-from utils import at_least, atomic_write, fraction
+from utils import atomic_write
 
 logger = logging.getLogger("main")
 
 FILE = "gradient_spikes.jsonl"
 
 
+AboveOne = Annotated[float, Range("a finite number above 1", exclusiveMinimum=1)]
+
+
+@checked
 def gradient_spike_monitor(
-    ema_decay: float = 0.99, threshold: float = 3.0, warmup: int = 20
+    ema_decay: Fraction = 0.99, threshold: AboveOne = 3.0, warmup: CountOrZero = 20
 ) -> Callback:
     """Write a line to gradient_spikes.jsonl for each step with an unusually long gradient.
 
@@ -24,10 +30,6 @@ def gradient_spike_monitor(
     of the steps before it, which are at least `warmup`. In the average a spike counts as if it were
     just at the threshold: the next spike is still found, but gradients that stay long become usual.
     """
-    fraction(ema_decay=ema_decay)
-    at_least(0, warmup=warmup)
-    if not 1 < threshold < math.inf:
-        raise ValueError(f"threshold: must be a finite number above 1, got {threshold}")
     return GradientSpikeMonitor(ema_decay, threshold, warmup)
 
 

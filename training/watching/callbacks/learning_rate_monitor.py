@@ -2,18 +2,18 @@
 
 import logging
 
+from ranges import Count, checked
 from training.base import Callback
-from utils import at_least
 
 logger = logging.getLogger("main")
 
 
-def learning_rate_monitor(every_n_epochs: int = 1) -> Callback:
+@checked
+def learning_rate_monitor(every_n_epochs: Count = 1) -> Callback:
     """Add the learning rate to metrics.jsonl and the trackers, and log it after every n-th epoch.
 
     The first part is the same as `logging.learning_rate`.
     """
-    at_least(1, every_n_epochs=every_n_epochs)
     return LearningRateMonitor(every_n_epochs)
 
 

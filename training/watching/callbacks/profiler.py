@@ -6,16 +6,18 @@ import time
 
 import jax
 
+from ranges import Count, Positive, checked
 from training.base import Callback
-from utils import UserError, at_least, first_line, positive
+from utils import UserError, first_line
 
 logger = logging.getLogger("main")
 
 NEVER = 2**30
 
 
+@checked
 def profiler(
-    first_step: int = 10, n_steps: int = 5, every_n_minutes: float | None = None
+    first_step: Count = 10, n_steps: Count = 5, every_n_minutes: Positive | None = None
 ) -> Callback:
     """Trace `n_steps` steps, `first_step` steps after the run starts or resumes.
 
@@ -23,9 +25,6 @@ def profiler(
     XProf, and TensorBoard with its plugin, show the whole folder profile/. `every_n_minutes` after
     a trace, another one begins. A trace holds only training: it ends early at an evaluation.
     """
-    at_least(1, first_step=first_step, n_steps=n_steps)
-    if every_n_minutes is not None:
-        positive(every_n_minutes=every_n_minutes)
     return Profiler(first_step, n_steps, every_n_minutes)
 
 

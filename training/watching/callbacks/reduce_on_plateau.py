@@ -1,25 +1,26 @@
 """Reduce all updates when a metric no longer improves."""
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
+from ranges import Count, CountOrZero, NonNegative, Share, between_0_and_1, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation
-from utils import at_least, between_0_and_1, nonnegative, share
 
 logger = logging.getLogger("main")
 
 
+@checked
 def reduce_on_plateau(
     monitor: str = "auto",
     mode: Literal["auto", "min", "max"] = "auto",
-    factor: float = 0.1,
-    patience: int = 3,
-    min_delta: float = 0.0,
-    cooldown: int = 0,
-    min_scale: float = 0.0,
-    every_n_epochs: int = 1,
+    factor: Annotated[float, between_0_and_1] = 0.1,
+    patience: Count = 3,
+    min_delta: NonNegative = 0.0,
+    cooldown: CountOrZero = 0,
+    min_scale: Share = 0.0,
+    every_n_epochs: Count = 1,
 ) -> Callback:
     """Multiply all updates by `factor` after `patience` evaluations without an improvement.
 
@@ -30,11 +31,6 @@ def reduce_on_plateau(
     evaluations as Optax's reduce_on_plateau; PyTorch's ReduceLROnPlateau counts one less as its
     patience.
     """
-    at_least(1, patience=patience, every_n_epochs=every_n_epochs)
-    at_least(0, cooldown=cooldown)
-    nonnegative(min_delta=min_delta)
-    share(min_scale=min_scale)
-    between_0_and_1(factor=factor)
     numbers = factor, patience, min_delta, cooldown, min_scale
     return ReduceOnPlateau(monitor, mode, *numbers, every_n_epochs)
 

@@ -9,20 +9,24 @@ import numpy as np
 
 from data_loader.base import has_items
 from data_loader.nest import named_nest
+from ranges import Count, CountOrZero, checked
 from training.base import Callback, tracked
 from training.loss import cross_entropy
 from training.tally import plain
 from training.watching.callbacks import common
 from training.watching.pictures import as_picture, grid, png
-from utils import at_least
 
 logger = logging.getLogger("main")
 
 LARGEST = 128  # pixels of a side; larger pictures are thinned out, since drawing delays an epoch
 
 
+@checked
 def sample_images(
-    count: int = 16, worst: int = 16, sets: tuple[str, ...] | None = None, every_n_epochs: int = 1
+    count: CountOrZero = 16,
+    worst: CountOrZero = 16,
+    sets: tuple[str, ...] | None = None,
+    every_n_epochs: Count = 1,
 ) -> Callback:
     """Draw the first images of training and, after each evaluation, the worst predictions.
 
@@ -31,8 +35,6 @@ def sample_images(
     in each of `sets` (default: all held-out sets), with label>prediction below. If the inputs are
     not images, only the .json is written.
     """
-    at_least(0, count=count, worst=worst)
-    at_least(1, every_n_epochs=every_n_epochs)
     return SampleImages(count, worst, sets, every_n_epochs)
 
 

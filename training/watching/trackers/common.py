@@ -9,8 +9,8 @@ import numpy as np
 from utils import UserError
 
 BINS = 64
-OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "finished.json")
-OF_THE_RUN += ("metrics.jsonl", "report.html", "train.log")
+OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "evaluator.json")
+OF_THE_RUN += ("finished.json", "metrics.jsonl", "report.html", "train.log")
 
 
 def needs(tracker, **packages):

@@ -15,6 +15,7 @@ logger = logging.getLogger("main")
 START_SECONDS = 30  # to reach the server
 FINISH_SECONDS = 20  # to send the rest; what is not sent stays on the disk
 ID_FILE = "wandb_id"
+ID = r"[\w.-]{1,64}"
 
 
 def wandb(
@@ -33,7 +34,7 @@ def wandb(
     run that resumes continues the same run at Weights & Biases, unless `resume` is "never".
     """
     needs("wandb", wandb="wandb", PIL="pillow")
-    if id is not None and not re.fullmatch(r"[\w.-]{1,64}", id):
+    if id is not None and not re.fullmatch(ID, id):
         raise ValueError(f"id: must be up to 64 letters, digits, '_', '-' and '.', got {id!r}")
     if resume == "must" and id is None:
         raise ValueError('resume: "must" needs the run to resume; give its id')
@@ -57,7 +58,7 @@ class Wandb:
             name=self.name or about.folder.name,
             project=self.project or os.environ.get("WANDB_PROJECT") or about.title,
             config=flattened(about.config),
-            id=self.id or self.saved_id(about.folder / ID_FILE),
+            id=self.id or self.saved_id(about.folder / ID_FILE) or id_of(about),
             resume=self.resume,
             mode=self.mode,
             dir=about.folder,
@@ -115,6 +116,12 @@ class Wandb:
     def sync_command(self):
         """The command that sends what is in the run's folder."""
         return f"wandb sync {os.path.dirname(self.run.dir)}"
+
+
+def id_of(about):
+    """The chosen name of the run, if it can be an id; without one, wandb draws an id."""
+    name = about.config.get("run_name")
+    return name if name and re.fullmatch(ID, name) else None
 
 
 def refuse_without_login(mode):

@@ -45,6 +45,11 @@ assert run.close({"test_loss": 0.75})
 run = publisher("run_a", 2, mode="offline")
 run.scalars(3, {"train_loss": 0.25})
 assert run.close({"test_loss": 0.125})
+config["run_name"] = "chosen-name"
+publisher("run_e", 0, mode="offline").close({})
+config["run_name"] = "no id: a/b"
+publisher("run_f", 0, mode="offline").close({})
+del config["run_name"]
 publisher("run_b", 0, mode="disabled", id="mine").close({"test_loss": 1.0})
 
 def online(folder):
@@ -184,6 +189,12 @@ def test_a_resumed_run_is_the_same_run_at_weights_and_biases(folder):
     _, _, history, summary = contents(second)
     assert [(row["step"], row["train_loss"]) for row in history] == [(3, 0.25)]
     assert summary["test_loss"] == 0.125
+
+
+def test_a_chosen_name_of_a_run_is_its_id_where_it_can_be_one(folder):
+    ids = [(folder / run / "wandb_id").read_text().strip() for run in ("run_e", "run_f")]
+    assert ids[0] == "chosen-name"
+    assert re.fullmatch(r"\w{8}", ids[1])  # drawn by wandb
 
 
 def test_a_disabled_run_leaves_nothing_behind(folder):

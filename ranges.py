@@ -1,0 +1,152 @@
+"""Ranges of arguments. A range is declared once, in an annotation such as `lr: Positive`; the check
+of a call, that of a config and the JSON schema are all made from it."""
+
+import functools
+import inspect
+import math
+import operator
+import re
+from numbers import Real
+from types import UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+
+
+def require(arguments, is_valid, requirement):
+    """Raise for the first of the arguments that is not valid, and say what it must be."""
+    for name, value in arguments.items():
+        if not is_valid(value):
+            raise ValueError(f"{name}: must be {requirement}, got {value}")
+
+
+LIMITS = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "maximum": operator.le,
+    "exclusiveMaximum": operator.lt,
+}
+
+
+class Range:
+    """The numbers that an argument accepts: in words, and as keywords of JSON Schema.
+
+    A call with arguments, as in `positive(rate=rate)`, raises a ValueError that starts with the
+    name of the first one out of range.
+    """
+
+    def __init__(self, words, **keywords):
+        self.words, self.keywords = words, keywords
+
+    def __call__(self, **arguments):
+        require(arguments, self.holds, self.words)
+
+    def holds(self, x):
+        """Whether a number is finite and in the range."""
+        return all(LIMITS[key](x, limit) for key, limit in self.keywords.items()) and x < math.inf
+
+
+def at_least(smallest, **arguments):
+    """The range of numbers of `smallest` or more; arguments are checked at once."""
+    limit = Range(f"at least {smallest}", minimum=smallest)
+    limit(**arguments)
+    return limit
+
+
+positive = Range("a finite number above 0", exclusiveMinimum=0)
+nonnegative = Range("a finite number, 0 or more", minimum=0)
+fraction = Range("at least 0 and below 1", minimum=0, exclusiveMaximum=1)
+share = Range("at least 0 and at most 1", minimum=0, maximum=1)
+between_0_and_1 = Range("above 0 and below 1", exclusiveMinimum=0, exclusiveMaximum=1)
+
+# Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.
+Count = Annotated[int, at_least(1)]
+CountOrZero = Annotated[int, at_least(0)]
+Positive = Annotated[float, positive]
+NonNegative = Annotated[float, nonnegative]
+Fraction = Annotated[float, fraction]
+Share = Annotated[float, share]
+
+
+def out_of_range(name, value, annotation):
+    """What is wrong with an argument by the ranges in its annotation, one message each. In a tuple
+    every item is checked."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        limits = [limit for limit in inner[1:] if isinstance(limit, Range)]
+        missed = [limit.words for limit in limits if not limit.holds(value)]
+        return [f"{name}: must be {words}, got {value}" for words in missed]
+    pairs = []
+    if origin in (Union, UnionType):
+        literals = [choice for choice in inner if get_origin(choice) is Literal]
+        if not any(value in get_args(literal) for literal in literals):
+            kind = Annotated if isinstance(value, Real) else tuple
+            pairs = [(value, choice) for choice in inner if get_origin(choice) is kind]
+    elif origin is tuple and isinstance(value, tuple | list):
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        pairs = zip(value, kinds, strict=False)
+    return [text for item, kind in pairs for text in out_of_range(name, item, kind)]
+
+
+def checked(function):
+    """Check the arguments of every call of a function by the ranges in its annotations."""
+    names = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        hints = get_type_hints(function, include_extras=True)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        pairs = [(name, value, hints.get(name)) for name, value in given.items()]
+        if problems := [text for pair in pairs for text in out_of_range(*pair)]:
+            raise ValueError("\n".join(problems))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def regex(**arguments):
+    """Require valid regular expressions."""
+    for name, value in arguments.items():
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{name}: {value!r} is not a regular expression: {error}") from error
+
+
+def check_minimums(**arguments):
+    """Raise one ValueError for all arguments below their minimum; name=(value or None, minimum)."""
+    errors = [
+        f"{name}: must be at least {minimum}, got {value}"
+        for name, (value, minimum) in arguments.items()
+        if value is not None and value < minimum
+    ]
+    if errors:
+        raise ValueError("\n".join(errors))
+
+
+def check_options(options):
+    """Check the choices of every Literal field of a dataclass, and the type and range of every
+    field that is annotated with a range; raise all problems in one ValueError, one per line."""
+    problems = []
+    for name, annotation in get_type_hints(type(options), include_extras=True).items():
+        value, choices = getattr(options, name), get_args(annotation)
+        if get_origin(annotation) is Literal and value not in choices:
+            problems.append(
+                f"{name}: must be one of {', '.join(map(repr, choices))}, got {value!r}"
+            )
+        elif (plain := without_ranges(annotation)) != annotation and not isinstance(value, plain):
+            expected = getattr(plain, "__name__", plain)
+            problems.append(f"{name}: must be {expected}, got {value!r}")
+        else:
+            problems += out_of_range(name, value, annotation)
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def without_ranges(annotation):
+    """An annotation of a number without its range, as in `int | None` for `Count | None`. An
+    integer is also a float."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return int | float if inner[0] is float else inner[0]
+    if get_origin(annotation) in (Union, UnionType):
+        return functools.reduce(operator.or_, map(without_ranges, inner))
+    return type(inner[0]) if get_origin(annotation) is Literal else annotation

@@ -1,0 +1,202 @@
+"""The kinds of parts: where each is defined, what it must be, and how it is recognized."""
+
+import inspect
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """Where the parts of a kind are defined, and how they are recognized."""
+
+    name: str
+    homes: tuple[str, ...]  # modules, or packages of which every module counts
+    marker: str  # module:name of the return annotation
+    form: str  # what a part is, in words
+    example: str  # where docs/ has one
+    given: int = 0  # how many arguments are passed at run time; 0: the function is a factory
+    attributes: tuple[str, ...] = ()  # that the result of a factory must have
+    some: tuple[str, ...] = ()  # and of these at least one; "on_*" is any name that begins so
+
+
+OWN, CALLBACKS = "add_your_own.md", "training.watching.callbacks"
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "model",
+            ("model",),
+            "model.base:Model",
+            "a function that returns Model(init, apply): init(key) -> (params, state), "
+            "apply(params, state, x, *, train=False, key=None) -> (output, state)",
+            f"{OWN}#a-model, one of another library in {OWN}#a-model-of-another-library",
+            attributes=("init", "apply"),
+        ),
+        Kind(
+            "data",
+            ("data_loader",),
+            "data_loader.base:Data",
+            "a function that returns Data(example, sizes, load)",
+            f"{OWN}#a-dataset",
+            attributes=("example", "sizes", "load"),
+        ),
+        Kind(
+            "preprocess",
+            ("training.preprocess",),
+            "training.base:Preprocessed",
+            "a function (x) -> x of one example",
+            f"{OWN}#preprocessing-and-augmentation",
+            given=1,
+        ),
+        Kind(
+            "augment",
+            ("training.augment",),
+            "training.base:Augmented",
+            "a function (key, x) -> x of one example",
+            f"{OWN}#preprocessing-and-augmentation",
+            given=2,
+        ),
+        Kind(
+            "loss",
+            ("training.loss",),
+            "training.base:Loss",
+            "a function (output, target) -> a number, of one example",
+            f"{OWN}#a-loss",
+            given=2,
+        ),
+        Kind(
+            "metrics",
+            ("training.metrics",),
+            "training.base:Metric",
+            "a function (output, target) -> a number, of one example",
+            f"{OWN}#a-metric",
+            given=2,
+        ),
+        Kind(
+            "objective",
+            ("training.objective",),
+            "training.base:Objective",
+            "a function (model, loss, metrics, preprocess, augment) -> Objective",
+            f"{OWN}#an-objective",
+            given=5,
+        ),
+        Kind(
+            "optimizer",
+            ("training.optimizers", "training.transforms"),
+            "training.base:Optimizer",
+            "a function that returns Optimizer(init, update), or Optax's GradientTransformation",
+            f"{OWN}#an-optimizer",
+            attributes=("init", "update"),
+        ),
+        Kind(
+            "schedule",
+            ("training.schedules",),
+            "training.base:Schedule",
+            "a function that returns a function: step -> multiplier of the learning rate",
+            f"{OWN}#a-schedule",
+            attributes=("__call__",),
+        ),
+        Kind(
+            "update",
+            ("training.update",),
+            "training.base:Update",
+            "a function (objective, optimizer) -> Update",
+            f"{OWN}#an-update",
+            given=2,
+        ),
+        Kind(
+            "callbacks",
+            (CALLBACKS,),
+            "training.base:Callback",
+            "a function that returns an object with hooks, such as on_epoch_end(run)",
+            f"{OWN}#a-callback",
+            some=("on_*", "metrics", "needs"),
+        ),
+        Kind(
+            "trackers",
+            ("training.watching.trackers",),
+            "training.base:Tracker",
+            "a function that returns an object with methods such as scalars(step, values)",
+            f"{OWN}#a-tracker",
+            some=("start", "scalars", "image", "histogram", "finish"),
+        ),
+        Kind(
+            "collate_fn",
+            ("data_loader.loader",),
+            "data_loader.base:Batch",
+            "a function: list of examples -> batch",
+            "data.md#batches",
+            given=1,
+        ),
+        Kind(
+            "parse",
+            ("data_loader.records",),
+            "data_loader.base:Parsed",
+            "a function: the bytes of a record -> example",
+            "data.md#record-files-read-with-grain",
+            given=1,
+        ),
+    )
+}
+
+PLURAL = ("metrics", "callbacks", "trackers")  # kinds whose name is a plural
+
+
+def is_a(made, kind):
+    """Whether the result of a factory has what its kind requires."""
+    if made is None or isinstance(made, type):
+        return False
+    return not lacking(kind, set(dir(made)))
+
+
+def lacking(kind, present):
+    """What a part of a kind lacks, in words, if it has these attributes; "" if nothing."""
+    wanted, some = KINDS[kind].attributes, KINDS[kind].some
+    missing = [name for name in wanted if name not in present]
+    has_some = any(name in present or (name == "on_*" and any_hook(present)) for name in some)
+    return " and ".join(missing) if missing or has_some else " or ".join(some)
+
+
+def any_hook(names):
+    return any(name.startswith("on_") for name in names)
+
+
+def requirement(kind):
+    """What a part of a kind must be, and where an example is."""
+    article = "an" if kind[0] in "aeiou" else "a"
+    subject = f"an entry of {kind}" if kind in PLURAL else f"{article} {kind}"
+    subject = kind if kind == "data" else subject
+    return f"{subject} must be {KINDS[kind].form}; example: docs/{KINDS[kind].example}"
+
+
+def why_not(function, kind):
+    """Why a class, as of another library, cannot be a part, as far as the class alone shows; "" for
+    a function, or if it may be one."""
+    if not inspect.isclass(function):
+        return ""
+    if KINDS[kind].given:
+        return "is a class; " + requirement(kind)
+    present = {*dir(function), *annotations_of(function), *set_by_init(function)}
+    if missing := lacking(kind, present):
+        return f"is a class without {missing}; {requirement(kind)}"
+    apply = getattr(function, "apply", None)  # an instance may get its own in __init__
+    if kind == "model" and apply and not takes_params_and_state(apply):
+        return f"is a class whose `apply` takes other arguments; {requirement(kind)}"
+    return ""
+
+
+def annotations_of(cls):
+    """The names of the annotated fields of a class and its bases."""
+    return {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
+
+
+def set_by_init(cls):
+    """The names that the __init__ of a class may set as attributes."""
+    return getattr(getattr(cls.__init__, "__code__", None), "co_names", ())
+
+
+def takes_params_and_state(apply):
+    """Whether a method takes at least self, params, state and x, by position."""
+    try:
+        parameters = inspect.signature(apply).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) >= 4
