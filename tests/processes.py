@@ -4,12 +4,14 @@ import gc
 import io
 import json
 import logging
+import logging.config
 import os
 import signal
 import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from unittest import mock
 
 import train
 from training.devices.launcher import free_port
@@ -43,7 +45,9 @@ def call(folder, *arguments):
     logger = logging.getLogger("main")
     logging_before = logger.handlers.copy(), logger.level, logger.propagate
     try:
-        with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        # dictConfig would close the handlers of other libraries, which write into pytest's streams.
+        unclosed = mock.patch("logging.config._clearExistingHandlers")
+        with unclosed, chdir(folder), redirect_stdout(out), redirect_stderr(err):
             code = train.main([str(argument) for argument in arguments])
     except SystemExit as end:  # of argparse
         code = end.code
