@@ -40,8 +40,12 @@ class Range:
         require(arguments, self.holds, self.words)
 
     def holds(self, x):
-        """Whether a number is finite and in the range."""
-        return all(LIMITS[key](x, limit) for key, limit in self.keywords.items()) and x < math.inf
+        """Whether this is a number, finite and in the range."""
+        try:
+            inside = all(LIMITS[key](x, limit) for key, limit in self.keywords.items())
+            return inside and x < math.inf
+        except TypeError:
+            return False
 
 
 def at_least(smallest, **arguments):
@@ -94,7 +98,7 @@ def checked(function):
     def call(*args, **kwargs):
         hints = get_type_hints(function, include_extras=True)
         given = dict(zip(names, args, strict=False)) | kwargs
-        pairs = [(name, value, hints.get(name)) for name, value in given.items()]
+        pairs = [(name, given[name], hints.get(name)) for name in names if name in given]
         if problems := [text for pair in pairs for text in out_of_range(*pair)]:
             raise ValueError("\n".join(problems))
         return function(*args, **kwargs)

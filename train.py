@@ -247,9 +247,11 @@ def failed(error):
         fix = "use a smaller loader.batch_size, split batches with training.accumulate, "
         fix += "or stream with loader.device_budget_mb=0"
         return fail(f"Out of memory: {first_line(error)}\n{fix}", FAILED)
-    to_log("".join(traceback.format_exception(error)))
+    shown = "".join(traceback.format_exception(error))
+    logged = to_log(shown)
     if isinstance(error, CallbackFailed):
-        hint = "The traceback is in train.log; --post-mortem opens the debugger there"
+        hint = "The traceback is in train.log" if logged else f"Without a log:\n{shown}"
+        hint += "; --post-mortem opens the debugger there"
         return fail(f"{error}\n{hint}", FAILED)
     if isinstance(error, BdbQuit):
         return fail("Left the debugger", FAILED)
@@ -267,13 +269,14 @@ def fail(error, code):
 
 
 def to_log(message):
-    """Write an error to the run's log alone."""
+    """Write an error to the run's log alone; whether there is one."""
     from training.watching.console import file_handlers
 
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
-    for handler in file_handlers():
-        if os.path.exists(handler.baseFilename):
-            handler.handle(record)
+    handlers = [each for each in file_handlers() if os.path.exists(each.baseFilename)]
+    for handler in handlers:
+        handler.handle(record)
+    return bool(handlers)
 
 
 def leave(code):

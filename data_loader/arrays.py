@@ -112,7 +112,7 @@ def _opened(path, name):
         with member.open("rb") as file:
             yield file
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"{path}: {name} cannot be read ({error}); "
-            "write it again with numpy.savez or numpy.save"
-        ) from error
+        fix = "write it again with numpy.savez or numpy.save"
+        if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+            fix = "read the table with numpy.loadtxt, and write x and y with numpy.savez"
+        raise UserError(f"{path}: {name} cannot be read ({error}); {fix}") from error

@@ -13,9 +13,9 @@ ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}  # Pillow's name, channels
 
 
-def folder(dir: str, image_size: list[int], color: Literal["rgb", "gray"] = "rgb") -> Data:
+def folder(dir: str, image_size: tuple[int, int], color: Literal["rgb", "gray"] = "rgb") -> Data:
     """Images of `dir`/{train,val,test}/<class>/ or `dir`/<class>/, resized to [height, width]."""
-    if len(image_size) != 2 or min(image_size) < 1:
+    if isinstance(image_size, int) or len(image_size) != 2 or min(image_size) < 1:
         raise ValueError(f"image_size: must be [height, width], both at least 1, got {image_size}")
     if importlib.util.find_spec("PIL") is None:
         raise UserError("folder: reading images needs Pillow; install it with: pip install pillow")

@@ -120,8 +120,13 @@ def collate(examples) -> Batch:
     try:
         return map_nest(lambda *leaves: np.stack(leaves), *examples)
     except (ValueError, TypeError, AttributeError) as error:
+        found = {}
+        for name, leaf in (pair for example in examples for pair in named_nest(example)):
+            found.setdefault(name, []).append(np.shape(leaf))
+        odd = [(name, s, next((o for o in s if o != s[0]), None)) for name, s in found.items()]
+        why = "; ".join(f"{name or 'they'}: {s[0]} and {o}" for name, s, o in odd if o is not None)
         raise UserError(
-            f"the examples of a batch do not stack: {error}; "
+            f"loader.collate_fn: the examples of a batch do not stack ({why or error}); "
             "write a collate_fn that pads them to one shape"
         ) from error
 

@@ -16,7 +16,7 @@ import jax
 from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
-from inference.load import Form, load_to_export, output_kind
+from inference.load import Form, checkpoint_at, load_to_export, output_kind
 from inference.verify import table
 from utils import WINDOWS, RunError, UserError
 from wiring.own_modules import COPIES
@@ -33,6 +33,7 @@ def export(arguments, root):
         check_free(folder, arguments.force)
     if arguments.demo:
         runtime()
+    arguments.weights = checkpoint_at(arguments.weights)
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
     loaded = load_to_export(
         arguments.config,

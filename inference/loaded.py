@@ -37,6 +37,8 @@ class Loaded:
         They are computed in batches of this size; the last one is padded, so that each batch size
         is compiled only once.
         """
+        if isinstance(x, list):
+            raise UserError("predict: x is a list; pass an array: np.asarray(x)")
         x = jax.tree.map(np.asarray, x)
         count = self.checked_length(x)
         computed = []

@@ -12,6 +12,7 @@ from inference.load import (
     NHWC,
     Form,
     as_names,
+    checkpoint_at,
     find_config,
     load_to_export,
     output_kind,
@@ -45,6 +46,7 @@ def open_predictor(arguments):
     path = Path(arguments.model)
     if path.suffix.lower() in PACKAGES:
         return open_export(path, arguments)
+    path = checkpoint_at(path)
     loaded = load_to_export(arguments.config, path, trusted=arguments.trust)
     inputs = {
         name: (leaf.shape, leaf.dtype) for name, leaf in named(loaded.inputs, "input").items()

@@ -34,6 +34,7 @@ from training.runs.arguments import (
 from training.runs.dry_run import DryRun
 from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
 from training.runs.resume import holding
+from training.runs.shape_check import check_shapes
 from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
@@ -41,7 +42,7 @@ from training.watching.hooks import Callbacks
 from training.watching.metric_log import EVERY_50_STEPS, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
-from utils import UserError
+from utils import RunError, UserError
 
 # Arguments of `fit` that are not part of what is computed.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
@@ -110,7 +111,7 @@ def train_recipe(
     if trainer is not None and not trainer.suits(sets):
         trainer.close()
         trainer = None
-    trainer = trainer or Trainer(recipe, sets)
+    trainer = trainer or trainer_of(recipe, sets)
     with closing(trainer):
         loop = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers)
         try:
@@ -119,6 +120,19 @@ def train_recipe(
             loop.close()  # its trackers have started
             raise
         return loop.train(start)
+
+
+def trainer_of(recipe, sets):
+    """The Trainer; if the parts do not fit each other or the data, an error that names them."""
+    try:
+        return Trainer(recipe, sets)
+    except (UserError, RunError):
+        raise
+    except Exception:
+        if has_items(sets["train"]):
+            sizes = {name: length(dataset) for name, dataset in sets.items()}
+            check_shapes(recipe, sets["train"][0], sizes)
+        raise
 
 
 def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:

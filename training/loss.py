@@ -120,7 +120,10 @@ def same_shape(output, target):
         output = output[..., 0]
     if output.shape != target.shape:
         shapes = f"the output has the shape {output.shape} and the target {target.shape}"
-        raise ValueError(f"{shapes}; they must be the same")
+        fix = "they must be the same"
+        if not target.ndim and output.ndim and not jnp.issubdtype(target.dtype, jnp.floating):
+            fix += "; integer targets are class labels: store those of a regression as floats"
+        raise ValueError(f"{shapes}; {fix}")
     return output, target.astype(output.dtype)
 
 

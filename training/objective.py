@@ -131,6 +131,18 @@ def means_of(values):
     return jax.tree.map(mean, values, is_leaf=is_weighted)
 
 
+def check_per_example(values, size):
+    """Refuse an objective that returns anything but one value per example, as shapes."""
+    for label, tree in values.items():
+        for leaf in jax.tree.leaves(tree):
+            if leaf.shape[:1] != (size,) or (label == "loss" and leaf.shape != (size,)):
+                what = "loss" if label == "loss" else f"metric {label}"
+                raise UserError(
+                    f"objective: the {what} must have one value per example, with the shape "
+                    f"{(size,) if label == 'loss' else f'({size}, ...)'}, got {leaf.shape}"
+                )
+
+
 def finish_means(metrics):
     """The function from the means of the metrics to the reported values."""
 

@@ -83,7 +83,8 @@ def mean_and_std(batches):
         mean, count = mean + shift * (len(rows) / total), total
     std = np.sqrt(squares / count)
     for column in np.flatnonzero(~np.isfinite(std)):
-        raise ValueError(f"column {column} of the training set holds numbers that are not finite")
+        where = f"column {column} (from 0) of the training set holds NaN or infinity"
+        raise ValueError(f"{where}; fill in what is missing, or remove those examples")
     std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # what float32 cannot tell from a constant
     return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std))}
 

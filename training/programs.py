@@ -114,7 +114,8 @@ class Program:
         now = self.leaves(arguments, shardings)
         for name in before | now:
             (a, sharding), (b, other) = before.get(name, (None, None)), now.get(name, (None, None))
-            fix = "; every batch must have one shape and type" if name.startswith("batch") else ""
+            fix = "; every batch must have one shape and type, so a collate_fn pads to one length"
+            fix = fix if name.startswith("batch") else ""
             if form(a) != form(b):
                 return f"{name} {form(a)}, and was now given {form(b)}{fix}"
             if sharding and other and not sharding.is_equivalent_to(other, len(a.shape)):

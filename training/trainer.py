@@ -17,6 +17,7 @@ from data_loader.base import Arrays
 from training import tally
 from training.base import TrainState, key_data
 from training.feed import form_on_device, make_feeds
+from training.objective import check_per_example
 from training.programs import Start, loops_are_slow, placed
 from training.replicas import Replicas
 from training.update import genuine, read_of, shapes_of_values, zero_sums
@@ -68,6 +69,7 @@ class Trainer:
         self.first_state = partial(first_state, self.update)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
         watch.check(values)
+        check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
         modes = watch.modes(values, "TRAIN", "EPOCH")
         self.gathers = rows_of("train", self.feed, modes)  # rows that CONCAT gathers in an epoch
         freeze = recipe.training.on_nonfinite != "skip"

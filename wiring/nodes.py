@@ -12,6 +12,7 @@ from wiring.config import show
 from wiring.own_modules import clash
 from wiring.values import Misfit, convert, without_range
 
+SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # what other libraries call an argument
 # Arguments of an update that `fit` passes from the training section.
 GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
 # What Optax has for gradients, and not for updates.
@@ -94,7 +95,7 @@ class Nodes:
         if "." in name and not self.trusted:
             message = (
                 f"{name!r} would import code, and this config comes from a run folder or a "
-                "checkpoint; pass --trust if you trust it"
+                "checkpoint; pass --trust if you trust it (from Python: trust=True)"
             )
             self.problem(path, message)
             raise Unbuilt
@@ -223,7 +224,7 @@ class Nodes:
         signature, values = parts.signature(name, accepted), {}
         unknown = [key for key in given if key not in accepted]
         for key in unknown:
-            hint = parts.did_you_mean(key, accepted)
+            hint = parts.did_you_mean(SAME.get(key, key), accepted)
             self.problem(f"{path}.{key}", f"{name} has no such argument{hint}\n  {signature}")
         complete = not unknown
         for key, parameter in accepted.items():

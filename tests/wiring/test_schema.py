@@ -109,11 +109,7 @@ def test_a_range_holds_in_the_schema_and_in_the_check(validator, valid, change, 
         ("optimizer", ["clip_by_value", "adam"], ["adam"]),
         ("schedule", "exponential", {"name": "exponential", "args": {"rate": 0}}),
         ("data", {"name": "arrays", "args": {}}, {"name": "arrays", "args": {"train": "a.npz"}}),
-        (
-            "preprocess",
-            ["normalize"],
-            [{"name": "normalize", "args": {"mean": [0], "std": [1]}}],
-        ),
+        ("data", "folder", {"name": "folder", "args": {"dir": "a", "image_size": [8, 8]}}),
     ],
 )
 def test_the_schema_knows_required_arguments(validator, valid, kind, incomplete, complete):

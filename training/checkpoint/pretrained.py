@@ -55,6 +55,11 @@ class Pretrained:
         fresh = {n for n in self.arrays if any(re.fullmatch(regex, n) for regex in self.fresh)}
         stored = {name: array for name, array in self.arrays.items() if name not in fresh}
         lines = restore.differences(stored, wanted, castable, called=self.called)
+        if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
+            lines.append(
+                "`rename` gives arrays the model's names, `fresh` lists the leaves that keep their "
+                "initial values (docs/configure.md#start-from-pretrained-weights)"
+            )
         restore.refuse(f"{self.path}: does not fit the model", lines)
 
     def wanted(self, params, state):

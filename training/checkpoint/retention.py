@@ -64,7 +64,7 @@ def protected(folder, names):
     """Those of the checkpoints that an evaluator protects; all, if its file cannot be read."""
     path = Path(folder) / EVALUATOR
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         return set(names) & {content["reading"], *(name for name, _ in content["best"])}
     except FileNotFoundError:
         return set()

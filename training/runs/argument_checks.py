@@ -44,6 +44,9 @@ def check_model(model):
             raise UserError(uncalled("model", model))
         fix = "pass a Model (model/base.py), as the functions in model/ return one"
         raise UserError(f"model: {type(model).__name__} has no init and apply; {fix}")
+    if type(model).__module__.split(".")[0] in ("flax", "equinox", "haiku"):
+        fix = "wrap it: docs/add_your_own.md#a-model-of-another-library"
+        raise UserError(f"model: {type(model).__name__} is of another library; {fix}")
 
 
 def check_optimizer(optimizer):
@@ -56,7 +59,8 @@ def check_optimizer(optimizer):
         if callable(optimizer) and hasattr(optimizer, "__name__"):
             raise UserError(uncalled("optimizer", optimizer))
         fix = "pass one of training.optimizers, as adamw(lr=0.001), or of Optax"
-        raise UserError(f"optimizer: {optimizer!r} has no init and update; {fix}")
+        kind = type(optimizer).__name__
+        raise UserError(f"optimizer: {kind} has no init and update; {fix}")
 
 
 def check_schedule(schedule):

@@ -130,8 +130,14 @@ def split_options(options):
     classes, split = (LoaderOptions, TrainingOptions), []
     names = [[field.name for field in fields(cls)] for cls in classes]
     check_known(options, [*names[0], *names[1]])
+    problems = []
     for cls, own in zip(classes, names, strict=True):
-        split.append(cls(**{name: value for name, value in options.items() if name in own}))
+        try:
+            split.append(cls(**{name: value for name, value in options.items() if name in own}))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
     return split
 
 

@@ -88,7 +88,11 @@ def watch(parts, named):
 def with_statistics_of(folder, parts):
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
-    return with_recorded(parts, json.loads(path.read_text()), path) if parts.unfitted else parts
+    return (
+        with_recorded(parts, json.loads(path.read_text(encoding="utf-8")), path)
+        if parts.unfitted
+        else parts
+    )
 
 
 class Best:

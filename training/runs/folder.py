@@ -68,7 +68,12 @@ def record(config, facts, datasets, classes=None):
     with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
     fingerprints = {name: fingerprint(dataset) for name, dataset in with_items.items()}
     content = {"config": config, "facts": facts, "data": fingerprints, "classes": classes}
-    return json.loads(json.dumps(content, default=str))
+    return json.loads(json.dumps(content, default=plain))
+
+
+def plain(value):
+    """A NumPy number or array as JSON has it; anything else as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def describe(folder, record, datasets, root, own_files=None):

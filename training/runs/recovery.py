@@ -18,9 +18,10 @@ from utils import RunError, UserError, first_line
 logger = logging.getLogger("main")
 
 ADVICE = (
-    "A label outside the classes does that, as training.detect_nans=true will show; else lower the "
-    "learning rate (to resume with --resume and a changed config, add --override), clip the "
-    "gradients, or set training.on_nonfinite to 'skip' or 'rollback'"
+    "A label outside the classes, an index outside an embedding or NaN in the data does that, as "
+    "training.detect_nans=true will show; else lower the learning rate (to resume with --resume "
+    "and a changed config, add --override), clip the gradients, or set training.on_nonfinite to "
+    "'skip' or 'rollback'"
 )
 
 

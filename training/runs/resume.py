@@ -175,6 +175,8 @@ def holding(folder, resume, record):
     check_alike(flat(record["config"]) | {"data": record["data"]})
 
     def open_folder():
+        if Path(folder).is_file():
+            raise UserError(f"folder: {folder} is a file; name a folder")
         Path(folder).mkdir(parents=True, exist_ok=True)
         return opened(Path(folder))
 

@@ -17,7 +17,7 @@ from training.options import monitor_for
 from training.recipe import MissingLoss
 from training.tally import covers, per_leaf, phase_of, plain
 from training.update import zero_sums
-from utils import UserError, first_line, format_bytes, named_leaves, relative_path
+from utils import UserError, format_bytes, named_leaves, relative_path
 
 
 def check_shapes(recipe, example, sizes, resumed=False):
@@ -143,10 +143,10 @@ def attempt(what, fn, *arguments):
         raise UserError(f"{what}: {error}") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        frame = [f for f in frames if "site-packages" not in f.filename][-1]
-        where = f"{relative_path(frame.filename)}, line {frame.lineno}, in {frame.name}"
-        why = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{what}: {where}: {why}") from error
+        own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
+        where = [f"{relative_path(f.filename)}, line {f.lineno}, in {f.name}" for f in own[-1:]]
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        raise UserError(": ".join([what, *where, why])) from error
 
 
 def reported_names(recipe, metrics):

@@ -26,10 +26,12 @@ To add a callback, write a function that returns such an object, annotated `-> C
 training/watching/callbacks/, and name it in the config.
 """
 
+import inspect
 import json
 import logging
 import math
 import traceback
+from contextlib import suppress
 
 from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
@@ -145,6 +147,9 @@ def check_hooks(callbacks):
                 raise UserError(
                     f"callbacks: {name} has {hook!r}, which is no hook ({', '.join(HOOKS)})"
                 )
+            elif hook in HOOKS and not takes_one(getattr(callback, hook)):
+                form = f"def {hook}(self, view)"
+                raise UserError(f"callbacks: {name}.{hook} must take the view of the run: {form}")
         for need in needs:
             if need not in NEEDS:
                 raise UserError(
@@ -167,6 +172,16 @@ def check_hooks(callbacks):
                 f"callbacks: {callback!r} has no hook; "
                 "a callback is an object, as early_stopping(patience=3) returns one"
             )
+
+
+def takes_one(function):
+    """Whether a function can be called with one argument, as far as Python knows."""
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError:
+            return False
+    return True
 
 
 def called(callback):
@@ -227,7 +242,8 @@ def called_safely(callback, method, when, argument):
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         code = getattr(function, "__code__", None)
-        frame = [f for f in frames if code is None or f.filename == code.co_filename][-1]
+        own = [f for f in frames if code is None or f.filename == code.co_filename]
+        frame = (own or frames)[-1]
         where = f"{relative_path(frame.filename)}, line {frame.lineno}"
         raise CallbackFailed(
             f"callbacks: {called(callback)}.{method} failed {when}: "

@@ -87,7 +87,8 @@ class MetricLog:
                 continue
             if not np.isfinite(value):
                 logger.warning(
-                    "Epoch %d: %s is not finite; does a label lie outside the classes?",
+                    "Epoch %d: %s is not finite; does the data hold NaN, a label outside the "
+                    "classes, or an index outside an embedding?",
                     run.epoch,
                     full_name,
                 )

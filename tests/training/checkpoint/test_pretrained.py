@@ -126,8 +126,9 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
     pretrained = Pretrained(tmp_path / "a.params", rename=[["(.*)/kernel", r"\1/weight"]])
     with pytest.raises(UserError) as caught:
         pretrained.check(*jax.eval_shape(lambda: FRESH))
-    first, *lines = str(caught.value).splitlines()
+    first, *lines, fix = str(caught.value).splitlines()
     assert first.endswith("a.params: does not fit the model")
+    assert "`rename`" in fix and "`fresh`" in fix
     assert sorted(lines) == [
         "  head/bias: the file has int32 (3,), the model has float32 (3,)",
         "  head/weight: the file has (9, 3), the model has (5, 3)",

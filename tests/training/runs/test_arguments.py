@@ -3,18 +3,21 @@
 import inspect
 import logging
 from dataclasses import fields
-from typing import Never
+from typing import Never, get_type_hints
 
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 from data_loader.digits import digits
 from model.mlp import mlp
 from model.resnet import resnet
+from training.checkpoint.storage import load
 from training.fit import fit
 from training.loss import mse
 from training.metrics import accuracy, mae
+from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions, TrainingOptions
 from training.preprocess import to_unit
@@ -35,10 +38,11 @@ def run(train=(X, Y), test=None, model=MODEL, **settings):
 def test_every_option_is_an_argument_with_its_type_and_default():
     parameters = inspect.signature(fit).parameters
     for options in (LoaderOptions, TrainingOptions):
+        types = get_type_hints(options)  # without their ranges
         for field in fields(options):
-            parameter = parameters[field.name]
-            assert parameter.default == field.default, field.name
-            assert parameter.annotation == field.type or "collate_fn" in field.name, field.name
+            parameter, name = parameters[field.name], field.name
+            assert parameter.default == field.default, name
+            assert parameter.annotation == types[name] or "collate_fn" in name, name
     assert all(p.annotation is not p.empty for p in parameters.values())
     assert parameters["unknown"].annotation is Never  # so that an editor marks other names
 
@@ -68,7 +72,7 @@ MISTAKES = {
     "a factory of Optax": ({"optimizer": optax.lion}, r"lion .* call it: lion\(learning_rate\)"),
     "a class": ({"optimizer": LoaderOptions}, "call it: LoaderOptions"),
     "a list": ({"optimizer": [clip_by_global_norm(1.0), sgd(lr=1.0)]}, "chain them: chain"),
-    "a number": ({"optimizer": 0.1}, "optimizer: 0.1 has no init and update"),
+    "a number": ({"optimizer": 0.1}, "optimizer: float has no init and update"),
     "a loss by name": ({"loss": "huber"}, "from training.loss import huber, then huber"),
     "a loss of None": ({"loss": 3}, "loss: 3 is not a function"),
     "one metric": ({"metrics": accuracy}, r"metrics: must be a list, .*: \[accuracy\]"),
@@ -175,3 +179,50 @@ def test_a_run_is_shown_in_one_line():
     shown = repr(run(test=(X, Y), metrics=[accuracy, many], replicas=2, epochs=2))
     assert shown.startswith("Run(2 of 2 epochs, step 2, test_loss 0.")
     assert "test_accuracy" in shown and "\n" not in shown and len(shown) < 160
+
+
+def one_number(model, loss, metrics, preprocess, augment):
+    plain = supervised(model, loss, metrics, preprocess, augment)
+
+    def objective(*arguments):
+        losses, state, _ = plain(*arguments)
+        return losses.mean(), state, {}
+
+    return objective
+
+
+def two_values(model, loss, metrics, preprocess, augment):
+    return lambda *arguments: supervised(model, loss, {}, (), ())(*arguments)[:2]
+
+
+class NoView:
+    def on_epoch_end(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": one_number}, r"loss must have one value per example.*\(128,\), got \(\)"),
+        ({"objective": two_values}, r"objective: must return \(losses, state, metrics\)"),
+        (
+            {"model": mlp((5,), 2, dims=(4,))},
+            r"do not fit the data, .*128, 6.*dot_general",
+        ),
+        ({"loss": mse}, r"the target \(\); .*store those of a regression as floats"),
+        ({"model": linen.Dense(2)}, r"model: Dense is of another library; wrap it: docs/"),
+        ({"callbacks": [NoView()]}, r"NoView.on_epoch_end must take .*on_epoch_end\(self, view\)"),
+        ({"batch_size": 0, "epochs": 0}, r"batch_size: must be .*got 0\n?.*epochs: must be"),
+        ({"folder": __file__}, r"folder: .*test_arguments.py is a file; name a folder"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_the_first_step(settings, message):
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        run(**settings)
+
+
+def test_numbers_of_numpy_in_the_config_stay_numbers(tmp_path):
+    config = {"width": np.int64(4), "rate": np.float32(0.5), "sizes": np.arange(2)}
+    run(config=config, folder=tmp_path)
+    stored = load(next(tmp_path.glob("*.params")))[1]["config"]
+    assert (stored["width"], stored["rate"], stored["sizes"]) == (4, 0.5, [0, 1])

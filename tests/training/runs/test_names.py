@@ -58,6 +58,8 @@ def test_a_name_that_no_folder_can_have_is_refused(name):
 class Evaluation:
     """Stands in for the evaluation of a checkpoint, while the training process goes on."""
 
+    sets = ("test",)
+
     def __init__(self, losses, meanwhile):
         self.losses, self.meanwhile = losses, meanwhile
 
@@ -89,7 +91,7 @@ def test_an_evaluator_keeps_its_own_best(tmp_path, monkeypatch, capsys):
     keeper.wait()
     monkeypatch.setattr(evaluate, "CheckpointEvaluation", lambda _: Evaluation(losses, train_on))
     options = CheckpointOptions(monitor="test_loss", keep=1)
-    evaluate.watch(SimpleNamespace(checkpoint=options), tmp_path)
+    evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [row["best"] for row in rows] == [True, True, False, False, False]
     assert json.loads((tmp_path / "evaluator.json").read_text()) == {
@@ -98,5 +100,7 @@ def test_an_evaluator_keeps_its_own_best(tmp_path, monkeypatch, capsys):
     }
     assert (tmp_path / "checkpoint-epoch_2.params").exists()
     assert "checkpoint-epoch_2.params (1.0000)" in capsys.readouterr().err
-    evaluate.watch(SimpleNamespace(checkpoint=options), tmp_path)  # again: the series is read back
+    evaluate.watch(
+        SimpleNamespace(checkpoint=options, unfitted={}), tmp_path
+    )  # again: the series is read back
     assert "checkpoint-epoch_2.params (1.0000)" in capsys.readouterr().err
