@@ -113,8 +113,15 @@ def test_options_change_the_inputs_and_outputs(
     assert (sizes[0], input_dtype) == (4 if "--batch" in arguments else None, dtype)
 
 
-@pytest.mark.parametrize("given", [["1", "1", "28", "14"], ["(1, 1, 28, 14)"], ["1,1,28,14"]])
-@pytest.mark.parametrize("layout", [[], ["--input-layout", "nchw"]])
+def test_an_input_shape_may_be_quoted():
+    parse = convert_tflite.parse_shape
+    assert parse(["(1, 1, 28, 14)"]) == parse(["1,1,28,14"]) == parse(["1", "1", "28", "14"])
+
+
+@pytest.mark.parametrize(
+    ("given", "layout"),
+    [(["1", "1", "28", "14"], []), (["(1, 1, 28, 14)"], ["--input-layout", "nchw"])],
+)
 def test_an_input_shape_may_have_the_channels_first(convolution, convert, tmp_path, given, layout):
     code, printed = convert(*ONNX, "--input", *given, *layout, **convolution)
     assert code == 0, printed
