@@ -90,7 +90,7 @@ import os, pathlib, signal, sys, tempfile
 import train
 tempfile.tempdir = str(pathlib.Path("temporary").absolute())
 os.mkdir(tempfile.tempdir)
-def interrupted(*_):
+def interrupted(*_, **__):
     assert os.listdir(tempfile.tempdir)
     os.kill(os.getpid(), signal.SIGTERM)
 train.build = interrupted

@@ -36,7 +36,8 @@ def test_inputs_that_cannot_be_right_are_named(small):
         "floats": (IMAGES / 255.0, r"fails on inputs of float64\[64, 28, 28, 1\]: .*to_unit"),
         "none": (IMAGES[:0], "must have one row per input, found x: none"),
         "unequal": ({"a": IMAGES, "b": IMAGES[:3]}, "found a: 150, b: 3"),
-        "nothing": ([], "found nothing"),
+        "nothing": ({}, "found nothing"),
+        "a list": ([IMAGES[0], IMAGES[1]], r"x is a list; pass an array: np.asarray\(x\)"),
     }.values():
         with pytest.raises(UserError, match=message):
             loaded.predict(x)
