@@ -101,6 +101,23 @@ sys.exit(train.main())
     assert not list((small / "temporary").iterdir())
 
 
+def test_a_signal_while_the_report_is_written_leaves_no_part_of_it(small):
+    code = """
+import os, signal, sys
+import train
+from training.report import page
+def interrupted(folders):
+    (folders[0] / f".report.html.{os.getpid()}.tmp").write_text("half")
+    os.kill(os.getpid(), signal.SIGTERM)
+page.write_report = interrupted
+sys.exit(train.main())
+"""
+    process = run_code(small, code)
+    assert process.returncode == 75 and "can be resumed" in process.stderr, process.stderr
+    (folder,) = (small / "saved" / "Small").iterdir()
+    assert not list(folder.glob(".*"))
+
+
 @pytest.mark.torture
 def test_two_runs_of_one_title_in_the_same_second_get_two_folders(small):
     arguments = ["-c", "small.json", "title=Twins", "training.epochs=1"]

@@ -78,6 +78,9 @@ def end_at_signals(folder=None, temporary=None):
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
+        # A report, say, that is being written after the run (utils.atomic_file).
+        for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
+            unfinished.unlink(missing_ok=True)
         if folder is not None and not (folder / "config.json").exists():
             shutil.rmtree(folder, ignore_errors=True)  # no step was taken
         if temporary is not None:
