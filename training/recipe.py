@@ -233,7 +233,7 @@ def missing_loss(output, target):
 
 
 def check_ignored(loss, metrics):
-    """Refuse metrics that count what the loss ignores, unless they are told not to ignore it."""
+    """Refuse metrics that count what the loss ignores, unless their arguments say so."""
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     for label, metric in metrics.items() if ignored is not None else ():
         could = "ignore_label" in inspect.signature(getattr(metric, "func", metric)).parameters
