@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from inference import predict
+from inference.load import load
 from tests.processes import ROOT, run
 from utils import UserError
 from wiring import own_modules
@@ -115,6 +116,7 @@ def test_a_run_is_used_from_another_folder_without_the_users_files(
     checkpoint = str(moved / "checkpoint-epoch_1.params")
     assert predict.main([checkpoint, "x.npz"]) == 2
     assert "pass --trust if you trust it" in capsys.readouterr().err
+    assert load(moved, trust=True).predict(np.zeros((2, 28, 28, 1), np.uint8)).shape[0] == 2
     assert predict.main([checkpoint, "x.npz", "--trust"]) == 0
     assert capsys.readouterr().out.count("x.npz[") == 2
 
