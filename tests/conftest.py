@@ -8,6 +8,7 @@ proves that the cache does not change any bit.
 
 import os
 import shutil
+import sys
 import tempfile
 
 CACHE = {
@@ -16,6 +17,10 @@ CACHE = {
 }
 # A worker uses the folder of the process that started it.
 IS_OWNER = "PYTEST_XDIST_WORKER" not in os.environ
+
+# Python keeps what it compiles, also that of the processes that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if IS_OWNER:  # before anything imports jax
     folder = tempfile.mkdtemp(prefix="rawtree-programs-")

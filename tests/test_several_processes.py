@@ -112,6 +112,7 @@ def last_arrays(workdir, folder):
     return storage.newest(run_dir)[0].arrays[0]
 
 
+@pytest.mark.torture
 def test_two_processes_match_one_and_resume_to_the_same_bits_however_they_ended(workdir):
     """One test, since all of it uses the same run."""
     out, _ = train(workdir, "--processes", "2", "checkpoint.dir=two")

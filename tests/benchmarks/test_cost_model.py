@@ -59,6 +59,7 @@ def figures(request):
     return json.loads(run.stdout.split("RESULT")[1])
 
 
+@pytest.mark.torture
 def test_memory_is_that_of_the_compiled_step(figures):
     ratios = [ours / xla for ours, xla, *_ in figures]
     assert ratios == pytest.approx([1] * len(ratios), abs=0.15)

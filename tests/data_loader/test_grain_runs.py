@@ -115,6 +115,7 @@ def reference(tmp_path_factory):
     return cwd
 
 
+@pytest.mark.torture
 def test_a_run_on_record_files_is_bit_identical_to_one_on_arrays(
     record_folder, reference, tmp_path
 ):
