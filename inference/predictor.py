@@ -69,8 +69,8 @@ def open_export(path, arguments):
     if file is None or (is_prepared and kind):
         return Predictor(model, inputs, size, (), form, kind or "numbers", classes)
     record = {} if arguments.config else {"config": read(file)}
-    config, source, trusted = find_config(arguments.config, file, record, (), arguments.trust)
-    preprocess = () if is_prepared else tuple(build_preprocess(config, source, trusted))
+    config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
+    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest))
     kind = kind or output_kind(config, form)
     return Predictor(model, inputs, size, preprocess, form, kind, classes)
 
