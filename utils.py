@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import stat
 import sys
 import traceback
@@ -63,6 +64,11 @@ def where_and_why(error):
     ]
     file, line = relative_path(frames[-1].filename), frames[-1].lineno
     return f"{file}, line {line}: {type(error).__name__}: {error}"
+
+
+def quoted(path):
+    """A path in a command, or a hint, that a user may copy into a shell."""
+    return shlex.quote(str(path))
 
 
 def path_name(path):
@@ -176,7 +182,7 @@ def too_large(size, most):
     return Unreadable(f"it has {size}, and at most {format_bytes(most)} are read")
 
 
-def lines_of(path, most=MOST_LINES):
+def lines_of(path, most=None):
     """The lines of a regular file, as bytes; of a line that is too long, only its beginning."""
     with open_file(path, most) as file:
         while line := file.readline(LONGEST_LINE):

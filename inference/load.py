@@ -24,7 +24,7 @@ from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
 from training.recipe import with_recorded
-from utils import UserError, first_line, named_leaves
+from utils import UserError, first_line, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -101,7 +101,7 @@ def checkpoint_at(path):
         return path
     if not (found := checkpoints(path)):
         runs = sorted({file.parent for file in path.glob("*/checkpoint-*")})
-        hint = f"did you mean {runs[-1]}?" if runs else "name a checkpoint, or the folder of a run"
+        hint = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
         raise UserError(f"{path}: holds no checkpoint; {hint}")
     return list(found.values())[-1][0]
 

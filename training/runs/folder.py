@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
 from training.watching.metric_log import sayable
-from utils import RunError, UserError, atomic_write, inside, read_file, relative_path
+from utils import RunError, UserError, atomic_write, inside, quoted, read_file, relative_path
 
 logger = logging.getLogger("main")
 
@@ -58,7 +57,7 @@ def named_folder(folder):
         if not folder.is_dir() or {path.name for path in folder.iterdir()} - set(BEFORE_A_RUN):
             raise UserError(
                 f"run_name: {folder} exists already; choose another name, "
-                f"or continue that run with --resume {shlex.quote(str(folder))}"
+                f"or continue that run with --resume {quoted(folder)}"
             ) from None
     return folder
 

@@ -12,7 +12,13 @@ from training.watching.metric_log import append, sayable
 from training.watching.trackers.common import check_file_name, existing_text, made_inside
 from utils import atomic_write
 
-FileName = Annotated[str, NeedsTrust("is written outside the run's folder", os.path.isabs)]
+
+def is_elsewhere(file):
+    """Whether a file is outside of the run's folder."""
+    return os.path.isabs(os.path.expanduser(file))
+
+
+FileName = Annotated[str, NeedsTrust("is written outside the run's folder", is_elsewhere)]
 
 
 def jsonl(file: FileName = "tracked.jsonl") -> Tracker:

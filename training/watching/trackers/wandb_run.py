@@ -3,14 +3,13 @@
 import logging
 import os
 import re
-import shlex
 from io import BytesIO
 from typing import Annotated, Literal
 
 from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import counts_and_edges, flattened, needs
-from utils import RunError, UserError, atomic_write, inside, read_file
+from utils import RunError, UserError, atomic_write, inside, quoted, read_file
 
 logger = logging.getLogger("main")
 
@@ -127,7 +126,7 @@ class Wandb:
 
     def sync_command(self):
         """The command that sends what is in the run's folder."""
-        return f"wandb sync {shlex.quote(os.path.dirname(self.run.dir))}"
+        return f"wandb sync {quoted(os.path.dirname(self.run.dir))}"
 
 
 def id_of(about):
