@@ -48,6 +48,15 @@ class Range:
             return False
 
 
+class NeedsTrust:
+    """Marks an argument by which a config reaches beyond its run, as by a file elsewhere or a
+    server: training refuses values for which `reaches(value)` holds in a config that the user does
+    not trust. `effect` says what such a value does."""
+
+    def __init__(self, effect, reaches):
+        self.effect, self.reaches = effect, reaches
+
+
 def at_least(smallest, **arguments):
     """The range of numbers of `smallest` or more; arguments are checked at once."""
     limit = Range(f"at least {smallest}", minimum=smallest)

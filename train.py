@@ -95,7 +95,7 @@ def run(arguments):
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
     folders = look_in(file.parent) if trusted else ()
-    config = read(file, arguments.overrides)
+    config = read(file, arguments.overrides, trusted)
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
         return launch(arguments.processes, config, file.name, trusted, folders)
     if not (arguments.check or arguments.evaluate or arguments.watch):
@@ -103,7 +103,7 @@ def run(arguments):
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
-        return fast_dev_run(file, config, folders)
+        return fast_dev_run(file, config, trusted, folders)
     parts = build(config, file.name, trusted, folders)
     if arguments.check:
         return check(parts)
@@ -122,13 +122,14 @@ def run(arguments):
 
 
 def config_file(arguments):
-    """(the config file, whether its dotted names may be imported): what a run left behind is data,
-    not the user's own code."""
+    """(the config file, whether it is the user's own, so that its dotted names are imported): what
+    a run left behind is data, and so is what just lies in a folder where the user stands."""
     options = ("resume", "evaluate", "watch")
     option = next((name for name in options if getattr(arguments, name)), None)
     named = option and getattr(arguments, option)
     if arguments.config or named in (None, "auto"):
-        return Path(arguments.config or "config.json"), True
+        own = arguments.config or arguments.trust or Path.cwd() == ROOT
+        return Path(arguments.config or "config.json"), bool(own)
     from training.runs.resume import run_folder_of
 
     return run_folder_of(named, f"--{option}") / "config.json", arguments.trust
@@ -178,12 +179,15 @@ def launch(processes, config, source, trusted, folders):
             "--processes: leave `distributed` out of the config; "
             "the processes that it starts know of each other"
         )
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # the accelerators are for the processes
     parts = build(config, source, trusted, folders)
     check_format(parts.checkpoint.format, processes)
     return launch(processes)
 
 
-def fast_dev_run(file, config, folders):
+def fast_dev_run(file, config, trusted, folders):
     """--fast-dev-run: two steps of everything, so that any mistake shows within seconds; nothing is
     left of them."""
     from training.devices import processes
@@ -201,9 +205,8 @@ def fast_dev_run(file, config, folders):
                 config = override(config, f"logging.trackers.{i}.args.{setting}")
         for i in positions(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
-        parts = build(
-            config, file.name, folders=folders
-        )  # with the real number of steps, which schedules need
+        # With the real number of steps, which schedules need.
+        parts = build(config, file.name, trusted, folders)
         two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
         parts.training = replace(parts.training, **two_steps)
         parts.logging = replace(parts.logging, every_steps=1)

@@ -1,7 +1,10 @@
-"""Small helpers used everywhere: errors for the user, tree paths, sizes, atomic writes."""
+"""Small helpers used everywhere: errors for the user, tree paths, sizes, reading and writing."""
 
+import errno
 import os
 import re
+import shlex
+import stat
 import sys
 import traceback
 from contextlib import contextmanager, suppress
@@ -35,6 +38,16 @@ class RunError(Exception):
     """
 
 
+class Unreadable(OSError):
+    """A file that must not be read, or not be written through; `strerror` says why."""
+
+    def __init__(self, why):
+        super().__init__(errno.EINVAL, why)
+
+    def __str__(self):
+        return self.strerror
+
+
 def first_line(error):
     """The first line of an error's message, which may be empty."""
     return (str(error).splitlines() or [""])[0]
@@ -51,6 +64,11 @@ def where_and_why(error):
     ]
     file, line = relative_path(frames[-1].filename), frames[-1].lineno
     return f"{file}, line {line}: {type(error).__name__}: {error}"
+
+
+def quoted(path):
+    """A path in a command, or a hint, that a user may copy into a shell."""
+    return shlex.quote(str(path))
 
 
 def path_name(path):
@@ -111,9 +129,79 @@ def peak_of_process():
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def main_memory():
+    """The bytes of main memory that this process can use at most; infinity if that is unknown."""
+    sizes = [float("inf")]
+    with suppress(AttributeError, ValueError, OSError):  # no sysconf on Windows
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+        sizes.append(int(file.read()))  # "max" in a container without a limit
+    return min(sizes)
+
+
+def check_memory(what, size):
+    """Refuse to read what claims to be larger than the main memory."""
+    if size > (memory := main_memory()):
+        sizes = f"{format_bytes(size)}, and this machine has {format_bytes(memory)}"
+        raise UserError(f"{what}: would need {sizes} of main memory")
+
+
 def user_cache():
     """The folder for files that can be created again; RuntimeError if the home is unknown."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawtree"
+
+
+MOST_JSON = 32 * 2**20  # bytes of a JSON file; hostile JSON takes thirty times its length in memory
+MOST_LINES = 2**30  # bytes of a file that is read line by line
+LONGEST_LINE = 4 * 2**20
+
+
+def open_file(path, most=None):
+    """A regular file, opened for reading; Unreadable if it is none, or has more than `most` bytes.
+
+    Opening a pipe would wait for a writer, and a device may have no end.
+    """
+    status = os.stat(path)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise Unreadable("it is a pipe or a device, not a regular file")
+    if most is not None and status.st_size > most:
+        raise too_large(format_bytes(status.st_size), most)
+    return open(path, "rb")
+
+
+def read_file(path, most=MOST_JSON):
+    """The bytes of a regular file; Unreadable if there are more than `most`."""
+    with open_file(path, most) as file:
+        data = file.read(most + 1)
+    if len(data) > most:  # it grows, or the system does not know its size
+        raise too_large("more", most)
+    return data
+
+
+def too_large(size, most):
+    return Unreadable(f"it has {size}, and at most {format_bytes(most)} are read")
+
+
+def lines_of(path, most=None):
+    """The lines of a regular file, as bytes; of a line that is too long, only its beginning."""
+    with open_file(path, most) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line
+            while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                line = file.readline(LONGEST_LINE)
+
+
+def inside(folder, *names):
+    """The path of a file in the folder of a run; Unreadable if a link in it leads elsewhere.
+
+    The folder may come from anyone, and must not decide what is written, or shown, outside of it.
+    """
+    path = Path(folder)
+    for part in Path(*names).parts:
+        path /= part
+        if path.is_symlink():
+            raise Unreadable(f"{path} is a link, which is not followed; remove it")
+    return path
 
 
 @contextmanager
@@ -125,7 +213,8 @@ def atomic_file(path):
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # x: a link of this name is not followed
             yield file
             file.flush()
             os.fsync(file.fileno())

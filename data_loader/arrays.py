@@ -1,5 +1,6 @@
 """The user's own arrays: .npz files, or folders of .npy files."""
 
+import math
 import zipfile
 import zlib
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
 from ranges import Count, checked
-from utils import UserError
+from utils import UserError, check_memory, open_file
 
 
 class Header(NamedTuple):
@@ -91,9 +92,11 @@ def _header(path, name):
 
 
 def _read(path, name):
+    shape, dtype = _header(path, name)
     with _opened(path, name) as file:
         if path.is_dir():  # memory-mapped, since the array may be larger than the memory
             return np.load(file.name, mmap_mode="r", allow_pickle=False)
+        check_memory(f"{path}: {name}, {dtype}{list(shape)}", math.prod(shape) * dtype.itemsize)
         return npy.read_array(file, allow_pickle=False)
 
 
@@ -103,13 +106,17 @@ def _opened(path, name):
     if not path.exists():
         raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")
     try:
-        root = path if path.is_dir() else zipfile.Path(path)  # a .npz file is a zip of .npy files
+        if path.is_dir():
+            root, opener = path, open_file
+        else:
+            open_file(path).close()  # refuses a pipe
+            root, opener = zipfile.Path(path), lambda member: member.open("rb")
         member = root / f"{name}.npy"
         if not member.exists():
             files = [file.name for file in root.iterdir()]
             names = sorted(file.removesuffix(".npy") for file in files if file.endswith(".npy"))
             raise UserError(f"{path}: no array {name!r}; there are: {', '.join(names) or 'none'}")
-        with member.open("rb") as file:
+        with opener(member) as file:
             yield file
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         fix = "write it again with numpy.savez or numpy.save"

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from utils import RunError
+from utils import RunError, Unreadable, read_file
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = "cifar-10-binary.tar.gz"
@@ -57,9 +57,11 @@ def _download(archive):
 
 def _read(path):
     try:
-        return path.read_bytes()
+        return read_file(path, PER_FILE * RECORD)
     except FileNotFoundError as error:
         raise damaged(path, "is missing") from error
+    except Unreadable as error:
+        raise damaged(path, f"cannot be read: {error}") from error
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
 

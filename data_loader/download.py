@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import sys
 import threading
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from utils import RunError, UserError, atomic_write
+from utils import RunError, UserError, atomic_write, format_bytes
 
 TIMEOUT = 5  # seconds without data after which a mirror is given up
+MOST_BYTES = 2**28  # of a file, as received and unpacked; the largest has 170 million
 SLOWEST = 10_000  # bytes per second on average, below which a mirror is given up
 
 
@@ -26,16 +28,17 @@ class WrongContent(Exception):
     """A mirror returned something other than the requested file."""
 
 
-def fetch(urls, path, digest=None, timeout=TIMEOUT):
+def fetch(urls, path, digest=None, timeout=TIMEOUT, most=MOST_BYTES):
     """Download `path` from the first mirror that has it.
 
-    `digest` is the md5 or sha256 of the file, gzip-compressed or not.
+    `digest` is the md5 or sha256 of the file, gzip-compressed or not; neither may have more than
+    `most` bytes.
     """
     path, errors = Path(path), {}
     for url in urls:
         try:
-            data = _try(url, timeout)
-            _check(data, digest)
+            data = _try(url, timeout, most)
+            _check(data, digest, most)
         except (OSError, HTTPException, WrongContent) as error:
             errors[url] = error
         else:
@@ -53,18 +56,18 @@ def damaged(path, problem):
     )
 
 
-def _try(url, timeout):
+def _try(url, timeout, most):
     """The bytes from a mirror; one retry, but not after silence or an HTTP error."""
     try:
-        return _read(url, timeout)
+        return _read(url, timeout, most)
     except (TimeoutError, HTTPError):
         raise
     except (OSError, HTTPException):
         time.sleep(timeout / 10)
-        return _read(url, timeout)
+        return _read(url, timeout, most)
 
 
-def _read(url, timeout):
+def _read(url, timeout, most):
     from tqdm import tqdm
 
     with _open(url, timeout) as response:
@@ -75,6 +78,8 @@ def _read(url, timeout):
             while received := response.read1(1 << 20):
                 data += received
                 bar.update(len(received))
+                if len(data) > most:
+                    raise WrongContent(f"returned more than {format_bytes(most)}")
                 elapsed = time.monotonic() - start
                 if elapsed > timeout + len(data) / SLOWEST:
                     raise TimeoutError(f"too slow: {len(data)} bytes in {elapsed:.0f} s")
@@ -101,29 +106,34 @@ def _open(url, timeout):
         raise TimeoutError(f"no response in {timeout} s") from error
 
 
-def _check(data, digest):
+def _check(data, digest, most):
     """Raise WrongContent unless the digest is that of the data, as received or unpacked."""
     if digest is None:
         return
     kind = {32: "md5", 64: "sha256"}[len(digest)]
     actual = hashlib.new(kind, data).hexdigest()
-    try:
-        if digest not in (actual, hashlib.new(kind, _unpack(data)).hexdigest()):
-            raise WrongContent(
-                f"returned other content: {len(data)} bytes with {kind} {actual}, expected {digest}"
-            )
-    except ValueError as error:
-        raise WrongContent(f"returned {error}") from error
+    if digest not in (actual, _digest_unpacked(data, kind, most)):
+        raise WrongContent(
+            f"returned other content: {len(data)} bytes with {kind} {actual}, expected {digest}"
+        )
 
 
-def _unpack(data):
-    """The bytes inside gzip data, or other data unchanged; damaged gzip data is a ValueError."""
+def _digest_unpacked(data, kind, most):
+    """The digest of what is inside gzip data, of which only a part is in memory; None for other
+    data. A few bytes may unpack to gigabytes."""
     if not data.startswith(b"\x1f\x8b"):
-        return data
+        return None
+    digest, size = hashlib.new(kind), 0
     try:
-        return gzip.decompress(data)
+        with gzip.open(io.BytesIO(data)) as unpacked:
+            while part := unpacked.read(1 << 20):
+                digest.update(part)
+                size += len(part)
+                if size > most:
+                    raise WrongContent(f"returned gzip data of more than {format_bytes(most)}")
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"damaged gzip data ({error})") from error
+        raise WrongContent(f"returned damaged gzip data ({error})") from error
+    return digest.hexdigest()
 
 
 def _save(path, data):

@@ -7,9 +7,12 @@ from typing import Literal
 import numpy as np
 
 from data_loader.base import Data
-from utils import UserError
+from utils import UserError, open_file
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+# Pillow's names of these. It goes by the content, and would start Ghostscript for an EPS file.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+MOST_PIXELS, MOST_BYTES = 2**26, 2**30  # of one file: 67 million pixels
 MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}  # Pillow's name, channels
 
 
@@ -49,26 +52,50 @@ class Images:
 
 def pixels(path, image_size, color):
     """The image of a file, upright and resized: uint8 (height, width, channels)."""
-    from PIL import Image
-
     try:
-        return decoded(path, image_size, color)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        with open_file(path, MOST_BYTES) as file:
+            return decoded(file, image_size, color)
+    except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{path}: not a readable image ({error}); replace or delete it") from error
 
 
 def decoded(file, image_size, color):
-    """The image of a path or an open file, upright: uint8 (height, width, channels).
+    """The image of an open file, upright: uint8 (height, width, channels).
 
     It keeps its size if `image_size` is None.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
-    with Image.open(file) as image:
-        upright = ImageOps.exif_transpose(image).convert(MODES[color][0])
+    try:
+        image = Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"it is none of {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"it has too many pixels; at most {MOST_PIXELS:,} are decoded") from error
+    with image:
+        if image.width * image.height > MOST_PIXELS:
+            size = f"{image.width} x {image.height} pixels"
+            raise ValueError(f"it has {size}; at most {MOST_PIXELS:,} are decoded")
+        upright = with_8_bits(ImageOps.exif_transpose(image), image.format)
+        upright = upright.convert(MODES[color][0])
     if image_size is not None:
         upright = upright.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR)
     return np.asarray(upright, np.uint8).reshape(upright.height, upright.width, MODES[color][1])
+
+
+def with_8_bits(image, format):
+    """The image with 8 bits per channel; Pillow would cut off everything above 255.
+
+    16 bits are scaled down. The range of wider numbers is unknown, so they are a ValueError.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):
+        return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = {"I": "32-bit integers", "F": "floating-point numbers"}[image.mode]
+        raise ValueError(f"its pixels are {kind}, of an unknown range; convert it to 8 or 16 bits")
+    return image
 
 
 def _roots(root):

@@ -134,7 +134,7 @@ def in_workers(make, order, workers):
     )
     iterator = iter(one_by_one.mp_prefetch(options, partial(begin_worker, os.getpid())))
     try:
-        with signals_blocked():
+        with signals_blocked(), safe_path():
             first = copied(next(iterator))  # starts all workers
         yield first
         yield from map(copied, islice(iterator, len(order) - 1))
@@ -181,6 +181,20 @@ def signals_blocked():
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def safe_path():
+    """Processes started inside import nothing from the working folder before they have this
+    process's sys.path. It may be a stranger's, and would come first, since multiprocessing starts
+    `python -c`."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        os.environ |= {} if before is None else {"PYTHONSAFEPATH": before}
 
 
 def begin_worker(parent, _index, _count):

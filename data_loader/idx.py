@@ -13,7 +13,7 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from utils import RunError
+from utils import RunError, format_bytes, open_file
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -22,6 +22,7 @@ FILES = {
 ALL_FILES = FILES["train"] + FILES["test"]
 SIZES = {"train": 60_000, "test": 10_000}  # as published, for files that are still to be downloaded
 IMAGE = (28, 28)
+MOST_BYTES = 2**31  # of an unpacked file: 2.7 million images
 
 
 def idx_data(name, folders, mirrors, digests, stand_in=None, classes=None):
@@ -106,11 +107,15 @@ def _read(name, images, labels):
 def read_idx(path, rank):
     """The uint8 array of an IDX file, plain or gzip-compressed."""
     shape, header_size = idx_shape(path, rank), 4 + 4 * rank
-    with _opened(path) as file:
-        data = file.read()
     expected = header_size + math.prod(shape)
+    if expected > MOST_BYTES:
+        most = format_bytes(MOST_BYTES)
+        raise damaged(path, f"claims {format_bytes(expected)} by its header; at most {most} fit")
+    with _opened(path) as file:
+        data = file.read(expected + 1)
     if len(data) != expected:
-        raise damaged(path, f"has {len(data)} bytes, but its header {list(shape)} needs {expected}")
+        found = f"{len(data)} bytes{' or more' if len(data) > expected else ''}"
+        raise damaged(path, f"has {found}, but its header {list(shape)} needs {expected}")
     return np.frombuffer(data, np.uint8, offset=header_size).reshape(shape)
 
 
@@ -131,7 +136,7 @@ def idx_shape(path, rank):
 @contextmanager
 def _opened(path):
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
         with (gzip.open if packed else open)(path, "rb") as file:
             yield file

@@ -11,9 +11,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from utils import Damaged, UserError
+from utils import Damaged, UserError, format_bytes, open_file
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
+MOST_BYTES = 2**31  # of one record, as in a protocol buffer
 MAX_OPEN = 512  # open files per process, half of the usual limit of a system
 NEEDS = (
     "reading these files needs {}, which is not installed: "
@@ -83,7 +84,7 @@ def paths(pattern):
 def _opened(path):
     """The records of one file, whose format is recognized by its first bytes."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(12)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
@@ -148,6 +149,8 @@ class TFRecords:
 
     def __getitem__(self, number):
         start, end = map(int, self.offsets[number : number + 2])
+        if end - start > MOST_BYTES:
+            raise OSError(f"it has {format_bytes(end - start)}; at most {format_bytes(MOST_BYTES)}")
         # Opened for every record, since a thousand files are too many to keep open.
         with open(self.path, "rb", buffering=0) as file:
             file.seek(start + 12)

@@ -7,7 +7,7 @@ Your own function is named in the config as `my_module.my_parse`, and is written
 import io
 import math
 import os
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -106,7 +106,8 @@ def _array(record, start):
     return np.frombuffer(record, dtype, size, data).reshape(shape), end
 
 
-@cache  # all records have the same few headers, and parsing one takes longer than everything else
+# All records have the same few headers, and parsing one takes longer than everything else.
+@lru_cache(1000)
 def _header(header):
     shape, fortran, dtype = npy.read_array_header_1_0(io.BytesIO(header))
     if dtype.hasobject or fortran:

@@ -11,10 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+# The project's root must be on sys.path before the next import. Its folder inference/, which Python
+# puts there for a script, must not be: exports are written there, under names of their configs.
+sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-# The project's root must be on sys.path before this import.
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
 
 FORMATS = ("tflite", "onnx")

@@ -18,7 +18,7 @@ from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
 from inference.verify import table
-from utils import WINDOWS, RunError, UserError
+from utils import WINDOWS, RunError, UserError, inside, read_file
 from wiring.own_modules import COPIES
 
 REPORT = "verification.json"
@@ -131,7 +131,7 @@ def replace(work, folder, force):
 
 def keep_user_files(previous, folder):
     """Move the files that the previous export did not write; print those it wrote that are gone."""
-    written = json.loads((previous / REPORT).read_text(encoding="utf-8")).get("files", [])
+    written = json.loads(read_file(previous / REPORT)).get("files", [])
     remaining = [path for path in previous.iterdir() if not (folder / path.name).exists()]
     for path in remaining:
         if path.name not in written:
@@ -153,13 +153,14 @@ def code_of(checkpoint, root):
     """The folder model/ with which a checkpoint was trained: the copy in its run, or else ours."""
     run = Path(checkpoint).parent
     is_run = (run / "environment.json").is_file() and (run / "model").is_dir()
-    return (run if is_run else Path(root)) / "model"
+    return inside(run, "model") if is_run else Path(root) / "model"
 
 
 def describe(work, code, exporter, reports, failures):
     """Write the config, a copy of the folder `code` and the report about the files."""
     loaded, arguments, examples = exporter.loaded, exporter.arguments, exporter.examples
-    shutil.copytree(code, work / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(code, work / "model", ignore=ignored, symlinks=True)  # not what links lead to
     for path, file in loaded.parts.own_files().items():
         (work / COPIES / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, work / COPIES / path)

@@ -4,10 +4,10 @@ from utils import UserError
 from wiring.build import Builder
 
 
-def known_shape(config, source, facts, trusted):
+def known_shape(config, source, facts, trusted, folders=()):
     """The shape of one input by the checkpoint or else the config's data; None if unknown."""
     if "input_shape" not in facts:
-        facts = Builder(config, source, trusted).build().facts
+        facts = Builder(config, source, trusted, folders).build().facts
     return facts.get("input_shape")
 
 

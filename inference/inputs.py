@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from data_loader.folder import ENDINGS, pixels
-from utils import UserError, first_line
+from utils import UserError, check_memory, first_line, open_file
 
 ARRAYS = {".npz", ".npy"}
 
@@ -75,12 +75,16 @@ def read_arrays(path, key, predictor):
     if len(names) == 1:
         names = {only_input(predictor): key}
     try:
+        open_file(path).close()  # refuses a pipe
         content = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(content, np.ndarray):
             return {only_input(predictor): content}
         with content:
             missing = [stored for stored in names.values() if stored not in content.files]
             if not missing:
+                for stored in names.values():  # a few bytes may unpack to gigabytes
+                    info = content.zip.getinfo(f"{stored.removesuffix('.npy')}.npy")
+                    check_memory(f"{path}: {stored}", info.file_size)
                 return {name: content[stored] for name, stored in names.items()}
     except UserError:
         raise

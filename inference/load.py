@@ -24,7 +24,7 @@ from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
 from training.recipe import with_recorded
-from utils import UserError, first_line, named_leaves
+from utils import UserError, first_line, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -78,7 +78,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
     if model is None:
         found = find_config(config, checkpoint, weights.record, (), trust)
         facts = stored_facts(weights.record)
-        parts, _ = build_to_ship(found[0], found[1], facts, trusted=found[2])
+        parts, _ = build_to_ship(*found[:2], facts, trusted=found[2], folders=found[3])
         parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
         model, preprocess, config = parts.model, parts.preprocess, parts.config
         raw, inputs = input_specs(parts, weights.record, None)
@@ -101,7 +101,7 @@ def checkpoint_at(path):
         return path
     if not (found := checkpoints(path)):
         runs = sorted({file.parent for file in path.glob("*/checkpoint-*")})
-        hint = f"did you mean {runs[-1]}?" if runs else "name a checkpoint, or the folder of a run"
+        hint = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
         raise UserError(f"{path}: holds no checkpoint; {hint}")
     return list(found.values())[-1][0]
 
@@ -136,12 +136,11 @@ def load_to_export(
     checkpoint's own config is used, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
-    config, source, trusted = find_config(
+    config, source, trusted, folders = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )
-    folders = look_in(Path(config_file or checkpoint).parent) if trusted else ()
     facts = stored_facts(weights.record)
-    known = known_shape(config, source, facts, trusted) if shape else None
+    known = known_shape(config, source, facts, trusted, folders) if shape else None
     shape, layout = channels_last(shape, form.layout, known)
     form = form._replace(layout=layout)
     parts, data_error = build_to_ship(config, source, facts, trusted, shape, folders)
@@ -183,10 +182,11 @@ def prepare(preprocess, form, raw):
 
 
 def find_config(config_file, checkpoint, record, overrides, trusted):
-    """(config, its name for messages, whether it may import): the given file, or the stored one."""
+    """(config, its name for messages, whether it may import, and from which folders): the given
+    file, or the stored one."""
     if config_file:
-        look_in(Path(config_file).parent)
-        return read(config_file, overrides), Path(config_file).name, True
+        folders = look_in(Path(config_file).parent)
+        return read(config_file, overrides), Path(config_file).name, True, folders
     if "config" not in record:
         raise UserError(f"{checkpoint}: contains no config; {PASS_ONE}")
     is_run = "step" in record  # else it is the config beside an exported file
@@ -196,9 +196,8 @@ def find_config(config_file, checkpoint, record, overrides, trusted):
     config = record["config"]
     for text in overrides:
         config = override(config, text)
-    if trusted:
-        look_in(Path(checkpoint).parent)
-    return config, str(checkpoint), trusted
+    folders = look_in(Path(checkpoint).parent) if trusted else ()
+    return config, str(checkpoint), trusted, folders
 
 
 def stored_facts(record):

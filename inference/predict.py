@@ -17,10 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+# The project's root must be on sys.path before the next import. Its folder inference/, which Python
+# puts there for a script, must not be: exports are written there, under names of their configs.
+sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-# The project's root must be on sys.path before this import.
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, atomic_file  # noqa: E402
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit codes that shells use for SIGINT and SIGPIPE

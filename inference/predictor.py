@@ -21,7 +21,7 @@ from inference.load import (
 from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.verify import Reference, repeated
-from utils import RunError, UserError, first_line
+from utils import RunError, UserError, first_line, read_file
 from wiring.build import build_preprocess
 from wiring.config import read
 
@@ -69,8 +69,8 @@ def open_export(path, arguments):
     if file is None or (is_prepared and kind):
         return Predictor(model, inputs, size, (), form, kind or "numbers", classes)
     record = {} if arguments.config else {"config": read(file)}
-    config, source, trusted = find_config(arguments.config, file, record, (), arguments.trust)
-    preprocess = () if is_prepared else tuple(build_preprocess(config, source, trusted))
+    config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
+    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest))
     kind = kind or output_kind(config, form)
     return Predictor(model, inputs, size, preprocess, form, kind, classes)
 
@@ -78,11 +78,11 @@ def open_export(path, arguments):
 def read_report(path):
     """(form, output kind, class names) from an export's report."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(read_file(path))
         form, kind = Form(**report["form"]), report["answers"]
         if kind not in OUTPUT_KINDS:
             raise ValueError(f"answers must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
         fix = "export again, or move the model to another folder and pass its config with -c"
         raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error

@@ -43,9 +43,9 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     return built, builder.problems_text()
 
 
-def build_preprocess(config, source, trusted=True):
+def build_preprocess(config, source, trusted=True, folders=()):
     """The preprocessing functions of a config."""
-    builder = Builder(config, source, trusted)
+    builder = Builder(config, source, trusted, folders)
     preprocess = builder.parts_of_list("preprocess")
     builder.raise_problems()
     return preprocess
@@ -97,6 +97,7 @@ class Builder:
         self.check_optimizer(built.optimizer)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
+        built.beyond = [f"{self.source}: {line}" for line in self.nodes.beyond]
         return built
 
     def check_keys(self):

@@ -5,7 +5,7 @@ import copy
 import json
 from pathlib import Path
 
-from utils import UserError
+from utils import UserError, read_file
 
 REQUIRED = object()
 LARGEST_SEED = 2**32 - 1
@@ -48,11 +48,14 @@ SECTIONS = {
 }
 
 
-def read(path, overrides=()):
-    """The config at `path` with `key.path=value` overrides; its parts are not checked yet."""
+def read(path, overrides=(), trusted=True):
+    """The config at `path` with `key.path=value` overrides; its parts are not checked yet.
+
+    One that is not `trusted` may not say which hosts are contacted; an override may.
+    """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file; name a config with -c, as in: "
@@ -74,6 +77,10 @@ def read(path, overrides=()):
         raise UserError(f"{path}: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: must contain an object {{...}}, found {show(config)}")
+    if not trusted and config.get("distributed"):
+        fix = "remove it, and pass it as an override, as in distributed.coordinator=none"
+        why = "the config of a run does not say which hosts are contacted"
+        raise UserError(f"{path}: distributed: {why}; {fix}, or pass --trust if you trust it")
     for text in overrides:
         config = override(config, text)
     return config

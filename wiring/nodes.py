@@ -10,7 +10,7 @@ from utils import UnknownFact, UserError, where_and_why
 from wiring import kinds, parts
 from wiring.config import show
 from wiring.own_modules import clash
-from wiring.values import Misfit, convert, without_range
+from wiring.values import UNTRUSTED, Misfit, beyond, convert, without_range
 
 SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # what other libraries call an argument
 # Arguments of an update that `fit` passes from the training section.
@@ -42,6 +42,7 @@ class Nodes:
     def __init__(self, trusted=True, folders=()):
         self.folders = folders  # those that hold the user's own modules
         self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
+        self.beyond = []  # what an untrusted config would do outside of its run, one line each
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
         self.rates = {}  # {path: learning rate}
@@ -93,17 +94,13 @@ class Nodes:
     def function(self, kind, name, node, path):
         """The function that a node names."""
         if "." in name and not self.trusted:
-            message = (
-                f"{name!r} would import code, and this config comes from a run folder or a "
-                "checkpoint; pass --trust if you trust it (from Python: trust=True)"
-            )
-            self.problem(path, message)
+            self.problem(path, f"{name!r} would import code, {UNTRUSTED}")
             raise Unbuilt
         if "." in name and (hidden := clash(name, self.folders)):
             self.problem(path, f"{name!r}: {hidden}")
             raise Unbuilt
         try:
-            return parts.resolve(kind, name)
+            return parts.resolve(kind, name, self.folders)
         except UserError as error:
             imported = getattr(error.__cause__, "name", None)  # what an import did not find
             hidden = clash(imported, self.folders)
@@ -243,6 +240,8 @@ class Nodes:
                 complete = False
         if not complete:
             raise Unbuilt
+        if not self.trusted:
+            self.beyond += beyond(values, accepted, path)
         return values
 
     def missing(self, key, name, path, signature):

@@ -1,8 +1,10 @@
 """The user's own modules: in which folders dotted names find them, which files were imported, and
 which of them a module of Rawtree hides."""
 
+import importlib
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -12,14 +14,37 @@ TOOLKIT += ("ranges", "training", "utils", "wiring")
 
 
 def look_in(folder):
-    """Let dotted names import from a folder, and from the working folder; the modules that a run
-    has copied come before all others. Return the folders."""
+    """The folders from which the dotted names of a trusted config may import: this one and the
+    working folder, after the modules that a run has copied. None of them is on sys.path yet."""
     copies, folders = Path(folder).resolve() / COPIES, [Path(folder).resolve(), Path.cwd()]
-    if copies.is_dir():
-        folders = [copies, *folders]
-        sys.path[:0] = [str(copies)] if str(copies) not in sys.path else []
-    sys.path += [str(each) for each in folders if str(each) not in sys.path]
-    return folders
+    return [copies, *folders] if copies.is_dir() else folders
+
+
+def import_from(folders, name):
+    """Import the module of a trusted config's dotted name, and what it needs.
+
+    A folder goes on sys.path only where it holds such a module. Otherwise any package that a
+    library imports if it is installed would be imported from there: the folder may be a stranger's.
+    """
+    put_on_path([folder for folder in folders if Path(folder).name == COPIES], name)
+    while True:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not put_on_path(folders, error.name):
+                raise
+
+
+def put_on_path(folders, name):
+    """Add the first of the folders that holds a module and is not on sys.path; whether one was."""
+    for folder in map(str, folders):
+        if folder not in sys.path and PathFinder.find_spec(name.partition(".")[0], [folder]):
+            import jax
+
+            jax.devices()  # JAX has imported its plugins now, and does not find any in the folder
+            sys.path.insert(0 if Path(folder).name == COPIES else len(sys.path), folder)
+            return True
+    return False
 
 
 def own_files(folders):

@@ -14,6 +14,7 @@ from functools import cache
 
 from utils import UserError, where_and_why
 from wiring.kinds import KINDS
+from wiring.own_modules import import_from
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
@@ -71,10 +72,13 @@ def is_part(function, name, module_name, kind):
     return returned is marker(kind) or returned == marker(kind).__name__
 
 
-def resolve(kind, name):
-    """The function of this name; the error for an unknown name suggests the nearest and all."""
+def resolve(kind, name, folders=()):
+    """The function of this name; the error for an unknown name suggests the nearest and all.
+
+    A dotted name may be that of a module in one of the folders.
+    """
     if "." in name:
-        return imported(name)
+        return imported(name, folders)
     functions, broken = find(kind)
     if name in functions:
         return functions[name]
@@ -93,11 +97,11 @@ def import_errors(broken):
     return [f"{module} cannot be imported: {why}" for module, why in broken.items()]
 
 
-def imported(dotted):
+def imported(dotted, folders=()):
     """The function or class of a dotted name, as in optax.lion."""
     module_name, _, name = dotted.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
+        module = import_from(folders, module_name)
     except (Exception, SystemExit) as error:  # a user's file may fail in any way
         why = error if isinstance(error, ImportError) else where_and_why(error)
         raise UserError(f"{dotted!r} cannot be imported: {why}") from error

@@ -208,7 +208,7 @@ def type_name(annotation):
         return " or ".join(code(show(choice)) for choice in inner)
     if origin is typing.Annotated:
         name, words = type_name(inner[0]), [limit.words for limit in values.ranges(inner[1:])]
-        return ", ".join(words if words[0].startswith(("a ", "an ")) else [name, *words])
+        return ", ".join(words if words and words[0].startswith(("a ", "an ")) else [name, *words])
     if origin in (typing.Union, types.UnionType):
         names = [*map(type_name, inner)]
         return (", or " if any(", " in name for name in names) else " or ").join(names)

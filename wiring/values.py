@@ -5,9 +5,15 @@ import typing
 
 import numpy as np
 
+from ranges import NeedsTrust
 from utils import named_leaves
 from wiring.config import show
 
+# A config that was named with -c is the user's own; all others are data.
+UNTRUSTED = (
+    "and this config was not named with -c, but comes from a run folder, a checkpoint or the "
+    "working folder; pass --trust if you trust it (from Python: trust=True)"
+)
 PLAIN = {
     int: "an integer",
     float: "a number",
@@ -73,6 +79,15 @@ def in_range(value, limits, path):
 def ranges(metadata):
     """The ranges (utils.Range) among the metadata of an annotation."""
     return [limit for limit in metadata if hasattr(limit, "keywords") and hasattr(limit, "holds")]
+
+
+def beyond(values, accepted, path):
+    """One line for each argument whose value reaches beyond the run of an untrusted config."""
+    for key, parameter in accepted.items():
+        value = values.get(key, parameter.default)
+        for mark in typing.get_args(parameter.annotation):
+            if isinstance(mark, NeedsTrust) and mark.reaches(value):
+                yield f"{path}.{key}: {show(value)} {mark.effect}, {UNTRUSTED}"
 
 
 def without_range(annotation):

@@ -90,6 +90,25 @@ def test_every_mirror_is_named_with_its_error_and_no_file_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_without_end_is_given_up(mirror, tmp_path):
+    def endless(handler):
+        mirror.send(handler, b"", length=2**50)
+        while not mirror.stop.wait(0):
+            handler.wfile.write(bytes(10_000))
+
+    mirror.pages["/file"] = endless
+    with pytest.raises(RunError, match=r"returned more than 97\.7 KiB"):
+        fetch([mirror.url + "file"], tmp_path / "file", MD5, most=100_000)
+
+
+def test_gzip_data_that_unpacks_to_too_much_is_given_up(mirror, tmp_path):
+    mirror.pages |= {"/bomb": gzip.compress(bytes(2**24)), "/good": PACKED}
+    fetch([mirror.url + "bomb", mirror.url + "good"], tmp_path / "file", MD5, most=200_000)
+    assert (tmp_path / "file").read_bytes() == PACKED
+    with pytest.raises(RunError, match=r"returned gzip data of more than 195\.3 KiB"):
+        fetch([mirror.url + "bomb"], tmp_path / "other", MD5, most=200_000)
+
+
 def test_a_server_that_sends_too_slowly_is_given_up(mirror, tmp_path):
     def slow(handler):
         mirror.send(handler, b"", length=10**6)

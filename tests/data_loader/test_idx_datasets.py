@@ -139,8 +139,13 @@ def images(n, height=28, width=28, magic=b"\0\0\x08\x03"):
         (gzip.compress(images(30))[:-9], "damaged gzip"),
         (gzip.compress(images(30))[:20] + b"?" * 40, "damaged gzip"),
         (b"\x1f\x8bnot gzip at all", "damaged gzip"),
+        (b"\0\0\x08\x03" + b"\0\xff\xff\xff" * 3, "claims .* GiB by its header; at most 2.0 GiB"),
+        (gzip.compress(images(30) + bytes(2**24)), r"has 23537 bytes or more, but its header"),
     ],
-    ids=["short", "long", "magic", "html", "empty", "header", "dims", "count", "cut", "bad", "gz"],
+    ids=[
+        *("short", "long", "magic", "html", "empty", "header", "dims", "count", "cut", "bad", "gz"),
+        *("claim", "bomb"),
+    ],
 )
 @pytest.mark.parametrize("fallback", ["error", "digits"])
 def test_a_damaged_local_file_is_a_user_error_and_never_replaced(

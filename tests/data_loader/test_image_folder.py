@@ -1,14 +1,20 @@
 """Images in one folder per class: labels from sorted names, lazy reading, damaged files named."""
 
+import io
+import os
 import shutil
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from data_loader.folder import folder
+from data_loader import folder as folder_module
+from data_loader.folder import decoded, folder, pixels
 from data_loader.loader import batches, fingerprint, split
+from data_loader.records import tf_example
+from tests.data_loader.test_records import example_of
 from utils import UserError
 
 
@@ -75,6 +81,86 @@ def test_a_rotated_photograph_is_turned_upright(root):
     Image.fromarray(pixels).save(root / "train" / "ants" / "0.PNG", exif=exif)
     image, _ = folder(str(root), [8, 8]).load()["train"][0]
     assert image[0].max() == 0 and image[7].min() == 255
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def saved(array, format, **options):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, format, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("content", [EPS, saved(np.zeros((4, 4), np.uint8), "PCX")])
+def test_only_the_formats_of_its_endings_are_decoded(tmp_path, monkeypatch, content):
+    """Pillow goes by the content: it would start Ghostscript for an EPS file, whatever its name."""
+
+    def start(*_args, **_kwargs):
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.png: not a readable image \(it is none of PNG, JPEG"):
+        pixels(tmp_path / "x.png", (4, 4), "rgb")
+    with pytest.raises(UserError, match="it is none of PNG, JPEG"):
+        tf_example(example_of(content), image_size=(4, 4))
+
+
+WIDE = np.array([[0, 128, 129, 256], [257, 32768, 65406, 65535]], np.uint16)
+
+
+@pytest.mark.parametrize(("format", "ending"), [("PNG", "png"), ("TIFF", "tif"), ("PPM", "pgm")])
+@pytest.mark.parametrize("color", ["gray", "rgb"])
+def test_16_bits_are_scaled_to_8(tmp_path, format, ending, color):
+    path = tmp_path / f"x.{ending}"
+    path.write_bytes(saved(WIDE, format))
+    expected = np.rint(WIDE / 257).astype(np.uint8)[..., None]
+    assert (pixels(path, (2, 4), color) == expected).all()
+
+
+def test_16_bits_of_big_endian_and_turned_photographs_are_scaled_too():
+    tiff = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    Image.frombytes("I;16B", (4, 2), WIDE.astype(">u2").tobytes()).save(tiff, "TIFF", exif=exif)
+    expected = np.rint(WIDE[::-1, ::-1] / 257).astype(np.uint8)
+    assert (decoded(tiff, None, "gray")[..., 0] == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (np.array([[0, 70_000]], np.int32), "32-bit integers"),
+        (np.array([[0.1, 0.9]], np.float32), "floating-point numbers"),
+    ],
+)
+def test_pixels_of_an_unknown_range_are_refused(tmp_path, array, kind):
+    (tmp_path / "x.tiff").write_bytes(saved(array, "TIFF"))
+    with pytest.raises(UserError, match=rf"its pixels are {kind}, of an unknown range; convert"):
+        pixels(tmp_path / "x.tiff", (1, 2), "gray")
+
+
+@pytest.mark.parametrize("side", [8193, 20_000])  # Pillow itself refuses the second one
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, side, monkeypatch):
+    small = saved(np.zeros((1, 1), np.uint8), "GIF")
+    large = small[:6] + 2 * side.to_bytes(2, "little") + small[10:]
+    monkeypatch.setattr(Image.Image, "load", None)
+    (tmp_path / "x.gif").write_bytes(large)
+    with pytest.raises(UserError, match=r"x\.gif: not a readable .*at most 67,108,864 are decoded"):
+        pixels(tmp_path / "x.gif", (1, 1), "rgb")
+
+
+def test_a_pipe_or_a_huge_file_is_not_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(UserError, match=r"x\.png: .*it is a pipe or a device, not a regular file"):
+        pixels(tmp_path / "x.png", (4, 4), "rgb")
+    with open(tmp_path / "y.png", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=r"y\.png: .*it has 1024\.0 GiB, and at most 1\.0 GiB"):
+        pixels(tmp_path / "y.png", (4, 4), "rgb")
+    assert folder_module.MOST_BYTES == 2**30
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from data_loader import protobuf
 from data_loader.base import Arrays
-from data_loader.record_files import RecordFiles
+from data_loader.record_files import RecordFiles, _checksum
 from data_loader.records import numpy_example, numpy_record, tf_example, write_records
 from utils import UserError
 
@@ -222,6 +222,21 @@ def test_a_file_that_cannot_be_indexed_is_named(tf_folder, tmp_path, damage, mes
         RecordFiles(str(path))
 
 
+def test_a_pipe_or_a_record_of_gigabytes_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a.tfrecord")
+    with pytest.raises(UserError, match=r"a\.tfrecord: cannot be read: it is a pipe or a device"):
+        RecordFiles(str(tmp_path / "*.tfrecord"))
+    length = (2**36).to_bytes(8, "little")
+    with open(tmp_path / "b.tfrecord", "wb") as file:
+        file.write(length + _checksum(length))
+        file.truncate(2**36 + 16)  # a sparse file: it takes a few KiB on the disk
+    records = RecordFiles(str(tmp_path / "b.tfrecord"))
+    with pytest.raises(
+        UserError, match=r"record 0 cannot be read \(it has 64\.0 GiB; at most 2\.0"
+    ):
+        records[0]
+
+
 def test_a_truncated_array_record_file_is_refused(tmp_path):
     (path,) = write_records(tmp_path / "x", Arrays(np.zeros((300, 500)), np.zeros(300)))
     truncate(path)
@@ -255,11 +270,8 @@ def test_the_index_of_a_file_is_made_from_the_lengths_of_its_records(tmp_path):
     assert time.monotonic() - start < 1
 
 
-def test_an_encoded_photograph_is_turned_upright():
-    pixels, exif, file = np.zeros((8, 8, 3), np.uint8), Image.Exif(), io.BytesIO()
-    pixels[:4], exif[0x0112] = 255, 3  # bright above; taken upside down
-    Image.fromarray(pixels).save(file, "PNG", exif=exif)
-    value = file.getvalue()
+def example_of(image):
+    """A serialized tf.train.Example with the bytes of an image, and label 2."""
 
     def field(number, data):
         size = protobuf.encoded(len(data))
@@ -268,8 +280,14 @@ def test_an_encoded_photograph_is_turned_upright():
     def entry(name, feature):
         return field(1, field(1, name) + field(2, feature))
 
-    record = field(
-        1, entry(b"image", field(1, field(1, value))) + entry(b"label", field(3, b"\x08\x02"))
+    return field(
+        1, entry(b"image", field(1, field(1, image))) + entry(b"label", field(3, b"\x08\x02"))
     )
-    image, label = tf_example(record)
+
+
+def test_an_encoded_photograph_is_turned_upright():
+    pixels, exif, file = np.zeros((8, 8, 3), np.uint8), Image.Exif(), io.BytesIO()
+    pixels[:4], exif[0x0112] = 255, 3  # bright above; taken upside down
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    image, label = tf_example(example_of(file.getvalue()))
     assert image[0].max() == 0 and image[7].min() == 255 and label == 2

@@ -1,5 +1,6 @@
 """The user's arrays: sizes from their headers, checked against each other, never unpickled."""
 
+import os
 import pickle
 
 import numpy as np
@@ -122,6 +123,25 @@ def test_changed_bytes_in_a_npz_are_noticed(tmp_path):
     path.write_bytes(content.replace(X.tobytes(), X[::-1].tobytes()))
     with pytest.raises(UserError, match="x cannot be read"):
         arrays(str(path)).load()
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a.npz")
+    os.mkfifo(tmp_path / "x.npy")
+    for path in (tmp_path / "a.npz", tmp_path):
+        with pytest.raises(UserError, match=r"x cannot be read \(it is a pipe or a device"):
+            arrays(str(path))
+
+
+def test_what_unpacks_to_more_than_the_memory_is_not_read(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 1000)), y=np.zeros(1000))
+    data = arrays(str(tmp_path / "a.npz"))
+    monkeypatch.setattr("utils.main_memory", lambda: 2**20)
+    message = (
+        r"a\.npz: x, float64\[1000, 1000\]: would need 7\.6 MiB, and this machine has 1\.0 MiB"
+    )
+    with pytest.raises(UserError, match=message):
+        data.load()
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -24,7 +24,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from utils import Damaged, RunError, UserError, first_line, to_disk
+from utils import Damaged, RunError, UserError, check_memory, first_line, read_file, to_disk
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
@@ -80,13 +80,14 @@ def read(path, verified=False):
         folder = find(path)
         if not verified:
             compare_digests(path, folder)
-        note = json.loads((folder / NOTE).read_bytes())
+        note = json.loads(read_file(folder / NOTE))
         forms = {name: (np.dtype(d), tuple(shape)) for name, (d, shape) in note["arrays"].items()}
         arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
             large = [name for name, (_, shape) in forms.items() if math.prod(shape) > LARGE]
             arrays |= {name: Stored(path, name, *forms[name]) for name in large}
         if rest := forms.keys() - arrays.keys():
+            check_memory(path, sum(math.prod(forms[n][1]) * forms[n][0].itemsize for n in rest))
             restore_args = dict.fromkeys(rest, ocp.RestoreArgs(restore_type=np.ndarray))
             some = any(isinstance(array, Stored) for array in arrays.values())
             arrays |= restored(folder, restore_args, some)
@@ -129,7 +130,7 @@ class Stored:
 def read_record(path):
     """The record alone; neither arrays nor digests are read."""
     with naming(path):
-        return dict(json.loads((find(path) / NOTE).read_bytes())["record"])
+        return dict(json.loads(read_file(find(path) / NOTE))["record"])
 
 
 def import_orbax():
@@ -209,7 +210,7 @@ def compare_digests(path, folder):
     """Refuse a folder that differs in any bit from what was written."""
     if not (folder / SUMS).is_file():
         raise Damaged(f"{path}: is incomplete: it has no {SUMS}, which is written last")
-    listed, actual = (folder / SUMS).read_bytes(), digests(folder)
+    listed, actual = read_file(folder / SUMS), digests(folder)
     if listed != actual:
         differing = {*listed.split(b"\n")} ^ {*actual.split(b"\n")}
         wrong = sorted({line[66:].decode(errors="replace") for line in differing})

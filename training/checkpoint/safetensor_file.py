@@ -17,7 +17,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from utils import Damaged, UserError, atomic_file, format_bytes
+from utils import Damaged, UserError, atomic_file, check_memory, format_bytes
 
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_}
@@ -178,6 +178,7 @@ def allocate(path, header, size):
         forms[name], end = (shape, TYPES[code]), stop
     if end != size:
         raise not_valid(path, f"its arrays take {end} bytes, but the file has {size} for them")
+    check_memory(path, size)
     try:
         return {name: np.empty(*form) for name, form in forms.items()}
     # An empty array may be longer along another axis than NumPy can count.

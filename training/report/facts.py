@@ -1,6 +1,7 @@
 """The parts of the page in words and tables: numbers at a glance, config, environment, files."""
 
 import json
+from os.path import realpath
 from pathlib import Path
 from urllib.parse import quote
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from training.report.markup import DOT, definitions, folded, headline, note, section, table, tag
 from training.report.numbers import duration, plain
+from training.report.read import picture_files
 from utils import format_bytes, relative_path
 
 TILES = 8
@@ -173,9 +175,9 @@ def in_words(value):
 
 def files(run, target):
     """Links to the files in the run's folder."""
-    paths = [*sorted(run.folder.glob("*")), *sorted(run.folder.glob("pictures/*"))]
-    hidden, rows = target.resolve(), []
-    paths = [p for p in paths if not p.name.startswith(".") and p.resolve() != hidden]
+    paths = [*sorted(run.folder.glob("*")), *picture_files(run.folder, "*")]
+    hidden, rows = realpath(target), []  # unlike Path.resolve, it does not fail at circular links
+    paths = [p for p in paths if not p.name.startswith(".") and realpath(p) != hidden]
     for path in paths[:FILES]:
         name = f"{path.relative_to(run.folder)}{'/' * path.is_dir()}"
         rows.append([link(path, name, target), size(path)])

@@ -6,12 +6,14 @@ import numpy as np
 
 from training.report.markup import DOT, Html, empty, note, section, table, tag
 from training.report.numbers import plain
-from training.report.read import read_json
+from training.report.read import picture_files, read_json, unlinked
+from utils import open_file
 
 NUMBERED = 20  # classes; a matrix of more is drawn without numbers
 CELLS = 8_000  # of a drawing; of more, the most frequent ones are drawn
 WORST = 64  # mistakes that are shown
 LARGEST = 4 * 2**20  # bytes of a picture
+FILES = 24  # of one kind, a file for each set
 
 
 class Unusable(Exception):
@@ -27,7 +29,7 @@ def mistakes(run):
 
 def from_files(run, pattern, show):
     """What `show` makes of each file, or why it cannot."""
-    for path in sorted((run.folder / "pictures").glob(pattern)):
+    for path in picture_files(run.folder, pattern)[:FILES]:
         value, fault = read_json(path)
         try:
             yield tag("p.problem", fault) if fault else show(value)
@@ -178,12 +180,19 @@ def image(content, name):
     return empty("img", alt=name, src=f"data:image/png;base64,{base64.b64encode(content).decode()}")
 
 
+def beginning(path):
+    """The bytes of a picture's file, up to one more than are shown."""
+    with open_file(unlinked(path)) as file:
+        return file.read(LARGEST + 1)
+
+
 def first_batch(run):
     """The first examples of training; None if there is no picture of them."""
     try:
-        with open(run.folder / "pictures" / "first_batch.png", "rb") as file:
-            shown = image(file.read(LARGEST + 1), "the first batch")
-    except OSError:
+        shown = image(beginning(run.folder / "pictures" / "first_batch.png"), "the first batch")
+    except FileNotFoundError:
         return None
+    except OSError:
+        shown = None
     fault = tag("p.problem", "first_batch.png cannot be shown: it is too large or not a PNG")
     return section("First batch", tag("div.batch", shown) if shown else fault)

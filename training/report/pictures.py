@@ -3,7 +3,8 @@
 from urllib.parse import unquote
 
 from training.report.markup import note, section, tag
-from training.report.mistakes import LARGEST, image
+from training.report.mistakes import beginning, image
+from training.report.read import picture_files
 
 SHOWN = 24  # pictures
 BYTES = 16 * 2**20  # of all of them
@@ -11,15 +12,19 @@ BYTES = 16 * 2**20  # of all of them
 
 def pictures(run):
     """The pictures that no other part of the page shows; None if there are none."""
-    paths = [path for path in (run.folder / "pictures").glob("*.png") if not is_elsewhere(path)]
+    if (run.folder / "pictures").is_symlink():
+        fault = "pictures is a link, which is not followed"
+        return section("Pictures", tag("p.problem", fault))
+    paths = [path for path in picture_files(run.folder, "*.png") if not is_elsewhere(path)]
     newest = sorted(paths, key=changed, reverse=True)[:SHOWN]
     figures, left = [], BYTES
     for path in sorted(newest):
         try:
-            with open(path, "rb") as file:
-                content = file.read(LARGEST + 1)
-        except OSError:
+            content = beginning(path)
+        except FileNotFoundError:
             continue  # deleted, or replaced, at this moment
+        except OSError:
+            content = b""
         shown = image(content, unquote(path.stem)) if len(content) <= left else None
         left -= len(content)
         fault = tag("p.problem", f"{path.name} is not shown: it is too large or not a PNG")

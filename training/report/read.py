@@ -14,9 +14,8 @@ import numpy as np
 
 from training.options import sign_of
 from training.report.rows import Metrics, read_metrics
-from utils import UserError, locked
+from utils import UserError, inside, locked, open_file, quoted, read_file
 
-LARGEST = 32 * 2**20  # bytes of a JSON file that is read
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
 
 
@@ -75,7 +74,7 @@ def read_run(folder):
     if not any((folder / name).exists() for name in files):
         configs = [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
         runs = sorted(path.parent for path in configs)
-        hint = f"did you mean {runs[-1]}?" if runs else "name one: saved/<title>/<run>"
+        hint = f"did you mean {quoted(runs[-1])}?" if runs else "name one: saved/<title>/<run>"
         message = "is not the folder of a run, since it holds neither config.json nor metrics.jsonl"
         raise UserError(f"{folder}: {message}; {hint}")
     config, real = read_json(folder / "config.json"), folder.resolve()
@@ -95,9 +94,7 @@ def read_run(folder):
 def read_json(path):
     """The File of a path; its value is empty if the file cannot be read."""
     try:
-        if path.stat().st_size > LARGEST:
-            return File({}, f"{path.name} is too large to be shown")
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(unlinked(path)))
     except FileNotFoundError:
         return File({}, f"there is no {path.name}")
     except OSError as error:
@@ -111,6 +108,21 @@ def read_json(path):
     return File(value, None)
 
 
+def unlinked(path):
+    """The path of a file, or of one in pictures/, in the folder of a run; Unreadable if it is a
+    link, since a page that is passed on must not show a file from elsewhere."""
+    folder = path.parent
+    if folder.name == "pictures":
+        return inside(folder.parent, "pictures", path.name)
+    return inside(folder, path.name)
+
+
+def picture_files(folder, pattern):
+    """The files in pictures/ of the folder of a run; none if it is a link."""
+    pictures = folder / "pictures"
+    return [] if pictures.is_symlink() else sorted(pictures.glob(pattern))
+
+
 def is_deep(value, left=40):
     """Whether a value is nested more deeply than anything that a run writes."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -121,7 +133,7 @@ def is_deep(value, left=40):
 def read_log(path):
     """When a run began and ended, its parameters, its memory and its warnings, from train.log."""
     head = tail = b""
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), open_file(unlinked(path)) as file:
         head = file.read(HEAD)
         file.seek(max(0, path.stat().st_size - TAIL))
         tail = file.read()

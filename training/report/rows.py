@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils import inside, lines_of
+
 # The keys that describe a row; all others are measured values.
 ROW_KEYS = {"epoch", "step", "initial", "final", "end_of_epoch", "each_step"}
+
+
+MOST_BYTES = 2**28  # of a metrics.jsonl
+MOST_NAMES = 10_000  # after which new ones are left out
 
 
 class Curve(NamedTuple):
@@ -70,16 +76,18 @@ class Metrics:
 
 def read_metrics(path):
     """The columns of a metrics.jsonl; damaged lines are skipped."""
-    metrics, broken, complete = Metrics(), 0, True
+    metrics, broken, complete, size = Metrics(), 0, True, 0
     try:
-        with open(path, "rb") as file:
-            for line in file:
-                complete = line.endswith(b"\n")
-                try:
-                    row = json.loads(line)
-                    add_row(metrics, row, count(row["epoch"]), count(row["step"]))
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    broken += bool(line.strip())
+        for line in lines_of(inside(path.parent, path.name)):
+            complete, size = line.endswith(b"\n"), size + len(line)
+            if size > MOST_BYTES:
+                metrics.problem = f"{path.name} is too large; only its beginning is shown"
+                break
+            try:
+                row = json.loads(line)
+                add_row(metrics, row, count(row["epoch"]), count(row["step"]))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                broken += bool(line.strip())
     except FileNotFoundError:
         metrics.problem = f"there is no {path.name}: nothing has been measured yet"
     except OSError as error:
@@ -103,6 +111,8 @@ def add_row(metrics, row, epoch, step):
         metrics.tested = str(row["final"]) if row.get("final") else metrics.tested
         return
     columns = metrics.steps if row.get("each_step") else metrics.lines
+    if len(columns) > MOST_NAMES:
+        values = {name: value for name, value in values.items() if name in columns}
     if row.get("end_of_epoch"):
         columns, metrics.epoch_at[step] = metrics.epochs, epoch
     metrics.last_step = max(metrics.last_step, step)

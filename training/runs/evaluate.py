@@ -3,6 +3,7 @@ appear."""
 
 import json
 import logging
+import re
 import sys
 import time
 from contextlib import closing, contextmanager, suppress
@@ -28,7 +29,7 @@ from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.trainer import Trainer
 from training.watching.metric_log import append, sayable
-from utils import DONE, Damaged, UserError
+from utils import DONE, MOST_LINES, Damaged, UserError, lines_of, read_file
 
 logger = logging.getLogger("main")
 
@@ -88,11 +89,7 @@ def watch(parts, named):
 def with_statistics_of(folder, parts):
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
-    return (
-        with_recorded(parts, json.loads(path.read_text(encoding="utf-8")), path)
-        if parts.unfitted
-        else parts
-    )
+    return with_recorded(parts, json.loads(read_file(path)), path) if parts.unfitted else parts
 
 
 class Best:
@@ -138,14 +135,19 @@ class Best:
 
 def rows(path):
     """The JSON lines of a file that may not exist; a torn last line is ended, and skipped."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    if text and not text.endswith("\n"):
+    values, line = [], b"\n"
+    try:
+        for line in lines_of(path, MOST_LINES) if path.exists() else ():
+            with suppress(ValueError):
+                values.append(json.loads(line))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if not line.endswith(b"\n"):
         append(path, "\n")
-    values = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            values.append(json.loads(line))
-    return [row for row in values if isinstance(row, dict) and "checkpoint" in row]
+    # A name is looked for with a pattern, so it must not be one, or lead out of the folder.
+    names = [row.get("checkpoint") if isinstance(row, dict) else None for row in values]
+    is_name = re.compile(r"checkpoint-[\w-]+").fullmatch
+    return [r for r, n in zip(values, names, strict=True) if isinstance(n, str) and is_name(n)]
 
 
 class CheckpointEvaluation:

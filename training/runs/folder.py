@@ -16,7 +16,7 @@ from pathlib import Path
 from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
 from training.watching.metric_log import sayable
-from utils import RunError, UserError, atomic_write, relative_path
+from utils import RunError, UserError, atomic_write, inside, quoted, read_file, relative_path
 
 logger = logging.getLogger("main")
 
@@ -57,7 +57,7 @@ def named_folder(folder):
         if not folder.is_dir() or {path.name for path in folder.iterdir()} - set(BEFORE_A_RUN):
             raise UserError(
                 f"run_name: {folder} exists already; choose another name, "
-                f"or continue that run with --resume {folder}"
+                f"or continue that run with --resume {quoted(folder)}"
             ) from None
     return folder
 
@@ -82,9 +82,11 @@ def describe(folder, record, datasets, root, own_files=None):
     ignored = shutil.ignore_patterns("__pycache__")
     target = folder / "model"
     try:
+        inside(folder, "model")
         shutil.copytree(Path(root) / "model", target, ignore=ignored, dirs_exist_ok=True)
         for path, file in (own_files or {}).items():
             target = folder / USER_MODULES / path
+            inside(folder, USER_MODULES, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
     except shutil.Error as error:  # it lists every file; the first says enough
@@ -122,7 +124,7 @@ def changes_of_environment(folder, root):
     machine and versions."""
     path = folder / "environment.json"
     try:
-        before = flat(json.loads(path.read_text(encoding="utf-8")))
+        before = flat(json.loads(read_file(path)))
     except (OSError, ValueError, RecursionError):
         return [f"{path}: cannot be read, so what has changed since is unknown"]
     now = flat(json.loads(json.dumps(environment(root))))

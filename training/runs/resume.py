@@ -21,7 +21,7 @@ from training.checkpoint.storage import (
 )
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs.folder import FINISHED, cut_back, flat
-from utils import WINDOWS, RunError, UserError, locked
+from utils import WINDOWS, RunError, UserError, locked, quoted
 
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
@@ -100,7 +100,7 @@ def run_folder_of(named, option="--resume"):
     if not (folder / "config.json").exists():
         configs = [*folder.glob("*/config.json"), *folder.parent.glob("config.json")]
         runs = sorted(path.parent for path in configs)
-        hint = f"; did you mean {runs[-1]}?" if runs else ""
+        hint = f"; did you mean {quoted(runs[-1])}?" if runs else ""
         raise UserError(
             f"{option} {named}: is not the folder of a run: it has no config.json{hint}"
         )

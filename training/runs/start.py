@@ -55,6 +55,8 @@ def sizes_of(parts):
 def train(parts, root, named=None, override=False, temporary=None):
     """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
     a folder that is deleted with the process."""
+    if parts.beyond:
+        raise UserError("\n".join(parts.beyond))
     named, why_new = named or parts.resume, None
 
     def open_named():

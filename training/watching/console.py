@@ -10,7 +10,7 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from utils import UserError
+from utils import UserError, inside
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
@@ -39,13 +39,19 @@ def set_up_logging(root, file):
     settings = read_settings(root)
     for handler in settings["handlers"].values():
         if isinstance(handler.get("filename"), str):
-            handler["filename"] = str(file.parent / handler["filename"])
+            handler["filename"] = str(within(file.parent, handler["filename"]))
             Path(handler["filename"]).parent.mkdir(parents=True, exist_ok=True)
+    inside(file.parent, file.name)
     logging.config.dictConfig(settings)
     if os.path.abspath(file) not in [handler.baseFilename for handler in file_handlers()]:
         handler = logging.FileHandler(file, encoding="utf-8")
         handler.setFormatter(logging.Formatter(LINE))
         logger.addHandler(handler)
+
+
+def within(folder, name):
+    """The path of a log file, which is in the folder of the run if its name is relative."""
+    return Path(name) if Path(name).is_absolute() else inside(folder, name)
 
 
 def file_handlers():

@@ -1,9 +1,11 @@
 """Log lines: on the console, in metrics.jsonl, one JSON object per line, and to the trackers."""
 
 import contextlib
+import errno
 import json
 import logging
 import math
+import os
 import time
 from pathlib import Path
 
@@ -13,7 +15,10 @@ from training.devices.placing import fetched
 from training.devices.processes import several
 from training.options import LoggingOptions
 from training.watching.publish import Publisher
-from utils import RunError, named_leaves
+from utils import RunError, Unreadable, lines_of, named_leaves
+
+# More is not read from a metrics.jsonl when a run resumes.
+MOST_BYTES, MOST_EPOCHS = 2**35, 10**6
 
 logger = logging.getLogger("main")
 
@@ -166,11 +171,13 @@ def for_trackers(named):
 def epoch_rows(folder):
     """The rows of the epochs so far, as in `run.history`; a broken line is skipped."""
     path, rows = Path(folder) / FILE, []
-    for line in (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
-    ):
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
+    try:
+        for line in lines_of(path, MOST_BYTES) if path.exists() else ():
+            if b"end_of_epoch" in line and len(rows) < MOST_EPOCHS:
+                with contextlib.suppress(ValueError, RecursionError):
+                    rows.append(json.loads(line))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
     return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
 
@@ -184,9 +191,20 @@ def sayable(row):
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
+def without_links(path, flags):
+    """Open a file to write, but neither through a link, nor a pipe, which could block."""
+    plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, flags | plain, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK: on FreeBSD
+            raise Unreadable("it is a link, which is not followed; remove it") from error
+        raise
+
+
 def append(path, text):
     """Add text to a file, all of it or nothing."""
-    with open(path, "ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=without_links) as file:
         before = file.tell()
         try:
             data = text.encode()

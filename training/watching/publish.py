@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from utils import RunError, UserError, atomic_write, first_line, format_bytes
+from utils import RunError, UserError, atomic_write, first_line, format_bytes, inside
 
 logger = logging.getLogger("main")
 
@@ -239,7 +239,7 @@ class PictureFiles:
     report."""
 
     def start(self, about):
-        self.folder = about.folder / "pictures"
+        self.folder = inside(about.folder, "pictures")
 
     def image(self, step, name, png):
         self.folder.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ import numpy as np
 from training.loss import along
 from training.metrics import classes
 from training.watching.metric_log import append
-from utils import RunError, UserError, atomic_write
+from utils import RunError, UserError, atomic_write, inside
 
 logger = logging.getLogger("main")
 
@@ -86,8 +86,8 @@ def write_numbers(view, name, content):
     """Write the numbers of a picture, as JSON, into the run folder's pictures/, if it has one."""
     if view.folder is None:
         return
-    folder = view.folder / "pictures"
-    with write_errors(view, folder):
+    with write_errors(view, view.folder / "pictures"):
+        folder = inside(view.folder, "pictures")
         folder.mkdir(exist_ok=True)
         atomic_write(folder / name, json.dumps(content).encode())
 

@@ -10,7 +10,7 @@ from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines
 from training.watching.metric_log import sayable
-from utils import atomic_write
+from utils import MOST_LINES, atomic_write, read_file
 
 logger = logging.getLogger("main")
 
@@ -91,7 +91,8 @@ def warn(epoch, spikes):
 
 def cut_back(path, step):
     """Remove the lines after a step from a file, as the run continues there and rewrites them."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    text = read_file(path, MOST_LINES).decode(errors="replace") if path.exists() else ""
+    lines = text.splitlines(keepends=True)
     kept = []
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too

@@ -8,7 +8,7 @@ import jax
 
 from ranges import Count, Positive, checked
 from training.base import Callback
-from utils import UserError, first_line
+from utils import Unreadable, UserError, first_line, inside
 
 logger = logging.getLogger("main")
 
@@ -109,4 +109,7 @@ class Profiler:
 
 def folder_of(view, step):
     """The folder of the trace that begins after a step."""
-    return view.folder / "profile" / f"step_{step}"
+    try:
+        return inside(view.folder, "profile", f"step_{step}")
+    except Unreadable as error:
+        raise UserError(f"profiler: {error}") from error

@@ -6,11 +6,15 @@ from pathlib import PurePath
 
 import numpy as np
 
-from utils import UserError
+from utils import MOST_LINES, UserError, inside, read_file
 
 BINS = 64
+# What the run itself writes into its folder: files, folders, and how the names of others begin.
 OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "evaluator.json")
-OF_THE_RUN += ("finished.json", "metrics.jsonl", "report.html", "train.log")
+OF_THE_RUN += ("comparison.html", "finished.json", "gradient_spikes.jsonl", "metrics.jsonl")
+OF_THE_RUN += ("model", "pictures", "profile", "report.html", "train.log", "user_modules")
+OF_THE_RUN += ("wandb", "wandb_id")
+BEGINNINGS = (".", "checkpoint-", "evaluation-", "events.out.tfevents")
 
 
 def needs(tracker, **packages):
@@ -25,13 +29,27 @@ def needs(tracker, **packages):
 def check_file_name(file, may_be_absolute=False):
     """Refuse what is not the name of a file that a tracker may write."""
     path = PurePath(file)
-    if len(path.parts) == 1 and (path.name in OF_THE_RUN or path.name.startswith("checkpoint-")):
-        raise ValueError(f"file: the run itself writes {file!r}; choose another name")
     if not path.name or ".." in path.parts:
         raise ValueError(f"file: must be the name of a file in the run's folder, got {file!r}")
+    # Without regard to case, as some systems compare names.
+    first = path.parts[0].casefold()
+    if first in OF_THE_RUN or first.startswith(BEGINNINGS):
+        raise ValueError(f"file: the run itself writes {file!r}; choose another name")
     if path.is_absolute() and not may_be_absolute:
         hint = "the tracker jsonl can write one file for many runs"
         raise ValueError(f"file: must lie in the run's folder, got {file!r}; {hint}")
+
+
+def existing_text(path):
+    """The text of a file that a tracker continues."""
+    return read_file(path, MOST_LINES).decode()
+
+
+def made_inside(folder, file):
+    """The path of a tracker's file in the folder of a run, whose own folder is made."""
+    path = inside(folder, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def flattened(config, prefix=""):

@@ -5,7 +5,7 @@ from csv import reader, writer
 
 from training.base import Tracker
 from training.watching.metric_log import append
-from training.watching.trackers.common import check_file_name
+from training.watching.trackers.common import check_file_name, existing_text, made_inside
 from utils import atomic_write
 
 
@@ -22,8 +22,7 @@ class Csv:
         self.file = file
 
     def start(self, about):
-        self.path = about.folder / self.file
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = made_inside(about.folder, self.file)
         self.columns = ["step"]
         if about.step and self.path.exists():
             self.columns = self.rows()[0]
@@ -44,7 +43,7 @@ class Csv:
 
     def rows(self):
         """The header and the rows so far, without an incomplete one at the end."""
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = existing_text(self.path).splitlines(keepends=True)
         return list(reader(line for line in lines if line.endswith("\n"))) or [self.columns]
 
     def write(self, rows):

@@ -2,15 +2,26 @@
 
 import json
 import math
+import os
 from pathlib import Path
+from typing import Annotated
 
+from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.metric_log import append, sayable
-from training.watching.trackers.common import check_file_name
+from training.watching.trackers.common import check_file_name, existing_text, made_inside
 from utils import atomic_write
 
 
-def jsonl(file: str = "tracked.jsonl") -> Tracker:
+def is_elsewhere(file):
+    """Whether a file is outside of the run's folder."""
+    return os.path.isabs(os.path.expanduser(file))
+
+
+FileName = Annotated[str, NeedsTrust("is written outside the run's folder", is_elsewhere)]
+
+
+def jsonl(file: FileName = "tracked.jsonl") -> Tracker:
     """Write each line as JSON to a file in the run's folder; runs may share an absolute path."""
     check_file_name(file, may_be_absolute=True)
     return Jsonl(file)
@@ -27,8 +38,11 @@ class Jsonl:
         self.file, self.shared = file, Path(file).is_absolute()
 
     def start(self, about):
-        self.path = about.folder / self.file
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.shared:  # the user may have made it a link
+            self.path = Path(self.file).resolve()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        else:
+            self.path = made_inside(about.folder, self.file)
         self.run = {"run": about.folder.name, "title": about.title}
         if not self.path.exists():
             return
@@ -55,7 +69,7 @@ class Jsonl:
 
     def lines(self):
         """The lines so far."""
-        return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return existing_text(self.path).splitlines(keepends=True)
 
 
 def step_of(line):

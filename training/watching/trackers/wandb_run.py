@@ -4,11 +4,12 @@ import logging
 import os
 import re
 from io import BytesIO
-from typing import Literal
+from typing import Annotated, Literal
 
+from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import counts_and_edges, flattened, needs
-from utils import RunError, UserError, atomic_write
+from utils import RunError, UserError, atomic_write, inside, quoted, read_file
 
 logger = logging.getLogger("main")
 
@@ -16,6 +17,16 @@ START_SECONDS = 30  # to reach the server
 FINISH_SECONDS = 20  # to send the rest; what is not sent stays on the disk
 ID_FILE = "wandb_id"
 ID = r"[\w.-]{1,64}"
+
+
+def is_online(mode):
+    """Whether a mode contacts a server, which the folder of a run may name, with the user's key."""
+    return (mode or os.environ.get("WANDB_MODE")) not in ("offline", "dryrun", "disabled")
+
+
+Mode = Annotated[
+    Literal["online", "offline", "disabled"] | None, NeedsTrust("sends the run away", is_online)
+]
 
 
 def wandb(
@@ -26,7 +37,7 @@ def wandb(
     tags: tuple[str, ...] = (),
     id: str | None = None,
     resume: Literal["allow", "must", "never"] = "allow",
-    mode: Literal["online", "offline", "disabled"] | None = None,
+    mode: Mode = None,
 ) -> Tracker:
     """Log to Weights & Biases; mode "offline" writes to the run's folder, for `wandb sync`.
 
@@ -50,6 +61,7 @@ class Wandb:
         self.options = {"group": group, "entity": entity, "tags": tags or None}
 
     def start(self, about):
+        inside(about.folder, "wandb")
         import wandb
 
         refuse_without_login(self.mode)
@@ -80,11 +92,10 @@ class Wandb:
 
     def saved_id(self, file):
         """The id that this run had so far, or None."""
-        return (
-            file.read_text(encoding="utf-8").strip()
-            if self.resume != "never" and file.exists()
-            else None
-        )
+        if self.resume == "never" or not file.exists():
+            return None
+        saved = read_file(file).decode(errors="replace").strip()
+        return saved if re.fullmatch(ID, saved) else None
 
     def scalars(self, step, values):
         self.run.log(values | {"step": step})
@@ -115,7 +126,7 @@ class Wandb:
 
     def sync_command(self):
         """The command that sends what is in the run's folder."""
-        return f"wandb sync {os.path.dirname(self.run.dir)}"
+        return f"wandb sync {quoted(os.path.dirname(self.run.dir))}"
 
 
 def id_of(about):

@@ -1,0 +1,434 @@
+"""A run, an export or a dataset of a stranger's: without --trust it runs no code, and neither
+writes outside of its folder nor contacts a host."""
+
+import json
+import logging
+import multiprocessing
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from data_loader.grain_source import safe_path
+from inference.inputs import read_arrays
+from inference.load import load
+from inference.predictor import read_report
+from tests.processes import ROOT, call
+from tests.training.report.saved_run import CONFIG, report, save, save_pictures
+from tests.wiring.conftest import VALID
+from training.checkpoint import safetensor_file
+from training.checkpoint.retention import protected
+from training.report import rows as report_rows
+from training.report.page import write_report
+from training.report.rows import read_metrics
+from training.runs import folder as run_folder
+from training.runs.evaluate import rows
+from training.runs.resume import run_folder_of
+from training.watching.callbacks import common
+from training.watching.callbacks.gradient_spike_monitor import cut_back
+from training.watching.callbacks.profiler import folder_of
+from training.watching.console import set_up_logging
+from training.watching.metric_log import append, epoch_rows
+from training.watching.pictures import png
+from training.watching.publish import About, PictureFiles
+from training.watching.trackers.csv_file import csv
+from training.watching.trackers.jsonl import jsonl
+from training.watching.trackers.wandb_run import Wandb
+from utils import RunError, UserError, atomic_write
+from wiring.build import build
+from wiring.config import read
+from wiring.own_modules import look_in
+
+MARK = "import os\nopen(os.environ['MARK'], 'w').close()\n"
+
+
+@pytest.fixture
+def marked(tmp_path, monkeypatch):
+    """A file that appears if code of the stranger's runs."""
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    return tmp_path / "mark"
+
+
+def stranger(folder, **config):
+    """The folder of a stranger's run."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(VALID | config))
+    (folder / "environment.json").write_text("{}")
+    return folder
+
+
+# Code.
+
+
+def test_the_config_of_a_folder_where_one_stands_imports_nothing(tmp_path, marked):
+    run = stranger(tmp_path / "run", model="vast_evil.net")
+    (run / "vast_evil.py").write_text(MARK)
+    for command in (["--check"], ["--fast-dev-run"], ["--resume", "auto"], []):
+        code, _, err = call(run, *command)
+        assert code == 2 and "'vast_evil.net' would import code" in err
+        assert "pass --trust if you trust it" in err
+    assert not marked.exists()
+    assert call(run, "--check", "-c", "config.json")[0] == 2  # it has no function `net`
+    assert marked.exists()
+
+
+def test_only_a_folder_that_holds_a_dotted_name_goes_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before, mine, here = sys.path[:], tmp_path / "mine", stranger(tmp_path / "here")
+    mine.mkdir()
+    (mine / "vast_loss.py").write_text("import vast_helper\nfrom vast_helper import loss\n")
+    (here / "vast_unused.py").write_text("")
+    monkeypatch.chdir(here)
+    folders = look_in(mine)
+    build(VALID, "c", folders=folders)
+    build(VALID | {"preprocess": ["jax.numpy.abs"]}, "c", folders=folders)
+    assert sys.path == before
+    with pytest.raises(UserError, match="No module named 'vast_helper'"):
+        build(VALID | {"loss": "vast_loss.loss"}, "c", folders=folders)
+    assert sys.path == [*before, str(mine)]
+    (here / "vast_helper.py").write_text("def loss(output, target):\n    return output\n")
+    build(VALID | {"loss": "vast_loss.loss"}, "c", folders=folders)
+    assert sys.path == [*before, str(mine), str(here)]
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("config", [VALID, VALID | {"loss": "vast_loss.loss"}])
+def test_jax_imports_nothing_from_the_folder_where_one_stands(tmp_path, marked, config):
+    run = stranger(tmp_path / "run")
+    for name in ("jax_plugins/evil.py", "zstandard.py", "filelock.py", "libtpu.py", "etils.py"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(MARK)
+    (run / "vast_loss.py").write_text("def loss(output, target):\n    return output.sum()\n")
+    (tmp_path / "mine.json").write_text(json.dumps(config | {"training": {"epochs": 1}}))
+    command = [sys.executable, str(ROOT / "train.py"), "-c", str(tmp_path / "mine.json")]
+    process = subprocess.run(command, cwd=run, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0, process.stderr
+    assert not marked.exists()
+
+
+def test_a_worker_process_imports_nothing_from_the_folder_where_one_stands(
+    tmp_path, marked, monkeypatch
+):
+    """multiprocessing starts `python -c`, which looks for modules in the working folder first."""
+    (tmp_path / "multiprocessing.py").write_text(MARK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with safe_path():
+        worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
+        worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0 and not marked.exists()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.mark.parametrize("program", ["convert_tflite", "predict"])
+def test_a_program_imports_nothing_from_its_own_folder(monkeypatch, program):
+    """An export of a stranger's config is written there, in a folder named by its title."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "inference"), *sys.path])
+    runpy.run_path(str(ROOT / "inference" / f"{program}.py"), run_name="imported")
+    assert sys.path[0] == str(ROOT) and str(ROOT / "inference") not in sys.path
+
+
+# Files.
+
+
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [
+        ({"name": "jsonl", "args": {"file": "OUTSIDE"}}, "is written outside the run's folder"),
+        ("wandb", "null sends the run away"),
+        ({"name": "wandb", "args": {"mode": "online"}}, '"online" sends the run away'),
+    ],
+)
+def test_a_run_of_a_strangers_reaches_nothing_beyond_its_folder(
+    tmp_path, monkeypatch, tracker, message
+):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    outside = str(tmp_path / "profile")
+    tracker = json.loads(json.dumps(tracker).replace("OUTSIDE", outside))
+    logging_section = {"trackers": ["console", tracker]}
+    run = stranger(tmp_path / "run", logging=logging_section, title="$(touch x)")
+    code, _, err = call(tmp_path, "--resume", run)
+    assert code == 2 and "logging.trackers.1.args." in err and message in err
+    assert "pass --trust if you trust it" in err
+    assert not os.path.exists(outside)
+    config = read(run / "config.json")
+    assert not build(config, "c").beyond  # with -c or --trust, and where nothing is trained
+    assert len(build(config, "c", trusted=False).beyond) == 1
+
+
+def test_what_stays_in_the_folder_needs_no_trust(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trackers = ["jsonl", "wandb", {"name": "jsonl", "args": {"file": "logs/all.jsonl"}}, "csv"]
+    assert not build(VALID | {"logging": {"trackers": trackers}}, "c", trusted=False).beyond
+
+
+def test_a_run_of_a_strangers_names_no_hosts(tmp_path, monkeypatch):
+    contacted = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: contacted.append(given))
+    keys = {"coordinator": "evil.invalid:1", "num_processes": 2, "process_id": 1}
+    run = stranger(tmp_path / "run", distributed=keys)
+    for command in ("--resume", "--evaluate", "--watch"):
+        code, _, err = call(tmp_path, command, run)
+        assert code == 2 and "distributed: the config of a run does not say which hosts" in err
+    assert not contacted
+    (run / "config.json").write_text(json.dumps(CONFIG))
+    override = f"distributed={json.dumps(keys)}"  # the user's own words
+    assert read(run / "config.json", [override], trusted=False)["distributed"] == keys
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("model/mlp.py", "user_modules/a.py", "Config.JSON", "./wandb_id", ".lock"),
+        *("checkpoint-epoch_1.orbax/rawtree.json", "evaluation-checkpoint-epoch_1.json"),
+        "pictures/worst-test.json",
+    ],
+)
+def test_no_tracker_overwrites_what_the_run_itself_writes(file):
+    for tracker in (csv, jsonl):
+        with pytest.raises(ValueError, match=r"^file: the run itself writes"):
+            tracker(file)
+
+
+def write_picture(run):
+    tracker = PictureFiles()
+    tracker.start(About(run, "T", {}, 0))
+    tracker.image(0, "x", b"")
+
+
+def start(tracker):
+    return lambda run: tracker.start(About(run, "T", {}, 0))
+
+
+def view_of(run):
+    return SimpleNamespace(folder=run, config={})
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("pictures", write_picture),
+        ("pictures", lambda run: common.write_numbers(view_of(run), "a.json", {})),
+        ("spikes.jsonl", lambda run: common.append_lines(view_of(run), "spikes.jsonl", ["x"])),
+        ("evaluations.jsonl", lambda run: append(run / "evaluations.jsonl", "x\n")),
+        ("profile", lambda run: folder_of(view_of(run), 10)),
+        ("tables", start(csv("tables/a.csv"))),
+        ("a.csv", start(csv("a.csv"))),
+        ("deep", start(jsonl("deep/er/a.jsonl"))),
+        ("wandb", start(Wandb(None, None, None, None, (), None, "allow", "offline"))),
+        ("train.log", lambda run: set_up_logging(ROOT, run / "train.log")),
+        ("model", lambda run: run_folder.describe(run, {}, {}, ROOT)),
+    ],
+)
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path, name, write, exists):
+    run, outside = stranger(tmp_path / "run"), tmp_path / "outside"
+    (run / name).symlink_to(outside)
+    is_file = "." in name
+    if exists and is_file:
+        outside.write_text("before")
+    elif exists:
+        outside.mkdir()
+    with pytest.raises(
+        (OSError, RunError, UserError), match="is a link, which is not followed; remove it"
+    ):
+        write(run)
+    if exists:
+        assert outside.read_text() == "before" if is_file else not list(outside.iterdir())
+    else:
+        assert not outside.exists()
+    assert "main" not in logging.root.manager.loggerDict or not any(
+        getattr(handler, "baseFilename", "").startswith(str(tmp_path))
+        for handler in logging.getLogger("main").handlers
+    )
+
+
+def test_a_jsonl_file_that_runs_share_may_be_a_link_of_the_users(tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    tracker = jsonl(str(tmp_path / "link.jsonl"))
+    tracker.start(About(tmp_path, "T", {}, 0))
+    tracker.scalars(1, {"a": 1.0})
+    assert json.loads((tmp_path / "real.jsonl").read_text())["step"] == 1
+
+
+def test_the_temporary_file_of_a_write_is_not_followed_if_it_is_a_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("before")
+    (tmp_path / f".config.json.{os.getpid()}.tmp").symlink_to(outside)
+    atomic_write(tmp_path / "config.json", b"new")
+    assert outside.read_text() == "before"
+    assert (tmp_path / "config.json").read_bytes() == b"new"
+
+
+def test_a_command_that_is_printed_to_be_copied_is_quoted(tmp_path):
+    folder = tmp_path / "$(touch x)"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "checkpoint-epoch_1.params").write_text("")
+    with pytest.raises(UserError, match=r"--resume '.*/\$\(touch x\)'$"):
+        run_folder.named_folder(folder)
+    for search in (load, write_report, run_folder_of):
+        with pytest.raises(UserError, match=r"did you mean '.*/\$\(touch x\)'\?"):
+            search(tmp_path)
+    tracker = Wandb(None, None, None, None, (), None, "allow", "offline")
+    tracker.run = SimpleNamespace(dir=f"{folder}/files")
+    assert tracker.sync_command() == f"wandb sync '{folder}'"
+
+
+# Sizes.
+
+
+@pytest.fixture
+def run(tmp_path):
+    return save(tmp_path / "run")
+
+
+def huge(path, size=2**40):
+    """A sparse file, which takes a few KiB on the disk, and of which an archive says its size."""
+    path.unlink(missing_ok=True)
+    with open(path, "wb") as file:
+        file.truncate(size)
+
+
+def pipe(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(pipe, "it is a pipe or a device"), (huge, "it has 1024.0 GiB, and at most")]
+)
+def test_pipes_and_huge_files_are_not_read(run, make, why):
+    """Each command names the file and the reason, and neither waits nor fills the memory."""
+    sound = {name: (run / name).read_bytes() for name in ("config.json", "metrics.jsonl")}
+    for name, read_it in {
+        "config.json": lambda: read(run / "config.json"),
+        "metrics.jsonl": lambda: epoch_rows(run),
+        "evaluations.jsonl": lambda: rows(run / "evaluations.jsonl"),
+        "verification.json": lambda: read_report(run / "verification.json"),
+        "metrics.csv": lambda: start_again(csv("metrics.csv"), run),
+        "tracked.jsonl": lambda: start_again(jsonl(), run),
+        "gradient_spikes.jsonl": lambda: cut_back(run / "gradient_spikes.jsonl", 1),
+        "x.npz": lambda: read_arrays(run / "x.npz", "x", SimpleNamespace(inputs={"x": None})),
+    }.items():
+        if (make, name) == (huge, "x.npz"):
+            continue  # a large file of arrays is mapped into memory
+        make(run / name)
+        with pytest.raises((UserError, RunError, OSError)) as caught:
+            read_it()
+        assert why in str(caught.value)
+        assert (
+            name in str(caught.value)
+            or name in ("metrics.csv", "tracked.jsonl")
+            or (name == "gradient_spikes.jsonl")
+        )
+        (run / name).unlink()
+    for name, content in sound.items():
+        (run / name).write_bytes(content)
+    make(run / "environment.json")
+    [line] = run_folder.changes_of_environment(run, ROOT)
+    assert "cannot be read, so what has changed since is unknown" in line
+    make(run / "evaluator.json")
+    assert protected(run, {"checkpoint-epoch_1"}) == {"checkpoint-epoch_1"}
+    make(run / "wandb_id")
+    with pytest.raises(OSError, match=why):
+        Wandb(None, None, None, None, (), None, "allow", "offline").saved_id(run / "wandb_id")
+
+
+def charts(page):
+    figures = page.all("figure")
+    return [text for _, attributes, text, _ in figures if attributes["class"].startswith("chart")]
+
+
+@pytest.mark.parametrize("make", [pipe, huge])
+def test_a_report_shows_which_files_it_does_not_read(run, make):
+    save_pictures(run)
+    whole = report(run)
+    for name in ("environment.json", "train.log", "pictures/first_batch.png"):
+        make(run / name)
+    for name in ("worst-test.json", "confusion_matrix-test.json", "mine.png"):
+        make(run / "pictures" / name)
+    page = report(run)
+    problems = "\n".join(page.texts("p", class_="problem"))
+    for name in ("environment.json", "first_batch.png", "worst-test.json", "mine.png"):
+        assert f"{name} " in problems
+    assert charts(page) == charts(whole) != []
+
+
+def test_a_report_shows_nothing_that_links_lead_to(run, tmp_path):
+    """The page may be passed on, and a link in a stranger's run would add a file of the user's."""
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"password": "xyzzy"}')
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "worst-a.json").write_text('{"examples": [{"label": "xyzzy"}]}')
+    (tmp_path / "elsewhere" / "a.png").write_bytes(png(np.zeros((8, 8), np.uint8)))
+    for name in ("config.json", "environment.json", "metrics.jsonl"):
+        (run / name).unlink()
+        (run / name).symlink_to(secret)
+    (run / "pictures").symlink_to(tmp_path / "elsewhere")
+    (run / "circular").symlink_to(run / "circular")
+    page = report(run)
+    assert not page.all("img")
+    assert not {"xyzzy", "worst-a", "a.png"} & set(re.findall(r"[\w.-]+", page.source))
+    assert page.source.count("is a link, which is not followed") == 4
+
+
+def test_a_line_without_end_and_too_many_names_are_bounded(run, monkeypatch):
+    monkeypatch.setattr("utils.LONGEST_LINE", 1000)
+    monkeypatch.setattr(report_rows, "MOST_NAMES", 20)
+    names = {f"name_{i}": 1.0 for i in range(30)}
+    row = {"epoch": 1, "step": 3}
+    long = json.dumps(row | {"x" * 5000: 1})
+    text = "".join(f"{line}\n" for line in [long, json.dumps(row | names), json.dumps(row)])
+    (run / "metrics.jsonl").write_text(text)
+    metrics = read_metrics(run / "metrics.jsonl")
+    assert metrics.problem == "1 line of metrics.jsonl cannot be read and is left out"
+    assert len(metrics.lines) <= 50 and not any(name.startswith("xxx") for name in metrics.lines)
+    (run / "metrics.jsonl").write_text(
+        text + "".join(f'{{"epoch": 1, "step": 4, "n{i}": 1}}\n' for i in range(90))
+    )
+    assert len(read_metrics(run / "metrics.jsonl").lines) == len(metrics.lines)
+    monkeypatch.setattr(report_rows, "MOST_BYTES", 100)
+    problem = read_metrics(run / "metrics.jsonl").problem
+    assert problem == "metrics.jsonl is too large; only its beginning is shown"
+
+
+def test_a_checkpoint_larger_than_the_memory_is_refused_with_the_reason(tmp_path):
+    path, size = tmp_path / "checkpoint-epoch_1.params", 2**43
+    entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = json.dumps({"a": entry}).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    with pytest.raises(
+        UserError, match=r"epoch_1\.params: would need 8192\.0 GiB, and this machine"
+    ):
+        safetensor_file.read(path)
+
+
+def test_arrays_for_predict_that_unpack_to_more_than_the_memory_are_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1000, 1000)))
+    monkeypatch.setattr("utils.main_memory", lambda: 2**20)
+    with pytest.raises(UserError, match=r"x\.npz: x: would need 7\.6 MiB, and this machine has 1"):
+        read_arrays(tmp_path / "x.npz", "x", SimpleNamespace(inputs={"image": None}))
+
+
+def test_a_checkpoint_of_an_evaluators_file_is_neither_a_pattern_nor_elsewhere(run):
+    names = ["../../x", "**/x", "checkpoint-*", 3, None, "checkpoint-epoch_1/../x"]
+    names += ["checkpoint-epoch_1", "checkpoint-step_20"]
+    text = "".join(f"{json.dumps({'checkpoint': name})}\n" for name in names)
+    (run / "evaluations.jsonl").write_text(f"[]\n{text}torn")
+    assert [row["checkpoint"] for row in rows(run / "evaluations.jsonl")] == names[-2:]
+    assert (run / "evaluations.jsonl").read_text().endswith("torn\n")
+
+
+def start_again(tracker, run):
+    tracker.start(About(run, "T", {}, 5))
