@@ -155,8 +155,8 @@ def test_the_config_of_a_run_imports_nothing_unless_it_is_trusted(workdir):
     assert code == 2
     assert "imported" not in out
     assert (
-        "schedule: 'mine.flat' would import code, and this config comes from a run folder "
-        "or a checkpoint; pass --trust if you trust it"
+        "schedule: 'mine.flat' would import code, and this config was not named with -c, but comes "
+        "from a run folder, a checkpoint or the working folder; pass --trust if you trust it"
     ) in err
     code, out, _ = run(workdir, "--resume", folder, "training.epochs=3", "--trust")
     assert code == 0
