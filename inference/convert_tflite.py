@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 
 # The project's root must be on sys.path before this import.
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
+from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
 
 FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
@@ -25,6 +25,7 @@ STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 def main(argv=None):
     """Run the command line; a user's mistake ends in one message and an exit code."""
+    open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

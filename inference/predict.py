@@ -21,7 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 
 # The project's root must be on sys.path before this import.
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, atomic_file  # noqa: E402
+from utils import (  # noqa: E402
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    RunError,
+    UserError,
+    atomic_file,
+    open_closed_streams,
+)
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit codes that shells use for SIGINT and SIGPIPE
 MAX_NUMBERS = 8  # printed per output
@@ -173,6 +181,7 @@ def as_csv(rows):
 
 
 if __name__ == "__main__":
+    open_closed_streams()
     # File and class names may contain characters that the terminal cannot show.
     sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())
