@@ -47,11 +47,12 @@ CONFIG = {
     "logging": {"every_steps": 3},
     "callbacks": [{"name": "early_stopping", "args": {"patience": 10000}}],
 }
-STREAMED = ["loader.device_budget_mb=0", "training.replicas=2"]
+STREAMED = ["loader.device_budget_mb=0", "training.replicas=2", "training.accumulate=2"]
+STREAMED += ['augment=["random_erase"]']
 WATCHED = ["logging.log_all=true", "logging.parameter_norm=true"]
 WATCHED += ['callbacks=["gradient_spike_monitor"]']
 # Several features at once: what they remember must fit together at every moment.
-AUGMENTED = ['augment=["random_crop", "random_erase"]', "model.args.dropout=0.1"]
+AUGMENTED = ['augment=["random_crop"]', "model.args.dropout=0.1"]
 OFTEN = ["checkpoint.every_epochs=3", "checkpoint.every_steps=5", "checkpoint.keep=2"]
 OFTEN += ["checkpoint.monitor=val_accuracy", "checkpoint.save_top_k=3"]
 SPIKES = {"name": "gradient_spike_monitor", "args": {"threshold": 1.5, "warmup": 5}}
@@ -63,7 +64,7 @@ AT_ONCE += ["training.test_at=end", "training.on_nonfinite=rollback", "training.
 AT_ONCE += ['logging.trackers=["csv", "jsonl"]', "logging.log_all=true", "schedule=warmup_cosine"]
 AT_ONCE += ["schedule.args.warmup_steps=20"]
 FOLDER = ['data={"name": "folder", "args": {"dir": "images", "image_size": [28, 28]}}']
-FOLDER += ["data.args.color=gray", "training.accumulate=2", "loader.prefetch=1"]
+FOLDER += ["data.args.color=gray", "loader.prefetch=1"]
 RECORDS = ['data={"name": "grain", "args": {"train": "records/train-*", "workers": 0}}']
 RECORDS += ["data.args.test=records/test-*", "data.args.num_classes=10", "training.replicas=2"]
 RECORDS += ["loader.prefetch=3", "loader.eval_batch_size=50"]

@@ -178,30 +178,33 @@ def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
 
 
 class Uneven:
-    """Lowers the learning rate at every log line, to numbers that float32 does not have."""
+    """Lowers the learning rate now and then, to numbers that float32 does not have."""
 
     def on_training_start(self, run):
         self.memory = {"scale": 1.0}
 
     def on_step_end(self, run):
-        self.memory = {"scale": self.memory["scale"] * 0.937 if run.step % 5 else 0.9}
+        if run.step % 4:
+            return None
+        self.memory = {"scale": self.memory["scale"] * 0.937}
         return {"lr_scale": self.memory["scale"]}
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.torture)])
-def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, monkeypatch, replicas):
+def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, replicas):
     """Resumed at several steps, with all that keeps numbers on the host between them: a schedule,
     two callbacks that scale the rate, early stopping, averaged weights, a rollback."""
     monitored = {"monitor": "test_loss", "min_delta": 10.0}
     callbacks = [Uneven(), early_stopping(patience=50, min_delta=0.1)]
     callbacks.append(reduce_on_plateau(factor=0.3, patience=1, cooldown=1, **monitored))
+    many = {f"rate_{i}": 0.1 / (3 + i) for i in range(40)}  # for 1 in 10, float32 shows
     settings = {
         "callbacks": callbacks,
         "replicas": replicas,
         "ema": 0.9,
         "optimizer": adam(lr=0.0123),
         "schedule": linear(total_steps=60),
-        "rates": {"learning_rate": lambda step: 0.0123 * (1 - step / 60), "other": 0.1 / 3},
+        "rates": {"learning_rate": lambda step: 0.0123 * (1 - step / 60)} | many,
         "log": {"every_steps": 1, "gradient_norm": True, "parameter_norm": True},
         "checkpoint": CheckpointOptions(every_steps=1, keep=None, monitor="test_loss"),
         "on_nonfinite": "rollback",
@@ -209,8 +212,8 @@ def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, monke
     data, whole = Poison(bad_reads=1), tmp_path / "whole"
     undisturbed = train(whole, data, **settings)
     lines = (whole / "metrics.jsonl").read_text()
-    scales = {row["other"] for row in rows(whole) if "other" in row}
-    assert len(scales) > 10 and storage.newest(whole)[0].record["rollbacks"] == 1
+    scales = {row["rate_0"] for row in rows(whole) if "rate_0" in row}
+    assert len(scales) > 4 and storage.newest(whole)[0].record["rollbacks"] == 1
     for step in (4, 9, 13, 20):
         cut = tmp_path / str(step)
         cut.mkdir()
