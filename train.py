@@ -14,11 +14,12 @@ import sys
 import threading
 import traceback
 from bdb import BdbQuit
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from training.devices.signals import end_at_signals
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line
+from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line, open_closed_streams
 from wiring.build import build
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -32,6 +33,7 @@ logger = logging.getLogger("main")
 def main(argv=None):
     """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message
     and an exit code."""
+    open_closed_streams()
     arguments = parse(argv)
     # Modules that load and shapes that are traced leave little garbage, and looking for it at
     # every 700th object would take an eighth of the start.
@@ -266,7 +268,8 @@ def failed(error):
 
 def fail(error, code):
     """Print one error message, also to the run's log; the exit code."""
-    print(error, file=sys.stderr)
+    with suppress(OSError):  # it may be written to a full disk
+        print(error, file=sys.stderr)
     to_log(str(error))
     return code
 

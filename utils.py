@@ -105,6 +105,20 @@ def match_rules(rules, names, default=None):
     }
 
 
+def open_closed_streams():
+    """Open standard input, output and error on the null device where they are closed, as by `2>&-`.
+    Else the next file that is opened gets their number, and what C++ prints is written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free, so this one
+            os.set_inheritable(number, True)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def format_bytes(n):
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

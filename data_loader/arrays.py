@@ -2,7 +2,6 @@
 
 import math
 import zipfile
-import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -95,9 +94,14 @@ def _read(path, name):
     shape, dtype = _header(path, name)
     with _opened(path, name) as file:
         if path.is_dir():  # memory-mapped, since the array may be larger than the memory
-            return np.load(file.name, mmap_mode="r", allow_pickle=False)
-        check_memory(f"{path}: {name}, {dtype}{list(shape)}", math.prod(shape) * dtype.itemsize)
-        return npy.read_array(file, allow_pickle=False)
+            array = np.load(file.name, mmap_mode="r", allow_pickle=False)
+            file.seek(array.offset + array.nbytes)
+        else:
+            check_memory(f"{path}: {name}, {dtype}{list(shape)}", math.prod(shape) * dtype.itemsize)
+            array = npy.read_array(file, allow_pickle=False)
+        if file.read(1):  # at the end of a member, its checksum in the zip file is compared
+            raise ValueError(f"there are bytes after its array of {list(array.shape)}")
+        return array
 
 
 @contextmanager
@@ -118,7 +122,9 @@ def _opened(path, name):
             raise UserError(f"{path}: no array {name!r}; there are: {', '.join(names) or 'none'}")
         with opener(member) as file:
             yield file
-    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except UserError:
+        raise
+    except Exception as error:  # what a damaged file, or an unknown kind of zip file, may raise
         fix = "write it again with numpy.savez or numpy.save"
         if path.suffix.lower() in (".csv", ".tsv", ".txt"):
             fix = "read the table with numpy.loadtxt, and write x and y with numpy.savez"

@@ -67,18 +67,27 @@ def _read(path):
 
 
 def _unpack(archive):
-    """{file: bytes} of an archive's members, read without extracting anything to disk."""
+    """{file: bytes} of an archive's members, read in one pass to the very end, where the checksum
+    of gzip is, without extracting anything to disk."""
+    files = {f"{FOLDER}/{file}": file for files in FILES.values() for file in files}
+    contents, size = {}, PER_FILE * RECORD
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            return {
-                file: tar.extractfile(f"{FOLDER}/{file}").read()
-                for files in FILES.values()
-                for file in files
-            }
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, KeyError) as error:
+        with gzip.open(archive) as unpacked:
+            with tarfile.open(fileobj=unpacked, mode="r|", bufsize=2**20) as tar:
+                for member in tar:
+                    if member.name in files and member.size == size and member.isfile():
+                        contents[files[member.name]] = tar.extractfile(member).read()
+            while unpacked.read(2**20):
+                pass
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
         raise damaged(archive, f"is not the complete archive ({error})") from error
     except OSError as error:
         raise RunError(f"{archive}: cannot be read: {error.strerror}") from error
+    for file in files.values():
+        if file not in contents:
+            why = f"it has no file {FOLDER}/{file} of {size} bytes"
+            raise damaged(archive, f"is not the complete archive ({why})")
+    return contents
 
 
 def _decode(dir, files, contents):

@@ -34,16 +34,16 @@ def fetch(urls, path, digest=None, timeout=TIMEOUT, most=MOST_BYTES):
     `digest` is the md5 or sha256 of the file, gzip-compressed or not; neither may have more than
     `most` bytes.
     """
-    path, errors = Path(path), {}
+    path, errors, reached = Path(path), {}, False
     for url in urls:
         try:
             data = _try(url, timeout, most)
             _check(data, digest, most)
-        except (OSError, HTTPException, WrongContent) as error:
-            errors[url] = error
+        except Exception as error:  # whatever a mirror sends, the next one is tried
+            errors[url] = str(error) or type(error).__name__
+            reached |= isinstance(error, WrongContent)
         else:
             return _save(path, data)
-    reached = any(isinstance(error, WrongContent) for error in errors.values())
     lines = "".join(f"\n  {url}: {error}" for url, error in errors.items())
     raise (RunError if reached else Unreachable)(f"{path.name} could not be downloaded:{lines}")
 
@@ -72,8 +72,8 @@ def _read(url, timeout, most):
 
     with _open(url, timeout) as response:
         start, data = time.monotonic(), bytearray()
-        total = int(response.headers.get("Content-Length") or 0)
-        quiet = not sys.stderr.isatty()
+        total = getattr(response, "length", None) or 0  # None: unknown, or not a number
+        quiet = sys.stderr is None or not sys.stderr.isatty()
         with tqdm(desc=url, total=total or None, unit="B", unit_scale=True, disable=quiet) as bar:
             while received := response.read1(1 << 20):
                 data += received

@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
 
 from data_loader.base import Data, Parsed, check_labels
 from data_loader.loader import collated
-from data_loader.nest import map_nest
+from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
 from ranges import Count, CountOrZero, checked
@@ -89,7 +89,23 @@ class Records:
     def __len__(self):
         return len(self.files)
 
+    @cached_property
+    def types(self):
+        """{leaf: its type} in the first record. All records must have the same kinds of numbers: a
+        batch of bytes with one example of floats would be a batch of floats."""
+        return types_of(self.parsed(0))
+
     def __getitem__(self, index):
+        example = self.parsed(index)
+        for name, dtype in types_of(example).items():
+            first = self.types.get(name, dtype)
+            if dtype.kind != first.kind:
+                where = f"{self.files.name(index)}: {name or 'its example'} is {dtype}"
+                raise UserError(f"{where}, but {first} in {self.files.name(0)}; write one type")
+        return example
+
+    def parsed(self, index):
+        """The example of a record, before it is compared with the others."""
         record = self.files[index]
         try:
             example = self.parse(record)
@@ -115,6 +131,10 @@ class Records:
         if self.workers and len(order):
             return in_workers(make, order, self.workers)
         return map(make, order)
+
+
+def types_of(example):
+    return {name: np.asarray(leaf).dtype for name, leaf in named_nest(example)}
 
 
 def in_workers(make, order, workers):

@@ -17,7 +17,7 @@ ROOT = HERE.parent
 # puts there for a script, must not be: exports are written there, under names of their configs.
 sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
+from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
 
 FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
@@ -27,6 +27,7 @@ STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 def main(argv=None):
     """Run the command line; a user's mistake ends in one message and an exit code."""
+    open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -23,7 +23,15 @@ ROOT = HERE.parent
 # puts there for a script, must not be: exports are written there, under names of their configs.
 sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, atomic_file  # noqa: E402
+from utils import (  # noqa: E402
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    RunError,
+    UserError,
+    atomic_file,
+    open_closed_streams,
+)
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit codes that shells use for SIGINT and SIGPIPE
 MAX_NUMBERS = 8  # printed per output
@@ -175,6 +183,7 @@ def as_csv(rows):
 
 
 if __name__ == "__main__":
+    open_closed_streams()
     # File and class names may contain characters that the terminal cannot show.
     sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -185,3 +185,42 @@ def test_a_failed_run_does_not_wait_for_pending_compilations():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (2, "printed\n")
+
+
+CLOSINGS = ["2>&-", ">&-", "<&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closing", CLOSINGS)
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closing):
+    """Else what C++ prints would be written into it, which may be a checkpoint."""
+    code = (
+        "import os, sys\n"
+        "from utils import open_closed_streams\n"
+        "open_closed_streams()\n"
+        "file = open('checkpoint', 'wb')\n"
+        "assert file.fileno() > 2\n"
+        "os.write(1, b'printed'), os.write(2, b'printed')\n"
+        "print('lost', file=sys.stderr, flush=True), sys.stdout.flush(), sys.stdin.read()\n"
+        "assert not sys.stderr.isatty()\n"
+    )
+    shell = ["sh", "-c", f'exec "$0" "$@" {closing}', sys.executable, "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(shell, cwd=tmp_path, env=environment, **pipes, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "checkpoint").read_bytes()
+    assert done.stderr == ("" if "2>&-" in closing else "printedlost\n")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("closing", CLOSINGS)
+def test_a_run_trains_with_closed_streams(small, closing):
+    shell = ["sh", "-c", f'exec "$0" "$@" {closing}', sys.executable, str(ROOT / "train.py")]
+    environment = os.environ | {"XDG_CACHE_HOME": str(small / "cache")}
+    done = subprocess.run(
+        [*shell, "-c", "small.json"],
+        cwd=small, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (small / "saved" / "Small").iterdir()
+    assert (folder / "finished.json").exists() and (folder / "report.html").exists()

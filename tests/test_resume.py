@@ -215,6 +215,20 @@ def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
     assert "no checkpoint of this run can be resumed" in err
 
 
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_finished_run_that_lost_its_checkpoints_is_not_started_over(workdir, auto):
+    folder = only_run(workdir)
+    for path in folder.glob("*.params"):
+        path.unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    named = ["auto", f"run_name={folder.name}", "-c", "small.json"] if auto else [folder]
+    code, _, err = call(workdir, "--resume", *named, "training.epochs=3")
+    assert code == 2
+    assert "no checkpoint of this run can be resumed" in err
+    assert "finished.json is there, so there was a checkpoint" in err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.torture
 def test_an_earlier_checkpoint_may_be_named_after_the_later_ones_are_moved(workdir):
     folder = only_run(workdir)

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from training.checkpoint.storage import Incomplete, load, newest
+from data_loader.digits import draw
+from data_loader.records import write_records
+from training.checkpoint.storage import Interrupted, load, newest
 from training.run import TIMES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,20 +47,56 @@ CONFIG = {
     "logging": {"every_steps": 3},
     "callbacks": [{"name": "early_stopping", "args": {"patience": 10000}}],
 }
-STREAMED = ["loader.device_budget_mb=0", "training.replicas=2"]
+STREAMED = ["loader.device_budget_mb=0", "training.replicas=2", "training.accumulate=2"]
+STREAMED += ['augment=["random_erase"]']
 WATCHED = ["logging.log_all=true", "logging.parameter_norm=true"]
 WATCHED += ['callbacks=["gradient_spike_monitor"]']
-STREAMING = "streamed with replicas, every step logged"
-FORMS = {"resident": [], STREAMING: [*STREAMED, *WATCHED]}
+# Several features at once: what they remember must fit together at every moment.
+AUGMENTED = ['augment=["random_crop"]', "model.args.dropout=0.1"]
+OFTEN = ["checkpoint.every_epochs=3", "checkpoint.every_steps=5", "checkpoint.keep=2"]
+OFTEN += ["checkpoint.monitor=val_accuracy", "checkpoint.save_top_k=3"]
+SPIKES = {"name": "gradient_spike_monitor", "args": {"threshold": 1.5, "warmup": 5}}
+PLATEAU = {"name": "reduce_on_plateau", "args": {"factor": 0.7, "patience": 2, "cooldown": 1}}
+COUNTS = {"name": "confusion_matrix", "args": {"every_n_epochs": 8}}
+CALLBACKS = [SPIKES, PLATEAU, COUNTS, *CONFIG["callbacks"], "learning_rate_monitor"]
+AT_ONCE = [*AUGMENTED, *OFTEN, f"callbacks={json.dumps(CALLBACKS)}", "loader.val_size=0.2"]
+AT_ONCE += ["training.test_at=end", "training.on_nonfinite=rollback", "training.eval_initial=true"]
+AT_ONCE += ['logging.trackers=["csv", "jsonl"]', "logging.log_all=true", "schedule=warmup_cosine"]
+AT_ONCE += ["schedule.args.warmup_steps=20"]
+FOLDER = ['data={"name": "folder", "args": {"dir": "images", "image_size": [28, 28]}}']
+FOLDER += ["data.args.color=gray", "loader.prefetch=1"]
+RECORDS = ['data={"name": "grain", "args": {"train": "records/train-*", "workers": 0}}']
+RECORDS += ["data.args.test=records/test-*", "data.args.num_classes=10", "training.replicas=2"]
+RECORDS += ["loader.prefetch=3", "loader.eval_batch_size=50"]
+IN_FOLDER, IN_RECORDS = "an image folder, many features", "record files with replicas"
+FORMS = {
+    "resident": [],
+    "streamed with replicas, every step logged": [*STREAMED, *WATCHED],
+    IN_FOLDER: [*FOLDER, *AT_ONCE],
+    IN_RECORDS: [*RECORDS, *AT_ONCE],
+}
 
 
-@pytest.fixture(
-    scope="module", params=["resident", pytest.param(STREAMING, marks=pytest.mark.torture)]
-)
+def forms(*usual):
+    """The forms of a run that a test covers: these, and the others in `make torture`."""
+    others = [pytest.param(form, marks=pytest.mark.torture) for form in FORMS if form not in usual]
+    return pytest.mark.parametrize("form", [*usual, *others], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def form(request, tmp_path_factory):
     """(a folder with a config, further arguments, the run folder of an uninterrupted run)"""
     workdir = tmp_path_factory.mktemp("form")
     (workdir / "config.json").write_text(json.dumps(CONFIG))
+    x, y = draw(0, 200)
+    sets = {"train": range(160), "test": range(160, 200)}
+    for name, rows in sets.items():
+        if request.param == IN_RECORDS:
+            write_records(workdir / "records" / name, [(x[i], y[i]) for i in rows], shards=2)
+        for i in rows if request.param == IN_FOLDER else ():
+            path = workdir / "images" / name / str(y[i]) / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x[i, :, :, 0]).save(path)
     assert train(workdir, *FORMS[request.param], "title=Reference").returncode == 0
     return workdir, FORMS[request.param], next((workdir / "saved" / "Reference").iterdir())
 
@@ -98,6 +137,9 @@ def assert_same_run(folder, reference, more_saved):
         for key in ("step", "best", "callbacks", "metrics"):
             assert record[key] == expected_record[key]
     assert rows(folder) == rows(reference)
+    for name in ("gradient_spikes.jsonl", "pictures/confusion_matrix-val.json"):
+        texts = [(run / name).read_bytes() for run in (folder, reference) if (run / name).exists()]
+        assert len(texts) in (0, 2) and len(set(texts)) < 2, name
     log = (folder / "train.log").read_text()
     assert [log.count(f"---- Epoch {n} took") for n in range(1, EPOCHS + 1)] == [1] * EPOCHS
     assert not list(folder.glob(".*")), "a temporary file was left"
@@ -122,11 +164,12 @@ def wait_for_training(process):
             return
 
 
+@forms("resident", IN_FOLDER)
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(form):
     workdir, more, reference = form
     title, rng = f"Killed {KILLS}", random.Random(KILLS)
     arguments = [*more, f"title={title}", "--resume", "auto"]
-    for kill in range(KILLS // len(FORMS)):
+    for kill in range(max(2, KILLS // len(FORMS))):
         process = start(workdir, *arguments)
         if kill % 5:  # not only at startup, which is most of the life of so short a process
             wait_for_training(process)
@@ -137,11 +180,12 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(form):
         process.communicate()
         for folder in (workdir / "saved" / title).glob("*"):
             checkpoint, errors = newest(folder)
-            assert all(isinstance(error, Incomplete) for error in errors), errors
+            assert all(isinstance(error, Interrupted) for error in errors), errors
             assert checkpoint or errors or not list(folder.glob("*.params"))
     assert_all_ended_the_same(workdir, title, *arguments, reference=reference)
 
 
+@forms(IN_RECORDS)
 def test_a_run_killed_while_writing_ends_with_the_same_bits(form):
     """Each process is killed at a random change of the disk; if that is a write, half of it is
     written first."""
@@ -154,6 +198,7 @@ def test_a_run_killed_while_writing_ends_with_the_same_bits(form):
     assert_all_ended_the_same(workdir, title, *arguments, reference=reference)
 
 
+@forms("resident")
 def test_a_run_stopped_by_a_signal_exits_with_75_in_time_and_ends_with_the_same_bits(form):
     workdir, more, reference = form
     title, rng = f"Stopped {KILLS}", random.Random(KILLS + 2)

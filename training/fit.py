@@ -153,8 +153,8 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
     team = [  # in the order in which they see the run
+        *([keeper] if keeper else []),  # closed before the signals: no signal loses what it writes
         Signals(),
-        *([keeper] if keeper else []),
         Divergence(trainer, training, keeper, log),
         DryRun(recipe, trainer, reader, rates, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),

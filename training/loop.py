@@ -303,13 +303,17 @@ class Loop:
         return Snapshot(self.trainer.snapshot(), record)
 
     def close(self):
-        """Close all watchers; False if something of them is stuck."""
-        results = []
+        """Close all watchers, also if one is interrupted; False if something of them is stuck."""
+        results, interruption = [], None
         for watcher in [watcher for watcher in self.watchers if hasattr(watcher, "close")]:
             try:
                 results.append(watcher.close(self.run))
             except Exception as error:  # the others must be closed nevertheless
                 logger.warning("%s was not closed: %s", type(watcher).__name__, first_line(error))
+            except BaseException as error:  # Ctrl-C, so the others are not waited for
+                interruption, self.run.signal = error, self.run.signal or "SIGINT"
+        if interruption:
+            raise interruption
         return False not in results
 
     def rescue(self, error):

@@ -97,7 +97,10 @@ class Run:
         record = point.record
         self.step, self.position, self.lined = (record[k] for k in ("step", "position", "lined"))
         self.epoch, self.completed = record["epoch"], record["epoch"] - bool(self.position)
-        self.metrics, self.history = record["metrics"], point.history
+        # Earlier versions wrote null for what is not finite.
+        values = record["metrics"].items()
+        self.metrics = {name: float("nan") if v is None else v for name, v in values}
+        self.history = point.history
         self.for_good = self.for_good or record["stopped"]
         self.stopped = bool(self.signal) or self.for_good
 

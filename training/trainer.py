@@ -186,7 +186,7 @@ class Trainer:
 
     def scale_rate(self, factor):
         """Multiply every later update by this factor."""
-        self.rate_scale = float(factor)
+        self.rate_scale = float(np.float32(factor))  # as a checkpoint holds it
         rows = np.full(self.states[0].lr_scale.shape, factor, np.float32)
         self.states = [ts._replace(lr_scale=self.plan.put(rows)) for ts in self.states]
 

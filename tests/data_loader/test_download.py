@@ -109,6 +109,30 @@ def test_gzip_data_that_unpacks_to_too_much_is_given_up(mirror, tmp_path):
         fetch([mirror.url + "bomb"], tmp_path / "other", MD5, most=200_000)
 
 
+@pytest.mark.parametrize(
+    "location",
+    ["http://[::1", "http://127.0.0.1:99999/file", "http://a..b/file", "http://x:abc/", "\x01:"],
+)
+def test_after_a_redirect_that_makes_no_sense_the_next_mirror_is_tried(mirror, tmp_path, location):
+    def redirect(handler):
+        handler.send_response(302)
+        handler.send_header("Location", location)
+        handler.end_headers()
+
+    mirror.pages |= {"/bad": redirect, "/good": CONTENT}
+    fetch([mirror.url + "bad", mirror.url + "good"], tmp_path / "file", MD5, timeout=0.3)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    with pytest.raises(Unreachable, match=r"/bad: ."):
+        fetch([mirror.url + "bad"], tmp_path / "other", MD5, timeout=0.3)
+
+
+@pytest.mark.parametrize("length", ["abc", "-7", "1e9"])
+def test_a_length_that_is_no_number_counts_as_unknown(mirror, tmp_path, length):
+    mirror.pages["/file"] = lambda handler: mirror.send(handler, CONTENT, length)
+    fetch([mirror.url + "file"], tmp_path / "file", MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
 def test_a_server_that_sends_too_slowly_is_given_up(mirror, tmp_path):
     def slow(handler):
         mirror.send(handler, b"", length=10**6)

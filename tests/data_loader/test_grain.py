@@ -14,7 +14,7 @@ from data_loader.base import Arrays, loaded
 from data_loader.digits import draw
 from data_loader.grain_source import Records, grain
 from data_loader.loader import batches, collate, epoch_order, first_batches, split
-from data_loader.records import numpy_example
+from data_loader.records import numpy_example, write_records
 from tests.data_loader.conftest import wait_until
 from utils import RunError, UserError
 
@@ -143,6 +143,19 @@ def test_an_error_in_a_worker_is_the_same_message_as_without_workers(record_fold
         UserError, match=r"loader\.collate_fn fails: .*test_grain\.py, line \d+: KeyError: 'broken'"
     ):
         list(batches(dataset, np.arange(4).reshape(2, 2), fails))
+
+
+@pytest.mark.parametrize("leaf", ["0", "1"])
+def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
+    x, y = X[:9], Y[:9]
+    odd = [x[4].astype(np.float32), y[4]] if leaf == "0" else [x[4], np.float64(y[4])]
+    write_records(tmp_path / "train", [(x[i], y[i]) if i != 4 else odd for i in range(9)])
+    dataset = Records(f"{tmp_path}/train-*", numpy_example, 0)
+    kept, found = [(X.dtype, odd[0].dtype), (Y.dtype, odd[1].dtype)][int(leaf)]
+    message = rf"record 4: {leaf} is {found}, but {kept} in .*record 0; write one type"
+    for rows in ([[4, 5, 6]], [[4]], [[0, 1], [3, 4]]):
+        with pytest.raises(UserError, match=message):
+            list(batches(dataset, np.array(rows)))
 
 
 def test_a_worker_that_is_killed_ends_the_iteration_with_an_error(record_folder):

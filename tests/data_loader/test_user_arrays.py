@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -142,6 +143,45 @@ def test_what_unpacks_to_more_than_the_memory_is_not_read(tmp_path, monkeypatch)
     )
     with pytest.raises(UserError, match=message):
         data.load()
+
+
+@pytest.mark.parametrize("packed", [np.savez, np.savez_compressed, None])
+def test_a_shape_that_was_changed_is_noticed(tmp_path, packed):
+    """The header of an array says that there are fewer examples than follow."""
+    path = tmp_path / ("train.npz" if packed else "train")
+    if packed:
+        save(tmp_path / "whole", x=X, y=Y)
+        files = {f.name: f.read_bytes() for f in (tmp_path / "whole").iterdir()}
+        method = zipfile.ZIP_DEFLATED if packed is np.savez_compressed else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", method) as file:
+            for name, content in files.items():
+                file.writestr(name, content.replace(b"(5,", b"(4,"))
+    else:
+        save(path, x=X, y=Y)
+        for file in path.iterdir():
+            file.write_bytes(file.read_bytes().replace(b"(5,", b"(4,"))
+    with pytest.raises(UserError, match=r"y cannot be read .there are bytes after its array"):
+        arrays(str(path)).load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({b"PK\x03\x04": (8, 97), b"PK\x01\x02": (10, 97)}, "compression method is not supported"),
+        ({b"PK\x03\x04": (6, 1), b"PK\x01\x02": (8, 1)}, "password"),
+        ({b"PK\x03\x04": (8, 14), b"PK\x01\x02": (10, 14)}, "x cannot be read"),  # not LZMA
+    ],
+    ids=["unknown method", "encrypted", "other method"],
+)
+def test_a_npz_of_another_kind_of_zip_is_named(tmp_path, changes, why):
+    path = tmp_path / "train.npz"
+    np.savez(path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    for mark, (offset, value) in changes.items():
+        content[content.index(mark) + offset] = value
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"train\.npz: x cannot be read .*{why}|{why} .*write it"):
+        arrays(str(path))
 
 
 def test_a_missing_file_is_named(tmp_path):

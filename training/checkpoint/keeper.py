@@ -14,7 +14,6 @@ from training.checkpoint.retention import Kept, kept_so_far, protected
 from training.checkpoint.storage import FORMAT
 from training.devices.processes import agreed, is_first, several, together
 from training.watchers import Reply
-from training.watching.metric_log import sayable
 from utils import Damaged, RunError, to_disk
 
 logger = logging.getLogger("main")
@@ -64,6 +63,7 @@ class Keeper:
 
     def on_epoch_end(self, run):
         """Save at the end of an epoch, where that is due, or where it is the best so far."""
+        self.check()
         every = self.options.every_epochs
         by_epoch = every and run.epoch % every == 0
         last = run.epoch == run.epochs
@@ -113,7 +113,6 @@ class Keeper:
             # All processes compute it together, so it must not come between the steps of training.
             probes = [self.probe(*ts.evaluated()) for ts in snapshot.states]
         record = {"rollbacks": 0, "callbacks": []} | snapshot.record
-        record["metrics"] = sayable(record["metrics"])
         self.saved, self.time = (record["step"], record["position"], whole), time.monotonic()
         record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
         retired = self.before.names() - self.kept.names()
@@ -152,7 +151,8 @@ class Keeper:
             # The record must not promise more than what is on the disk.
             to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(states), self.suffix)
-        for replica, (path, ts) in enumerate(zip(paths, states, strict=True)):
+        # The file of replica 0 comes last: where it exists, all of them were written.
+        for replica, (path, ts) in reversed([*enumerate(zip(paths, states, strict=True))]):
             # Orbax writes arrays that are spread over several hosts; a safetensors file needs them
             # here.
             if self.suffix != storage.SUFFIXES["orbax"]:

@@ -24,7 +24,12 @@ SUFFIXES = {"safetensors": ".params", "orbax": ".orbax"}  # {format: suffix of i
 
 
 class Incomplete(Damaged):
-    """Files of some replicas are missing: the process was killed before it had written them."""
+    """Files of some replicas are missing."""
+
+
+class Interrupted(Incomplete):
+    """The file of replica 0, which is written last, is missing: the process may have been killed
+    before it had written it."""
 
 
 class Found(NamedTuple):
@@ -99,6 +104,12 @@ def records(folder):
     return {name: record for name, record in record_by_name.items() if record}
 
 
+def all_written(paths):
+    """Whether the file of a checkpoint that is written last is among these."""
+    ends = [path.stem.partition("-replica_")[2] for path in paths]
+    return "" in ends or "0" in ends
+
+
 def record_of(path):
     """The record of a checkpoint, or None if it is not valid."""
     try:
@@ -121,6 +132,17 @@ def newest(folder):
         except Damaged as error:
             errors.append(error)
     return None, errors
+
+
+def lost(folder, errors):
+    """What shows that a folder without a good checkpoint had one, one line each. Without that, the
+    process was killed before its first one was written. `errors`: of the checkpoints there."""
+    lines = [str(error) for error in errors if not isinstance(error, Interrupted)]
+    for name, record in records(folder).items():
+        others = sorted({*record["regular"], *(best for best, _ in record["best"])} - {name})
+        if others:
+            lines.append(f"{name} was not the first one: there was {', '.join(others)}")
+    return lines
 
 
 def for_all(find):
@@ -153,7 +175,10 @@ def read_all(name, paths, whole=False, verified=False):
     read.sort(key=lambda entry: entry[2]["replica"])
     numbers = [record["replica"] for *_, record in read]
     if replicas != len(read) or numbers != list(range(replicas)):
-        raise Incomplete(f"{paths[0]}: is one of {replicas} replicas, and some of them are missing")
+        kind = Incomplete if 0 in numbers else Interrupted
+        gone = next((r for r in range(min(replicas, len(read) + 1)) if r not in numbers), "another")
+        what = f"is one of {replicas} replicas, and the file of replica {gone} is missing"
+        raise kind(f"{paths[0]}: {what}")
     return Found(name, *map(list, zip(*read, strict=True)))
 
 

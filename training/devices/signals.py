@@ -9,6 +9,8 @@ import threading
 from training.watchers import Reply
 from utils import FAILED, STOPPED
 
+BEGUN = ("config.json", "environment.json", "metrics.jsonl")  # one of them shows a run
+
 logger = logging.getLogger("main")
 
 
@@ -81,7 +83,8 @@ def end_at_signals(folder=None, temporary=None):
         # A report, say, that is being written after the run (utils.atomic_file).
         for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
             unfinished.unlink(missing_ok=True)
-        if folder is not None and not (folder / "config.json").exists():
+        begun = saved or (folder is not None and any((folder / name).exists() for name in BEGUN))
+        if folder is not None and not begun:
             shutil.rmtree(folder, ignore_errors=True)  # no step was taken
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -67,7 +67,9 @@ def watch(parts, named):
         while True:
             # Checked first, so that what was saved before the end is seen after it.
             ended = (folder / FINISHED).exists()
-            new = [name for name in storage.checkpoints(folder) if name not in seen]
+            present = storage.checkpoints(folder)
+            whole = [name for name in present if ended or storage.all_written(present[name])]
+            new = [name for name in whole if name not in seen]
             for name in new:
                 seen.add(name)
                 try:

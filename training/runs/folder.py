@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
+from training.watching import metric_log
 from training.watching.metric_log import sayable
 from utils import RunError, UserError, atomic_write, inside, quoted, read_file, relative_path
 
@@ -23,6 +25,11 @@ logger = logging.getLogger("main")
 USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 BEFORE_A_RUN = ("model", USER_MODULES, "train.log")  # what is written first
 FINISHED = "finished.json"  # left by a run that was trained to its end
+# Keys that may differ when a run is resumed.
+FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
+FREE += ("checkpoint", "logging", "mesh", "sharding")
+SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
+ABSENT = "(absent)"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
 
 
@@ -172,6 +179,21 @@ def cut_back(folder, lengths, names):
                 ) from error
 
 
+def set_aside(folder, logs, checkpoints):
+    """Move the logs of a run that starts over into a folder of their own, if it had logged values,
+    and with them what there is of its checkpoints. Returns a line that says where, or None."""
+    values = folder / metric_log.FILE
+    if not values.exists() or not values.stat().st_size:
+        return None  # nothing is lost if its other log goes on
+    former = next(path for n in count(1) if not (path := folder / f"former_{n}").exists())
+    former.mkdir()
+    others = [folder / log for log in logs if log != values.name]
+    # The values come last: without them, nothing more would be moved if this was interrupted.
+    for path in [*checkpoints, *(other for other in others if other.exists()), values]:
+        path.rename(former / path.name)
+    return f"What the run had logged before is in {former}"
+
+
 def write_json(path, value):
     """A JSON file for people to read."""
     atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())
@@ -207,3 +229,31 @@ def git_commit(root):
         return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def differences(old, new):
+    """({path: (old, new)} of what may differ, the same of what may not) between two records."""
+
+    def facts_of(record):
+        extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
+        return flat({**record["config"], **extra})
+
+    old, new = facts_of(old), facts_of(new)
+    free, other = {}, {}
+    for path in {**old, **new}:
+        pair = old.get(path, ABSENT), new.get(path, ABSENT)
+        if pair[0] == pair[1] or path in SILENT:
+            continue
+        keys = (*FREE, "facts.total_steps")
+        may_change = any(path == key or path.startswith(f"{key}.") for key in keys)
+        (free if may_change else other)[path] = pair
+    return free, other
+
+
+def in_words(changed):
+    """Differences in words, one line each."""
+    shown = {
+        path: [value if value is ABSENT else json.dumps(value) for value in pair]
+        for path, pair in changed.items()
+    }
+    return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]

@@ -98,7 +98,8 @@ def reads_back():
 @contextmanager
 def stderr_into_file():
     """Redirect stderr, also that of C++ code, into a temporary file."""
-    sys.stderr.flush()
+    if sys.stderr:
+        sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)

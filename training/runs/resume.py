@@ -1,6 +1,5 @@
 """Resuming: which run, from which of its checkpoints, and with what changed in its config."""
 
-import json
 import logging
 import os
 from contextlib import contextmanager
@@ -12,22 +11,16 @@ from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import (
     Found,
-    Incomplete,
     checkpoints,
     files,
+    lost,
     newest,
     read_all,
     remove_leftovers,
 )
 from training.devices.processes import check_alike, from_first, is_first, together
-from training.runs.folder import FINISHED, cut_back, flat
-from utils import WINDOWS, RunError, UserError, locked, quoted
-
-# Keys that may differ when a run is resumed.
-FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
-FREE += ("checkpoint", "logging", "mesh", "sharding")
-SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
-ABSENT = "(absent)"
+from training.runs.folder import FINISHED, FREE, cut_back, differences, flat, in_words, set_aside
+from utils import WINDOWS, Damaged, RunError, UserError, locked, quoted
 
 logger = logging.getLogger("main")
 
@@ -141,9 +134,11 @@ def chosen(folder, named):
     """(the checkpoint, what is wrong with newer ones)"""
     if named is None or Path(named) == folder:
         checkpoint, errors = newest(folder)
-        if checkpoint is None and not all(isinstance(error, Incomplete) for error in errors):
-            reasons = "\n  ".join(map(str, errors))
-            raise UserError(f"{folder}: no checkpoint of this run can be resumed\n  {reasons}")
+        if checkpoint is None and (folder / FINISHED).exists():
+            errors.append(Damaged(f"{FINISHED} is there, so there was a checkpoint"))
+        if checkpoint is None and (reasons := lost(folder, errors)):
+            lines = "\n  ".join([f"{folder}: no checkpoint of this run can be resumed", *reasons])
+            raise UserError(f"{lines}\nPut back what is missing, or begin a new run")
         return checkpoint, [f"{error}; skipped" for error in errors]
     name = Path(named).stem.split("-replica_")[0]
     names = list(checkpoints(folder))
@@ -160,9 +155,12 @@ def chosen(folder, named):
 
 
 def tidied(run):
-    """Remove what an interrupted write left, and log lines after the checkpoint."""
+    """Remove what an interrupted write left, and log lines after the checkpoint. A run that starts
+    over has its former log moved away; returns a line that says so, or None."""
     remove_leftovers(run.folder)
-    cut_back(run.folder, run.checkpoint.record["lengths"] if run.checkpoint else {}, LOGS)
+    if run.checkpoint:
+        return cut_back(run.folder, run.checkpoint.record["lengths"], LOGS)
+    return set_aside(run.folder, LOGS, files(run.folder, "checkpoint-*"))
 
 
 @contextmanager
@@ -192,8 +190,8 @@ def holding(folder, resume, record):
                 )
             changed = changes(run, record, resume == "override") if run.checkpoint else []
         if is_first() and resume:
-            tidied(run)
-            for message in [*run.skipped, *changed]:
+            former = tidied(run)
+            for message in [*run.skipped, *changed, *([former] if former else [])]:
                 logger.warning(message)
             if run.checkpoint:
                 log_what_is_left(run, record["config"]["training"]["epochs"])
@@ -267,31 +265,3 @@ def changes(run, record, override=False):
             for name in probe_of(arrays):
                 del arrays[name]
     return in_words(free | other)
-
-
-def differences(old, new):
-    """({path: (old, new)} of what may differ, the same of what may not) between two records."""
-
-    def facts_of(record):
-        extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
-        return flat({**record["config"], **extra})
-
-    old, new = facts_of(old), facts_of(new)
-    free, other = {}, {}
-    for path in {**old, **new}:
-        pair = old.get(path, ABSENT), new.get(path, ABSENT)
-        if pair[0] == pair[1] or path in SILENT:
-            continue
-        keys = (*FREE, "facts.total_steps")
-        may_change = any(path == key or path.startswith(f"{key}.") for key in keys)
-        (free if may_change else other)[path] = pair
-    return free, other
-
-
-def in_words(changed):
-    """Differences in words, one line each."""
-    shown = {
-        path: [value if value is ABSENT else json.dumps(value) for value in pair]
-        for path, pair in changed.items()
-    }
-    return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]

@@ -145,13 +145,12 @@ def resumed_run(run, parts, root, template, override, temporary):
         changes = resume.changes(run, record, override)
         # Nothing in the folder was changed until here.
         recovery.check_fits(run.checkpoint, template, parts.training.replicas)
-        if is_first():
-            resume.tidied(run)
+        former = resume.tidied(run) if is_first() else None
     begin_to_log(root, run)
     if is_first():
         for message in [*run.skipped, *run_folder.changes_of_environment(run.folder, root)]:
             logger.warning(message)
-        for change in changes:
+        for change in [*changes, *([former] if former else [])]:
             logger.info(change)
         run_folder.update(run.folder, record, root)
     return parts, sets, record

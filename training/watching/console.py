@@ -155,7 +155,7 @@ class ProgressBar:
 
     def on_epoch_start(self, run):
         self.close(run)  # a run that went back to a checkpoint begins its epoch again
-        if not (sys.stderr.isatty() or in_notebook()):
+        if not ((sys.stderr and sys.stderr.isatty()) or in_notebook()):
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without ipywidgets, the bar is one of text

@@ -29,9 +29,10 @@ training/watching/callbacks/, and name it in the config.
 import inspect
 import json
 import logging
-import math
 import traceback
 from contextlib import suppress
+
+from jax.tree_util import tree_structure
 
 from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
@@ -49,6 +50,7 @@ OF_EPOCHS = (
     "on_test_end",
     "on_epoch_end",
 )
+LARGEST = 3.4e38  # about the largest number of float32
 HOOKS = ("on_training_start", "on_step_end", *OF_EPOCHS, "on_training_end")
 
 
@@ -265,13 +267,10 @@ def checked(callback, hook, answer):
             f"{where} returned {sorted(unknown)}; a callback may return 'stop' and 'lr_scale'"
         )
     scale = answer.get("lr_scale", 1.0)
-    try:
-        valid = math.isfinite(scale) and scale >= 0
-    except TypeError:
-        valid = False
-    if not valid:
-        raise UserError(f"{where} returned lr_scale={scale!r}; it must be a number from 0")
-    return answer
+    with suppress(TypeError, ValueError):
+        if 0 <= scale <= LARGEST:
+            return answer
+    raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
 
 
 def memories(callbacks):
@@ -279,13 +278,15 @@ def memories(callbacks):
     pairs = []
     for callback in callbacks:
         try:
-            memory = json.loads(json.dumps(getattr(callback, "memory", None)))
-        except (TypeError, ValueError) as error:
+            text = json.dumps(memory := getattr(callback, "memory", None))
+            if tree_structure(json.loads(text)) != tree_structure(memory):
+                raise TypeError("it holds a tuple, or a key that is not text")
+        except (TypeError, ValueError, RecursionError) as error:
             raise UserError(
                 f"callbacks: the memory of {called(callback)} is not JSON ({error}); "
                 "keep plain numbers, lists and dicts"
             ) from error
-        pairs.append([called(callback), memory])
+        pairs.append([called(callback), json.loads(text)])
     return pairs
 
 

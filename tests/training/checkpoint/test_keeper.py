@@ -248,7 +248,7 @@ def test_each_replica_has_a_file_and_a_checkpoint_needs_all_of_them(tmp_path):
     (tmp_path / "checkpoint-epoch_2-replica_7.params").unlink()
     checkpoint, errors = storage.newest(tmp_path)
     assert checkpoint.name == "checkpoint-epoch_1"
-    assert "is one of 11 replicas, and some of them are missing" in str(errors[0])
+    assert "is one of 11 replicas, and the file of replica 7 is missing" in str(errors[0])
 
 
 def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):

@@ -1,13 +1,17 @@
 """Chosen names of runs, and the best checkpoints of an evaluator."""
 
 import json
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
 
-from tests.training.checkpoint.test_keeper import a_run, end_epoch
+from tests.training.checkpoint.test_keeper import a_run, end_epoch, snapshot_of
 from tests.wiring.conftest import VALID
+from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper
+from training.devices.signals import end_at_signals
 from training.options import CheckpointOptions
 from training.runs import evaluate, folder
 from training.runs.resume import unfinished
@@ -44,9 +48,30 @@ def test_auto_resumes_the_run_of_the_chosen_name_alone(tmp_path):
     assert unfinished(tmp_path, "T", "mine[1]")[0] is None
     mine = begin(folder.new_folder(tmp_path, "T", "mine[1]"), finished=True)
     begin(folder.new_folder(tmp_path, "T", "later"))
+    keeper = Keeper(mine, CheckpointOptions())
+    end_epoch(keeper, a_run(1))
+    keeper.wait()
     run, _ = unfinished(tmp_path, "T", "mine[1]")
     run.lock.close()
     assert run.folder == mine  # also if it is finished, which is then said
+
+
+@pytest.mark.parametrize("left", [None, "metrics.jsonl", "checkpoint-epoch_1.params"])
+def test_a_signal_deletes_the_folder_of_a_run_only_if_none_has_begun(tmp_path, monkeypatch, left):
+    """Also if someone has deleted its config.json."""
+    ended, run = [], folder.new_folder(tmp_path, "T", "name")
+    (run / "train.log").write_text("a line")
+    if left:
+        (run / left).write_text("content")
+    monkeypatch.setattr(os, "_exit", ended.append)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        end_at_signals(run)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended and run.exists() == bool(left)
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "..", ".hidden", "checkpoint-1", 7])
@@ -104,3 +129,34 @@ def test_an_evaluator_keeps_its_own_best(tmp_path, monkeypatch, capsys):
         SimpleNamespace(checkpoint=options, unfitted={}), tmp_path
     )  # again: the series is read back
     assert "checkpoint-epoch_2.params (1.0000)" in capsys.readouterr().err
+
+
+def test_an_evaluator_waits_for_the_files_of_all_replicas(tmp_path, monkeypatch):
+    """It looks while the second of three files is written, and again when all are there."""
+    (tmp_path / "config.json").write_text("{}")
+    seen, real, pauses = [], storage.save, []
+
+    def save(path, tree, record):
+        if record["replica"] == 1:
+            evaluation = Evaluation([1], lambda run, epoch: seen.append(epoch))
+            monkeypatch.setattr(evaluate, "CheckpointEvaluation", lambda _: evaluation)
+            options = CheckpointOptions(monitor="test_loss")
+            with pytest.raises(TimeoutError):
+                evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
+            assert not seen
+        real(path, tree, record)
+
+    def pause(seconds):
+        pauses.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(evaluate.time, "sleep", pause)
+    monkeypatch.setattr(storage, "save", save)
+    keeper = Keeper(tmp_path, CheckpointOptions())
+    end_epoch(keeper, a_run(1), snapshot_of(a_run(1), replicas=3))
+    keeper.wait()
+    assert pauses
+    (tmp_path / "finished.json").write_text("{}")
+    options = CheckpointOptions(monitor="test_loss")
+    evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
+    assert seen == [1]

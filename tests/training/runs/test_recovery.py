@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import signal
+import threading
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -33,6 +35,7 @@ from training.schedules import linear
 from training.update import accepted, genuine, gradient_update
 from training.watching import metric_log
 from training.watching.callbacks.early_stopping import early_stopping
+from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from training.watching.hooks import CallbackFailed
 from utils import RunError, UserError
 
@@ -174,6 +177,81 @@ def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
     assert [r["epoch"] for r in resumed.history] == [r["epoch"] for r in undisturbed.history]
 
 
+class Uneven:
+    """Lowers the learning rate now and then, to numbers that float32 does not have."""
+
+    def on_training_start(self, run):
+        self.memory = {"scale": 1.0}
+
+    def on_step_end(self, run):
+        if run.step % 4:
+            return None
+        self.memory = {"scale": self.memory["scale"] * 0.937}
+        return {"lr_scale": self.memory["scale"]}
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.torture)])
+def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, replicas):
+    """Resumed at several steps, with all that keeps numbers on the host between them: a schedule,
+    two callbacks that scale the rate, early stopping, averaged weights, a rollback."""
+    monitored = {"monitor": "test_loss", "min_delta": 10.0}
+    callbacks = [Uneven(), early_stopping(patience=50, min_delta=0.1)]
+    callbacks.append(reduce_on_plateau(factor=0.3, patience=1, cooldown=1, **monitored))
+    many = {f"rate_{i}": 0.1 / (3 + i) for i in range(40)}  # for 1 in 10, float32 shows
+    settings = {
+        "callbacks": callbacks,
+        "replicas": replicas,
+        "ema": 0.9,
+        "optimizer": adam(lr=0.0123),
+        "schedule": linear(total_steps=60),
+        "rates": {"learning_rate": lambda step: 0.0123 * (1 - step / 60)} | many,
+        "log": {"every_steps": 1, "gradient_norm": True, "parameter_norm": True},
+        "checkpoint": CheckpointOptions(every_steps=1, keep=None, monitor="test_loss"),
+        "on_nonfinite": "rollback",
+    }
+    data, whole = Poison(bad_reads=1), tmp_path / "whole"
+    undisturbed = train(whole, data, **settings)
+    lines = (whole / "metrics.jsonl").read_text()
+    scales = {row["rate_0"] for row in rows(whole) if "rate_0" in row}
+    assert len(scales) > 4 and storage.newest(whole)[0].record["rollbacks"] == 1
+    for step in (4, 9, 13, 20):
+        cut = tmp_path / str(step)
+        cut.mkdir()
+        for path in whole.glob("*.params"):
+            if storage.load(path)[1]["step"] <= step:
+                (cut / path.name).write_bytes(path.read_bytes())
+        (cut / "metrics.jsonl").write_text(lines)
+        resumed = train(cut, data, resume=True, **settings)
+        assert_same(resumed, undisturbed)
+        assert rows(cut) == rows(whole), step
+        assert timeless(resumed.history) == timeless(undisturbed.history)
+        assert resumed.metrics == undisturbed.metrics
+        newest = storage.newest(cut)[0].record, storage.newest(whole)[0].record
+        assert newest[0]["callbacks"] == newest[1]["callbacks"]
+        assert newest[0]["best"] == newest[1]["best"]
+
+
+def timeless(history):
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
+
+
+def test_values_that_are_not_finite_are_the_same_after_a_resume(tmp_path):
+    def above(output, target):
+        return jnp.float32(jnp.inf)
+
+    def below(output, target):
+        return jnp.float32(-jnp.inf)
+
+    def odd(output, target):
+        return jnp.float32(jnp.nan)
+
+    first = train(tmp_path, metrics=[above, below, odd], epochs=1)
+    again = train(tmp_path, metrics=[above, below, odd], epochs=1, resume=True)
+    assert again.metrics["test_above"] == -again.metrics["test_below"] == np.inf
+    assert np.isnan(again.metrics["test_odd"]) and again.metrics.keys() == first.metrics.keys()
+    assert repr(again) == repr(first)
+
+
 def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     data = Streamed()
     train(tmp_path, data, callbacks=[Stop(10)])
@@ -196,16 +274,56 @@ def test_a_loader_without_a_position_is_read_again_with_a_warning(tmp_path, capl
         assert (message in caplog.text) == warned
 
 
-def test_a_run_starts_over_if_its_only_checkpoint_lacks_the_file_of_a_replica(tmp_path):
-    """As after a kill between the files of the first checkpoint."""
-    undisturbed = train(tmp_path / "whole", replicas=2)
+def test_a_run_starts_over_if_it_was_killed_while_its_first_checkpoint_was_written(
+    tmp_path, monkeypatch, caplog
+):
+    """The file of replica 0 is written last. What was logged and written until then is moved."""
+    undisturbed, real, cut = train(tmp_path / "whole", replicas=2), storage.save, tmp_path / "cut"
+
+    def save(path, tree, record):
+        if record["replica"] == 0:
+            raise RunError("killed")
+        real(path, tree, record)
+
+    monkeypatch.setattr(storage, "save", save)
     checkpoint = CheckpointOptions(every_epochs=0)
-    train(tmp_path / "cut", replicas=2, callbacks=[Stop(3)], checkpoint=checkpoint)
-    _, other = sorted((tmp_path / "cut").glob("*.params"))
-    other.unlink()
-    resumed = train(tmp_path / "cut", replicas=2, callbacks=[Stop(10**9)], resume=True)
+    with pytest.raises(RunError, match="killed"):
+        train(cut, replicas=2, callbacks=[Stop(3)], checkpoint=checkpoint)
+    monkeypatch.undo()
+    before = contents(cut)
+    assert before.keys() == {"checkpoint-step_3-replica_1.params", "metrics.jsonl"}
+    resumed = train(cut, replicas=2, callbacks=[Stop(10**9)], resume=True)
     assert_same(resumed, undisturbed)
-    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert rows(cut) == rows(tmp_path / "whole")
+    assert contents(cut / "former_1") == before
+    assert f"What the run had logged before is in {cut}/former_1" in caplog.text
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("lost", "found"),
+    [
+        (["*replica_1*"], "replica_0.params: is one of 2 replicas, and the file of replica 1 is"),
+        (["*replica_0*"], "checkpoint-step_3 was not the first one: there was checkpoint-step_2"),
+        (["*step_2*", "*step_3-replica_0*"], "step_3 was not the first one: there was checkpoint"),
+    ],
+)
+def test_a_run_whose_checkpoints_were_lost_neither_starts_over_nor_changes_anything(
+    tmp_path, lost, found
+):
+    settings = {"replicas": 2, "log": {"every_steps": 1}}
+    settings["checkpoint"] = CheckpointOptions(every_steps=1, keep=2)
+    train(tmp_path, callbacks=[Stop(3)], **settings)
+    for path in [path for pattern in lost for path in tmp_path.glob(pattern)]:
+        path.unlink()
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint of this run can be resumed") as error:
+        train(tmp_path, resume=True, **settings)
+    assert found in str(error.value) and "Put back what is missing" in str(error.value)
+    assert contents(tmp_path) == before
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
@@ -564,6 +682,86 @@ def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, e
     assert resumed.finished
     assert_same(resumed, undisturbed)
     assert rows(tmp_path / "cut") == expected_rows
+
+
+@pytest.mark.parametrize("crash", [RunError, KeyError])
+def test_a_signal_while_a_failed_run_writes_its_checkpoint_does_not_lose_it(
+    tmp_path, monkeypatch, crash
+):
+    """A RunError leaves what is being written already; another error saves the state."""
+    real, writing, sent = Keeper.write, threading.Event(), threading.Event()
+
+    def write(keeper, *arguments):
+        writing.set()
+        sent.wait(10)
+        time.sleep(0.1)
+        real(keeper, *arguments)
+
+    class Crash:
+        def on_step_end(self, run):
+            if run.step == 9:
+                raise crash("an error")
+
+    def send():
+        writing.wait(10)
+        time.sleep(0.2)  # until the run has failed, and waits
+        os.kill(os.getpid(), signal.SIGTERM)
+        sent.set()
+
+    def ended(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keeper, "write", write)
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        threading.Thread(target=send, daemon=True).start()
+        every = {"every_epochs": 0, "every_steps": 8 if crash is RunError else 0}
+        with pytest.raises((RunError, CallbackFailed), match="an error"):
+            train(tmp_path, callbacks=[Crash()], checkpoint=every, log={"every_steps": 1})
+        assert signal.getsignal(signal.SIGTERM) is ended
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert storage.newest(tmp_path)[0].record["step"] == (8 if crash is RunError else 9)
+
+
+def test_ctrl_c_while_a_watcher_is_closed_does_not_skip_the_others():
+    closed = []
+
+    class Closes:
+        def __init__(self, error=None):
+            self.error = error
+
+        def close(self, run):
+            closed.append(run.signal)
+            if self.error:
+                raise self.error
+
+    before = signal.getsignal(signal.SIGINT)
+    watchers = [Closes(), Closes(KeyboardInterrupt()), Closes(ValueError("broken")), Closes()]
+    with pytest.raises(KeyboardInterrupt):
+        train(None, epochs=1, watchers=watchers)
+    assert closed == [None, None, "SIGINT", "SIGINT"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_epoch_whose_checkpoint_cannot_be_written_has_no_row(tmp_path, monkeypatch):
+    """The write at step 14 has failed when epoch 2 ends."""
+    real = Keeper.write
+
+    def fail(keeper, states, record, *rest):
+        if record["step"] == STEPS:
+            raise RunError("no space")
+        real(keeper, states, record, *rest)
+
+    class Wait:
+        def on_test_end(self, run):
+            time.sleep(0.2 * (run.epoch == 2))
+
+    monkeypatch.setattr(Keeper, "write", fail)
+    settings = {"callbacks": [Wait()], "log": {"every_steps": 0}, "prefetch": 1}
+    with pytest.raises(RunError, match="no space"):
+        train(tmp_path, **settings)
+    assert [row["epoch"] for row in rows(tmp_path)] == [1]
 
 
 def test_an_error_while_writing_a_checkpoint_is_raised_in_the_run(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from training.base import tracked
 from training.watching.callbacks.early_stopping import early_stopping
-from training.watching.hooks import CallbackFailed, check_hooks, notify, steps_left
+from training.watching.hooks import CallbackFailed, check_hooks, memories, notify, steps_left
 from utils import UserError
 
 VIEW = SimpleNamespace(epoch=3, step=17)
@@ -29,7 +29,11 @@ def test_unknown_keys_and_unknown_hooks_are_errors():
 
 @pytest.mark.parametrize(
     "returned",
-    [*({"lr_scale": scale} for scale in (float("nan"), -1, "half", None)), True, 0.5],
+    [
+        *({"lr_scale": scale} for scale in (float("nan"), -1, "half", None, 1e39, 10**400)),
+        True,
+        0.5,
+    ],
 )
 def test_invalid_return_values_are_errors(returned):
     with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end returned"):
@@ -88,3 +92,23 @@ def test_steps_left_must_return_a_positive_whole_number(left):
 def test_an_object_without_hooks_is_not_a_callback(callback):
     with pytest.raises(UserError, match="has no hook; a callback is an object"):
         check_hooks([callback])
+
+
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [
+        ({"best": (1, 2)}, "a tuple"),
+        ({"seen": [{3: "three"}]}, "a key that is not text"),
+        ({1: 2, "a": 3}, ""),
+        ({"seen": {1, 2}}, "set is not JSON serializable"),
+    ],
+)
+def test_a_memory_that_a_checkpoint_would_change_is_refused(memory, why):
+    with pytest.raises(UserError, match=f"the memory of SimpleNamespace is not JSON .*{why}"):
+        memories([SimpleNamespace(memory=memory)])
+
+
+def test_a_memory_is_copied_exactly():
+    memory = {"x": [0.1 + 0.2, 1e-320, -0.0, float("inf"), 2**80, None, True], "y": {"z": {}}}
+    [[_, copy]] = memories([SimpleNamespace(memory=memory)])
+    assert repr(copy) == repr(memory) and copy is not memory
