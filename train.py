@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.devices.signals import end_at_signals
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line
+from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line, where_and_why
 from wiring.build import build
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -42,7 +42,7 @@ def main(argv=None):
     except BrokenPipeError:  # whatever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
         if arguments.post_mortem and (error.__cause__ or not isinstance(error, UserError)):
             post_mortem(error)
         return failed(error)
@@ -189,13 +189,14 @@ def fast_dev_run(file, config, folders):
     from training.devices import processes
     from training.runs.start import train
 
+    build(config, file.name, folders=folders)  # what is changed below must be valid
     # With several processes, all hosts must see the folder.
-    base = (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
+    base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
         if not processes.several():
             end_at_signals(temporary=folder)
         config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
-        trackers = (config.get("logging") or {}).get("trackers")
+        trackers = config.get("logging", {}).get("trackers")
         for name, setting in (("wandb", "mode=offline"), ("jsonl", "file=tracked.jsonl")):
             for i in positions(trackers, name):
                 config = override(config, f"logging.trackers.{i}.args.{setting}")
@@ -240,6 +241,8 @@ def failed(error):
         return fail(error, BAD_INPUT)
     if isinstance(error, RunError | OSError):
         return fail(error, FAILED)
+    if isinstance(error, SystemExit):
+        return fail(where_and_why(error), FAILED)
     processes = sys.modules.get("training.devices.processes")
     if processes and (message := processes.lost(error)):
         return fail(message, FAILED)

@@ -1,5 +1,6 @@
 """Small helpers used everywhere: errors for the user, tree paths, sizes, atomic writes."""
 
+import json
 import os
 import re
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 WINDOWS = os.name == "nt"
+
+DEEPEST = 64  # levels of nesting in JSON; what Python can handle ends at a thousand
 
 
 class UserError(Exception):
@@ -56,6 +59,49 @@ def where_and_why(error):
 def path_name(path):
     """The name of a leaf: the keys of its path joined by '/', as in `blocks/0/norm/scale`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+
+
+def parse_json(text, **hooks):
+    """The value of JSON text; ValueError if it is none, or nested too deeply to be worked with."""
+    try:
+        value = json.loads(text, **hooks)
+    except RecursionError:
+        value = None
+    else:
+        if not is_deep(value):
+            return value
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def is_deep(value, left=DEEPEST):
+    """Whether a JSON value is nested more deeply than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    nests = [item for item in inner if isinstance(item, dict | list)]
+    return left == 0 or any(is_deep(item, left - 1) for item in nests)
+
+
+def read_json(path):
+    """The value in a JSON file; UserError if it cannot be read."""
+    try:
+        return parse_json(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; restore the file") from error
+
+
+def is_alike(value, example):
+    """Whether a JSON value has the form of an example, in which null stands for anything."""
+    if isinstance(example, dict):
+        keys = isinstance(value, dict) and example.keys() <= value.keys()
+        return keys and all(is_alike(value[key], inner) for key, inner in example.items())
+    if isinstance(example, int | float) and not isinstance(example, bool):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return example is None or type(value) is type(example) or isinstance(example, tuple)
+
+
+def cut(text, length):
+    """Text of at most this length: of a longer one, its beginning and its end."""
+    half = (length - 5) // 2
+    return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
 
 
 def named_leaves(tree):

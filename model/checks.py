@@ -19,7 +19,11 @@ class Range(NamedTuple):
     holds: Callable
 
 
-Count = Annotated[int, Range("at least 1", {"minimum": 1}, lambda x: x >= 1)]
+AT_LEAST_1 = Range("at least 1", {"minimum": 1}, lambda x: x >= 1)
+INT32 = Range("at most 2147483647", {"maximum": 2**31 - 1}, lambda x: x < 2**31)
+Count = Annotated[int, AT_LEAST_1, INT32]
+# How many blocks follow each other; each is traced and compiled by itself.
+Depth = Annotated[int, AT_LEAST_1, Range("at most 1000", {"maximum": 1000}, lambda x: x <= 1000)]
 Rate = Annotated[
     float,
     Range("at least 0 and below 1", {"minimum": 0, "exclusiveMaximum": 1}, lambda x: 0 <= x < 1),
@@ -46,8 +50,10 @@ def check(name, value, annotation):
     if get_origin(annotation) is tuple:
         for item in value:
             check(name, item, inner[0])
-    elif get_origin(annotation) is Annotated and not inner[1].holds(value):
-        raise ValueError(f"{name}: must be {inner[1].words}, got {value}")
+    elif get_origin(annotation) is Annotated:
+        for limit in inner[1:]:
+            if not limit.holds(value):
+                raise ValueError(f"{name}: must be {limit.words}, got {value}")
 
 
 def check_image(input_shape):

@@ -24,7 +24,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from utils import Damaged, RunError, UserError, first_line, to_disk
+from utils import Damaged, RunError, UserError, first_line, parse_json, to_disk
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
@@ -80,7 +80,7 @@ def read(path, verified=False):
         folder = find(path)
         if not verified:
             compare_digests(path, folder)
-        note = json.loads((folder / NOTE).read_bytes())
+        note = read_note(folder)
         forms = {name: (np.dtype(d), tuple(shape)) for name, (d, shape) in note["arrays"].items()}
         arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
@@ -92,7 +92,7 @@ def read(path, verified=False):
             arrays |= restored(folder, restore_args, some)
         if {name: (a.dtype, a.shape) for name, a in arrays.items()} != forms:
             raise Damaged(f"{path}: is damaged: its arrays are not those listed in {NOTE}")
-        return {name: arrays[name] for name in forms}, dict(note["record"])
+        return {name: arrays[name] for name in forms}, note["record"]
 
 
 def restored(folder, restore_args, some=True):
@@ -129,7 +129,17 @@ class Stored:
 def read_record(path):
     """The record alone; neither arrays nor digests are read."""
     with naming(path):
-        return dict(json.loads((find(path) / NOTE).read_bytes())["record"])
+        return read_note(find(path))["record"]
+
+
+def read_note(folder):
+    """The record, and the type and shape of every array."""
+    note = parse_json((folder / NOTE).read_bytes())
+    if not isinstance(note, dict) or not isinstance(note.get("record"), dict):
+        raise ValueError(f"{NOTE} holds no record")
+    if not isinstance(note.get("arrays"), dict):
+        raise ValueError(f"{NOTE} lists no arrays")
+    return note
 
 
 def import_orbax():

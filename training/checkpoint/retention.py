@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils import atomic_write
+from utils import atomic_write, parse_json
 
 logger = logging.getLogger("main")
 
@@ -64,7 +64,7 @@ def protected(folder, names):
     """Those of the checkpoints that an evaluator protects; all, if its file cannot be read."""
     path = Path(folder) / EVALUATOR
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         return set(names) & {content["reading"], *(name for name, _ in content["best"])}
     except FileNotFoundError:
         return set()

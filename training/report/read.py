@@ -14,8 +14,9 @@ import numpy as np
 
 from training.options import sign_of
 from training.report.rows import Metrics, read_metrics
-from utils import UserError, locked
+from utils import UserError, is_deep, locked
 
+SHOWN_LEVELS = 40  # of nesting; a run writes fewer
 LARGEST = 32 * 2**20  # bytes of a JSON file that is read
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
 
@@ -104,18 +105,11 @@ def read_json(path):
         return File({}, f"{path.name} cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
         return File({}, f"{path.name} cannot be read: it is incomplete or not JSON")
-    if is_deep(value):
+    if is_deep(value, SHOWN_LEVELS):
         return File({}, f"{path.name} is nested too deeply to be shown")
     if not isinstance(value, dict):
         return File({}, f"{path.name} cannot be read: it does not hold a JSON object")
     return File(value, None)
-
-
-def is_deep(value, left=40):
-    """Whether a value is nested more deeply than anything that a run writes."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    nests = [item for item in inner if isinstance(item, dict | list)]
-    return left == 0 or any(is_deep(item, left - 1) for item in nests)
 
 
 def read_log(path):

@@ -28,7 +28,7 @@ from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.trainer import Trainer
 from training.watching.metric_log import append, sayable
-from utils import DONE, Damaged, UserError
+from utils import DONE, Damaged, UserError, parse_json, read_json
 
 logger = logging.getLogger("main")
 
@@ -88,11 +88,7 @@ def watch(parts, named):
 def with_statistics_of(folder, parts):
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
-    return (
-        with_recorded(parts, json.loads(path.read_text(encoding="utf-8")), path)
-        if parts.unfitted
-        else parts
-    )
+    return with_recorded(parts, read_json(path), path) if parts.unfitted else parts
 
 
 class Best:
@@ -144,8 +140,16 @@ def rows(path):
     values = []
     for line in text.splitlines():
         with suppress(ValueError):
-            values.append(json.loads(line))
-    return [row for row in values if isinstance(row, dict) and "checkpoint" in row]
+            values.append(parse_json(line))
+    return [row for row in values if is_row(row)]
+
+
+def is_row(row):
+    """Whether this is a line that `watch` writes: a checkpoint with its metrics."""
+    if not isinstance(row, dict) or not isinstance(row.get("checkpoint"), str):
+        return False
+    metrics = row.get("metrics")
+    return storage.is_object(metrics, lambda value: value is None or storage.is_number(value))
 
 
 class CheckpointEvaluation:

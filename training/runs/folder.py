@@ -16,7 +16,7 @@ from pathlib import Path
 from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
 from training.watching.metric_log import sayable
-from utils import RunError, UserError, atomic_write, relative_path
+from utils import RunError, UserError, atomic_write, parse_json, relative_path
 
 logger = logging.getLogger("main")
 
@@ -122,8 +122,8 @@ def changes_of_environment(folder, root):
     machine and versions."""
     path = folder / "environment.json"
     try:
-        before = flat(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
+        before = flat(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         return [f"{path}: cannot be read, so what has changed since is unknown"]
     now = flat(json.loads(json.dumps(environment(root))))
     return [

@@ -37,7 +37,7 @@ from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
 from training.tally import NEEDS
 from training.watchers import Reply
-from utils import RunError, UserError, relative_path
+from utils import RunError, UserError, cut, is_alike, relative_path
 
 logger = logging.getLogger("main")
 
@@ -129,7 +129,7 @@ class Callbacks:
 
     def on_resume(self, run, point):
         if point.checkpoint:
-            remember(self.all, point.record["callbacks"])
+            remember(self.all, point.record["callbacks"], point.checkpoint.paths[0])
 
 
 def is_observer(callback):
@@ -141,16 +141,16 @@ def check_hooks(callbacks):
     if not isinstance(callbacks, list | tuple):
         raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
-        name, needs = called(callback), getattr(callback, "needs", ())
+        name, every = called(callback), getattr(callback, "every_n_epochs", 1)
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
                 raise UserError(
                     f"callbacks: {name} has {hook!r}, which is no hook ({', '.join(HOOKS)})"
                 )
-            elif hook in HOOKS and not takes_one(getattr(callback, hook)):
+            if hook in HOOKS and not takes_one(getattr(callback, hook)):
                 form = f"def {hook}(self, view)"
                 raise UserError(f"callbacks: {name}.{hook} must take the view of the run: {form}")
-        for need in needs:
+        for need in getattr(callback, "needs", ()):
             if need not in NEEDS:
                 raise UserError(
                     f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
@@ -161,7 +161,6 @@ def check_hooks(callbacks):
                     f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) "
                     "of training.tally"
                 )
-        every = getattr(callback, "every_n_epochs", 1)
         if not isinstance(every, int) or every < 1:
             raise UserError(
                 f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
@@ -289,11 +288,14 @@ def memories(callbacks):
     return pairs
 
 
-def remember(callbacks, pairs):
+def remember(callbacks, pairs, path):
     """Give each callback its memory back, unless the callbacks are not those of the checkpoint."""
     if [called(callback) for callback in callbacks] != [name for name, _ in pairs]:
         logger.warning("The callbacks are not those of the checkpoint, so all of them start afresh")
         return
     for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
+            if not is_alike(memory, callback.memory):
+                why = f"is no memory of {called(callback)}; one is {callback.memory!r}"
+                raise UserError(f"{path}: callbacks: {cut(repr(memory), 200)} {why}")
             callback.memory = memory

@@ -13,7 +13,7 @@ from training.devices.placing import fetched
 from training.devices.processes import several
 from training.options import LoggingOptions
 from training.watching.publish import Publisher
-from utils import RunError, named_leaves
+from utils import RunError, named_leaves, parse_json
 
 logger = logging.getLogger("main")
 
@@ -170,9 +170,16 @@ def epoch_rows(folder):
         path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
     ):
         with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
+            rows.append(parse_json(line))
     rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
-    return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
+    rows = [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
+    return [row for row in rows if is_row(row)]
+
+
+def is_row(row):
+    """Whether a row has an epoch and a step, and numbers under all other names."""
+    counts = all(type(row.get(name)) is int for name in ("epoch", "step"))
+    return counts and all(type(value) in (int, float) for value in row.values())
 
 
 def line_of(row):

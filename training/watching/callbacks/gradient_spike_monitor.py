@@ -10,7 +10,7 @@ from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines
 from training.watching.metric_log import sayable
-from utils import atomic_write
+from utils import atomic_write, parse_json
 
 logger = logging.getLogger("main")
 
@@ -91,10 +91,11 @@ def warn(epoch, spikes):
 
 def cut_back(path, step):
     """Remove the lines after a step from a file, as the run continues there and rewrites them."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = text.splitlines(keepends=True)
     kept = []
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too
-            kept += [line] if json.loads(line)["step"] <= step else []
+            kept += [line] if parse_json(line)["step"] <= step else []
     if kept != lines:
         atomic_write(path, "".join(kept).encode())
