@@ -65,11 +65,14 @@ def parse_json(text, **hooks):
     """The value of JSON text; ValueError if it is none, or nested too deeply to be worked with."""
     try:
         value = json.loads(text, **hooks)
-    except RecursionError:
-        value = None
-    else:
         if not is_deep(value):
             return value
+    except RecursionError:
+        pass
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("it has an integer of thousands of digits") from error
+        raise
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 

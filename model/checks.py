@@ -8,10 +8,12 @@ imports nothing but model/, so that the copy in a run's folder works by itself.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True, eq=False)  # hashed by identity, as `typing` hashes annotations
+class Range:
     """The numbers that an argument accepts: in words, as JSON Schema's keywords, as a test."""
 
     words: str

@@ -254,7 +254,7 @@ class Builder:
                 built.preprocess = fitted_to_zeros(built.preprocess, raw)
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
-        except Exception as error:  # preprocessing may be the user's own code
+        except (Exception, SystemExit) as error:  # preprocessing may be the user's own code
             why = str(error) or type(error).__name__
             fix = "; it gets the whole dict, or list, of an example" if is_nest(raw) else ""
             examples = f"the data's examples, {forms(raw)}"

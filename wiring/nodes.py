@@ -291,9 +291,10 @@ class Nodes:
 
 def failure(factory, error):
     """The message for an error in a user's factory."""
-    return f"{name_of(factory)} fails: {where_and_why(error)}"
+    ends = "it ends the program" if isinstance(error, SystemExit) else where_and_why(error)
+    return f"{name_of(factory)} fails: {ends}"
 
 
 def name_of(factory):
-    """The name of a function; an object that can be called may have none."""
+    """The name of a function; other callable objects may have none."""
     return getattr(factory, "__name__", type(factory).__name__)

@@ -22,6 +22,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import NamedTuple
 
+import train
 from tests.processes import ROOT, captured
 
 SECONDS, BYTES = 20, 2 * 2**30  # of the processor, and of memory, that a command may take
@@ -35,7 +36,13 @@ class Command(NamedTuple):
     name: str  # as it is printed
     call: Callable  # () -> exit code
     shows: str = ""  # what stdout has if it succeeds
-    first: bool = False  # if it fails, the others are not tried
+    line: tuple = ()  # the arguments of train.py, if that is what is called
+    quick: bool = False  # takes some 0.1 s
+
+
+def of_train(name, line, shows="", quick=False):
+    """The Command of some arguments of train.py."""
+    return Command(name, lambda: train.main(list(line)), shows, tuple(line), quick)
 
 
 class Bench:
@@ -144,23 +151,26 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_DATA, (held + BYTES, resource.RLIM_INFINITY))
 
 
-def results(folder, kind, base, seed):
-    """{"code": of a command, "fault": what is wrong with it or None} for each command of a
-    mutant."""
-    from tests.fuzz import checkpoints, configs, data
+def kinds():
+    """{kind: the module that makes its mutants}"""
+    from tests.fuzz import checkpoints, configs, data, itself
 
-    kinds = {"checkpoints": checkpoints, "configs": configs, "data": data}
-    work = Path(tempfile.mkdtemp(dir=folder, prefix="mutant-"))
+    return {"configs": configs, "checkpoints": checkpoints, "data": data, "itself": itself}
+
+
+def results(folder, kind, base, seed, quick=False):
+    """{"code": of a command, "fault": what is wrong with it or None} for each command of a mutant;
+    of the quick ones only, if so."""
+    module, work = kinds()[kind], Path(tempfile.mkdtemp(dir=folder, prefix="mutant-"))
     try:
-        kinds[kind].prepare(folder, work)
-        for command in kinds[kind].commands(base, seed, work):
-            (folder / "command").write_text(f"{kind} {base} {seed}: {command.name}")
+        module.prepare(folder, work)
+        for command in module.commands(base, seed, work):
+            if quick and not command.quick:
+                continue
+            name = f"{kind} {base} {seed}: {command.name}"
+            (folder / "command").write_text(name)
             code, fault = judged(command, work)
-            if fault:
-                fault = f"{kind} {base} {seed}: {command.name}\n{fault}"
-            yield {"code": code, "fault": fault}
-            if code != 0 and command.first:
-                return
+            yield {"code": code, "fault": f"{name}\n{fault}" if fault else None}
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -175,21 +185,26 @@ def judged(command, work):
     except BaseException:
         return None, traceback.format_exc()[-3000:]
     used = time.process_time() - start
-    if (work / "struck").exists():
-        return code, "code of the mutant ran"
-    if "Traceback" in out + err:
-        return code, f"a traceback:\n{(out + err)[-3000:]}"
-    if code not in CODES:
-        return code, f"exit code {code}:\n{(out + err)[-1000:]}"
-    if code == 0 and command.shows not in out:
-        return code, f"says nothing of its success:\n{(out + err)[-1000:]}"
-    if code and not any(": " in line for line in err.splitlines()):
-        return code, f"names no place: {err!r}"
-    if len(err) > LONGEST:
-        return code, f"a message of {len(err)} characters: {err[:300]} ... {err[-300:]}"
     if used > 2 * SECONDS or peak() - before > BYTES:
         return code, f"took {used:.0f} s and {(peak() - before) / 2**20:.0f} MiB"
-    return code, None
+    return code, fault_of(command, work, code, out, err)
+
+
+def fault_of(command, work, code, out, err):
+    """What is wrong with how a command ended, or None."""
+    if (work / "struck").exists():
+        return "code of the mutant ran"
+    if "Traceback" in out + err:
+        return f"a traceback:\n{(out + err)[-3000:]}"
+    if code not in CODES:
+        return f"exit code {code}:\n{(out + err)[-1000:]}"
+    if code == 0 and command.shows not in out:
+        return f"says nothing of its success:\n{(out + err)[-1000:]}"
+    if code and not any(": " in line for line in err.splitlines()):
+        return f"names no place: {err!r}"
+    if len(err) > LONGEST:
+        return f"a message of {len(err)} characters: {err[:300]} ... {err[-300:]}"
+    return None
 
 
 def peak():

@@ -13,7 +13,7 @@ import train
 from data_loader.digits import draw
 from inference import convert_tflite, predict
 from inference.load import load
-from tests.fuzz.bench import Command
+from tests.fuzz.bench import Command, of_train
 from tests.fuzz.mutants import DOTTED, as_text, damage, mutated, mutated_bytes, mutated_text, places
 from tests.processes import captured
 from training.checkpoint import safetensor_file
@@ -36,6 +36,7 @@ CONFIG = {
 }
 # {base: overrides}; each is trained once, and then copied for every mutant.
 BASES = {"plain": [], "replicas": ["training.replicas=2"], "stopped": ["training.epochs=1"]}
+QUICK = ("--resume", "--resume --check", "--report", "--report two")
 CANARY = "open('struck', 'w').write('x')\ndef strike(*args, **keywords):\n    open('struck', 'w')\n"
 OTHERS = ("config.json", "environment.json", "metrics.jsonl", "train.log", "finished.json")
 OTHERS += ("evaluations.jsonl", "evaluator.json")
@@ -182,19 +183,18 @@ def commands(base, seed, work):
     if seed % 4 == 0:
         pretrained = f'{{"path": "{checkpoint}", "fresh": ["out/.*"]}}'
         lines["pretrained"] = [*config, "--fast-dev-run", f"training.pretrained={pretrained}"]
-    calls = {name: lambda line=line: train.main(line) for name, line in lines.items()}
-    calls["predict"] = lambda: predict.main([str(checkpoint), "x.npz"])
-    calls["predict of an export"] = lambda: predict.main(
-        [f"{base}/exported/exported.onnx", "x.npz"]
-    )
-    calls["load"] = lambda: loaded(run)
+    found = [of_train(name, line, quick=name in QUICK) for name, line in lines.items()]
+    exported = f"{base}/exported/exported.onnx"
+    found.append(Command("predict", lambda: predict.main([str(checkpoint), "x.npz"])))
+    found.append(Command("predict of an export", lambda: predict.main([exported, "x.npz"])))
+    found.append(Command("load", lambda: loaded(run)))
     if seed % 10 == 0:
-        calls["export"] = lambda: export(checkpoint, "out")
+        found.append(Command("export", lambda: export(checkpoint, "out")))
     try:
-        for name, call in calls.items():
+        for command in found:
             shutil.rmtree(work)
             shutil.copytree(pristine, work)
-            yield Command(f"{name} {checkpoint.name} {done}", call)
+            yield command._replace(name=f"{command.name} {checkpoint.name} {done}")
     finally:
         shutil.rmtree(pristine)
 

@@ -5,9 +5,8 @@ import random
 
 import numpy as np
 
-import train
 from data_loader.digits import draw
-from tests.fuzz.bench import Command
+from tests.fuzz.bench import of_train
 from tests.fuzz.mutants import DOTTED, RAW, STRINGS, as_text, mutated, mutated_text, scalar
 from tests.processes import ROOT
 
@@ -115,9 +114,7 @@ def commands(base, seed, work):
     overrides = written(base, seed, work / "mutant.json")
     start = ["-c", "mutant.json", *overrides]
     name = f"{overrides} {(work / 'mutant.json').read_bytes()[:1500]}"
-    yield Command(f"--check {name}", lambda: train.main([*start, "--check"]), '"model"')
+    yield of_train(f"--check {name}", [*start, "--check"], '"model"', quick=True)
     if seed % TRAINED == 0 and "distributed" not in name:
         shows = "Two steps of everything went well"
-        yield Command(
-            f"--fast-dev-run {name}", lambda: train.main([*start, "--fast-dev-run"]), shows
-        )
+        yield of_train(f"--fast-dev-run {name}", [*start, "--fast-dev-run"], shows)

@@ -6,7 +6,7 @@ import pytest
 
 from training.base import tracked
 from training.watching.callbacks.early_stopping import early_stopping
-from training.watching.hooks import CallbackFailed, check_hooks, notify, steps_left
+from training.watching.hooks import CallbackFailed, check_hooks, notify, remember, steps_left
 from utils import UserError
 
 VIEW = SimpleNamespace(epoch=3, step=17)
@@ -88,3 +88,15 @@ def test_steps_left_must_return_a_positive_whole_number(left):
 def test_an_object_without_hooks_is_not_a_callback(callback):
     with pytest.raises(UserError, match="has no hook; a callback is an object"):
         check_hooks([callback])
+
+
+@pytest.mark.parametrize(
+    "memory",
+    ["x", None, [], {"waited": 0}, {"best": 0.5, "waited": "2"}, {"best": 1, "waited": True}],
+)
+def test_a_memory_of_another_form_is_refused(memory):
+    callback = early_stopping(patience=3)
+    with pytest.raises(UserError, match=r"run/a.params: callbacks: .* is no memory of"):
+        remember([callback], [[type(callback).__name__, memory]], "run/a.params")
+    remember([callback], [[type(callback).__name__, {"best": 0.5, "waited": 2}]], "run/a.params")
+    assert callback.memory == {"best": 0.5, "waited": 2}
