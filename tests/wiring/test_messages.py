@@ -338,7 +338,7 @@ def test_a_class_of_ones_own_may_be_a_part(library, valid):
     ("change", "message"),
     [
         (
-            {"augment": [{"name": "library.Free", "args": {"x": [1, math.nan]}}]},
+            {"augment": [{"name": "library.free", "args": {"x": [1, math.nan]}}]},
             "augment.0.args.x.1:",
         ),
         (
@@ -369,8 +369,10 @@ def test_what_no_part_can_work_with_is_a_problem_with_its_place(library, valid, 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name",
-    ["builtins.type", "builtins.object", "operator.itemgetter", "builtins.range", "library.partial"]
-    + ["library.leaves", "library.free", "library.made", "numpy.add", "jax.nn.relu"],
+    [
+        *("builtins.type", "builtins.object", "builtins.range", "operator.itemgetter", "numpy.add"),
+        *("library.partial", "library.leaves", "library.free", "library.made", "jax.nn.relu"),
+    ],
 )
 def test_any_object_that_can_be_called_is_a_part_or_a_problem(library, valid, kind, name):
     node = {"name": name, "args": {}}
