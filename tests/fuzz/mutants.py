@@ -19,7 +19,7 @@ STRINGS += ("x" * 300, "y" * 5000, "ü" * 200, "\n", "a\nb", "\x1b[31m", "\u202e
 STRINGS += ("(", "(a+)+$", ".*", "[a", "%s", "{}", "{0.__class__}", "-1", "nan", "true", "1e3")
 STRINGS += ("CON", "train_loss", "test_loss", "loss", "checkpoint-epoch_1", "con:x", "é", "'\"")
 DOTTED = ("builtins.dict", "builtins.print", "builtins.int", "builtins.type", "builtins.object")
-DOTTED += ("functools.partial", "functools.reduce", "sys.exit", "builtins.exit", "builtins.vars")
+DOTTED += ("functools.partial", "functools.reduce", "sys.exit", "os.getpid", "builtins.vars")
 DOTTED += ("os.getcwd", "math.sqrt", "jax.numpy.zeros", "jax.jit", "numpy.array", "json.loads")
 DOTTED += ("os.path", "no.such", "a..b", ".a", "a.", "canary.strike", "builtins.max", "re.compile")
 DOTTED += ("optax.adam", "operator.itemgetter", "collections.Counter", "builtins.StopIteration")
@@ -94,7 +94,7 @@ def damage(root, path, rng, paths):
     elif kind == "near" and isinstance(parent[key], int | float):
         parent[key] = rng.choice((-parent[key], parent[key] * 1000, parent[key] + 0.5, 0))
     elif kind == "repeat" and isinstance(parent[key], list):
-        parent[key] = parent[key] * rng.choice((2, 50))
+        parent[key] = parent[key] * rng.choice((2, 6))
     elif kind == "repeat" and isinstance(parent[key], str):
         parent[key] = parent[key] * rng.choice((2, 2000))
     else:

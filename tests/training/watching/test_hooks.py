@@ -96,6 +96,7 @@ def test_an_object_without_hooks_is_not_a_callback(callback):
 )
 def test_a_memory_of_another_form_is_refused(memory):
     callback = early_stopping(patience=3)
+    callback.on_training_start(VIEW)
     with pytest.raises(UserError, match=r"run/a.params: callbacks: .* is no memory of"):
         remember([callback], [[type(callback).__name__, memory]], "run/a.params")
     remember([callback], [[type(callback).__name__, {"best": 0.5, "waited": 2}]], "run/a.params")
