@@ -222,9 +222,10 @@ def is_pair(value, is_valid):
     return is_two and type(value[0]) is str and is_valid(value[1])
 
 
-COUNTS = ("step", "epoch", "position", "replica", "replicas", "rollbacks", "lined")
+COUNTS = ("step", "epoch", "position", "rollbacks", "lined")
 RECORD = {  # {key: whether its value is valid}; a correct digest does not prove who wrote a file
     **dict.fromkeys(COUNTS, partial(is_count, below=2**31)),  # they have 32 bits on the device
+    **dict.fromkeys(("replica", "replicas"), is_count),
     "config": lambda value: type(value) is dict,
     "facts": partial(is_object, is_valid=is_fact),
     "data": partial(is_object, is_valid=lambda digest: type(digest) is str),

@@ -67,10 +67,8 @@ class Callbacks:
 
     def steps_left(self, ahead):
         own = {id(c) for c in self.own}
-        planners = [
-            (i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left") and id(c) in own
-        ]
-        left = {i: steps_left(callback, ahead.step) for i, callback in planners}
+        planners = [(i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left")]
+        left = {i: steps_left(c, ahead.step) for i, c in planners if id(c) in own}
         least = min(left.values(), default=2**30)
         self.waiting = sum(1 << i for i, n in left.items() if n == least)
         return least
