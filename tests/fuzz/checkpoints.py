@@ -37,29 +37,35 @@ CONFIG = {
 # {base: overrides}; each is trained once, and then copied for every mutant.
 BASES = {"plain": [], "replicas": ["training.replicas=2"], "stopped": ["training.epochs=1"]}
 QUICK = ("--resume", "--resume --check", "--report", "--report two")
+OVERRIDES = BASES | {"quick": ["training.epochs=1", "training.ema=null"]}  # not exported
 CANARY = "open('struck', 'w').write('x')\ndef strike(*args, **keywords):\n    open('struck', 'w')\n"
 OTHERS = ("config.json", "environment.json", "metrics.jsonl", "train.log", "finished.json")
 OTHERS += ("evaluations.jsonl", "evaluator.json")
 
 
 def prepare(folder, work):
-    """Make the runs that are mutated, once, and put what the commands need into the folder."""
-    made = folder / "runs"
-    if not made.exists():
-        made.mkdir()
-        (made / "base.json").write_text(json.dumps(CONFIG))
-        for base, overrides in BASES.items():
-            arguments = ["-c", "base.json", *overrides, "run_name=run", f"checkpoint.dir={base}"]
-            code, out, err = captured(made, lambda arguments=arguments: train.main(arguments))
-            assert code == 0, out + err
-            run = made / base / "Fuzzed" / "run"
-            shutil.copytree(run, made / base / "Fuzzed" / "good")
-            captured(made, lambda run=run: train.main(["--watch", str(run)]))
-            captured(made, lambda run=run, out=made / base: export(newest(run), out))
-        x, y = draw(0, 8)
-        np.savez(made / "x.npz", x=x, y=y)
-    shutil.copytree(made, work, dirs_exist_ok=True)
+    """Put what the commands of every base need into the folder of a mutant."""
+    (work / "base.json").write_text(json.dumps(CONFIG))
     (work / "canary.py").write_text(CANARY)
+    x, y = draw(0, 8)
+    np.savez(work / "x.npz", x=x, y=y)
+
+
+def put_run(base, folder, work):
+    """Put the run of a base into the folder of a mutant: trained once, evaluated and exported."""
+    made = folder / "runs" / base
+    if not made.exists():
+        made.mkdir(parents=True)
+        (made / "base.json").write_text(json.dumps(CONFIG))
+        arguments = ["-c", "base.json", *OVERRIDES[base], "run_name=run", "checkpoint.dir=."]
+        code, out, err = captured(made, lambda: train.main(arguments))
+        assert code == 0, out + err
+        run = made / "Fuzzed" / "run"
+        shutil.copytree(run, made / "Fuzzed" / "good")
+        if base in BASES:
+            captured(made, lambda: train.main(["--watch", str(run)]))
+            captured(made, lambda: export(newest(run), made))
+    shutil.copytree(made, work / base)
 
 
 def export(checkpoint, out):
@@ -156,6 +162,7 @@ def mutate_other(run, rng):
 
 def commands(base, seed, work):
     """Change a run, and yield every command that reads one; each gets a copy."""
+    put_run(base, work.parent, work)
     rng, run = random.Random(f"{base} {seed}"), work / base / "Fuzzed" / "run"
     paths = sorted(run.glob("checkpoint-*"))
     if rng.random() < 0.7:
@@ -163,11 +170,12 @@ def commands(base, seed, work):
     else:
         done = mutate_other(run, rng)
     report = work / base / "exported" / "verification.json"
-    report.write_text(as_text(mutated(json.loads(report.read_text()), rng)))
+    if report.exists():
+        report.write_text(as_text(mutated(json.loads(report.read_text()), rng)))
     checkpoint = rng.choice(paths).relative_to(work)
     run, good = run.relative_to(work), run.with_name("good").relative_to(work)
     pristine = shutil.copytree(work, work.with_name(f"{work.name}-copy"))
-    config = ["-c", "base.json", *BASES[base], f"checkpoint.dir={base}"]
+    config = ["-c", "base.json", *OVERRIDES[base], f"checkpoint.dir={base}"]
     lines = {
         "--resume": ["--resume", str(run)],
         "--resume more": [*config, "--resume", str(run), "training.epochs=3", "--override"],
