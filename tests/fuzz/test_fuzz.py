@@ -72,15 +72,15 @@ def test_a_sample_of_runs_ends_in_order(tmp_path):
 
 
 @needs_proc
-def test_faults_are_found(tmp_path):
+def test_faults_are_found(tmp_path, monkeypatch):
     def judged(call, shows="well"):
         return bench.judged(bench.Command("x", call, shows), tmp_path)[1]
 
     def traceback():
         raise KeyError("x")
 
-    def prints(code, text, file=sys.stderr):
-        print(text, file=file or sys.stdout)
+    def prints(code, text):
+        print(text, file=sys.stderr)
         return code
 
     assert "KeyError" in judged(traceback)
@@ -88,7 +88,9 @@ def test_faults_are_found(tmp_path):
     assert "names no place" in judged(lambda: prints(2, "wrong"))
     assert "exit code 75" in judged(lambda: prints(75, "x: y"))
     assert "a traceback" in judged(lambda: prints(1, "Traceback (most recent call last):"))
-    assert "took" in judged(lambda: prints(2, f"x: {len(bytes(3 * 2**30))}"))
+    monkeypatch.setattr(bench, "BYTES", 2**26)
+    large = judged(lambda: prints(2, f"x: {len(b'x' * 2**28)}"))
+    assert "took" in large and "MiB" in large
     assert "code of the mutant ran" in judged(lambda: open("struck", "w").close() or 2)
     (tmp_path / "struck").unlink()
     assert judged(lambda: print("all is well") or 0) is None
