@@ -36,7 +36,7 @@ CONFIG = {
 }
 # {base: overrides}; each is trained once, and then copied for every mutant.
 BASES = {"plain": [], "replicas": ["training.replicas=2"], "stopped": ["training.epochs=1"]}
-QUICK = ("--resume", "--resume --check", "--report", "--report two")
+QUICK = ("--resume", "--resume --check", "--report")
 OVERRIDES = BASES | {"quick": ["training.epochs=1", "training.ema=null"]}  # not exported
 CANARY = "open('struck', 'w').write('x')\ndef strike(*args, **keywords):\n    open('struck', 'w')\n"
 OTHERS = ("config.json", "environment.json", "metrics.jsonl", "train.log", "finished.json")
