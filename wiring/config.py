@@ -102,7 +102,8 @@ def in_words(problems, source):
 
 def no_folder_name(value):
     """Why a value cannot name a folder; "" if it can."""
-    if not isinstance(value, str) or not value.strip(". ") or set(value) & set("/\\"):
+    is_name = isinstance(value, str) and value.strip(". ") and value.isprintable()
+    if not is_name or set(value) & set("/\\"):
         return f"found {show(value)}"
     size = len(value.encode())
     return "" if size <= LONGEST_NAME else f"which takes at most {LONGEST_NAME} bytes, found {size}"

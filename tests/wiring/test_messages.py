@@ -348,6 +348,8 @@ def test_a_class_of_ones_own_may_be_a_part(library, valid):
         ({"metrics": {"a\0b": "accuracy"}}, "metrics: must not contain the character"),
         ({"callbacks": [{"name": "\udc80"}]}, "callbacks.0.name: must not contain the character"),
         ({"run_name": "é" * 101}, "run_name: must be usable as a folder name, which takes at most"),
+        ({"title": "a\x1b[2Jb"}, "title: must be usable as a folder name, found"),
+        ({"title": "a\nb"}, "title: must be usable as a folder name, found"),
         ({"sharding": json.loads("[" * 80 + "]" * 80)}, "is nested more than 64 levels deep"),
         ({"schedule": {}}, "schedule: must be a name or"),
         ({"schedule": 0}, "schedule: must be a name or"),

@@ -21,7 +21,7 @@ from training.checkpoint.storage import (
 )
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs.folder import FINISHED, cut_back, flat
-from utils import WINDOWS, RunError, UserError, locked
+from utils import WINDOWS, RunError, UserError, cut, locked
 
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
@@ -291,7 +291,7 @@ def differences(old, new):
 def in_words(changed):
     """Differences in words, one line each."""
     shown = {
-        path: [value if value is ABSENT else json.dumps(value) for value in pair]
+        path: [value if value is ABSENT else cut(json.dumps(value), 200) for value in pair]
         for path, pair in changed.items()
     }
     return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]
