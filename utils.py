@@ -84,11 +84,15 @@ def is_deep(value, left=DEEPEST):
 
 
 def read_json(path):
-    """The value in a JSON file; UserError if it cannot be read."""
+    """The object in a JSON file; UserError if it cannot be read."""
     try:
-        return parse_json(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; restore the file") from error
+        value = parse_json(Path(path).read_text(encoding="utf-8-sig"))
+        if isinstance(value, dict):
+            return value
+        error = "it does not hold an object"
+    except (OSError, ValueError) as failure:
+        error = failure
+    raise UserError(f"{path}: cannot be read: {error}; restore the file")
 
 
 def is_alike(value, example):

@@ -143,8 +143,7 @@ def keep_user_files(previous, folder):
 def files_written(report):
     """The names of the files that an export wrote, by its report; none if that is damaged."""
     with suppress(UserError):
-        content = read_json(report)
-        files = content.get("files") if isinstance(content, dict) else None
+        files = read_json(report).get("files")
         return files if isinstance(files, list) else []
     return []
 

@@ -48,7 +48,7 @@ def test_an_odd_environment_is_a_line_of_its_own(tmp_path):
     assert "environment.json: cannot be read" in line
 
 
-@pytest.mark.parametrize("content", [DEEP.encode(), b"{", b"\xff", b"9" * 5000])
+@pytest.mark.parametrize("content", [DEEP.encode(), b"{", b"\xff", b"9" * 5000, b"null", b"[]"])
 def test_a_file_that_is_no_json_is_an_error_that_names_it(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UserError, match=r"config.json: cannot be read: .*; restore the file"):
