@@ -64,6 +64,11 @@ def at_least(smallest, **arguments):
     return limit
 
 
+def at_most(largest):
+    """The range of numbers up to `largest`."""
+    return Range(f"at most {largest}", maximum=largest)
+
+
 positive = Range("a finite number above 0", exclusiveMinimum=0)
 nonnegative = Range("a finite number, 0 or more", minimum=0)
 fraction = Range("at least 0 and below 1", minimum=0, exclusiveMaximum=1)
@@ -71,8 +76,9 @@ share = Range("at least 0 and at most 1", minimum=0, maximum=1)
 between_0_and_1 = Range("above 0 and below 1", exclusiveMinimum=0, exclusiveMaximum=1)
 
 # Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.
-Count = Annotated[int, at_least(1)]
-CountOrZero = Annotated[int, at_least(0)]
+INT32 = at_most(2**31 - 1)  # the integers of devices have 32 bits
+Count = Annotated[int, at_least(1), INT32]
+CountOrZero = Annotated[int, at_least(0), INT32]
 Positive = Annotated[float, positive]
 NonNegative = Annotated[float, nonnegative]
 Fraction = Annotated[float, fraction]

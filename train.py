@@ -12,14 +12,17 @@ import logging
 import os
 import sys
 import threading
-import traceback
-from bdb import BdbQuit
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from training.devices.signals import end_at_signals
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, first_line, open_closed_streams
+from utils import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    UserError,
+    open_closed_streams,
+)
 from wiring.build import build
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -44,7 +47,9 @@ def main(argv=None):
     except BrokenPipeError:  # whatever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
+        from training.runs.failure import failed, post_mortem
+
         if arguments.post_mortem and (error.__cause__ or not isinstance(error, UserError)):
             post_mortem(error)
         return failed(error)
@@ -195,13 +200,14 @@ def fast_dev_run(file, config, trusted, folders):
     from training.devices import processes
     from training.runs.start import train
 
+    build(config, file.name, folders=folders)  # what is changed below must be valid
     # With several processes, all hosts must see the folder.
-    base = (config.get("checkpoint") or {}).get("dir", "saved") if processes.several() else None
+    base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
         if not processes.several():
             end_at_signals(temporary=folder)
         config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
-        trackers = (config.get("logging") or {}).get("trackers")
+        trackers = config.get("logging", {}).get("trackers")
         for name, setting in (("wandb", "mode=offline"), ("jsonl", "file=tracked.jsonl")):
             for i in positions(trackers, name):
                 config = override(config, f"logging.trackers.{i}.args.{setting}")
@@ -225,64 +231,6 @@ def positions(nodes, name):
     nodes = nodes if isinstance(nodes, list) else []
     names = [node.get("name") if isinstance(node, dict) else node for node in nodes]
     return [i for i, other in enumerate(names) if other == name]
-
-
-def post_mortem(error):
-    """Open the debugger in the frame where the error was raised."""
-    import pdb
-
-    while error.__cause__:
-        error = error.__cause__
-    traceback.print_exception(error)
-    pdb.post_mortem(error.__traceback__)
-
-
-def failed(error):
-    """Report an error; only a bug, which is no mistake of the user's, comes with its traceback."""
-    from training.watching.hooks import CallbackFailed
-
-    if isinstance(error, UserError):
-        return fail(error, BAD_INPUT)
-    if isinstance(error, RunError | OSError):
-        return fail(error, FAILED)
-    processes = sys.modules.get("training.devices.processes")
-    if processes and (message := processes.lost(error)):
-        return fail(message, FAILED)
-    if isinstance(error, MemoryError) or "Out of memory" in str(error):
-        fix = "use a smaller loader.batch_size, split batches with training.accumulate, "
-        fix += "or stream with loader.device_budget_mb=0"
-        return fail(f"Out of memory: {first_line(error)}\n{fix}", FAILED)
-    shown = "".join(traceback.format_exception(error))
-    logged = to_log(shown)
-    if isinstance(error, CallbackFailed):
-        hint = "The traceback is in train.log" if logged else f"Without a log:\n{shown}"
-        hint += "; --post-mortem opens the debugger there"
-        return fail(f"{error}\n{hint}", FAILED)
-    if isinstance(error, BdbQuit):
-        return fail("Left the debugger", FAILED)
-    if processes and processes.several():  # they would wait for each other at the interpreter's end
-        traceback.print_exception(error)
-        return FAILED
-    raise error
-
-
-def fail(error, code):
-    """Print one error message, also to the run's log; the exit code."""
-    with suppress(OSError):  # it may be written to a full disk
-        print(error, file=sys.stderr)
-    to_log(str(error))
-    return code
-
-
-def to_log(message):
-    """Write an error to the run's log alone; whether there is one."""
-    from training.watching.console import file_handlers
-
-    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
-    handlers = [each for each in file_handlers() if os.path.exists(each.baseFilename)]
-    for handler in handlers:
-        handler.handle(record)
-    return bool(handlers)
 
 
 def leave(code):

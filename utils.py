@@ -1,13 +1,11 @@
 """Small helpers used everywhere: errors for the user, tree paths, sizes, reading and writing."""
 
-import errno
 import os
 import re
 import shlex
-import stat
 import sys
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 # Exit codes. STOPPED: a signal stopped the run after it had written a checkpoint.
@@ -38,16 +36,6 @@ class RunError(Exception):
     """
 
 
-class Unreadable(OSError):
-    """A file that must not be read, or not be written through; `strerror` says why."""
-
-    def __init__(self, why):
-        super().__init__(errno.EINVAL, why)
-
-    def __str__(self):
-        return self.strerror
-
-
 def first_line(error):
     """The first line of an error's message, which may be empty."""
     return (str(error).splitlines() or [""])[0]
@@ -74,6 +62,12 @@ def quoted(path):
 def path_name(path):
     """The name of a leaf: the keys of its path joined by '/', as in `blocks/0/norm/scale`."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+
+
+def cut(text, length):
+    """Text of at most this length: of a longer one, its beginning and its end."""
+    half = (length - 5) // 2
+    return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
 
 
 def named_leaves(tree):
@@ -165,129 +159,9 @@ def user_cache():
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rawtree"
 
 
-MOST_JSON = 32 * 2**20  # bytes of a JSON file; hostile JSON takes thirty times its length in memory
-MOST_LINES = 2**30  # bytes of a file that is read line by line
-LONGEST_LINE = 4 * 2**20
-
-
-def open_file(path, most=None):
-    """A regular file, opened for reading; Unreadable if it is none, or has more than `most` bytes.
-
-    Opening a pipe would wait for a writer, and a device may have no end.
-    """
-    status = os.stat(path)
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise Unreadable("it is a pipe or a device, not a regular file")
-    if most is not None and status.st_size > most:
-        raise too_large(format_bytes(status.st_size), most)
-    return open(path, "rb")
-
-
-def read_file(path, most=MOST_JSON):
-    """The bytes of a regular file; Unreadable if there are more than `most`."""
-    with open_file(path, most) as file:
-        data = file.read(most + 1)
-    if len(data) > most:  # it grows, or the system does not know its size
-        raise too_large("more", most)
-    return data
-
-
-def too_large(size, most):
-    return Unreadable(f"it has {size}, and at most {format_bytes(most)} are read")
-
-
-def lines_of(path, most=None):
-    """The lines of a regular file, as bytes; of a line that is too long, only its beginning."""
-    with open_file(path, most) as file:
-        while line := file.readline(LONGEST_LINE):
-            yield line
-            while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                line = file.readline(LONGEST_LINE)
-
-
-def inside(folder, *names):
-    """The path of a file in the folder of a run; Unreadable if a link in it leads elsewhere.
-
-    The folder may come from anyone, and must not decide what is written, or shown, outside of it.
-    """
-    path = Path(folder)
-    for part in Path(*names).parts:
-        path /= part
-        if path.is_symlink():
-            raise Unreadable(f"{path} is a link, which is not followed; remove it")
-    return path
-
-
-@contextmanager
-def atomic_file(path):
-    """A binary file to write into; `path` is either unchanged or has the complete new content.
-
-    The steps: write a temporary file, fsync it, rename it, fsync the folder.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:  # x: a link of this name is not followed
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        to_disk(path.parent)
-    except BaseException as error:  # also KeyboardInterrupt: the temporary file is always removed
-        with suppress(OSError):  # it does not exist if it could not be created
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
-        raise
-
-
-def to_disk(path):
-    """Make sure that a file, or the names in a folder, survive a loss of power."""
-    if WINDOWS and os.path.isdir(path):
-        return  # a folder cannot be opened there
-    opened = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def locked(folder, shared=False):
-    """Lock a folder until the returned descriptor is closed or this process ends.
-
-    BlockingIOError if another process has locked it.
-    """
-    if WINDOWS:
-        import msvcrt
-
-        opened = os.open(Path(folder) / ".lock", os.O_RDWR | os.O_CREAT)
-        lock, taken = (lambda: msvcrt.locking(opened, msvcrt.LK_NBLCK, 1)), OSError
-    else:
-        import fcntl
-
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        opened = os.open(folder, os.O_RDONLY)
-        lock, taken = (lambda: fcntl.flock(opened, kind | fcntl.LOCK_NB)), BlockingIOError
-    try:
-        lock()
-    except taken as error:
-        os.close(opened)
-        raise BlockingIOError(f"{folder} is locked") from error
-    except OSError:  # a file system without locks
-        pass
-    return opened
-
-
 def relative_path(path, start=os.curdir):
     """A path as seen from a folder; the path itself if it is on another drive, on Windows."""
     try:
         return os.path.relpath(path, start)
     except ValueError:
         return str(path)
-
-
-def atomic_write(path, data):
-    """Write bytes to `path`, which is either unchanged or has the complete new content."""
-    with atomic_file(path) as file:
-        file.write(data)

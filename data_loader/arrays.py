@@ -10,8 +10,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
+from file_io import open_file
 from ranges import Count, checked
-from utils import UserError, check_memory, open_file
+from utils import UserError, check_memory
 
 
 class Header(NamedTuple):

@@ -9,7 +9,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from utils import RunError, Unreadable, read_file
+from file_io import Unreadable, read_file
+from utils import RunError
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 ARCHIVE = "cifar-10-binary.tar.gz"

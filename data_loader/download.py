@@ -13,7 +13,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from utils import RunError, UserError, atomic_write, format_bytes
+from file_io import atomic_write
+from utils import RunError, UserError, format_bytes
 
 TIMEOUT = 5  # seconds without data after which a mirror is given up
 MOST_BYTES = 2**28  # of a file, as received and unpacked; the largest has 170 million

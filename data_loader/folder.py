@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from data_loader.base import Data
-from utils import UserError, open_file
+from file_io import open_file
+from utils import UserError
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # Pillow's names of these. It goes by the content, and would start Ghostscript for an EPS file.

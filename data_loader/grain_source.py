@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
+from typing import Annotated
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
-from ranges import Count, CountOrZero, checked
+from ranges import Count, CountOrZero, at_most, checked
 from utils import RunError, UserError, where_and_why
 
 DIED = (
@@ -52,7 +53,7 @@ def grain(
     test: str | None = None,
     val: str | None = None,
     parse: Parsed | None = None,
-    workers: CountOrZero = 2,
+    workers: Annotated[CountOrZero, at_most(1024)] = 2,
     num_classes: Count | None = None,
     vocab_size: Count | None = None,
     classes: tuple[str, ...] | None = None,

@@ -13,7 +13,8 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from utils import RunError, format_bytes, open_file
+from file_io import open_file
+from utils import RunError, format_bytes
 
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

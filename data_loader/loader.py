@@ -138,7 +138,7 @@ def collated(examples, collate_fn):
         rows = {name: np.shape(leaf)[:1] for name, leaf in named_nest(batch)}
     except UserError:
         raise
-    except Exception as error:  # a user's function may raise anything
+    except (Exception, SystemExit) as error:  # a user's function may raise anything
         raise UserError(f"loader.collate_fn fails: {where_and_why(error)}") from error
     if not rows or set(rows.values()) != {(len(examples),)}:
         found = ", ".join(

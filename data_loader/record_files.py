@@ -11,7 +11,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from utils import Damaged, UserError, format_bytes, open_file
+from file_io import open_file
+from utils import Damaged, UserError, format_bytes
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
 MOST_BYTES = 2**31  # of one record, as in a protocol buffer

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import jax
 
+from file_io import inside, read_json
 from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
 from inference.verify import table
-from utils import WINDOWS, RunError, UserError, inside, read_file
+from utils import WINDOWS, RunError, UserError
 from wiring.own_modules import COPIES
 
 REPORT = "verification.json"
@@ -131,13 +132,21 @@ def replace(work, folder, force):
 
 def keep_user_files(previous, folder):
     """Move the files that the previous export did not write; print those it wrote that are gone."""
-    written = json.loads(read_file(previous / REPORT)).get("files", [])
+    written = files_written(previous / REPORT)
     remaining = [path for path in previous.iterdir() if not (folder / path.name).exists()]
     for path in remaining:
         if path.name not in written:
             path.rename(folder / path.name)
     if removed := sorted(path.name for path in remaining if path.name in written):
         print(f"Removed with the earlier export: {', '.join(removed)}")
+
+
+def files_written(report):
+    """The names of the files that an export wrote, by its report; none if that is damaged."""
+    with suppress(UserError):
+        files = read_json(report).get("files")
+        return files if isinstance(files, list) else []
+    return []
 
 
 def demo(path, exporter):

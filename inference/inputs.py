@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from data_loader.folder import ENDINGS, pixels
-from utils import UserError, check_memory, first_line, open_file
+from file_io import open_file
+from utils import UserError, check_memory, first_line
 
 ARRAYS = {".npz", ".npy"}
 

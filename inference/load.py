@@ -22,7 +22,7 @@ from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.restore import check_meaning
-from training.checkpoint.storage import checkpoints
+from training.checkpoint.storage import check_known, checkpoints
 from training.recipe import with_recorded
 from utils import UserError, first_line, named_leaves, quoted
 from wiring.build import build_to_ship
@@ -75,6 +75,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
     """
     checkpoint = checkpoint_at(path)
     weights = Pretrained(checkpoint)
+    check_known(checkpoint, weights.record)
     if model is None:
         found = find_config(config, checkpoint, weights.record, (), trust)
         facts = stored_facts(weights.record)
@@ -96,7 +97,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
 
 def checkpoint_at(path):
     """The checkpoint at a path; of a run's folder the newest, and of several replicas the first."""
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
         return path
     if not (found := checkpoints(path)):
@@ -136,6 +137,7 @@ def load_to_export(
     checkpoint's own config is used, which may import nothing unless it is trusted.
     """
     weights = Pretrained(checkpoint)
+    check_known(checkpoint, weights.record)
     config, source, trusted, folders = find_config(
         config_file, checkpoint, weights.record, overrides, trusted
     )

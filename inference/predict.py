@@ -23,15 +23,8 @@ ROOT = HERE.parent
 # puts there for a script, must not be: exports are written there, under names of their configs.
 sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
-from utils import (  # noqa: E402
-    BAD_INPUT,
-    DONE,
-    FAILED,
-    RunError,
-    UserError,
-    atomic_file,
-    open_closed_streams,
-)
+from file_io import atomic_file  # noqa: E402
+from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
 
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit codes that shells use for SIGINT and SIGPIPE
 MAX_NUMBERS = 8  # printed per output

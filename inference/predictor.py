@@ -1,12 +1,12 @@
 """Open a checkpoint, a .tflite or a .onnx as one kind of object that takes raw inputs."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from file_io import parse_json, read_file
 from inference.inputs import batches
 from inference.load import (
     NHWC,
@@ -21,7 +21,7 @@ from inference.load import (
 from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.verify import Reference, repeated
-from utils import RunError, UserError, first_line, read_file
+from utils import RunError, UserError, first_line
 from wiring.build import build_preprocess
 from wiring.config import read
 
@@ -78,8 +78,11 @@ def open_export(path, arguments):
 def read_report(path):
     """(form, output kind, class names) from an export's report."""
     try:
-        report = json.loads(read_file(path))
+        report = parse_json(read_file(path))
         form, kind = Form(**report["form"]), report["answers"]
+        flags = [form.preprocess, form.softmax]
+        if form.layout not in ("nhwc", "nchw") or not all(isinstance(flag, bool) for flag in flags):
+            raise ValueError(f"form must say layout, preprocess and softmax, got {report['form']}")
         if kind not in OUTPUT_KINDS:
             raise ValueError(f"answers must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
     except (OSError, ValueError, TypeError, KeyError) as error:

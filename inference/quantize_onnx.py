@@ -3,8 +3,9 @@
 import tempfile
 from pathlib import Path
 
+from file_io import atomic_write
 from inference.packages import needed, quiet
-from utils import RunError, UserError, atomic_write, first_line
+from utils import RunError, UserError, first_line
 
 CONVOLUTIONS = ["Conv", "ConvTranspose"]
 # The ops that are quantized; a normalization or a softmax would lose its small numbers.

@@ -1,11 +1,11 @@
 """Write a traced function as an ONNX file."""
 
+from file_io import atomic_write
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk
-from utils import atomic_write
 
 OPSETS = range(18, 24)
 

@@ -2,9 +2,10 @@
 
 import warnings
 
+from file_io import atomic_write
 from inference.lowering.walk import Walk
 from inference.packages import needed, quiet
-from utils import RunError, UserError, atomic_write
+from utils import RunError, UserError
 
 CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"}
 PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that int8 quantizes

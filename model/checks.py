@@ -8,10 +8,12 @@ imports nothing but model/, so that the copy in a run's folder works by itself.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True, eq=False)  # hashed by identity, as `typing` hashes annotations
+class Range:
     """The numbers that an argument accepts: in words, as JSON Schema's keywords, as a test."""
 
     words: str
@@ -19,7 +21,11 @@ class Range(NamedTuple):
     holds: Callable
 
 
-Count = Annotated[int, Range("at least 1", {"minimum": 1}, lambda x: x >= 1)]
+AT_LEAST_1 = Range("at least 1", {"minimum": 1}, lambda x: x >= 1)
+INT32 = Range("at most 2147483647", {"maximum": 2**31 - 1}, lambda x: x < 2**31)
+Count = Annotated[int, AT_LEAST_1, INT32]
+# How many blocks follow each other; each is traced and compiled by itself.
+Depth = Annotated[int, AT_LEAST_1, Range("at most 1000", {"maximum": 1000}, lambda x: x <= 1000)]
 Rate = Annotated[
     float,
     Range("at least 0 and below 1", {"minimum": 0, "exclusiveMaximum": 1}, lambda x: 0 <= x < 1),
@@ -46,8 +52,10 @@ def check(name, value, annotation):
     if get_origin(annotation) is tuple:
         for item in value:
             check(name, item, inner[0])
-    elif get_origin(annotation) is Annotated and not inner[1].holds(value):
-        raise ValueError(f"{name}: must be {inner[1].words}, got {value}")
+    elif get_origin(annotation) is Annotated:
+        for limit in inner[1:]:
+            if not limit.holds(value):
+                raise ValueError(f"{name}: must be {limit.words}, got {value}")
 
 
 def check_image(input_shape):

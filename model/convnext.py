@@ -5,7 +5,7 @@ from itertools import pairwise
 import jax
 
 from model.base import Model
-from model.checks import Count, check_image, check_widths, checked
+from model.checks import Count, Depth, check_image, check_widths, checked
 from model.layers.activations import gelu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
@@ -24,7 +24,7 @@ def convnext(
     head_dim: Count = 64,
     residual: bool = False,
     patch: Count = 4,
-    depths: tuple[Count, ...] | None = None,
+    depths: tuple[Depth, ...] | None = None,
     remat: str | None = None,
 ) -> Model:
     """One stage per width in `dims`; the stem divides the image size by `patch`, later stages by 2.

@@ -6,7 +6,7 @@ from itertools import pairwise
 import jax
 
 from model.base import Model
-from model.checks import Count, check_image, check_widths, checked
+from model.checks import Count, Depth, check_image, check_widths, checked
 from model.layers.activations import relu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.initializers import he_normal
@@ -21,7 +21,7 @@ def resnet(
     input_shape: tuple[int, ...],
     num_classes: Count,
     widths: tuple[Count, ...] = (16, 32, 64),
-    depth: Count = 3,
+    depth: Depth = 3,
     remat: str | None = None,
 ) -> Model:
     """`depth` blocks of two convolutions per width; each later width halves the image size.

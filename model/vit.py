@@ -5,7 +5,7 @@ from functools import partial
 import jax
 
 from model.base import Model
-from model.checks import Count, Rate, check_image, checked
+from model.checks import Count, Depth, Rate, check_image, checked
 from model.layers.activations import gelu
 from model.layers.attention import attention, attention_init
 from model.layers.conv import conv2d, conv2d_init
@@ -24,7 +24,7 @@ def vit(
     num_classes: Count,
     patch: Count = 4,
     dim: Count = 64,
-    depth: Count = 4,
+    depth: Depth = 4,
     heads: Count = 4,
     expansion: Count = 4,
     dropout: Rate = 0.0,

@@ -39,6 +39,14 @@ def run(folder, *arguments, **keywords):
 def call(folder, *arguments):
     """The same as `run`, by a call of train.main in this process. That saves the start of Python
     and JAX where a command ends before it opens a run, as for a mistake in the config."""
+    code, out, err = captured(folder, lambda: train.main([str(text) for text in arguments]))
+    assert "Traceback" not in out + err, err
+    return code, out, err
+
+
+def captured(folder, main):
+    """(exit code, stdout, stderr) of a function of a command line, called in a folder; afterwards
+    this process is as before."""
     out, err, modules, path = io.StringIO(), io.StringIO(), set(sys.modules), sys.path.copy()
     numbers = (signal.SIGTERM, signal.SIGINT)
     handlers, threshold = {n: signal.getsignal(n) for n in numbers}, gc.get_threshold()
@@ -48,7 +56,7 @@ def call(folder, *arguments):
         # dictConfig would close the handlers of other libraries, which write into pytest's streams.
         unclosed = mock.patch("logging.config._clearExistingHandlers")
         with unclosed, chdir(folder), redirect_stdout(out), redirect_stderr(err):
-            code = train.main([str(argument) for argument in arguments])
+            code = main()
     except SystemExit as end:  # of argparse
         code = end.code
     finally:
@@ -60,7 +68,6 @@ def call(folder, *arguments):
             signal.signal(number, handler)
         gc.set_threshold(*threshold)
         logger.handlers, logger.level, logger.propagate = logging_before
-    assert "Traceback" not in out.getvalue() + err.getvalue(), err.getvalue()
     return code, out.getvalue(), err.getvalue()
 
 

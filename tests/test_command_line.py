@@ -166,7 +166,8 @@ X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 3
             2,
             "the rule 'bogus' matches no name",
         ),
-        (["-c", "small.json", "model.args.dims=[100000000000]"], 1, "Out of memory"),
+        (["-c", "small.json", "model.args.dims=[2147483647]"], 1, "Out of memory"),
+        (["-c", "small.json", "model.args.dims=[100000000000]"], 2, "dims.0: must be at most"),
     ],
 )
 def test_mistakes(small, arguments, code, message):

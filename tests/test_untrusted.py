@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from data_loader.grain_source import safe_path
+from file_io import atomic_write
 from inference.inputs import read_arrays
 from inference.load import load
 from inference.predictor import read_report
@@ -41,7 +42,7 @@ from training.watching.publish import About, PictureFiles
 from training.watching.trackers.csv_file import csv
 from training.watching.trackers.jsonl import jsonl
 from training.watching.trackers.wandb_run import Wandb
-from utils import RunError, UserError, atomic_write
+from utils import RunError, UserError
 from wiring.build import build
 from wiring.config import read
 from wiring.own_modules import look_in
@@ -382,7 +383,7 @@ def test_a_report_shows_nothing_that_links_lead_to(run, tmp_path):
 
 
 def test_a_line_without_end_and_too_many_names_are_bounded(run, monkeypatch):
-    monkeypatch.setattr("utils.LONGEST_LINE", 1000)
+    monkeypatch.setattr("file_io.LONGEST_LINE", 1000)
     monkeypatch.setattr(report_rows, "MOST_NAMES", 20)
     names = {f"name_{i}": 1.0 for i in range(30)}
     row = {"epoch": 1, "step": 3}

@@ -90,6 +90,7 @@ def fit(
     or data. `config` is a dict for the trackers and the checkpoints, such as {"width": 64}.
     `watchers` are watchers besides those of the toolkit (training/watchers.py).
     """
+    folder = None if folder is None else Path(folder).expanduser()
     arguments = locals()  # all of the above, by name
     check_known(arguments.pop("unknown"), arguments)
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})

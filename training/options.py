@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Annotated, Literal, Required, TypedDict
 
 from data_loader.base import Batch
-from ranges import Count, CountOrZero, between_0_and_1, check_options, nonnegative
+from ranges import Count, CountOrZero, at_most, between_0_and_1, check_options, nonnegative
 from training.base import Tracker
 from utils import UserError
 
@@ -27,7 +27,8 @@ class LoaderOptions:
     eval_batch_size: Count | None = None  # the batch size of held-out sets; null: batch_size
     eval_collate_fn: Batch | None = None  # the collate_fn of held-out sets; null: collate_fn
     device_budget_mb: CountOrZero = 2048  # larger datasets are streamed from the host
-    prefetch: Count = 2  # how many batches of a streamed dataset are read ahead
+    # how many batches of a streamed dataset are read ahead
+    prefetch: Annotated[Count, at_most(1024)] = 2
 
     def __post_init__(self):
         check_options(self)
@@ -103,7 +104,7 @@ class TrainingOptions:
     overfit_batches: CountOrZero = 0  # train on the first batches only, in every epoch; 0: on all
     # the type that the model computes in; params and optimizer state stay in float32
     precision: Literal["float32", "bfloat16"] = "float32"
-    replicas: Count = 1  # how many seeds are trained side by side
+    replicas: Annotated[Count, at_most(4096)] = 1  # how many seeds are trained side by side
     accumulate: Count = 1  # how many microbatches a batch is cut into
     # at a step whose loss, gradients or new state are not finite
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"

@@ -165,16 +165,24 @@ def with_recorded(parts, config, source):
 
 def recorded_statistics(parts, config):
     """The statistics of the same parts in the config of a run, as far as it has them."""
-    recorded, found = config.get("preprocess") or [], []
+    recorded, found = config.get("preprocess"), []
+    recorded = recorded if isinstance(recorded, list) else []
     for i, names in parts.unfitted.items():
         node = recorded[i] if i < len(recorded) else None
         args = node.get("args") if isinstance(node, dict) else None
-        if not args or node.get("name") != parts.config["preprocess"][i]["name"]:
+        same = isinstance(args, dict) and node.get("name") == parts.config["preprocess"][i]["name"]
+        if not same:
             continue
         values = {name: args.get(name) for name in names}
-        if None not in values.values():
+        if all(map(is_statistic, values.values())):
             found.append([i, values])
     return found
+
+
+def is_statistic(value):
+    """Whether this is a finite number, or a list of them."""
+    numbers = value if isinstance(value, list) else [value]
+    return bool(numbers) and all(type(n) in (int, float) and abs(n) < 2**127 for n in numbers)
 
 
 def configured(update, objective, optimizer, training):

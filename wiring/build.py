@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from utils import UserError
+from wiring import config as files
 from wiring import parts
 from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import Nodes, attempt
@@ -64,7 +65,7 @@ class Builder:
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
-        return "\n".join(f"{self.source}: {problem}" for problem in self.nodes.problems)
+        return files.in_words(self.nodes.problems, self.source)
 
     def raise_problems(self):
         """Raise one UserError with all problems, if there are any."""
@@ -73,6 +74,8 @@ class Builder:
 
     def build(self):
         """A namespace with one field per key of a config."""
+        self.nodes.problems += [f"{path}: {why}" for path, why in files.unusable(self.config)]
+        self.raise_problems()
         self.check_keys()
         self.check_values()
         keys = ("title", "run_name", "seed", "resume", "sharding")
@@ -91,7 +94,7 @@ class Builder:
             self.learn_sizes(built)
             built.example = self.example(built)
             self.learn_input_shape(built)
-        built.schedule = self.nodes.schedule = self.config["schedule"] and self.part("schedule")
+        built.schedule = self.nodes.schedule = self.part("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.part(kind))
         self.check_optimizer(built.optimizer)
@@ -117,8 +120,8 @@ class Builder:
         title, name, seed, resume = (self.config[key] for key in keys)
         names = {"title": title} | ({"run_name": name} if name is not None else {})
         for key, value in names.items():
-            if not isinstance(value, str) or not value.strip(". ") or set(value) & set("/\\\0"):
-                self.nodes.problem(key, f"must be usable as a folder name, found {show(value)}")
+            if why := files.no_folder_name(value):
+                self.nodes.problem(key, f"must be usable as a folder name, {why}")
         if isinstance(name, str) and name.startswith((".", "checkpoint-")):
             message = f"must not begin with '.' or 'checkpoint-', found {show(name)}"
             self.nodes.problem("run_name", message)
@@ -144,7 +147,7 @@ class Builder:
 
     def part(self, kind):
         """The part that a top-level key names."""
-        if kind not in self.config or (kind == "loss" and self.config[kind] is None):
+        if kind not in self.config or (kind in ("loss", "schedule") and self.config[kind] is None):
             return None
         return attempt(self.nodes.part, kind, self.config[kind], kind)
 
@@ -252,7 +255,7 @@ class Builder:
                 built.preprocess = fitted_to_zeros(built.preprocess, raw)
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
-        except Exception as error:  # preprocessing may be the user's own code
+        except (Exception, SystemExit) as error:  # preprocessing may be the user's own code
             why = str(error) or type(error).__name__
             fix = "; it gets the whole dict, or list, of an example" if is_nest(raw) else ""
             examples = f"the data's examples, {forms(raw)}"

@@ -1,14 +1,18 @@
 """The JSON file: read it with clear errors, override single values, and the keys it can have."""
 
-import contextlib
 import copy
 import json
+import math
+import re
 from pathlib import Path
 
-from utils import UserError, read_file
+from file_io import DEEPEST, is_deep, parse_json, read_file
+from utils import UserError, cut
 
 REQUIRED = object()
 LARGEST_SEED = 2**32 - 1
+LONGEST, MOST = 3000, 50  # characters of a problem, and problems, that are printed
+LONGEST_NAME = 200  # bytes of the name of a folder; file systems take 255
 
 # Every top-level key with its default.
 TOP_LEVEL = {
@@ -53,7 +57,7 @@ def read(path, overrides=(), trusted=True):
 
     One that is not `trusted` may not say which hosts are contacted; an override may.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
         text = read_file(path).decode("utf-8-sig")
     except FileNotFoundError:
@@ -64,9 +68,10 @@ def read(path, overrides=(), trusted=True):
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     try:
-        config = json.loads(text, object_pairs_hook=without_repeats)
+        config = parse_json(text, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
-        line = [*text.splitlines(), ""][error.lineno - 1].strip()
+        line = [*text.split("\n"), ""][error.lineno - 1]
+        line = line[max(0, error.colno - 40) :][:80].strip()  # a file may be a single long line
         message = (
             f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}\n  {line}"
         )
@@ -96,6 +101,43 @@ def without_repeats(pairs):
     return result
 
 
+def in_words(problems, source):
+    """Problems of a config, one per line, each starting with its name."""
+    lines = [cut(f"{source}: {problem}", LONGEST) for problem in problems[:MOST]]
+    more = len(problems) - len(lines)
+    return "\n".join([*lines, f"{source}: {more} more problems"] if more else lines)
+
+
+def no_folder_name(value):
+    """Why a value cannot name a folder; "" if it can."""
+    is_name = isinstance(value, str) and value.strip(". ") and value.isprintable()
+    if not is_name or set(value) & set("/\\"):
+        return f"found {show(value)}"
+    size = len(value.encode())
+    return "" if size <= LONGEST_NAME else f"which takes at most {LONGEST_NAME} bytes, found {size}"
+
+
+def unusable(config):
+    """(path, why) of what no part of a config could work with."""
+    if is_deep(config):
+        return [("config", f"is nested more than {DEEPEST} levels deep")]
+    return unusable_values(config)
+
+
+def unusable_values(value, path=""):
+    """(path, why) of every text that cannot be printed or name a file, and of every number that is
+    not finite."""
+    items = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list | tuple) else items
+    for key, inner in items:
+        yield from unusable_values(key, path)
+        yield from unusable_values(inner, f"{path}.{key}".lstrip("."))
+    if isinstance(value, str) and (bad := re.search("[\0\ud800-\udfff]", value)):
+        yield path, f"must not contain the character {show(bad[0])}, found {show(value)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, f"must be a finite number, found {show(value)}"
+
+
 def override(config, text):
     """The config with one `path.to.key=value` applied; what is not JSON is a plain string."""
     key_path, equals, value = text.partition("=")
@@ -103,8 +145,12 @@ def override(config, text):
         raise UserError(
             f"{text!r}: an override has the form path.to.key=value, as in optimizer.args.lr=0.01"
         )
-    with contextlib.suppress(json.JSONDecodeError):  # then it is a plain string
-        value = json.loads(value)
+    try:
+        value = parse_json(value, object_pairs_hook=without_repeats)
+    except json.JSONDecodeError:
+        pass  # it is a plain string
+    except ValueError as error:
+        raise UserError(f"{cut(text, 100)!r}: {error}") from error
     *keys, last = key_path.split(".")
     config = node = copy.deepcopy(config)
     for key in keys:
@@ -131,7 +177,7 @@ def key_or_index(node, key, text):
     """The key of an object, or the index in a list as an int."""
     if isinstance(node, dict):
         return key
-    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+    if isinstance(node, list) and key.isdecimal() and len(key) < 10 and int(key) < len(node):
         return int(key)
     raise UserError(f"{text!r}: there is no key or index {key!r} in {show(node)}")
 

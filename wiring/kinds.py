@@ -185,7 +185,8 @@ def why_not(function, kind):
 
 def annotations_of(cls):
     """The names of the annotated fields of a class and its bases."""
-    return {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
+    found = (vars(base).get("__annotations__") for base in cls.__mro__)
+    return {name for names in found if isinstance(names, dict) for name in names}
 
 
 def set_by_init(cls):

@@ -3,7 +3,6 @@
 A node is "name" or {"name": ..., "args": {...}}.
 """
 
-import inspect
 from functools import partial
 
 from utils import UnknownFact, UserError, where_and_why
@@ -275,20 +274,26 @@ class Nodes:
             self.problem(path, str(error))
         except ValueError as error:
             if not (isinstance(error, UnknownFact) and self.problems):
-                parameters = inspect.signature(factory).parameters
+                parameters = parts.arguments(factory)
                 for line in str(error).splitlines() or [failure(factory, error)]:
                     known = line.partition(": ")[0] in parameters
                     self.problems.append(f"{path}.{line}" if known else f"{path}: {line}")
-        except Exception as error:  # a user's factory may fail in any way
+        except (Exception, SystemExit) as error:  # a user's factory may fail in any way
             self.problem(path, failure(factory, error))
         else:
             if kind is None or kinds.is_a(made, kind):
                 return made
-            message = f"{factory.__name__} returned {type(made).__name__}, not a valid {kind}"
+            message = f"{name_of(factory)} returned {type(made).__name__}, not a valid {kind}"
             self.problem(path.removesuffix(".args"), f"{message}; {kinds.requirement(kind)}")
         raise Unbuilt
 
 
 def failure(factory, error):
     """The message for an error in a user's factory."""
-    return f"{factory.__name__} fails: {where_and_why(error)}"
+    ends = "it ends the program" if isinstance(error, SystemExit) else where_and_why(error)
+    return f"{name_of(factory)} fails: {ends}"
+
+
+def name_of(factory):
+    """The name of a function; other callable objects may have none."""
+    return getattr(factory, "__name__", type(factory).__name__)

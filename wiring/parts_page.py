@@ -12,6 +12,7 @@ import types
 import typing
 from pathlib import Path
 
+from ranges import INT32
 from wiring import parts, schema, values
 from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import EXTRA_KEYS, GIVEN_BY_TRAINING
@@ -207,7 +208,8 @@ def type_name(annotation):
     if origin is typing.Literal:
         return " or ".join(code(show(choice)) for choice in inner)
     if origin is typing.Annotated:
-        name, words = type_name(inner[0]), [limit.words for limit in values.ranges(inner[1:])]
+        limits = [limit for limit in values.ranges(inner[1:]) if limit.keywords != INT32.keywords]
+        name, words = type_name(inner[0]), [limit.words for limit in limits]
         return ", ".join(words if words and words[0].startswith(("a ", "an ")) else [name, *words])
     if origin in (typing.Union, types.UnionType):
         names = [*map(type_name, inner)]

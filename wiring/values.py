@@ -1,5 +1,6 @@
 """Convert JSON values to what annotations require, and annotations to JSON schemas."""
 
+import os
 import types
 import typing
 
@@ -101,6 +102,8 @@ def convert_plain(value, annotation, path):
     accepted = (int, float) if annotation is float else annotation
     if not isinstance(value, accepted) or (isinstance(value, bool) and annotation is not bool):
         raise Misfit(path, f"must be {PLAIN[annotation]}, found {show(value)}")
+    if annotation is str and value.startswith(("~/", "~\\")):
+        return os.path.expanduser(value)  # a path: no shell has done so in a file
     return float(value) if annotation is float else value
 
 

@@ -10,10 +10,11 @@ from string import Template
 
 import jax
 
+from file_io import atomic_write
 from inference.demo.pixels import UNIT, pixels_of
 from inference.demo.runtime import PROGRAM, SCRIPT, VERSION, runtime
 from inference.load import output_kind
-from utils import UserError, atomic_write, named_leaves
+from utils import UserError, named_leaves
 
 HERE = Path(__file__).parent
 SCRIPTS = (

@@ -13,7 +13,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from utils import BAD_INPUT, DONE, RunError, UserError, atomic_write
+from file_io import atomic_write
+from utils import BAD_INPUT, DONE, RunError, UserError
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 SCRIPT, PROGRAM = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"

@@ -10,11 +10,12 @@ from functools import partial
 import jax
 import numpy as np
 
+from file_io import atomic_write
 from inference.fallback.stablehlo import Plain, evaluate, stablehlo_of
 from inference.lowering.trace import trace
 from inference.packages import needed, quiet
 from inference.to_tflite import converted, free
-from utils import UserError, atomic_write, first_line
+from utils import UserError, first_line
 
 
 def tflite_by_jax2tf(function, weights, inputs, batch, path, *, quantize=None, samples=None):

@@ -29,6 +29,13 @@ from inference import predict, predictor
             '{"preprocess": 5}',
             "config.json: preprocess: must be a list, found 5",
         ),
+        ("[" * 20_000, None, "verification.json: is not a report of an export: it is nested more"),
+        (
+            '{"form": {"softmax": "yes"}, "answers": "logits"}',
+            None,
+            "verification.json: is not a report of an export: form must say layout, preprocess",
+        ),
+        ('{"form": {"layout": 5}, "answers": "logits"}', None, "form must say layout, preprocess"),
         (
             '{"form": {}, "answers": "logits"}',
             None,

@@ -12,6 +12,10 @@ from wiring.config import override, read
         ('{"title": "a",\n  "seed": }', r"config.json: line 2, column 11: not JSON"),
         ('{"seed": 1, "seed": 2}', "'seed' occurs twice"),
         ("[1]", "must contain an object"),
+        ('{"a": ' * 2000 + "1" + "}" * 2000, "config.json: it is nested more than 64 levels deep"),
+        ("[" * 90 + "]" * 90, "it is nested more than 64 levels deep"),
+        ('{"seed": -' + "1" * 5000 + "}", "config.json: it has an integer of thousands of digits"),
+        ('{"a": "' + "x" * 10**5, r'line 1, column 7: not JSON: .*\n  {"a": "x{,73}\n'),
     ],
 )
 def test_the_message_names_the_place_in_a_bad_file(config_file, text, message):
@@ -51,6 +55,10 @@ def test_an_override_does_not_change_its_argument():
         ("a", "path.to.key=value"),
         ("a.5=1", "no key or index '5' in"),
         ("b.c=1", "no key or index 'c' in 3"),
+        ("a." + "9" * 5000 + "=1", "there is no key or index"),
+        ("b=" + "9" * 5000, "an integer of thousands of digits"),
+        ("b=" + "[" * 70 + "]" * 70, "more than 64 levels deep"),
+        ('b={"c": 1, "c": 2}', "'c' occurs twice"),
     ],
 )
 def test_refuses_an_override_of_a_path_that_does_not_exist(text, message):

@@ -1,10 +1,14 @@
 """The message for each mistake in a config."""
 
+import functools
+import json
+import math
 import re
 import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -279,6 +283,20 @@ class Library:
     class OwnCallback:
         def on_epoch_end(self, run): ...
 
+    partial = functools.partial(max, 1)
+
+    class Made:
+        def __call__(self): ...
+
+    made = Made()
+
+    @staticmethod
+    def free(key, row, **anything): ...
+
+    @staticmethod
+    def leaves(*row, why=None):
+        sys.exit(why)
+
 
 @pytest.fixture
 def library(monkeypatch):
@@ -314,6 +332,80 @@ def test_a_class_of_ones_own_may_be_a_part(library, valid):
     parts = build(config, "c")
     assert isinstance(parts.model, Library.OwnNet)
     assert isinstance(parts.callbacks[0], Library.OwnCallback)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"augment": [{"name": "library.free", "args": {"x": [1, math.nan]}}]},
+            "augment.0.args.x.1:",
+        ),
+        (
+            {"optimizer": {"name": "adamw", "args": {"lr": math.inf}}},
+            "optimizer.args.lr: must be a",
+        ),
+        ({"metrics": {"a\0b": "accuracy"}}, "metrics: must not contain the character"),
+        ({"callbacks": [{"name": "\udc80"}]}, "callbacks.0.name: must not contain the character"),
+        ({"run_name": "é" * 101}, "run_name: must be usable as a folder name, which takes at most"),
+        ({"title": "a\x1b[2Jb"}, "title: must be usable as a folder name, found"),
+        ({"title": "a\nb"}, "title: must be usable as a folder name, found"),
+        ({"sharding": json.loads("[" * 80 + "]" * 80)}, "is nested more than 64 levels deep"),
+        ({"schedule": {}}, "schedule: must be a name or"),
+        ({"schedule": 0}, "schedule: must be a name or"),
+        ({"schedule": False}, "schedule: must be a name or"),
+        ({"loader": {"eval_batch_size": 2**31}}, "eval_batch_size: must be at most 2147483647"),
+        ({"training": {"replicas": 5000}}, "training.replicas: must be at most 4096"),
+        ({"model": {"name": "vit", "args": {"depth": 10**30}}}, "depth: must be at most 1000"),
+        ({"model": {"name": "convnext", "args": {"depths": [1e30]}}}, "must be an integer"),
+        ({"data": {"name": "grain", "args": {"train": "x", "workers": 9999}}}, "at most 1024"),
+    ],
+)
+def test_what_no_part_can_work_with_is_a_problem_with_its_place(library, valid, change, message):
+    with pytest.raises(UserError) as error:
+        build(valid | change, "c")
+    assert str(error.value).startswith("c: ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("builtins.type", "builtins.object", "builtins.range", "operator.itemgetter", "numpy.add"),
+        *("library.partial", "library.leaves", "library.free", "library.made", "jax.nn.relu"),
+    ],
+)
+def test_any_object_that_can_be_called_is_a_part_or_a_problem(library, valid, kind, name):
+    node = {"name": name, "args": {}}
+    where = {
+        "collate_fn": {"loader": {"collate_fn": node}},
+        "trackers": {"logging": {"trackers": [node]}},
+        "parse": {"data": {"name": "grain", "args": {"train": "x", "parse": node}}},
+    }
+    listed = kind in ("preprocess", "augment", "metrics", "callbacks")
+    try:
+        build(valid | where.get(kind, {kind: [node] if listed else node}), "c")
+    except UserError as error:
+        assert all(line.startswith(("c: ", "  ")) for line in str(error).splitlines()), error
+
+
+def test_a_part_that_ends_the_program_is_a_problem(library, valid):
+    with pytest.raises(UserError, match=r"c: callbacks.0.args: leaves fails: it ends the program"):
+        build(valid | {"callbacks": ["library.leaves"]}, "c")
+    with pytest.raises(UserError, match=r"c: preprocess: does not fit .*goodbye"):
+        build(valid | {"preprocess": [{"name": "library.leaves", "args": {"why": "goodbye"}}]}, "c")
+
+
+def test_the_folder_of_the_user_is_meant_by_a_tilde(valid, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    np.savez(tmp_path / "a.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8))
+    data = {"name": "arrays", "args": {"train": "~/a.npz"}}
+    parts = build(valid | {"data": data, "preprocess": [], "checkpoint": {"dir": "~/runs"}}, "c")
+    assert parts.data.sizes == {"train": 8}
+    assert parts.checkpoint.dir == str(tmp_path / "runs")
+    assert parts.config["data"]["args"]["train"] == "~/a.npz"  # in the run's config, for any user
 
 
 def test_every_kind_says_where_its_example_is():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from file_io import to_disk
 from training.base import key_data
 from training.checkpoint import storage
 from training.checkpoint.background import Background
@@ -14,7 +15,7 @@ from training.checkpoint.retention import Kept, kept_so_far, protected
 from training.checkpoint.storage import FORMAT
 from training.devices.processes import agreed, is_first, several, together
 from training.watchers import Reply
-from utils import Damaged, RunError, to_disk
+from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
 

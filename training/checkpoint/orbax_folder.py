@@ -24,7 +24,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from utils import Damaged, RunError, UserError, check_memory, first_line, read_file, to_disk
+from file_io import parse_json, read_file, to_disk
+from utils import Damaged, RunError, UserError, check_memory, first_line
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
@@ -80,7 +81,7 @@ def read(path, verified=False):
         folder = find(path)
         if not verified:
             compare_digests(path, folder)
-        note = json.loads(read_file(folder / NOTE))
+        note = read_note(folder)
         forms = {name: (np.dtype(d), tuple(shape)) for name, (d, shape) in note["arrays"].items()}
         arrays = {name: np.empty(shape, d) for name, (d, shape) in forms.items() if 0 in shape}
         if jax.process_count() > 1:
@@ -93,7 +94,7 @@ def read(path, verified=False):
             arrays |= restored(folder, restore_args, some)
         if {name: (a.dtype, a.shape) for name, a in arrays.items()} != forms:
             raise Damaged(f"{path}: is damaged: its arrays are not those listed in {NOTE}")
-        return {name: arrays[name] for name in forms}, dict(note["record"])
+        return {name: arrays[name] for name in forms}, note["record"]
 
 
 def restored(folder, restore_args, some=True):
@@ -130,7 +131,17 @@ class Stored:
 def read_record(path):
     """The record alone; neither arrays nor digests are read."""
     with naming(path):
-        return dict(json.loads(read_file(find(path) / NOTE))["record"])
+        return read_note(find(path))["record"]
+
+
+def read_note(folder):
+    """The record, and the type and shape of every array."""
+    note = parse_json(read_file(folder / NOTE))
+    if not isinstance(note, dict) or not isinstance(note.get("record"), dict):
+        raise ValueError(f"{NOTE} holds no record")
+    if not isinstance(note.get("arrays"), dict):
+        raise ValueError(f"{NOTE} lists no arrays")
+    return note
 
 
 def import_orbax():

@@ -31,6 +31,7 @@ class Pretrained:
     for the names in the file; the first match wins, and None as replacement ignores the array."""
 
     def __init__(self, path, fresh=(), rename=(), probe=True):
+        path = Path(path).expanduser()
         check_regexes("fresh", fresh)
         check_regexes("rename", [regex for regex, _ in rename])
         if (Path(path) / "config.json").exists():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils import atomic_write, read_file
+from file_io import atomic_write, parse_json, read_file
 
 logger = logging.getLogger("main")
 
@@ -64,7 +64,7 @@ def protected(folder, names):
     """Those of the checkpoints that an evaluator protects; all, if its file cannot be read."""
     path = Path(folder) / EVALUATOR
     try:
-        content = json.loads(read_file(path))
+        content = parse_json(read_file(path))
         return set(names) & {content["reading"], *(name for name, _ in content["best"])}
     except FileNotFoundError:
         return set()

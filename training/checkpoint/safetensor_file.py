@@ -17,7 +17,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from utils import Damaged, UserError, atomic_file, check_memory, format_bytes
+from file_io import atomic_file, parse_json
+from utils import Damaged, UserError, check_memory, format_bytes
 
 TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 TYPES |= {"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "BOOL": np.bool_}
@@ -203,8 +204,8 @@ def parse_entry(path, name, entry):
 def parse_record(path, metadata):
     """The record, which is JSON text in the metadata."""
     try:
-        record = json.loads(metadata.get("rawtree", "{}"))
-    except (ValueError, RecursionError) as error:
+        record = parse_json(metadata.get("rawtree", "{}"))
+    except ValueError as error:
         raise Damaged(f"{path}: is damaged: its record is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise Damaged(f"{path}: is damaged: its record is not a JSON object")

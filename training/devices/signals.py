@@ -80,7 +80,7 @@ def end_at_signals(folder=None, temporary=None):
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
-        # A report, say, that is being written after the run (utils.atomic_file).
+        # A report, say, that is being written after the run (file_io.atomic_file).
         for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
             unfinished.unlink(missing_ok=True)
         begun = saved or (folder is not None and any((folder / name).exists() for name in BEGUN))

@@ -4,6 +4,7 @@ import base64
 import hashlib
 from pathlib import Path
 
+from file_io import atomic_write
 from training.report.compare import comparison_header, differences, label_runs, standings
 from training.report.curves import curves
 from training.report.facts import configuration, environment, files, glance, header
@@ -11,7 +12,7 @@ from training.report.markup import DOT, Html, data, empty, tag
 from training.report.mistakes import first_batch, mistakes
 from training.report.pictures import pictures
 from training.report.read import read_run
-from utils import UserError, atomic_write
+from utils import UserError
 
 HERE = Path(__file__).parent
 EPOCHS = 5000  # with more, pointing at a chart shows the step without the epoch

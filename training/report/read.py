@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from file_io import inside, is_deep, locked, open_file, read_file
 from training.options import sign_of
 from training.report.rows import Metrics, read_metrics
-from utils import UserError, inside, locked, open_file, quoted, read_file
+from utils import UserError, quoted
 
+SHOWN_LEVELS = 40  # of nesting; a run writes fewer
 HEAD, TAIL = 2**16, 2**18  # bytes of train.log that are read, at its start and at its end
 
 
@@ -101,7 +103,7 @@ def read_json(path):
         return File({}, f"{path.name} cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
         return File({}, f"{path.name} cannot be read: it is incomplete or not JSON")
-    if is_deep(value):
+    if is_deep(value, SHOWN_LEVELS):
         return File({}, f"{path.name} is nested too deeply to be shown")
     if not isinstance(value, dict):
         return File({}, f"{path.name} cannot be read: it does not hold a JSON object")
@@ -121,13 +123,6 @@ def picture_files(folder, pattern):
     """The files in pictures/ of the folder of a run; none if it is a link."""
     pictures = folder / "pictures"
     return [] if pictures.is_symlink() else sorted(pictures.glob(pattern))
-
-
-def is_deep(value, left=40):
-    """Whether a value is nested more deeply than anything that a run writes."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    nests = [item for item in inner if isinstance(item, dict | list)]
-    return left == 0 or any(is_deep(item, left - 1) for item in nests)
 
 
 def read_log(path):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from data_loader.base import loaded
+from file_io import MOST_LINES, lines_of, parse_json, read_json
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.restore import check_meaning, probe_of
@@ -29,7 +30,7 @@ from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.trainer import Trainer
 from training.watching.metric_log import append, sayable
-from utils import DONE, MOST_LINES, Damaged, UserError, lines_of, read_file
+from utils import DONE, Damaged, UserError
 
 logger = logging.getLogger("main")
 
@@ -91,7 +92,7 @@ def watch(parts, named):
 def with_statistics_of(folder, parts):
     """The parts with the statistics that a run computed from its training set."""
     path = folder / "config.json"
-    return with_recorded(parts, json.loads(read_file(path)), path) if parts.unfitted else parts
+    return with_recorded(parts, read_json(path), path) if parts.unfitted else parts
 
 
 class Best:
@@ -141,15 +142,22 @@ def rows(path):
     try:
         for line in lines_of(path, MOST_LINES) if path.exists() else ():
             with suppress(ValueError):
-                values.append(json.loads(line))
+                values.append(parse_json(line))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if not line.endswith(b"\n"):
         append(path, "\n")
-    # A name is looked for with a pattern, so it must not be one, or lead out of the folder.
-    names = [row.get("checkpoint") if isinstance(row, dict) else None for row in values]
-    is_name = re.compile(r"checkpoint-[\w-]+").fullmatch
-    return [r for r, n in zip(values, names, strict=True) if isinstance(n, str) and is_name(n)]
+    return [row for row in values if is_row(row)]
+
+
+def is_row(row):
+    """Whether this is a line that `watch` writes: a checkpoint with its metrics. Its name is looked
+    for with a pattern, so it must not be one, or lead out of the folder."""
+    name = row.get("checkpoint") if isinstance(row, dict) else None
+    if not isinstance(name, str) or not re.fullmatch(r"checkpoint-[\w-]+", name):
+        return False
+    metrics = row.get("metrics")
+    return storage.is_object(metrics, lambda value: value is None or storage.is_number(value))
 
 
 class CheckpointEvaluation:

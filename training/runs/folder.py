@@ -16,9 +16,10 @@ from pathlib import Path
 
 from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
+from file_io import atomic_write, inside, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import sayable
-from utils import RunError, UserError, atomic_write, inside, quoted, read_file, relative_path
+from utils import RunError, UserError, cut, quoted, relative_path
 
 logger = logging.getLogger("main")
 
@@ -131,8 +132,8 @@ def changes_of_environment(folder, root):
     machine and versions."""
     path = folder / "environment.json"
     try:
-        before = flat(json.loads(read_file(path)))
-    except (OSError, ValueError, RecursionError):
+        before = flat(parse_json(read_file(path)))
+    except (OSError, ValueError):
         return [f"{path}: cannot be read, so what has changed since is unknown"]
     now = flat(json.loads(json.dumps(environment(root))))
     return [
@@ -253,7 +254,7 @@ def differences(old, new):
 def in_words(changed):
     """Differences in words, one line each."""
     shown = {
-        path: [value if value is ABSENT else json.dumps(value) for value in pair]
+        path: [value if value is ABSENT else cut(json.dumps(value), 200) for value in pair]
         for path, pair in changed.items()
     }
     return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]

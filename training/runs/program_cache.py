@@ -18,7 +18,8 @@ from itertools import islice, takewhile
 import jax
 import jaxlib
 
-from utils import RunError, atomic_write, user_cache
+from file_io import atomic_write
+from utils import RunError, user_cache
 
 ROOM = 512 * 2**20  # bytes for all programs; those of the sample take 0.6 MiB
 ZSTANDARD = b"\x28\xb5\x2f\xfd"  # how a file compressed with zstandard begins

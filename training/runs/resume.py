@@ -7,6 +7,7 @@ from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from file_io import locked
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import (
@@ -20,7 +21,7 @@ from training.checkpoint.storage import (
 )
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs.folder import FINISHED, FREE, cut_back, differences, flat, in_words, set_aside
-from utils import WINDOWS, Damaged, RunError, UserError, locked, quoted
+from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
 logger = logging.getLogger("main")
 

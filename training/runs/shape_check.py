@@ -141,7 +141,7 @@ def attempt(what, fn, *arguments):
         raise
     except UserError as error:
         raise UserError(f"{what}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the code may be the user's own
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
         where = [f"{relative_path(f.filename)}, line {f.lineno}, in {f.name}" for f in own[-1:]]

@@ -10,7 +10,8 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from utils import UserError, inside
+from file_io import inside, parse_json
+from utils import UserError
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
@@ -117,14 +118,14 @@ def read_settings(root):
     """The content of logger_config.json, which must set up the logger `main`."""
     path = Path(root) / SETTINGS
     try:
-        settings = json.loads(path.read_text(encoding="utf-8-sig"))
+        settings = parse_json(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         fix = f"restore it, for example with: git checkout {SETTINGS}"
         raise UserError(f"{path}: there is no such file; {fix}") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{path}: {where}: not JSON: {error.msg}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     if not isinstance(settings, dict):
         raise UserError(f"{path}: must contain an object {{...}}")

@@ -1,7 +1,5 @@
 """Callbacks. A callback is any object with some of these hooks, each called with a View of the run
-(training/watching/view.py):
-
-on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end,
+(view.py): on_training_start, on_epoch_start, on_step_end, on_validation_start, on_validation_end,
 on_test_start, on_test_end, on_epoch_end, on_training_end
 
 on_step_end is called at every log line within an epoch; the View's `per_step` has the values of
@@ -34,11 +32,12 @@ from contextlib import suppress
 
 from jax.tree_util import tree_structure
 
+from file_io import is_alike
 from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
 from training.tally import NEEDS
 from training.watchers import Reply
-from utils import RunError, UserError, relative_path
+from utils import RunError, UserError, cut, relative_path
 
 logger = logging.getLogger("main")
 
@@ -69,10 +68,8 @@ class Callbacks:
 
     def steps_left(self, ahead):
         own = {id(c) for c in self.own}
-        planners = [
-            (i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left") and id(c) in own
-        ]
-        left = {i: steps_left(callback, ahead.step) for i, callback in planners}
+        planners = [(i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left")]
+        left = {i: steps_left(c, ahead.step) for i, c in planners if id(c) in own}
         least = min(left.values(), default=2**30)
         self.waiting = sum(1 << i for i, n in left.items() if n == least)
         return least
@@ -131,7 +128,7 @@ class Callbacks:
 
     def on_resume(self, run, point):
         if point.checkpoint:
-            remember(self.all, point.record["callbacks"])
+            remember(self.all, point.record["callbacks"], point.checkpoint.paths[0])
 
 
 def is_observer(callback):
@@ -143,16 +140,16 @@ def check_hooks(callbacks):
     if not isinstance(callbacks, list | tuple):
         raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
-        name, needs = called(callback), getattr(callback, "needs", ())
+        name, every = called(callback), getattr(callback, "every_n_epochs", 1)
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
                 raise UserError(
                     f"callbacks: {name} has {hook!r}, which is no hook ({', '.join(HOOKS)})"
                 )
-            elif hook in HOOKS and not takes_one(getattr(callback, hook)):
+            if hook in HOOKS and not takes_one(getattr(callback, hook)):
                 form = f"def {hook}(self, view)"
                 raise UserError(f"callbacks: {name}.{hook} must take the view of the run: {form}")
-        for need in needs:
+        for need in getattr(callback, "needs", ()):
             if need not in NEEDS:
                 raise UserError(
                     f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
@@ -163,7 +160,6 @@ def check_hooks(callbacks):
                     f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) "
                     "of training.tally"
                 )
-        every = getattr(callback, "every_n_epochs", 1)
         if not isinstance(every, int) or every < 1:
             raise UserError(
                 f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
@@ -278,23 +274,26 @@ def memories(callbacks):
     pairs = []
     for callback in callbacks:
         try:
-            text = json.dumps(memory := getattr(callback, "memory", None))
-            if tree_structure(json.loads(text)) != tree_structure(memory):
+            copy = json.loads(json.dumps(memory := getattr(callback, "memory", None)))
+            if tree_structure(copy) != tree_structure(memory):
                 raise TypeError("it holds a tuple, or a key that is not text")
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(
                 f"callbacks: the memory of {called(callback)} is not JSON ({error}); "
                 "keep plain numbers, lists and dicts"
             ) from error
-        pairs.append([called(callback), json.loads(text)])
+        pairs.append([called(callback), copy])
     return pairs
 
 
-def remember(callbacks, pairs):
+def remember(callbacks, pairs, path):
     """Give each callback its memory back, unless the callbacks are not those of the checkpoint."""
     if [called(callback) for callback in callbacks] != [name for name, _ in pairs]:
         logger.warning("The callbacks are not those of the checkpoint, so all of them start afresh")
         return
     for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
+            if not is_alike(memory, callback.memory):
+                it, why = cut(repr(memory), 200), f"is no memory of {called(callback)}"
+                raise UserError(f"{path}: callbacks: {it} {why}; one is {callback.memory!r}")
             callback.memory = memory

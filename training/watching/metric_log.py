@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from file_io import Unreadable, lines_of, parse_json
 from training.devices.placing import fetched
 from training.devices.processes import several
 from training.options import LoggingOptions
 from training.watching.publish import Publisher
-from utils import RunError, Unreadable, lines_of, named_leaves
+from utils import RunError, named_leaves
 
 # More is not read from a metrics.jsonl when a run resumes.
 MOST_BYTES, MOST_EPOCHS = 2**35, 10**6
@@ -174,12 +175,19 @@ def epoch_rows(folder):
     try:
         for line in lines_of(path, MOST_BYTES) if path.exists() else ():
             if b"end_of_epoch" in line and len(rows) < MOST_EPOCHS:
-                with contextlib.suppress(ValueError, RecursionError):
-                    rows.append(json.loads(line))
+                with contextlib.suppress(ValueError):
+                    rows.append(parse_json(line))
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
     rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
-    return [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
+    rows = [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
+    return [row for row in rows if is_row(row)]
+
+
+def is_row(row):
+    """Whether a row has an epoch and a step, and numbers under all other names."""
+    counts = all(type(row.get(name)) is int for name in ("epoch", "step"))
+    return counts and all(type(value) in (int, float) for value in row.values())
 
 
 def line_of(row):

@@ -27,7 +27,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from utils import RunError, UserError, atomic_write, first_line, format_bytes, inside
+from file_io import atomic_write, inside
+from utils import RunError, UserError, first_line, format_bytes
 
 logger = logging.getLogger("main")
 

@@ -13,6 +13,7 @@ import train
 from model.mlp import mlp
 from training.fit import fit
 from training.optimizers import sgd
+from training.runs.failure import to_log
 from training.watching.console import check_logging, file_handlers, set_up_logging
 from utils import UserError
 
@@ -81,7 +82,7 @@ def test_the_runs_log_has_every_line_once_whatever_the_handlers_are(settings, tm
     check_logging(settings(change))
     set_up_logging(settings(change), folder / "train.log")
     logger.info("a line")
-    train.to_log("an error")
+    to_log("an error")
     for handler in file_handlers():
         handler.close()
     lines = (folder / "train.log").read_text().splitlines()

@@ -6,7 +6,14 @@ import pytest
 
 from training.base import tracked
 from training.watching.callbacks.early_stopping import early_stopping
-from training.watching.hooks import CallbackFailed, check_hooks, memories, notify, steps_left
+from training.watching.hooks import (
+    CallbackFailed,
+    check_hooks,
+    memories,
+    notify,
+    remember,
+    steps_left,
+)
 from utils import UserError
 
 VIEW = SimpleNamespace(epoch=3, step=17)
@@ -112,3 +119,16 @@ def test_a_memory_is_copied_exactly():
     memory = {"x": [0.1 + 0.2, 1e-320, -0.0, float("inf"), 2**80, None, True], "y": {"z": {}}}
     [[_, copy]] = memories([SimpleNamespace(memory=memory)])
     assert repr(copy) == repr(memory) and copy is not memory
+
+
+@pytest.mark.parametrize(
+    "memory",
+    ["x", None, [], {"waited": 0}, {"best": 0.5, "waited": "2"}, {"best": 1, "waited": True}],
+)
+def test_a_memory_of_another_form_is_refused(memory):
+    callback = early_stopping(patience=3)
+    callback.on_training_start(VIEW)
+    with pytest.raises(UserError, match=r"run/a.params: callbacks: .* is no memory of"):
+        remember([callback], [[type(callback).__name__, memory]], "run/a.params")
+    remember([callback], [[type(callback).__name__, {"best": 0.5, "waited": 2}]], "run/a.params")
+    assert callback.memory == {"best": 0.5, "waited": 2}

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from file_io import atomic_write, inside
 from training.loss import along
 from training.metrics import classes
 from training.watching.metric_log import append
-from utils import RunError, UserError, atomic_write, inside
+from utils import RunError, UserError
 
 logger = logging.getLogger("main")
 

@@ -6,11 +6,11 @@ import math
 from contextlib import suppress
 from typing import Annotated
 
+from file_io import MOST_LINES, atomic_write, parse_json, read_file
 from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines
 from training.watching.metric_log import sayable
-from utils import MOST_LINES, atomic_write, read_file
 
 logger = logging.getLogger("main")
 
@@ -96,6 +96,6 @@ def cut_back(path, step):
     kept = []
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too
-            kept += [line] if json.loads(line)["step"] <= step else []
+            kept += [line] if parse_json(line)["step"] <= step else []
     if kept != lines:
         atomic_write(path, "".join(kept).encode())

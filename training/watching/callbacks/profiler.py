@@ -6,9 +6,10 @@ import time
 
 import jax
 
+from file_io import Unreadable, inside
 from ranges import Count, Positive, checked
 from training.base import Callback
-from utils import Unreadable, UserError, first_line, inside
+from utils import UserError, first_line
 
 logger = logging.getLogger("main")
 

@@ -6,7 +6,8 @@ from pathlib import PurePath
 
 import numpy as np
 
-from utils import MOST_LINES, UserError, inside, read_file
+from file_io import MOST_LINES, inside, read_file
+from utils import UserError
 
 BINS = 64
 # What the run itself writes into its folder: files, folders, and how the names of others begin.

@@ -3,10 +3,10 @@
 import io
 from csv import reader, writer
 
+from file_io import atomic_write
 from training.base import Tracker
 from training.watching.metric_log import append
 from training.watching.trackers.common import check_file_name, existing_text, made_inside
-from utils import atomic_write
 
 
 def csv(file: str = "metrics.csv") -> Tracker:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+from file_io import atomic_write
 from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.metric_log import append, sayable
 from training.watching.trackers.common import check_file_name, existing_text, made_inside
-from utils import atomic_write
 
 
 def is_elsewhere(file):

@@ -6,10 +6,11 @@ import re
 from io import BytesIO
 from typing import Annotated, Literal
 
+from file_io import atomic_write, inside, read_file
 from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.trackers.common import counts_and_edges, flattened, needs
-from utils import RunError, UserError, atomic_write, inside, quoted, read_file
+from utils import RunError, UserError, quoted
 
 logger = logging.getLogger("main")
 

@@ -1,0 +1,190 @@
+"""Reading and writing files: JSON, bounded reads, and writes that are whole or do not happen."""
+
+import errno
+import json
+import os
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from utils import WINDOWS, RunError, UserError, format_bytes
+
+DEEPEST = 64  # levels of nesting in JSON; what Python can handle ends at a thousand
+
+
+class Unreadable(OSError):
+    """A file that must not be read, or not be written through; `strerror` says why."""
+
+    def __init__(self, why):
+        super().__init__(errno.EINVAL, why)
+
+    def __str__(self):
+        return self.strerror
+
+
+def parse_json(text, **hooks):
+    """The value of JSON text; ValueError if it is none, or nested too deeply to be worked with."""
+    try:
+        value = json.loads(text, **hooks)
+        if not is_deep(value):
+            return value
+    except RecursionError:
+        pass
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("it has an integer of thousands of digits") from error
+        raise
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def is_deep(value, left=DEEPEST):
+    """Whether a JSON value is nested more deeply than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    nests = [item for item in inner if isinstance(item, dict | list)]
+    return left == 0 or any(is_deep(item, left - 1) for item in nests)
+
+
+def read_json(path):
+    """The object in a JSON file; UserError if it cannot be read."""
+    try:
+        value = parse_json(read_file(path).decode("utf-8-sig"))
+        if isinstance(value, dict):
+            return value
+        error = "it does not hold an object"
+    except (OSError, ValueError) as failure:
+        error = failure
+    raise UserError(f"{path}: cannot be read: {error}; restore the file")
+
+
+def is_alike(value, example):
+    """Whether a JSON value has the form of an example, in which null stands for anything."""
+    if isinstance(example, dict):
+        keys = isinstance(value, dict) and example.keys() <= value.keys()
+        return keys and all(is_alike(value[key], inner) for key, inner in example.items())
+    if isinstance(example, int | float) and not isinstance(example, bool):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return example is None or type(value) is type(example) or isinstance(example, tuple)
+
+
+MOST_JSON = 32 * 2**20  # bytes of a JSON file; hostile JSON takes thirty times its length in memory
+
+
+MOST_LINES = 2**30  # bytes of a file that is read line by line
+
+
+LONGEST_LINE = 4 * 2**20
+
+
+def open_file(path, most=None):
+    """A regular file, opened for reading; Unreadable if it is none, or has more than `most` bytes.
+
+    Opening a pipe would wait for a writer, and a device may have no end.
+    """
+    status = os.stat(path)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise Unreadable("it is a pipe or a device, not a regular file")
+    if most is not None and status.st_size > most:
+        raise too_large(format_bytes(status.st_size), most)
+    return open(path, "rb")
+
+
+def read_file(path, most=MOST_JSON):
+    """The bytes of a regular file; Unreadable if there are more than `most`."""
+    with open_file(path, most) as file:
+        data = file.read(most + 1)
+    if len(data) > most:  # it grows, or the system does not know its size
+        raise too_large("more", most)
+    return data
+
+
+def too_large(size, most):
+    return Unreadable(f"it has {size}, and at most {format_bytes(most)} are read")
+
+
+def lines_of(path, most=None):
+    """The lines of a regular file, as bytes; of a line that is too long, only its beginning."""
+    with open_file(path, most) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line
+            while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                line = file.readline(LONGEST_LINE)
+
+
+def inside(folder, *names):
+    """The path of a file in the folder of a run; Unreadable if a link in it leads elsewhere.
+
+    The folder may come from anyone, and must not decide what is written, or shown, outside of it.
+    """
+    path = Path(folder)
+    for part in Path(*names).parts:
+        path /= part
+        if path.is_symlink():
+            raise Unreadable(f"{path} is a link, which is not followed; remove it")
+    return path
+
+
+@contextmanager
+def atomic_file(path):
+    """A binary file to write into; `path` is either unchanged or has the complete new content.
+
+    The steps: write a temporary file, fsync it, rename it, fsync the folder.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # x: a link of this name is not followed
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        to_disk(path.parent)
+    except BaseException as error:  # also KeyboardInterrupt: the temporary file is always removed
+        with suppress(OSError):  # it does not exist if it could not be created
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise
+
+
+def to_disk(path):
+    """Make sure that a file, or the names in a folder, survive a loss of power."""
+    if WINDOWS and os.path.isdir(path):
+        return  # a folder cannot be opened there
+    opened = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def locked(folder, shared=False):
+    """Lock a folder until the returned descriptor is closed or this process ends.
+
+    BlockingIOError if another process has locked it.
+    """
+    if WINDOWS:
+        import msvcrt
+
+        opened = os.open(Path(folder) / ".lock", os.O_RDWR | os.O_CREAT)
+        lock, taken = (lambda: msvcrt.locking(opened, msvcrt.LK_NBLCK, 1)), OSError
+    else:
+        import fcntl
+
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        opened = os.open(folder, os.O_RDONLY)
+        lock, taken = (lambda: fcntl.flock(opened, kind | fcntl.LOCK_NB)), BlockingIOError
+    try:
+        lock()
+    except taken as error:
+        os.close(opened)
+        raise BlockingIOError(f"{folder} is locked") from error
+    except OSError:  # a file system without locks
+        pass
+    return opened
+
+
+def atomic_write(path, data):
+    """Write bytes to `path`, which is either unchanged or has the complete new content."""
+    with atomic_file(path) as file:
+        file.write(data)
