@@ -8,16 +8,6 @@ OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Po
 OPERATIONS |= {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
 
 
-def symbols(inputs):
-    """{symbol: (name of an input, axis)}: which size of the inputs a symbol stands for."""
-    sources = {}
-    for name, aval in inputs.items():
-        for axis, dimension in enumerate(aval.shape):
-            if str(dimension).isidentifier():
-                sources.setdefault(str(dimension), (name, axis))
-    return sources
-
-
 def size(t, dimension):
     """A dimension as a tensor of one number."""
     if is_number(dimension):
@@ -28,9 +18,10 @@ def size(t, dimension):
         return evaluate(dimension, lambda symbol: input_size(t, *t.symbols[symbol]), operations)
 
 
-def input_size(t, name, axis):
-    """The size of an input along an axis."""
-    return t.Shape(name, start=axis, end=axis + 1)
+def input_size(t, name, axis, factor):
+    """What a symbol stands for: the size of an input along an axis, divided by its factor."""
+    size = t.Shape(name, start=axis, end=axis + 1)
+    return t.Div(size, np.array([factor], np.int64)) if factor > 1 else size
 
 
 def shape(t, dimensions):
