@@ -17,9 +17,11 @@ sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 # The project's root must be on sys.path before this import.
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
 
-FORMATS = ("tflite", "onnx")
+FORMATS = ("tflite", "onnx", "stablehlo")
+DEFAULT_FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
-FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5}  # exit codes when other files were written
+# exit codes when other files were written
+FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
 STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 
@@ -56,7 +58,8 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         description="Export a checkpoint to TFLite and ONNX, and verify both against JAX.",
         epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
-        "3 only TFLite failed, 4 only ONNX failed, 5 only the demo failed.",
+        "3 TFLite failed, 4 ONNX failed, 5 the demo failed, 6 StableHLO failed; the rest is "
+        "written.",
     )
     add_source_options(parser.add_argument)
     add_output_options(parser.add_argument)
@@ -94,9 +97,9 @@ def add_output_options(add):
     add(
         "--formats",
         nargs="+",
-        default=list(FORMATS),
+        default=list(DEFAULT_FORMATS),
         metavar="FORMAT",
-        help=f"one or more of {', '.join(FORMATS)} (default: both)",
+        help=f"one or more of {', '.join(FORMATS)} (default: {' '.join(DEFAULT_FORMATS)})",
     )
     add(
         "--route",
@@ -105,6 +108,22 @@ def add_output_options(add):
     )
     add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
     add("--batch", type=int, help="fix the batch size (default: any)")
+    add(
+        "--free",
+        nargs="+",
+        metavar="AXIS:NAME",
+        default=[],
+        help="other axes of any size, as 1:length; of one input, in a range, or a multiple, as "
+        "tokens:1:length:1-512 1:8*height (axis 0 is the batch)",
+    )
+    for side in ("input", "output"):
+        add(
+            f"--{side}-names",
+            nargs="+",
+            metavar="NAME",
+            default=[],
+            help=f"the names of the {side}s, in their order",
+        )
     add(
         "--input",
         nargs="+",
@@ -143,12 +162,14 @@ def add_output_options(add):
 
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
-    for option in ("formats", "input"):  # these options also swallow overrides that follow them
+    swallowing = ("formats", "input", "free", "input_names", "output_names")
+    for option in swallowing:  # these options also swallow overrides that follow them
         values = getattr(arguments, option) or []
         arguments.overrides += [text for text in values if "=" in text]
         setattr(arguments, option, [text for text in values if "=" not in text])
         if values and not getattr(arguments, option):
-            raise UserError(f"--{option}: has no value; put overrides of the config before it")
+            name = option.replace("_", "-")
+            raise UserError(f"--{name}: has no value; put overrides of the config before it")
     arguments.formats = list(
         dict.fromkeys(name for text in arguments.formats for name in text.lower().split(","))
     )
@@ -167,6 +188,8 @@ def checked(arguments):
             f"--name: {arguments.name!r} is not a valid folder name; "
             "use letters, digits, '-', '_', '.' and spaces"
         )
+    if arguments.quantize and "stablehlo" in arguments.formats:
+        raise UserError("--quantize: does not apply to stablehlo; leave it out of --formats")
     if arguments.demo and "onnx" not in arguments.formats:
         raise UserError("--demo: runs the ONNX file; add onnx to --formats")
     if arguments.demo and arguments.batch not in (None, 1):

@@ -5,7 +5,7 @@ import numpy as np
 from inference.lowering.dims import evaluate
 
 OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Pow"}
-OPERATIONS |= {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
+OPERATIONS |= {"mod": "Mod", "max": "Max", "min": "Min"}
 
 
 def size(t, dimension):
@@ -14,6 +14,7 @@ def size(t, dimension):
         return np.array([dimension], np.int64)
     operations = {name: getattr(t, op) for name, op in OPERATIONS.items()}
     operations["number"] = lambda number: np.array([number], np.int64)
+    operations["floordiv"] = lambda a, b: t.Div(t.Sub(a, t.Mod(a, b)), b)  # Div rounds towards 0
     with t.outermost():  # so that subgraphs can read it as well
         return evaluate(dimension, lambda symbol: input_size(t, *t.symbols[symbol]), operations)
 

@@ -58,7 +58,7 @@ def cumulative(combine, start):
     def scan(target, x, *, axis, reverse):
         size, reach = x.shape[axis], 1
         if size is None:
-            target.refuse("a cumulative op", "over the batch, or another free axis")
+            target.refuse("a cumulative op", "over a free axis" if axis else "over the batch")
         first = np.asarray(start(x.dtype.as_numpy_dtype), x.dtype.name)
         while reach < size:
             x = combine(target, x, shifted(x, axis, -reach if reverse else reach, first))
