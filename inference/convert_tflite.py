@@ -1,4 +1,4 @@
-"""Export a checkpoint to TFLite and ONNX, and verify that both compute what JAX computes.
+"""Export a checkpoint to TFLite, ONNX or StableHLO, and verify that it computes what JAX computes.
 
     python inference/convert_tflite.py -w saved/<title>/<run>/checkpoint-epoch_9.params --name mnist
 
@@ -56,7 +56,7 @@ def exit_code(failed):
 
 def parse(argv):
     parser = argparse.ArgumentParser(
-        description="Export a checkpoint to TFLite and ONNX, and verify both against JAX.",
+        description="Export a checkpoint to TFLite, ONNX or StableHLO, and verify it against JAX.",
         epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
         "3 TFLite failed, 4 ONNX failed, 5 the demo failed, 6 StableHLO failed; the rest is "
         "written.",

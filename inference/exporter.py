@@ -95,7 +95,7 @@ class Exporter:
             except Exception as error:  # the model may be the user's own
                 raise UserError(
                     f"--free: the model itself fails with {text}: {describe(error)}; give the "
-                    "sizes that it takes, as in --free 1:length:8-512"
+                    "sizes that it takes, as in --free 1:length:8-512, or leave out --free"
                 ) from error
         return cases
 
@@ -232,7 +232,10 @@ class Exporter:
             return None
         outputs, targets = [], []
         for inputs, target in self.examples.test_batches(self.size):
-            outputs.append(next(iter(run_in_batches(model, inputs, self.size).values())))
+            results = list(run_in_batches(model, inputs, self.size).values())
+            if len(results) != 1:
+                return None
+            outputs += results
             targets.append(target)
         try:
             return scores(self.loaded, np.concatenate(outputs), np.concatenate(targets))

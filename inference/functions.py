@@ -31,7 +31,7 @@ NOT_OPTIONS = {"weights", "config", "overrides", "name", "out", "force", "trust"
 NOT_OPTIONS |= {"input", "input_layout", "with_preprocess", "with_softmax", "shape"}
 
 
-def export(function, params, example, path, *, state=None, batched=True, **options):
+def export(function, params, example, path, *, state=None, classes=(), batched=True, **options):
     """Write `function(params, example)` as a file, .onnx, .tflite or .stablehlo; return its report.
 
     `function` is a function, or a Model, of which `state` are the running statistics. `params` is
@@ -39,14 +39,15 @@ def export(function, params, example, path, *, state=None, batched=True, **optio
     of arrays; a tuple holds several arguments. Its values are real inputs: the file is verified on
     them, and int8 takes its ranges from them.
 
-    With `batched`, the first axis of every input is a batch of any size; without it, all sizes are
+    `classes` are names of classes, which are stored in the file. With `batched`, the first axis of every input is a batch of any size; without it, all sizes are
     those of the example. `options` are those of the command line: free=["1:length"], opset=18,
     quantize="int8", input_names=["image"], output_names=["logits"], route="native", batch=4.
     """
     path = Path(path)
     arguments = parsed(path, batched, options)
     with tempfile.TemporaryDirectory(dir=existing(path.parent)) as folder:
-        report, _ = write(function, params, state, example, Path(folder) / path.name, arguments)
+        work = Path(folder) / path.name
+        report, _ = write(function, params, state, example, work, arguments, classes)
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
             os.replace(file, path.parent / file.name)  # external weights come before their graph
     return report
@@ -79,9 +80,9 @@ def export_signatures(functions, params, path, *, batched=True, **options):
     return reports
 
 
-def write(function, params, state, example, path, arguments):
+def write(function, params, state, example, path, arguments, classes=()):
     """(the report of a verified file, the example's arrays under the names of its inputs)"""
-    loaded = as_exportable(function, params, state, example, arguments.batch)
+    loaded = as_exportable(function, params, state, example, arguments.batch, classes)
     inputs = example_arrays(loaded, arguments, example)
     exporter = Exporter(arguments, loaded, Rows(inputs, arguments.batch))
     return exporter.report(arguments.formats[0], path), inputs
@@ -112,27 +113,27 @@ def parsed(path, batched, options):
     return arguments
 
 
-def as_exportable(function, params, state, example, batch):
+def as_exportable(function, params, state, example, batch, classes=()):
     """The function, its weights and its inputs as those of a checkpoint."""
     names, static, structure = named_leaves(params), {}, jax.tree.structure(params)
     for name, leaf in names.items():
         if not hasattr(leaf, "dtype"):
             static[name] = leaf  # such as the activation of an Equinox module
     arrays = {name: np.asarray(leaf) for name, leaf in names.items() if name not in static}
-    call = caller(function, params is not None)
+    call, tree = caller(function, params is not None), as_tree(function, example)
 
     def run(weights, inputs):
         leaves = [static[name] if name in static else weights["params"][name] for name in names]
-        tree = jax.tree.unflatten(structure, leaves)
-        xs = inputs.values() if isinstance(example, tuple) else [inputs]
-        return call(tree, weights["state"], *xs)
+        params = jax.tree.unflatten(structure, leaves)
+        xs = [inputs[name] for name in tree] if isinstance(example, tuple) else [inputs]
+        return call(params, weights["state"], *xs)
 
     weights = {"params": arrays, "state": jax.tree.map(np.asarray, state or {})}
-    inputs = jax.tree.map(example_spec, as_tree(function, example))
+    inputs = jax.tree.map(example_spec, tree)
     if batch != UNBATCHED:
         inputs = without_batch(inputs)
     parts = SimpleNamespace(data=None, facts={}, config={}, loss=None, metrics={}, preprocess=())
-    return Exportable(run, weights, inputs, (), NHWC, parts, "", {})
+    return Exportable(run, weights, inputs, (), NHWC, parts, "", {"classes": list(classes)})
 
 
 def caller(function, has_params):

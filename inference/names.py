@@ -27,7 +27,7 @@ def renamed(loaded, input_names, output_names, batch=None):
     function, structure = loaded.function, jax.tree.structure(loaded.inputs)
 
     def with_names(weights, inputs):
-        outputs = function(weights, jax.tree.unflatten(structure, inputs.values()))
+        outputs = function(weights, jax.tree.unflatten(structure, [inputs[name] for name in ins]))
         return OrderedDict(zip(outs, jax.tree.leaves(outputs), strict=True))
 
     inputs = OrderedDict(zip(ins, jax.tree.leaves(loaded.inputs), strict=True))

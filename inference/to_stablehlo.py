@@ -4,7 +4,7 @@
     call = jax.export.deserialize(open("model.stablehlo", "rb").read()).call
     logits = call(images)
 
-Its inputs and outputs have the structure that they have in JAX: an array, or a dict of arrays.
+Its input is an array, or a dict of arrays where there are several; so is its output.
 """
 
 import jax

@@ -79,7 +79,8 @@ def repeated(inputs, size):
 
 def random_inputs(loaded, size):
     """Seeded random inputs; integers are any token if the model has a vocabulary."""
-    inputs = named(seeded_inputs(of_batch(loaded.inputs, size)), "input")
+    drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(loaded.inputs, size)))
+    inputs = named(drawn, "input")
     vocab_size = loaded.parts.facts.get("vocab_size")
     if not vocab_size:
         return inputs

@@ -62,14 +62,13 @@ def traced_once(function, weights, shapes):
 def refusal(error, function, weights, inputs, batch):
     """The message for a failed trace; it blames the free batch if a batch of 2 can be traced."""
     cause = f"{first_line(error) or type(error).__name__} ({place(error)})"
-    if batch is None and (
-        isinstance(error, jax.errors.InconclusiveDimensionOperation)
-        or can_trace(function, weights, inputs, 2)
-    ):
+    names = ", ".join(map(str, free_sizes(inputs)))
+    is_size = isinstance(error, jax.errors.InconclusiveDimensionOperation)
+    if batch is None and ((is_size and not names) or can_trace(function, weights, inputs, 2)):
         return (
             f"the model uses the size of its batch, which is free: {cause}; set it with --batch N"
         )
-    if names := ", ".join(map(str, free_sizes(inputs))):
+    if names:
         return (
             f"the model does not work with any size of {names}: {cause}; give the range of a free "
             "size, as in --free 1:length:8-512, or leave out --free"
