@@ -62,6 +62,7 @@ def parse(argv):
         "written.",
     )
     add_source_options(parser.add_argument)
+    add_input_options(parser.add_argument)
     add_output_options(parser.add_argument)
     return checked(parser.parse_intermixed_args(argv))
 
@@ -92,21 +93,8 @@ def add_source_options(add):
     )
 
 
-def add_output_options(add):
-    """The options that choose what the files contain."""
-    add(
-        "--formats",
-        nargs="+",
-        default=list(DEFAULT_FORMATS),
-        metavar="FORMAT",
-        help=f"one or more of {', '.join(FORMATS)} (default: {' '.join(DEFAULT_FORMATS)})",
-    )
-    add(
-        "--route",
-        default="auto",
-        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
-    )
-    add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
+def add_input_options(add):
+    """The options that choose the sizes and names of what the files take and return."""
     add("--batch", type=int, help="fix the batch size (default: any)")
     add(
         "--free",
@@ -136,6 +124,23 @@ def add_output_options(add):
         metavar="LAYOUT",
         help="the image layout that callers pass, nhwc or nchw (default: that of --input, or nhwc)",
     )
+
+
+def add_output_options(add):
+    """The options that choose what the files contain."""
+    add(
+        "--formats",
+        nargs="+",
+        default=list(DEFAULT_FORMATS),
+        metavar="FORMAT",
+        help=f"one or more of {', '.join(FORMATS)} (default: {' '.join(DEFAULT_FORMATS)})",
+    )
+    add(
+        "--route",
+        default="auto",
+        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
+    )
+    add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
     add(
         "--with-preprocess",
         action="store_true",

@@ -39,9 +39,10 @@ def export(function, params, example, path, *, state=None, classes=(), batched=T
     of arrays; a tuple holds several arguments. Its values are real inputs: the file is verified on
     them, and int8 takes its ranges from them.
 
-    `classes` are names of classes, which are stored in the file. With `batched`, the first axis of every input is a batch of any size; without it, all sizes are
-    those of the example. `options` are those of the command line: free=["1:length"], opset=18,
-    quantize="int8", input_names=["image"], output_names=["logits"], route="native", batch=4.
+    `classes` are the names of the classes, which are stored in the file. With `batched`, the first
+    axis of every input is a batch of any size; without it, all sizes are those of the example.
+    `options` are those of the command line: free=["1:length"], opset=18, quantize="int8", batch=4,
+    input_names=["image"], output_names=["logits"], route="native".
     """
     path = Path(path)
     arguments = parsed(path, batched, options)

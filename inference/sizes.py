@@ -56,7 +56,7 @@ def parse_free(texts):
             )
         numbers = {key: match[key] and int(match[key]) for key in ("axis", "factor", "low", "high")}
         numbers["factor"] = numbers["factor"] or 1
-        one = Free(text=text, input=match["input"], name=match["name"], **numbers)
+        one = Free(text, input=match["input"], name=match["name"], **numbers)
         if one.factor < 1 or (one.high and one.high < max(one.low or 1, one.factor)):
             raise UserError(f"--free: {text}: allows no size")
         free.append(one)

@@ -42,7 +42,10 @@ SEQUENCES = {
         lambda total, row: (total + row, total * row), x[:, 0], jnp.moveaxis(x, 1, 0)
     )[1],
     "dilated": lambda x: jax.lax.conv_general_dilated(
-        x, jnp.ones((3, 8, 2)), (2,), "SAME", (2,), (1,), ("NWC", "WIO", "NWC")
+        x, jnp.ones((3, 8, 2)), (1,), ((1, 2),), (2,), (2,), ("NWC", "WIO", "NWC")
+    ),
+    "strided": lambda x: jax.lax.conv_general_dilated(
+        x, jnp.ones((4, 8, 2)), (3,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
     ),
 }
 IMAGES = {

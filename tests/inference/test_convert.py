@@ -259,11 +259,15 @@ def test_a_model_may_accept_only_some_batch_sizes(own, convert):
     assert code == 0, printed
 
 
-def test_images_of_any_size_with_names_in_all_formats(convolution, convert, tmp_path):
+@pytest.mark.parametrize(
+    "formats",
+    [("onnx", "stablehlo"), pytest.param(("tflite",), marks=pytest.mark.torture)],
+    ids=" ".join,
+)
+def test_images_of_any_size_with_names(convolution, convert, tmp_path, formats):
     """A convnext: convolutions with SAME, patches, depthwise ones, and a mean of all pixels."""
     options = ["--free", "1:8*height:8-", "2:8*width", "--input", "1", "32", "32", "1"]
     options += ["--input-names", "image", "--output-names", "logits"]
-    formats = ("tflite", "onnx", "stablehlo")
     code, printed = convert("--name", "small", "--formats", *formats, *options, **convolution)
     assert code == 0, printed
     signature = "image float32[batch, 8*height, 8*width, 1] -> logits float32[batch, 10]"

@@ -83,7 +83,7 @@ def test_several_arguments_without_a_batch_are_named_as_the_parameters(tmp_path)
     report = export(product, None, example, path, batched=False, free=["left:0:rows"])
     assert report["inputs"]["left"] == "float32[None, 6]"
     assert report["inputs"]["right"] == "float32[6, 3]" and report["inputs"]["scale"] == "float32[]"
-    given = {"left": X[1, :4], "right": WEIGHT, "scale": np.float32(3)}
+    given = {"left": X[1, :4], "right": WEIGHT, "scale": np.array(3, np.float32)}
     [result] = open_model(path)(given).values()
     np.testing.assert_allclose(result, X[1, :4] @ WEIGHT * 3, rtol=1e-5, atol=1e-5)
     assert {check["batch"] for check in report["checks"]} == {None}
