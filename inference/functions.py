@@ -21,6 +21,7 @@ from inference.convert_tflite import FORMATS, parse
 from inference.exporter import Exporter
 from inference.load import NHWC, Exportable
 from inference.lowering.trace import UNBATCHED, named
+from inference.metadata import add_metadata
 from inference.signatures import check_signatures, merged
 from inference.verify import take
 from model.base import Model
@@ -76,6 +77,8 @@ def export_signatures(functions, params, path, *, batched=True, **options):
             )
         work = Path(folder) / path.name
         work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
+        facts = {"title": path.stem, "code_commit": None, "classes": [], "sizes": {}}
+        add_metadata(work, facts)
         check_signatures(work, files, inputs)
         os.replace(work, path)
     return reports
