@@ -299,7 +299,8 @@ def test_the_files_say_what_they_are(small, convert, tmp_path):
     for key, value in facts.items():
         assert stored[key] == (value if isinstance(value, str) else json.dumps(value))
     assert (facts["title"], facts["source"]) == ("Small", small.checkpoint.name)
-    assert (facts["outputs_are"], facts["preprocess"]) == ("logits", ["to_unit"])
+    assert facts["outputs_are"] == "logits"
+    assert facts["preprocess"] == [{"name": "to_unit", "args": {}}]
     assert facts["classes"] == classes and facts.get("code_commit") == recorded["git_commit"]
     data = (folder / "small.tflite").read_bytes()
     assert b"TFLITE_METADATA" in data and b"M001" in data
