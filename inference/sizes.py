@@ -35,6 +35,8 @@ class Free(NamedTuple):
         low = -(-(self.low or 1) // self.factor) * self.factor
         high = self.high // self.factor * self.factor if self.high else None
         smaller = (size // 2 // self.factor + 1) * self.factor
+        if smaller >= size:
+            smaller = size - self.factor or size + self.factor
         larger = size + 3 * self.factor
         return tuple(max(low, min(n, high) if high else n) for n in (smaller, larger))
 

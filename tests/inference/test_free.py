@@ -110,6 +110,7 @@ def test_the_sizes_that_are_tried_lie_within_the_range_and_differ():
     inputs = {"x": spec(8, 8, 3)}
     axes = free_axes(inputs, parse_free(["1:2*height:4-10", "2:width"]))
     (first, small), (second, large) = tried_shapes(inputs, axes)
+    assert {one.others(size) for one in axes.values() for size in (1, 2)} >= {(2, 4), (1, 5)}
     assert (first, second) == ({"height": 6, "width": 11}, {"height": 10, "width": 5})
     for sizes, shapes in ((first, small), (second, large)):
         assert shapes["x"].shape == (sizes["height"], sizes["width"], 3)
