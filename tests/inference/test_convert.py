@@ -259,11 +259,8 @@ def test_a_model_may_accept_only_some_batch_sizes(own, convert):
     assert code == 0, printed
 
 
-@pytest.mark.parametrize(
-    "formats",
-    [("onnx", "stablehlo"), pytest.param(("tflite",), marks=pytest.mark.torture)],
-    ids=" ".join,
-)
+@pytest.mark.torture
+@pytest.mark.parametrize("formats", [("onnx", "stablehlo"), ("tflite",)], ids=" ".join)
 def test_images_of_any_size_with_names(convolution, convert, tmp_path, formats):
     """A convnext: convolutions with SAME, patches, depthwise ones, and a mean of all pixels."""
     options = ["--free", "1:8*height:8-", "2:8*width", "--input", "1", "16", "16", "1"]
