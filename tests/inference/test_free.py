@@ -168,9 +168,12 @@ def test_every_case_equals_jax_with_free_axes_or_is_refused(group, format, tmp_p
                 key: jnp.asarray(widened(array, dict(zip(free[key], choice, strict=False))))
                 for key, array in cases.inputs.items()
             }
+            try:
+                expected = function(None, inputs)
+            except TypeError:  # a reshape to numbers that only one size gives
+                break
             model = open_model(path)
             given = {key: np.asarray(inputs[key]) for key in model.inputs}
-            with np.errstate(all="ignore"):
-                assert_equal(model(given), function(None, inputs))
+            assert_equal(model(given), expected)
         compared += 1
     assert compared
