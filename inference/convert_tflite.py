@@ -1,4 +1,4 @@
-"""Export a checkpoint to TFLite and ONNX, and verify that both compute what JAX computes.
+"""Export a checkpoint to TFLite, ONNX or StableHLO, and verify that it computes what JAX computes.
 
     python inference/convert_tflite.py -w saved/<title>/<run>/checkpoint-epoch_9.params --name mnist
 
@@ -19,9 +19,11 @@ sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROO
 
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
 
-FORMATS = ("tflite", "onnx")
+FORMATS = ("tflite", "onnx", "stablehlo")
+DEFAULT_FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
-FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5}  # exit codes when other files were written
+# exit codes when other files were written
+FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
 STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 
@@ -57,11 +59,13 @@ def exit_code(failed):
 
 def parse(argv):
     parser = argparse.ArgumentParser(
-        description="Export a checkpoint to TFLite and ONNX, and verify both against JAX.",
+        description="Export a checkpoint to TFLite, ONNX or StableHLO, and verify it against JAX.",
         epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
-        "3 only TFLite failed, 4 only ONNX failed, 5 only the demo failed.",
+        "3 TFLite failed, 4 ONNX failed, 5 the demo failed, 6 StableHLO failed; the rest is "
+        "written.",
     )
     add_source_options(parser.add_argument)
+    add_input_options(parser.add_argument)
     add_output_options(parser.add_argument)
     return checked(parser.parse_intermixed_args(argv))
 
@@ -92,22 +96,25 @@ def add_source_options(add):
     )
 
 
-def add_output_options(add):
-    """The options that choose what the files contain."""
-    add(
-        "--formats",
-        nargs="+",
-        default=list(FORMATS),
-        metavar="FORMAT",
-        help=f"one or more of {', '.join(FORMATS)} (default: both)",
-    )
-    add(
-        "--route",
-        default="auto",
-        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
-    )
-    add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
+def add_input_options(add):
+    """The options that choose the sizes and names of what the files take and return."""
     add("--batch", type=int, help="fix the batch size (default: any)")
+    add(
+        "--free",
+        nargs="+",
+        metavar="AXIS:NAME",
+        default=[],
+        help="other axes of any size, as 1:length; of one input, in a range, or a multiple, as "
+        "tokens:1:length:1-512 1:8*height (axis 0 is the batch)",
+    )
+    for side in ("input", "output"):
+        add(
+            f"--{side}-names",
+            nargs="+",
+            metavar="NAME",
+            default=[],
+            help=f"the names of the {side}s, in their order",
+        )
     add(
         "--input",
         nargs="+",
@@ -120,6 +127,23 @@ def add_output_options(add):
         metavar="LAYOUT",
         help="the image layout that callers pass, nhwc or nchw (default: that of --input, or nhwc)",
     )
+
+
+def add_output_options(add):
+    """The options that choose what the files contain."""
+    add(
+        "--formats",
+        nargs="+",
+        default=list(DEFAULT_FORMATS),
+        metavar="FORMAT",
+        help=f"one or more of {', '.join(FORMATS)} (default: {' '.join(DEFAULT_FORMATS)})",
+    )
+    add(
+        "--route",
+        default="auto",
+        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
+    )
+    add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
     add(
         "--with-preprocess",
         action="store_true",
@@ -146,12 +170,14 @@ def add_output_options(add):
 
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
-    for option in ("formats", "input"):  # these options also swallow overrides that follow them
+    swallowing = ("formats", "input", "free", "input_names", "output_names")
+    for option in swallowing:  # these options also swallow overrides that follow them
         values = getattr(arguments, option) or []
         arguments.overrides += [text for text in values if "=" in text]
         setattr(arguments, option, [text for text in values if "=" not in text])
         if values and not getattr(arguments, option):
-            raise UserError(f"--{option}: has no value; put overrides of the config before it")
+            name = option.replace("_", "-")
+            raise UserError(f"--{name}: has no value; put overrides of the config before it")
     arguments.formats = list(
         dict.fromkeys(name for text in arguments.formats for name in text.lower().split(","))
     )
@@ -170,6 +196,8 @@ def checked(arguments):
             f"--name: {arguments.name!r} is not a valid folder name; "
             "use letters, digits, '-', '_', '.' and spaces"
         )
+    if arguments.quantize and "stablehlo" in arguments.formats:
+        raise UserError("--quantize: does not apply to stablehlo; leave it out of --formats")
     if arguments.demo and "onnx" not in arguments.formats:
         raise UserError("--demo: runs the ONNX file; add onnx to --formats")
     if arguments.demo and arguments.batch not in (None, 1):

@@ -1,5 +1,7 @@
 """Real examples of a config's data, in the form that an exported function takes."""
 
+import jax
+
 from data_loader.base import has_items
 from data_loader.base import loaded as load_datasets
 from data_loader.loader import collate, collated, fingerprint
@@ -68,4 +70,9 @@ class Examples:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UserError("the data's examples are not (input, target) pairs")
         raw, targets = batch
-        return named(prepare(self.loaded.preprocess, self.loaded.form, raw), "input"), targets
+        prepared = jax.tree.leaves(prepare(self.loaded.preprocess, self.loaded.form, raw))
+        names = named(self.loaded.inputs, "input")
+        if len(prepared) != len(names):
+            found = ", ".join(named(raw, "input"))
+            raise UserError(f"the data's inputs are {found}, the model takes {', '.join(names)}")
+        return dict(zip(names, prepared, strict=True)), targets

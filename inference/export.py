@@ -18,6 +18,7 @@ from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
+from inference.sizes import parse_free
 from inference.verify import table
 from utils import WINDOWS, RunError, UserError
 from wiring.own_modules import COPIES
@@ -29,8 +30,9 @@ PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2on
 
 def export(arguments, root):
     """Write the folder of a checkpoint; returns {format: whether it failed}."""
+    parse_free(arguments.free)  # fail before loading anything
     folder = Path(arguments.out) / arguments.name if arguments.name else None
-    if folder:  # fail before loading anything
+    if folder:
         check_free(folder, arguments.force)
     if arguments.demo:
         runtime()

@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from inference.examples import Examples
-from inference.load import output_kind
-from inference.lowering.trace import trace
+from inference.load import describe, output_kind
+from inference.lowering.trace import UNBATCHED, trace
 from inference.lowering.walk import Missing
+from inference.metadata import add_metadata, commit_of, facts_of, size_names
+from inference.names import renamed
 from inference.packages import needed
 from inference.runtimes import open_model
+from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
+from inference.to_stablehlo import write_stablehlo
 from inference.verify import (
     BATCHES,
     TOLERANCE,
@@ -34,16 +38,20 @@ MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 class Exporter:
     """Exports one loaded model; `arguments` are those of the command line."""
 
-    def __init__(self, arguments, loaded):
+    def __init__(self, arguments, loaded, examples=None):
+        loaded = renamed(loaded, arguments.input_names, arguments.output_names, arguments.batch)
         self.arguments, self.loaded = arguments, loaded
+        first = 0 if arguments.batch == UNBATCHED else 1
+        self.free = free_axes(loaded.inputs, parse_free(arguments.free), first)
         self.batches = (arguments.batch,) if arguments.batch else BATCHES
         self.size = max(self.batches)
         self.classes = output_kind(loaded.config, loaded.form) != "numbers"
-        self.examples, self.no_examples = self.load_examples()
+        self.examples, self.no_examples = (examples, None) if examples else self.load_examples()
         self.reference = Reference(loaded)
         self.cases = {
             kind: (inputs, self.reference.outputs(inputs)) for kind, inputs in self.inputs().items()
         }
+        self.cases |= self.other_sizes()
         self.before = self.scores(self.reference) if arguments.quantize else None
 
     def load_examples(self):
@@ -76,6 +84,21 @@ class Exporter:
             inputs["real"] = repeated(self.examples.first(self.size), self.size)
         return inputs
 
+    def other_sizes(self):
+        """{kind: (random inputs with other free sizes, JAX's outputs)}"""
+        cases = {}
+        for sizes, shapes in tried_shapes(self.loaded.inputs, self.free):
+            text = " ".join(f"{name} {size}" for name, size in sizes.items())
+            inputs = random_inputs(self.loaded._replace(inputs=shapes), self.size)
+            try:
+                cases[f"random, {text}"] = (inputs, self.reference.outputs(inputs))
+            except Exception as error:  # the model may be the user's own
+                raise UserError(
+                    f"--free: the model itself fails with {text}: {describe(error)}; give the "
+                    "sizes that it takes, as in --free 1:length:8-512, or leave out --free"
+                ) from error
+        return cases
+
     def reports(self, stem):
         """Write <stem>.<format> for each format; returns ({format: report}, {format: error})."""
         reports, failures = {}, {}
@@ -84,7 +107,8 @@ class Exporter:
             try:
                 reports[name] = self.report(name, path)
             except Exception as error:  # converters raise many kinds
-                path.unlink(missing_ok=True)
+                for file in path.parent.glob(f"{path.name}*"):
+                    file.unlink()
                 failures[name] = f"{name}: {error}"
                 if not isinstance(error, UserError | RunError):
                     traceback.print_exc()
@@ -94,6 +118,10 @@ class Exporter:
         """Write and verify one file; returns its report."""
         start, precision = time.perf_counter(), self.arguments.quantize
         report = {"precision": precision or "float32"} | self.write(format, path)
+        sizes = size_names(self.traced)
+        add_metadata(path, self.facts(path.stem) | {"sizes": sizes})
+        if self.free:
+            report["sizes"] = sizes
         if precision:
             # The ranges of int8 come from real inputs; random inputs would be clipped to them.
             judged = ("real",) if precision == "int8" else ("random", "real")
@@ -103,6 +131,13 @@ class Exporter:
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
+
+    def facts(self, title):
+        """What a file says about itself."""
+        checkpoint = self.arguments.weights
+        source = Path(checkpoint).name if checkpoint else None
+        title = self.loaded.config.get("title") or title
+        return facts_of(self.loaded, title, source, checkpoint and commit_of(checkpoint))
 
     def verified(self, path, tolerance, judged=("random", "real")):
         """The report about a file that computes what JAX computes."""
@@ -120,10 +155,14 @@ class Exporter:
     @property
     def trace_arguments(self):
         loaded = self.loaded
-        return loaded.function, loaded.weights, loaded.inputs, self.arguments.batch
+        inputs = free_shapes(loaded.inputs, self.free)
+        return loaded.function, loaded.weights, inputs, self.arguments.batch
 
     def write(self, format, path):
         """Write one file; returns {"route": ..., "lacked": the op that the native route lacks}."""
+        if format == "stablehlo":
+            write_stablehlo(*self.trace_arguments, path)
+            return {"route": "jax"}
         route, lacked = self.arguments.route, {}
         if route != "jax2tf":
             try:
@@ -182,6 +221,8 @@ class Exporter:
         if self.arguments.quantize != "int8":
             return None
         inputs, size = self.examples.spread(self.arguments.samples), self.arguments.batch or 1
+        if size == UNBATCHED:
+            return [inputs]
         count = len(next(iter(inputs.values())))
         return [repeated(take(inputs, start, size), size) for start in range(0, count, size)]
 
@@ -191,7 +232,10 @@ class Exporter:
             return None
         outputs, targets = [], []
         for inputs, target in self.examples.test_batches(self.size):
-            outputs.append(run_in_batches(model, inputs, self.size)["output"])
+            results = list(run_in_batches(model, inputs, self.size).values())
+            if len(results) != 1:
+                return None
+            outputs += results
             targets.append(target)
         try:
             return scores(self.loaded, np.concatenate(outputs), np.concatenate(targets))

@@ -1,4 +1,4 @@
-"""Print the predictions of a checkpoint, a .tflite or a .onnx for images or arrays.
+"""Print the predictions of a checkpoint or an exported file for images or arrays.
 
     python inference/predict.py MODEL INPUT...
 
@@ -52,7 +52,7 @@ def parse(argv):
         description="Print a model's predictions for images or arrays."
     )
     add = parser.add_argument
-    add("model", help="a checkpoint, a .tflite or a .onnx")
+    add("model", help="a checkpoint, a .tflite, a .onnx or a .stablehlo")
     add(
         "inputs",
         nargs="+",

@@ -1,4 +1,4 @@
-"""Open a checkpoint, a .tflite or a .onnx as one kind of object that takes raw inputs."""
+"""Open a checkpoint or an exported file as one kind of object that takes raw inputs."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

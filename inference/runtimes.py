@@ -1,16 +1,21 @@
 """Run exported files as functions {input: array} -> {output: array}, on one thread."""
 
 import importlib.util
+import re
 import time
 from pathlib import Path
 from statistics import median
 
+import jax
+import jax.export
 import numpy as np
 
+from inference.lowering.trace import named
 from inference.packages import quiet
 from utils import UserError, first_line
 
-PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert"}  # {suffix: package that runs it}
+# {suffix: package that runs it}
+PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert", ".stablehlo": "jax"}
 
 
 def open_model(path):
@@ -19,7 +24,7 @@ def open_model(path):
     suffix = path.suffix.lower()
     package = PACKAGES.get(suffix)
     if package is None:
-        raise UserError(f"{path}: must end in .onnx or .tflite")
+        raise UserError(f"{path}: must end in .onnx, .tflite or .stablehlo")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     if importlib.util.find_spec(package) is None:
@@ -27,7 +32,7 @@ def open_model(path):
             f"{path}: running it needs {package}: pip install -r inference/requirements.txt"
         )
     try:
-        return OnnxModel(path) if suffix == ".onnx" else LiteRTModel(path)
+        return MODELS[suffix](path)
     except Exception as error:  # damaged files raise many kinds
         raise UserError(f"{path}: cannot be read as {suffix[1:]}: {first_line(error)}") from error
 
@@ -113,11 +118,51 @@ class LiteRTModel:
         return sum(op["op_name"] != "DELEGATE" for op in self.interpreter._get_ops_details())
 
 
+class StableHloModel:
+    """A StableHLO file in JAX on the CPU; `inputs` and `outputs` as in OnnxModel."""
+
+    def __init__(self, path):
+        self.exported = jax.export.deserialize(bytearray(path.read_bytes()))
+        (inputs,), _ = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
+        outputs = jax.tree.unflatten(self.exported.out_tree, self.exported.out_avals)
+        self.structure = jax.tree.structure(inputs)
+        leaves = named(inputs, "input"), named(outputs, "output", named(inputs, "input"))
+        self.inputs, self.outputs = (
+            {name: (free_as_none(leaf.shape), leaf.dtype) for name, leaf in side.items()}
+            for side in leaves
+        )
+        self.call = jax.jit(self.exported.call)
+        self.path = path
+
+    def __call__(self, arrays):
+        inputs = jax.tree.unflatten(self.structure, [arrays[name] for name in self.inputs])
+        with jax.default_device(jax.devices("cpu")[0]):
+            leaves = jax.tree.leaves(self.call(inputs))
+        return dict(zip(self.outputs, map(np.asarray, leaves), strict=True))
+
+    def nodes(self):
+        """The number of operations in the file."""
+        module = module_of(self.exported.mlir_module_serialized)
+        return len(re.findall(r'(?<== )"?(?:stablehlo|chlo)\.(?!constant)', module))
+
+
+def module_of(data):
+    """A serialized StableHLO module as text, with its large constants left out."""
+    from jax.extend.mlir import ir
+    from jax.extend.mlir.dialects import stablehlo
+
+    with ir.Context() as context:
+        stablehlo.register_dialect(context)
+        module = stablehlo.deserialize_portable_artifact(context, data)
+        return module.operation.get_asm(large_elements_limit=8)
+
+
+MODELS = {".onnx": OnnxModel, ".tflite": LiteRTModel, ".stablehlo": StableHloModel}
+
+
 def free_as_none(shape):
     """A shape whose free dimensions are None."""
-    return tuple(
-        int(d) if not isinstance(d, str) and d is not None and d >= 0 else None for d in shape
-    )
+    return tuple(int(d) if isinstance(d, int | np.integer) and d >= 0 else None for d in shape)
 
 
 def onnx_type(name):

@@ -1,5 +1,9 @@
 """Write a traced function as an ONNX file."""
 
+import os
+import tempfile
+from pathlib import Path
+
 from file_io import atomic_write
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
@@ -8,13 +12,30 @@ from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk
 
 OPSETS = range(18, 24)
+LARGE = 2**31 - 2**24  # bytes of weights; a protobuf message has less than 2**31, with its nodes
 
 
 def write_onnx(traced, path, opset=20):
     """Write a traced function as an ONNX file that passes ONNX's full check."""
     model = onnx_model(traced, opset)
-    check(model)
-    atomic_write(path, model.SerializeToString())
+    if sum(weight.ByteSize() for weight in model.graph.initializer) < LARGE:
+        check(model)
+        atomic_write(path, model.SerializeToString())
+    else:
+        write_with_external_data(model, path)
+
+
+def write_with_external_data(model, path):
+    """Write the weights as <name>.data beside the file, since protobuf ends at 2 GB."""
+    import onnx
+
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".onnx") as name:
+        folder = Path(name)
+        written = folder / path.name
+        onnx.save_model(model, written, save_as_external_data=True, location=f"{path.name}.data")
+        onnx.checker.check_model(written, full_check=True)
+        for file in (f"{path.name}.data", path.name):
+            os.replace(folder / file, path.parent / file)
 
 
 def onnx_model(traced, opset=20):

@@ -44,8 +44,7 @@ def as_tensorflow(traced, products):
 
     def run(*tensors):
         inputs = dict(zip(traced.inputs, tensors, strict=True))
-        sized = [(aval.shape, inputs[name]) for name, aval in traced.inputs.items()]
-        target = Target(LAYERS, PRIMITIVES, sized, products)
+        target = Target(LAYERS, PRIMITIVES, traced.inputs, inputs, products)
         results = Walk(target).outputs(traced, inputs)
         return {name: tf.identity(target.whole(value)) for name, value in results.items()}
 

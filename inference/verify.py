@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from inference.lowering.trace import named, of_batch
+from inference.lowering.trace import UNBATCHED, named, of_batch
 from inference.runtimes import latency, open_model
 from training.checkpoint.probe import host, seeded_inputs
 from utils import RunError, UserError, format_bytes
@@ -18,20 +18,21 @@ class Reference:
     """The function in JAX on the CPU, {input: array} -> {output: array}."""
 
     def __init__(self, loaded):
-        self.loaded, self.programs = loaded, {}  # one program per batch size
+        self.loaded, self.programs = loaded, {}  # one program for each shape of the inputs
         with jax.default_device(host()):
             self.weights = jax.tree.map(jax.numpy.asarray, loaded.weights)
 
     def __call__(self, inputs):
-        size = len(next(iter(inputs.values())))
-        if size not in self.programs:
-            self.programs[size] = self.program(size)
         structure = jax.tree.structure(self.loaded.inputs)
-        outputs = self.programs[size](self.weights, jax.tree.unflatten(structure, inputs.values()))
+        arrays = jax.tree.unflatten(structure, inputs.values())
+        shapes = tuple(array.shape for array in inputs.values())
+        if shapes not in self.programs:
+            self.programs[shapes] = self.program(arrays)
+        outputs = self.programs[shapes](self.weights, arrays)
         return named(jax.tree.map(np.asarray, outputs), "output", inputs)
 
-    def program(self, size):
-        batch = of_batch(self.loaded.inputs, size)
+    def program(self, arrays):
+        batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
         with jax.default_matmul_precision("highest"), jax.default_device(host()):
             lowered = jax.jit(self.loaded.function).lower(self.weights, batch)
             # Level 1 compiles in a third of the time.
@@ -59,6 +60,8 @@ def run_in_batches(model, inputs, size):
 
 def take(arrays, start, size):
     """Rows from `start` on; scalars have no rows and are returned unchanged."""
+    if size == UNBATCHED:
+        return arrays
     return {
         name: array[start : start + size] if np.ndim(array) else array
         for name, array in arrays.items()
@@ -67,6 +70,8 @@ def take(arrays, start, size):
 
 def repeated(inputs, size):
     """The inputs, repeated until there are `size`."""
+    if size == UNBATCHED:
+        return inputs
     return {
         name: np.take(array, np.arange(size) % len(array), axis=0) for name, array in inputs.items()
     }
@@ -74,7 +79,8 @@ def repeated(inputs, size):
 
 def random_inputs(loaded, size):
     """Seeded random inputs; integers are any token if the model has a vocabulary."""
-    inputs = named(seeded_inputs(of_batch(loaded.inputs, size)), "input")
+    drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(loaded.inputs, size)))
+    inputs = named(drawn, "input")
     vocab_size = loaded.parts.facts.get("vocab_size")
     if not vocab_size:
         return inputs
@@ -100,7 +106,7 @@ def verify(path, cases, tolerance, batches, judged=("random", "real"), classes=T
         for kind, (inputs, expected) in cases.items()
         for size in batches
     ]
-    judged_checks = [check for check in checks if check["data"] in judged]
+    judged_checks = [check for check in checks if is_judged(check, judged)]
     failed = [check for check in judged_checks if not check["relative_error"] <= tolerance]
     if failed:
         worst = max(failed, key=lambda check: check["relative_error"])
@@ -113,15 +119,28 @@ def verify(path, cases, tolerance, batches, judged=("random", "real"), classes=T
     times = {size: latency(model, take(inputs, 0, size)) for size in batches}
     return {
         "file": path.name,
-        "bytes": path.stat().st_size,
+        "bytes": sum(file.stat().st_size for file in files_of(path)),
         "nodes": model.nodes(),
         "inputs": as_text(model.inputs),
         "outputs": as_text(model.outputs),
-        "latency_ms": {str(size): round(1e3 * seconds, 4) for size, seconds in times.items()},
+        "latency_ms": {
+            "-" if size == UNBATCHED else str(size): round(1e3 * seconds, 4)
+            for size, seconds in times.items()
+        },
         "tolerance": tolerance,
         "judged": list(judged),
         "checks": checks,
     }
+
+
+def files_of(path):
+    """A file, and that of its weights if they are beside it."""
+    return [path, *path.parent.glob(f"{path.name}.data")]
+
+
+def is_judged(check, judged):
+    """Whether a check is of a kind that is judged, at these sizes or others."""
+    return check["data"].split(",")[0] in judged
 
 
 def as_text(specs):
@@ -143,7 +162,7 @@ def compare(model, kind, size, inputs, expected, tolerance, classes=True):
     if not classes:
         del errors["same_argmax"]
     rounded = {name: float(f"{value:.3g}") for name, value in errors.items()}
-    return {"data": kind, "batch": size, **rounded}
+    return {"data": kind, "batch": None if size == UNBATCHED else size, **rounded}
 
 
 def difference(outputs, expected):
@@ -181,7 +200,7 @@ def table(reports):
         for i, check in enumerate(report["checks"]):
             file = [report["file"], report["route"], str(report["nodes"])]
             file = [*file, format_bytes(report["bytes"])] if i == 0 else [""] * 4
-            size = str(check["batch"])
+            size = str(check["batch"] or "-")
             is_first_kind = check["data"] == report["checks"][0]["data"]
             time = f"{report['latency_ms'][size]:.3f} ms" if is_first_kind else ""
             errors = error_cells(check, report["judged"])
@@ -203,13 +222,20 @@ def error_cells(check, judged):
     ]
     if "same_argmax" in check:  # the outputs are classes
         cells.append(f"{check['same_argmax']:.1%}")
-    return cells if check["data"] in judged else [f"({cell})" for cell in cells]
+    return cells if is_judged(check, judged) else [f"({cell})" for cell in cells]
 
 
 def signature(report):
-    """The names and types of the inputs and outputs, in one line."""
+    """The names and types of the inputs and outputs, in one line, with the names of free sizes."""
+    sizes = report.get("sizes", {})
+
+    def text(name, spec):
+        dtype = spec.split("[")[0]
+        known = f"{dtype}[{', '.join(sizes[name])}]" if name in sizes else spec
+        return f"{name} {known}"
+
     inputs, outputs = (
-        ", ".join(f"{name} {spec}" for name, spec in report[side].items())
+        ", ".join(text(name, spec) for name, spec in report[side].items())
         for side in ("inputs", "outputs")
     )
     return f"{inputs} -> {outputs}".replace("None", "batch")

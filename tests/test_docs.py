@@ -147,9 +147,10 @@ def test_the_sharding_rules_in_the_table_are_valid():
 
 
 def mnist_files(folder):
-    """What the page on exports has at hand: both files of a model, and raw images."""
+    """What the page on exports has at hand: the files of a model, and raw images."""
     from inference.lowering.trace import trace
     from inference.to_onnx import write_onnx
+    from inference.to_stablehlo import write_stablehlo
     from inference.to_tflite import write_tflite
 
     def function(weights, x):
@@ -159,6 +160,8 @@ def mnist_files(folder):
     traced = trace(function, weights, jax.ShapeDtypeStruct((28, 28, 1), np.float32))
     write_onnx(traced, folder / "mnist.onnx")
     write_tflite(traced, folder / "mnist.tflite")
+    inputs = jax.ShapeDtypeStruct((28, 28, 1), np.float32)
+    write_stablehlo(function, weights, inputs, None, folder / "mnist.stablehlo")
     return {"pixels": np.random.default_rng(1).integers(0, 256, (3, 28, 28, 1), np.uint8)}
 
 

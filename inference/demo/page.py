@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from string import Template
 
-import jax
-
 from file_io import atomic_write
 from inference.demo.pixels import UNIT, pixels_of
 from inference.demo.runtime import PROGRAM, SCRIPT, VERSION, runtime
@@ -26,14 +24,17 @@ SIDES = range(8, 65)  # of the images that a user may draw
 
 def write_demo(model, page, loaded, classes=None):
     """Write a page for the ONNX file `model`, exported from `loaded`; `classes` are their names."""
-    if not isinstance(loaded.inputs, jax.ShapeDtypeStruct):
-        names = ", ".join(named_leaves(loaded.inputs))
-        raise UserError(f"--demo: needs a model with one input; this one takes {names}")
+    leaves = named_leaves(loaded.inputs)
+    if len(leaves) != 1:
+        raise UserError(f"--demo: needs a model with one input; this one takes {', '.join(leaves)}")
+    (example,) = leaves.values()
+    if Path(f"{model}.data").exists():
+        raise UserError(f"--demo: {model.name} has its weights in a second file, which no page has")
     write_page(
         model,
         page,
         Path(model).stem,
-        loaded.inputs.shape,
+        example.shape,
         layout=loaded.form.layout,
         pixels=pixels_of(loaded),
         answers=output_kind(loaded.config, loaded.form),

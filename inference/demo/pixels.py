@@ -3,6 +3,7 @@
 from functools import reduce
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,7 +27,8 @@ def pixels_of(loaded):
 
     Models of other inputs get UNIT.
     """
-    shape, dtype = loaded.inputs.shape, loaded.inputs.dtype
+    (example,) = jax.tree.leaves(loaded.inputs)
+    shape, dtype = example.shape, example.dtype
     if dtype == np.uint8:
         return BYTES
     if len(shape) != 3:

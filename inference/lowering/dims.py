@@ -1,8 +1,22 @@
 """Evaluates symbolic sizes, as JAX writes them, in the numbers of a target."""
 
 import ast
+import re
 
 BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Pow: "pow"}
+
+
+def symbols(inputs):
+    """{symbol: (name of an input, axis, factor)}: the sizes of the inputs that are free.
+
+    The size along the axis is the symbol times the factor.
+    """
+    sources = {}
+    for name, aval in inputs.items():
+        for axis, dimension in enumerate(aval.shape):
+            if match := re.fullmatch(r"(?:(\d+)\*)?([A-Za-z_]\w*)", str(dimension)):
+                sources.setdefault(match[2], (name, axis, int(match[1] or 1)))
+    return sources
 
 
 def evaluate(dimension, symbol, operations):

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
+UNBATCHED = -1  # in place of a batch size: the inputs have no batch axis
 HIDDEN = (str(Path(jax.__file__).parent), __file__)  # files whose frames are not the user's code
 
 
@@ -29,10 +30,11 @@ def trace(function, weights, inputs, batch=None):
     """Trace `function(weights, inputs) -> outputs`; `inputs` is the tree of one example's shapes.
 
     `weights` is {"params": ..., "state": ...}; the names of params omit "params/". A batch of None
-    is left free. An input that is a single array is named "input", such an output "output". An
-    output with the name of an input is prefixed with "output/".
+    is left free, as are sizes in `inputs` that are symbols. An input that is a single array is
+    named "input", such an output "output". An output with the name of an input is prefixed with
+    "output/".
     """
-    shapes = of_batch(inputs, symbol() if batch is None else batch)
+    shapes = of_batch(inputs, symbol(inputs) if batch is None else batch)
     try:
         traced = traced_once(function, weights, shapes)
     except UserError:
@@ -47,6 +49,8 @@ def trace(function, weights, inputs, batch=None):
 
 def of_batch(inputs, size):
     """The shapes of a batch, from those of one example."""
+    if isinstance(size, int) and size == UNBATCHED:
+        return inputs
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), inputs)
 
 
@@ -58,12 +62,16 @@ def traced_once(function, weights, shapes):
 def refusal(error, function, weights, inputs, batch):
     """The message for a failed trace; it blames the free batch if a batch of 2 can be traced."""
     cause = f"{first_line(error) or type(error).__name__} ({place(error)})"
-    if batch is None and (
-        isinstance(error, jax.errors.InconclusiveDimensionOperation)
-        or can_trace(function, weights, inputs, 2)
-    ):
+    names = ", ".join(map(str, free_sizes(inputs)))
+    is_size = isinstance(error, jax.errors.InconclusiveDimensionOperation)
+    if batch is None and ((is_size and not names) or can_trace(function, weights, inputs, 2)):
         return (
             f"the model uses the size of its batch, which is free: {cause}; set it with --batch N"
+        )
+    if names:
+        return (
+            f"the model does not work with any size of {names}: {cause}; give the range of a free "
+            "size, as in --free 1:length:8-512, or leave out --free"
         )
     return f"the model cannot be traced: {type(error).__name__}: {cause}"
 
@@ -108,9 +116,21 @@ def mantissas(jaxpr):
                     yield from mantissas(inner)
 
 
-def symbol():
-    """The size of a free batch; all that is known about it is that it is at least 1."""
+def symbol(inputs=()):
+    """The size of a free batch; all that is known about it is that it is at least 1.
+
+    It can be compared with the free sizes of `inputs`.
+    """
+    if others := free_sizes(inputs):
+        return export.symbolic_shape("batch", scope=others[0].scope)[0]
     return export.symbolic_shape("batch", constraints=["batch >= 1"])[0]
+
+
+def free_sizes(tree):
+    """The symbols among the sizes of a tree of shapes."""
+    sizes = [size for leaf in jax.tree.leaves(tree) for size in leaf.shape]
+    free = [size for size in sizes if not isinstance(size, int | np.integer)]
+    return list(dict.fromkeys(free))
 
 
 def shape_of(leaf):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers.activations import softmax
+from model.layers.forms import are_free
 from model.layers.initializers import lecun_normal
 from model.layers.linear import linear, linear_init
 from model.layers.op import op
@@ -52,7 +53,8 @@ def projections(params, x, context):
     In self-attention they are one product; a transformer's step then takes 0.95 of the time.
     """
     layers = query, key, value = [params[name] for name in ("query", "key", "value")]
-    if context is not None:
+    if context is not None or are_free(x.shape):
+        context = x if context is None else context
         return linear(query, x), linear(key, context), linear(value, context)
     # Stacked along an axis of their own, so that the feature axis can be sharded over devices.
     weight = jnp.stack([p["weight"] for p in layers], axis=1)  # (D, 3, D)

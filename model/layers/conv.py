@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers import conv_forms
-from model.layers.forms import on_cpu
+from model.layers.forms import are_free, on_cpu
 from model.layers.initializers import lecun_normal
 from model.layers.linear import add_bias, matmul
 from model.layers.op import op
@@ -33,6 +33,9 @@ def conv2d(params, x, *, stride=1, padding="SAME", dilation=1):
     `padding` is SAME, VALID, a number or ((top, bottom), (left, right)).
     """
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
+    if are_free(x.shape[1:3]):
+        pads = padding if isinstance(padding, str) else explicit_padding(padding)
+        return add_bias(params, plain(x, weight, stride, pads, dilation))
     pads = resolve_padding(padding, x.shape[1:3], weight.shape[:2], stride, dilation)
     return add_bias(params, convolve(x, weight, stride, pads, dilation))
 
@@ -58,23 +61,26 @@ def convolve(x, weight, stride, pads, dilation):
     """A convolution in the fastest form for its shapes and the platform."""
     kernel, channels = weight.shape[:2], x.shape[-1]
     groups = channels // weight.shape[2]
-
-    def plain(x, weight, groups=groups):
-        return lax.conv_general_dilated(x, weight, stride, pads, None, dilation, LAYOUT, groups)
-
+    xla = partial(plain, stride=stride, pads=pads, dilation=dilation)
     if groups == 1 and pads == ((0, 0), (0, 0)):
         if kernel == (1, 1):  # a flat product is the fastest form everywhere
             return matmul(x[:, :: stride[0], :: stride[1]], weight[0, 0])
         # XLA's convolution does not make use of patches that do not overlap.
         if kernel == stride and dilation == (1, 1):
-            return on_cpu(conv_forms.patches, plain, x, weight)
+            return on_cpu(conv_forms.patches, xla, x, weight)
     if groups == channels > 1:
         form = partial(conv_forms.depthwise, stride=stride, pads=pads, dilation=dilation)
-        return on_cpu(form, plain, x, weight)
+        return on_cpu(form, xla, x, weight)
     if groups > 1:
-        form = partial(conv_forms.in_blocks, dense=partial(plain, groups=1), groups=groups)
-        return on_cpu(form, plain, x, weight)
-    return plain(x, weight)
+        form = partial(conv_forms.in_blocks, dense=xla, groups=groups)
+        return on_cpu(form, xla, x, weight)
+    return xla(x, weight)
+
+
+def plain(x, weight, stride, pads, dilation):
+    """XLA's convolution, in as many groups as the shapes imply."""
+    groups = x.shape[-1] // weight.shape[2]
+    return lax.conv_general_dilated(x, weight, stride, pads, None, dilation, LAYOUT, groups)
 
 
 def resolve_padding(padding, size, kernel, stride, dilation=(1, 1)):

@@ -26,6 +26,14 @@ MANY_TAPS = 8 * 8
 BLOCK = 32
 
 
+def are_free(sizes):
+    """Whether some of the sizes are symbols, as in an export for images of any size.
+
+    Only the plain form is then certain to work.
+    """
+    return not all(isinstance(size, int) for size in sizes)
+
+
 def on_cpu(form, plain, *args):
     """The value of `form` where the program is compiled for the CPU, of `plain` elsewhere."""
     return lax.platform_dependent(*args, cpu=form, default=plain)

@@ -8,7 +8,7 @@ from jax import lax
 
 from model.layers.conv import pair, resolve_padding
 from model.layers.conv_forms import window_views
-from model.layers.forms import on_cpu, pools_by_views
+from model.layers.forms import are_free, on_cpu, pools_by_views
 from model.layers.op import op
 
 
@@ -21,7 +21,8 @@ def max_pool(x, window, *, stride=None, padding="VALID"):
         return slide(x, -jnp.inf, lax.max, window, stride, pads)
 
     by_views = partial(max_of_views, window=window, stride=stride, pads=pads)
-    return on_cpu(by_views, plain, x) if pools_by_views(math.prod(window)) else plain(x)
+    is_by_views = pools_by_views(math.prod(window)) and not are_free(x.shape[1:3])
+    return on_cpu(by_views, plain, x) if is_by_views else plain(x)
 
 
 def max_of_views(x, window, stride, pads):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import jax
@@ -256,6 +257,50 @@ def test_a_model_may_accept_only_some_batch_sizes(own, convert):
     assert code == 2 and "cannot reshape" in printed and "own_models.py:" in printed
     code, printed = convert(*ONNX, "--batch", 4, **own("pairs"))
     assert code == 0, printed
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("formats", [("onnx", "stablehlo"), ("tflite",)], ids=" ".join)
+def test_images_of_any_size_with_names(convolution, convert, tmp_path, formats):
+    """A convnext: convolutions with SAME, patches, depthwise ones, and a mean of all pixels."""
+    options = ["--free", "1:8*height:8-", "2:8*width", "--input", "1", "16", "16", "1"]
+    options += ["--input-names", "image", "--output-names", "logits"]
+    code, printed = convert("--name", "small", "--formats", *formats, *options, **convolution)
+    assert code == 0, printed
+    signature = "image float32[batch, 8*height, 8*width, 1] -> logits float32[batch, 10]"
+    loaded = load_to_export(convolution["config"], convolution["weights"], shape=(16, 16, 1))
+    x = np.random.default_rng(0).random((2, 16, 40, 1), np.float32)
+    expected = jax.jit(loaded.function)(loaded.weights, x)
+    for format in formats:
+        assert f"small.{format}: {signature}" in printed
+        assert read_report(tmp_path)["formats"][format]["route"] in ("native", "jax")
+        [result] = open_model(tmp_path / "out" / "small" / f"small.{format}")({"image": x}).values()
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_files_say_what_they_are(small, convert, tmp_path):
+    import onnx
+
+    run = shutil.copytree(small.checkpoint.parent, tmp_path / "run")
+    arrays, record = storage.load(small.checkpoint)
+    classes = [f"digit {i}" for i in range(10)]
+    safetensor_file.write(run / small.checkpoint.name, arrays, record | {"classes": classes})
+    code, printed = convert("--name", "small", config=None, weights=run / small.checkpoint.name)
+    assert code == 0, printed
+    folder = tmp_path / "out" / "small"
+    recorded = json.loads((run / "environment.json").read_text())
+    stored = {entry.key: entry.value for entry in onnx.load(folder / "small.onnx").metadata_props}
+    with zipfile.ZipFile(folder / "small.tflite") as archive:
+        facts = json.loads(archive.read("metadata.json"))
+        assert archive.read("labels.txt").decode().splitlines() == classes
+    for key, value in facts.items():
+        assert stored[key] == (value if isinstance(value, str) else json.dumps(value))
+    assert (facts["title"], facts["source"]) == ("Small", small.checkpoint.name)
+    assert facts["outputs_are"] == "logits"
+    assert facts["preprocess"] == [{"name": "to_unit", "args": {}}]
+    assert facts["classes"] == classes and facts.get("code_commit") == recorded["git_commit"]
+    data = (folder / "small.tflite").read_bytes()
+    assert b"TFLITE_METADATA" in data and b"M001" in data
 
 
 def test_models_that_cannot_be_exported_are_refused(own, convert, tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from inference.lowering.onnx_ops.dims import is_number
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import Value, constant
 
@@ -68,11 +69,22 @@ def project(t, params, x):
 def masked(t, scores, length, context_length, causal, mask):
     """The scores with the lowest number at masked positions."""
     if causal:
-        past = constant(np.tril(np.ones((length, context_length), bool)))
+        past = earlier(t, length, context_length)
         mask = past if mask is None else t.And(past, mask)
     if mask is None:
         return scores
     return t.Where(mask, scores, t.number(np.finfo(stored_type(t.out[0].dtype)).min))
+
+
+def earlier(t, length, context_length):
+    """Whether a position of the context is not after one of x: (T, S)."""
+    if is_number(length) and is_number(context_length):
+        return constant(np.tril(np.ones((length, context_length), bool)))
+    rows, columns = (
+        t.Range(np.int64(0), t.Squeeze(t.size(size), np.array([0])), np.int64(1))
+        for size in (length, context_length)
+    )
+    return t.GreaterOrEqual(t.Unsqueeze(rows, np.array([1])), columns)
 
 
 LAYERS = {"attention": attention}

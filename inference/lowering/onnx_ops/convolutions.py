@@ -1,6 +1,7 @@
 """Convolutions. ONNX puts the channels before the spatial axes, our layers put them last."""
 
 import numpy as np
+from jax import lax
 
 from inference.lowering.onnx_ops.elementwise import never_in_float64
 from inference.lowering.onnx_ops.shapes import pad
@@ -18,14 +19,16 @@ def conv2d(t, params, x, *, stride, padding, dilation):
     if weight.constant:
         taps, pads = trimmed(weight.data, x.shape[1:3], stride, pads, dilation)
         weight = constant(taps, weight.name)
-    product = as_product(t, x, weight, stride, pads, groups)
+    geometry = {"window": weight.shape[:2], "stride": stride, "dilation": dilation}
+    x, padding = padded(t, x, pads, (1, 2), **geometry)
+    product = as_product(t, x, weight, stride, padding, groups)
     if product:
         return t.Add(product, params["bias"]) if "bias" in params else product
     y = t.Conv(
         t.transpose(x, (0, 3, 1, 2)),
         t.transpose(weight, (3, 2, 0, 1)),
         params.get("bias"),
-        pads=onnx_pads(pads),
+        **padding,
         strides=stride,
         dilations=dilation,
         group=groups,
@@ -34,9 +37,9 @@ def conv2d(t, params, x, *, stride, padding, dilation):
     return t.transpose(y, (0, 2, 3, 1))
 
 
-def as_product(t, x, weight, stride, pads, groups):
+def as_product(t, x, weight, stride, padding, groups):
     """A 1x1 convolution as a product, which leaves the channels last; None where it is larger."""
-    if weight.shape[:2] != (1, 1) or stride != (1, 1) or np.any(pads):
+    if weight.shape[:2] != (1, 1) or stride != (1, 1) or any(padding.get("pads", [1])):
         return None
     if groups == x.shape[-1] == weight.shape[-1]:
         return t.Mul(x, t.reshape(weight, weight.shape[3:]))
@@ -66,16 +69,46 @@ def conv_general_dilated(
         x = t.transpose(x, numbers.lhs_spec)
         y = transposed_convolution(t, x, kernels, groups, lhs_dilation, padding, rhs_dilation)
         return t.transpose(y, np.argsort(numbers.out_spec))
-    if is_dilated or np.min(padding, initial=0) < 0:
+    if is_dilated or min(map(least, padding), default=0) < 0:
         x = dilated_and_cut(t, x, numbers.lhs_spec, lhs_dilation, padding)
+        padding = [(max(low, 0), max(high, 0)) for low, high in padding]
+    window = [weight.shape[axis] for axis in numbers.rhs_spec[2:]]
+    geometry = {"window": window, "stride": window_strides, "dilation": rhs_dilation}
+    x, pads = padded(t, x, padding, numbers.lhs_spec[2:], **geometry)
     shape = [x.shape[axis] for axis in numbers.lhs_spec]
     x = t.transpose(x, numbers.lhs_spec)
     if params["batch_group_count"] > 1:
         groups = params["batch_group_count"]
         x = batch_to_channels(t, x, groups, shape)
-    pads = onnx_pads(np.maximum(padding, 0).reshape(-1, 2))
-    y = t.Conv(x, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, pads=pads)
+    y = t.Conv(x, kernels, strides=window_strides, dilations=rhs_dilation, group=groups, **pads)
     return t.transpose(y, np.argsort(numbers.out_spec))
+
+
+def padded(t, x, pads, axes, window, stride, dilation):
+    """(x, the attributes for its padding along these axes); x is padded where no attribute can.
+
+    The padding of a free size is computed while the model runs: by the node itself where it is
+    that of SAME.
+    """
+    pads = tuple(map(tuple, pads))
+    if all(isinstance(p, int | np.integer) for pair in pads for p in pair):
+        return x, {"pads": onnx_pads(pads)}
+    sizes = [x.shape[axis] for axis in axes]
+    reach = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+    is_same = pads == tuple(lax.padtype_to_pads(sizes, reach, stride, "SAME"))
+    if is_same and set(dilation) == {1}:
+        return x, {"auto_pad": "SAME_UPPER"}
+    config = [(0, 0, 0)] * len(x.shape)
+    for axis, (low, high) in zip(axes, pads, strict=True):
+        config[axis] = (low, high, 0)
+    shape = [n + low + high for n, (low, high, _) in zip(x.shape, config, strict=True)]
+    x = Value(t.tensor(pad(t, x, np.zeros((), x.dtype), padding_config=config)), shape, x.dtype)
+    return x, {"pads": [0] * (2 * len(axes))}
+
+
+def least(pads):
+    """The smallest number of a pair of pads; a padding of a free size is at least 0."""
+    return min((p for p in pads if isinstance(p, int | np.integer)), default=0)
 
 
 def channels_first(t, weight, spec):
@@ -88,7 +121,7 @@ def dilated_and_cut(t, x, spec, dilation, padding):
     """x with zeros between its numbers, and without what a negative padding cuts off."""
     config = [(0, 0, 0)] * len(x.shape)
     for axis, step, (low, high) in zip(spec[2:], dilation, padding, strict=True):
-        config[axis] = (int(min(low, 0)), int(min(high, 0)), step - 1)
+        config[axis] = (least((low, 0)), least((high, 0)), step - 1)
     sizes = list(x.shape)
     for axis, (low, high, between) in enumerate(config):
         sizes[axis] += (sizes[axis] - 1) * between + low + high if any(config[axis]) else 0

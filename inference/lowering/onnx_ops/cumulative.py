@@ -18,7 +18,7 @@ def cumulative(combine, start):
     def function(t, x, *, axis, reverse, **_):
         size, reach = x.shape[axis], 1
         if not is_number(size):
-            t.refuse("a cumulative op", "over the batch")
+            t.refuse("a cumulative op", "over a free axis" if axis else "over the batch")
         while reach < size:
             before = shifted(t, x, start(x.dtype), axis, reach, reverse)
             x = Value(combine(t, x, before), x.shape, x.dtype)

@@ -5,17 +5,7 @@ import numpy as np
 from inference.lowering.dims import evaluate
 
 OPERATIONS = {"neg": "Neg", "add": "Add", "sub": "Sub", "mul": "Mul", "pow": "Pow"}
-OPERATIONS |= {"floordiv": "Div", "mod": "Mod", "max": "Max", "min": "Min"}
-
-
-def symbols(inputs):
-    """{symbol: (name of an input, axis)}: which size of the inputs a symbol stands for."""
-    sources = {}
-    for name, aval in inputs.items():
-        for axis, dimension in enumerate(aval.shape):
-            if str(dimension).isidentifier():
-                sources.setdefault(str(dimension), (name, axis))
-    return sources
+OPERATIONS |= {"mod": "Mod", "max": "Max", "min": "Min"}
 
 
 def size(t, dimension):
@@ -24,13 +14,15 @@ def size(t, dimension):
         return np.array([dimension], np.int64)
     operations = {name: getattr(t, op) for name, op in OPERATIONS.items()}
     operations["number"] = lambda number: np.array([number], np.int64)
+    operations["floordiv"] = lambda a, b: t.Div(t.Sub(a, t.Mod(a, b)), b)  # Div rounds towards 0
     with t.outermost():  # so that subgraphs can read it as well
         return evaluate(dimension, lambda symbol: input_size(t, *t.symbols[symbol]), operations)
 
 
-def input_size(t, name, axis):
-    """The size of an input along an axis."""
-    return t.Shape(name, start=axis, end=axis + 1)
+def input_size(t, name, axis, factor):
+    """What a symbol stands for: the size of an input along an axis, divided by its factor."""
+    size = t.Shape(name, start=axis, end=axis + 1)
+    return t.Div(size, np.array([factor], np.int64)) if factor > 1 else size
 
 
 def shape(t, dimensions):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from inference.lowering.dims import symbols
 from inference.lowering.onnx_ops import dims, layout
 from inference.lowering.onnx_ops.graph import TYPES, Node, Scope, element_type, stored_type
 from inference.lowering.value import Value, constant
@@ -27,7 +28,7 @@ class OnnxTarget:
         self.reshaped = {}  # {name of a reshaped tensor: its source}
         self.shapes = {}  # {name: shape}, where it is known
         self.scopes = [Scope(inputs={name: (x.shape, x.dtype) for name, x in inputs.items()})]
-        self.symbols = dims.symbols(inputs)
+        self.symbols = symbols(inputs)
         self.taken = set(inputs)  # names of tensors
         self.weight_names = {}  # {content of a weight: its name}
 

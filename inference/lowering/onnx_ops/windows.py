@@ -3,8 +3,9 @@
 import itertools
 
 import numpy as np
+from jax import lax
 
-from inference.lowering.onnx_ops.convolutions import onnx_pads
+from inference.lowering.onnx_ops.convolutions import padded
 from inference.lowering.onnx_ops.elementwise import never_in_float64, wide
 from inference.lowering.onnx_ops.shapes import cut, pad
 from inference.lowering.value import Value
@@ -26,7 +27,8 @@ def pooled(t, op, x, axes, window, stride, pads, **attributes):
     """A pooling node over these axes, which ONNX puts last, after exactly two others."""
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = (*others, *axes)
-    attributes |= {"kernel_shape": window, "strides": stride, "pads": onnx_pads(pads)}
+    x, padding = padded(t, x, pads, axes, window, stride, (1,) * len(axes))
+    attributes |= {"kernel_shape": window, "strides": stride, **padding}
     y = t.add(op, t.transpose(x, order), **attributes)
     return t.transpose(y, np.argsort(order))
 
@@ -43,7 +45,7 @@ def window_op(op, combine, start):
         per_axis = enumerate(zip(*per_window, strict=True))
         axes = [axis for axis, values in per_axis if values != (1, 1, (0, 0))]
         has_node = op and is_plain and 0 < len(axes) == len(x.shape) - 2
-        if has_node and is_allowed(window_dimensions, padding):
+        if has_node and is_allowed(window_dimensions, padding, x.shape, window_strides):
             window, stride, pads = ([values[a] for a in axes] for values in per_window)
             return one_node(t, op, x, axes, window, stride, pads)
         return by_slices(t, combine, start(x.dtype), x, *per_window, *dilation)
@@ -51,8 +53,15 @@ def window_op(op, combine, start):
     return function
 
 
-def is_allowed(window, padding):
-    """Whether every padding is smaller than its window, which ONNX Runtime requires."""
+def is_allowed(window, padding, sizes, strides):
+    """Whether every padding is smaller than its window, which ONNX Runtime requires.
+
+    The padding of a free size must be that of SAME, which a node can compute.
+    """
+    if not all(isinstance(p, int | np.integer) for pads in padding for p in pads):
+        return tuple(map(tuple, padding)) == tuple(
+            lax.padtype_to_pads(sizes, window, strides, "SAME")
+        )
     return all(0 <= p < size for size, pads in zip(window, padding, strict=True) for p in pads)
 
 

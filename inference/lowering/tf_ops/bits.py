@@ -59,7 +59,8 @@ def shift_right_logical(target, x, count):
 def population_count(target, x):
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
     dtype = np.dtype(x.dtype.name)
-    shifted = tf.bitwise.right_shift(x[..., None], np.arange(8 * dtype.itemsize, dtype=dtype))
+    places = np.arange(8 * dtype.itemsize, dtype=dtype)
+    shifted = tf.bitwise.right_shift(tf.expand_dims(x, -1), places)
     ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), dtype))
     return tf.cast(tf.reduce_sum(ones, -1), x.dtype)
 

@@ -97,7 +97,7 @@ def scan(target, *operands, jaxpr, length, reverse, num_consts, num_carry, **_):
         is_row = tf.equal(tf.range(steps), i)
         masks = [tf.reshape(is_row, [-1] + [1] * len(x.shape)) for x in rows]
         written = [
-            tf.where(mask, x[None], old)
+            tf.where(mask, tf.expand_dims(x, 0), old)
             for mask, x, old in zip(masks, rows, state[num_carry:], strict=True)
         ]
         return [count + 1, *carry, *written]

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.convolution import convolution, padded
+from inference.lowering.tf_ops.convolution import convolution, is_same, padded, pads_of
 from inference.lowering.tf_ops.elementwise import limited
 from inference.lowering.tf_ops.indexing import size_of
 from inference.lowering.tf_ops.pending import (
@@ -16,8 +16,7 @@ from inference.lowering.tf_ops.pending import (
     resolved,
 )
 from inference.lowering.trimming import trimmed
-from model.layers.conv import explicit_padding, pair, resolve_padding
-from model.layers.pool import geometry as pool_geometry
+from model.layers.conv import explicit_padding, pair
 
 
 @folds
@@ -34,7 +33,8 @@ def linear(target, params, x):
 @folds
 def conv2d(target, params, x, *, stride, padding, dilation):
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
-    pads = resolve_padding(padding, tuple(x.shape[1:3]), tuple(weight.shape[:2]), stride, dilation)
+    geometry = tuple(x.shape[1:3]), tuple(weight.shape[:2]), stride, dilation
+    pads = pads_of(target, padding, *geometry)
     weight, pads = trimmed(weight, tuple(x.shape[1:3]), stride, pads, dilation)
     dilation = tuple(1 if k == 1 else d for k, d in zip(weight.shape[:2], dilation, strict=True))
     geometry = {"stride": stride, "pads": pads, "dilation": dilation}
@@ -48,10 +48,12 @@ def conv_transpose2d(target, params, x, *, stride, padding):
     """TFLite's op without padding; its full result is cut to what JAX's padding gives."""
     weight, stride = params["weight"], pair(stride)
     kernel, out = weight.shape[:2], target.out[0].shape
-    full = [(n - 1) * s + k for n, s, k in zip(x.shape[1:3], stride, kernel, strict=True)]
+    sizes = zip(target.operand_shapes[-1][1:3], stride, kernel, strict=True)
+    full = [(n - 1) * s + k for n, s, k in sizes]
     flipped = np.transpose(weight[::-1, ::-1], (0, 1, 3, 2))
-    shape = [size_of(x, 0), *full, weight.shape[-1]]
+    shape = [size_of(x, 0), *map(target.size, full), weight.shape[-1]]
     y = tf.nn.conv2d_transpose(x, flipped, shape, stride, "VALID")
+    y.set_shape([None, None, None, weight.shape[-1]])
     y = padded(y, cut(padding, kernel, stride, full, out[1:3]))
     return y + params["bias"] if "bias" in params else y
 
@@ -80,28 +82,36 @@ def embedding(target, params, ids):
     ids = tf.where(ids < 0, ids + count, ids)
     rows = tf.gather(weight, limited(ids, 0, count - 1))
     inside = tf.logical_and(ids >= 0, ids < count)
-    return tf.where(inside[..., None], rows, np.float32(np.nan))
+    return tf.where(tf.expand_dims(inside, -1), rows, np.float32(np.nan))
 
 
 def max_pool(target, x, window, *, stride, padding):
-    window, stride, pads = pool_geometry(x, window, stride, padding)
+    window, stride, pads = pool_geometry(target, x, window, stride, padding)
     return pool(x, window, stride, pads, "MAX", -np.inf)
 
 
 def avg_pool(target, x, window, *, stride, padding):
     """TFLite counts only pixels for SAME; for other padding the mean is divided by their share."""
-    window, stride, pads = pool_geometry(x, window, stride, padding)
+    window, stride, pads = pool_geometry(target, x, window, stride, padding)
     y = pool(x, window, stride, pads, "AVG", 0)
-    if pads == resolve_padding("SAME", x.shape[1:3], window, stride) or not np.any(pads):
+    if is_same(pads, x.shape[1:3], window, stride) or not np.any(pads):
         return y
+    if None in x.shape[1:3]:
+        return y / pool(tf.ones_like(x[:1, :, :, :1]), window, stride, pads, "AVG", 0)
     inside = np.pad(np.ones(x.shape[1:3]), pads)
     windows = np.lib.stride_tricks.sliding_window_view(inside, window)
     shares = windows[:: stride[0], :: stride[1]].mean((2, 3))
     return y * (1 / shares)[:, :, None].astype(np.float32)
 
 
+def pool_geometry(target, x, window, stride, padding):
+    window = pair(window)
+    stride = window if stride is None else pair(stride)
+    return window, stride, pads_of(target, padding, x.shape[1:3], window, stride)
+
+
 def pool(x, window, stride, pads, kind, pad_value):
-    if pads == resolve_padding("SAME", x.shape[1:3], window, stride):
+    if is_same(pads, x.shape[1:3], window, stride):
         return tf.nn.pool(x, window, kind, stride, "SAME")
     if np.any(pads):
         x = tf.pad(x, [(0, 0), *pads, (0, 0)], constant_values=pad_value)

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from inference.lowering.tf_ops.elementwise import is_float, maximum, minimum, widened
+from inference.lowering.tf_ops.indexing import shape_of, size_of
 
 
 def reduction(function):
@@ -56,6 +57,8 @@ def cumulative(combine, start):
 
     def scan(target, x, *, axis, reverse):
         size, reach = x.shape[axis], 1
+        if size is None:
+            target.refuse("a cumulative op", "over a free axis" if axis else "over the batch")
         first = np.asarray(start(x.dtype.as_numpy_dtype), x.dtype.name)
         while reach < size:
             x = combine(target, x, shifted(x, axis, -reach if reverse else reach, first))
@@ -103,14 +106,14 @@ def argsort(keys):
     """The indices of each row's numbers, the smallest first."""
     if keys.dtype.name in ("bool", "int8", "uint8", "int16"):
         keys = tf.cast(keys, tf.int32)
-    return tf.math.top_k(-keys if is_float(keys) else -1 - keys, keys.shape[-1]).indices
+    return tf.math.top_k(-keys if is_float(keys) else -1 - keys, size_of(keys, -1)).indices
 
 
 def take(rows, indices):
     """The numbers of each row at its indices."""
-    size, count = rows.shape[-1], indices.shape[-1]
+    size, count = size_of(rows, -1), size_of(indices, -1)
     flat = tf.gather(tf.reshape(rows, (-1, size)), tf.reshape(indices, (-1, count)), batch_dims=1)
-    return tf.reshape(flat, [-1 if n is None else n for n in indices.shape])
+    return tf.reshape(flat, shape_of([size_of(indices, i) for i in range(len(indices.shape))]))
 
 
 def top_k(target, x, *, k, axis=-1, **_):

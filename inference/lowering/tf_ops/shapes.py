@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from inference.lowering.tf_ops.indexing import shape_of, size_of
+
 
 def reshape(target, x, *, new_sizes, **_):
     return tf.reshape(x, target.new_sizes(new_sizes))
@@ -63,21 +65,39 @@ def pad(target, x, value, *, padding_config):
     """Padding around the numbers and between them; a negative padding cuts off numbers."""
     for axis, (_, _, between) in enumerate(padding_config):
         x = pad_between(x, value, axis, between) if between else x
-    if any(low < 0 or high < 0 for low, high, _ in padding_config):
-        pads = enumerate(padding_config)
-        x = cut(x, {i: (max(-low, 0), min(high, 0) or None) for i, (low, high, _) in pads})
-    pads = [(max(low, 0), max(high, 0)) for low, high, _ in padding_config]
-    return tf.pad(x, pads, constant_values=value) if any(map(any, pads)) else x
+    pads = [[low, high] for low, high, _ in padding_config]
+    if any(is_negative(size) for pair in pads for size in pair):
+        kept = enumerate((cut_off(low), -cut_off(high) or None) for low, high in pads)
+        x = cut(x, dict(kept))
+        pads = [[0 if is_negative(size) else size for size in pair] for pair in pads]
+    if all(isinstance(size, int) for pair in pads for size in pair):
+        return tf.pad(x, pads, constant_values=value) if any(map(any, pads)) else x
+    shape = [
+        n + sum(pair) if n is not None and all(isinstance(size, int) for size in pair) else None
+        for n, pair in zip(x.shape, pads, strict=True)
+    ]
+    x = tf.pad(x, tf.stack([target.sizes(pair) for pair in pads]), constant_values=value)
+    x.set_shape(shape)
+    return x
+
+
+def is_negative(size):
+    """Whether a padding cuts numbers off; one that depends on a free size adds some."""
+    return isinstance(size, int) and size < 0
+
+
+def cut_off(size):
+    return -size if is_negative(size) else 0
 
 
 def pad_between(x, value, axis, between):
     """x with `between` values between neighbours along an axis."""
-    size = x.shape[axis]
+    size = size_of(x, axis)
     pads = [(0, between if i == axis + 1 else 0) for i in range(len(x.shape) + 1)]
     wide = tf.pad(tf.expand_dims(x, axis + 1), pads, constant_values=value)
-    shape = [-1 if n is None else n for n in x.shape]
+    shape = [size_of(x, i) for i in range(len(x.shape))]
     shape[axis] = size * (between + 1)
-    return cut(tf.reshape(wide, shape), {axis: (0, (size - 1) * (between + 1) + 1)})
+    return cut(tf.reshape(wide, shape_of(shape)), {axis: (0, (size - 1) * (between + 1) + 1)})
 
 
 def iota(target, *, shape, dimension, **_):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.dims import evaluate
+from inference.lowering.dims import evaluate, symbols
 from inference.lowering.tf_ops.elementwise import NARROW
 from inference.lowering.tf_ops.pending import Pending, resolved
 from inference.lowering.walk import Missing
@@ -27,10 +27,11 @@ class Target:
     `products`: compute means over few channels as products, which is faster, but unfit for int8.
     """
 
-    def __init__(self, layers, table, inputs, products=True):
+    def __init__(self, layers, table, avals, inputs, products=True):
         self.layers = {name: self.guarded(name, function) for name, function in layers.items()}
         self.table = {name: self.guarded(name, function) for name, function in table.items()}
-        self.inputs = inputs  # (shape, tensor), from which the graph reads the size of a free batch
+        self.inputs = inputs  # {name: tensor}, from which the graph reads the free sizes
+        self.symbols = symbols(avals)
         self.products = products
 
     def operand(self, value):
@@ -69,15 +70,13 @@ class Target:
         """A dimension as a number, or as a scalar tensor."""
         if isinstance(dimension, int):
             return np.int32(dimension)
-        return evaluate(dimension, lambda _: self.batch(), SIZES)
+        return evaluate(dimension, self.symbol, SIZES)
 
-    def batch(self):
-        """The size of the batch, which is the only symbol, read from an input."""
-        return next(
-            tf.shape(tensor)[0]
-            for shape, tensor in self.inputs
-            if shape and not isinstance(shape[0], int)
-        )
+    def symbol(self, name):
+        """The value of a symbol, read from an input."""
+        source, axis, factor = self.symbols[name]
+        size = tf.shape(self.inputs[source])[axis]
+        return size if factor == 1 else size // factor
 
     def guarded(self, name, function):
         """A table's function that raises Missing for what TensorFlow refuses, as some rank."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.convolution import convolution
+from inference.lowering.tf_ops.convolution import convolution, symbolic_same
 from inference.lowering.tf_ops.elementwise import maximum, minimum
 from inference.lowering.tf_ops.products import transposed
 from inference.lowering.tf_ops.reductions import highest, lowest
@@ -30,14 +30,26 @@ def conv_general_dilated(
     weight = transposed(weight, (*weight_order[2:], weight_order[1], weight_order[0]))
     between = [(0, 0, 0), *((0, 0, d - 1) for d in lhs_dilation), (0, 0, 0)]
     x = pad(target, x, np.zeros((), x.dtype.name), padding_config=between)
-    geometry = (tuple(window_strides), tuple(map(tuple, padding)), tuple(rhs_dilation))
+    window = [weight.shape[axis] for axis in range(axes)]
+    sizes = [target.operand_shapes[0][axis] for axis in x_order[2:]]
+    sizes = [n + (n - 1) * (d - 1) for n, d in zip(sizes, lhs_dilation, strict=True)]
+    pads = tuple(map(tuple, padding))
+    if not all(isinstance(p, int) for pair in pads for p in pair):
+        if axes < 3 and symbolic_same(pads, sizes, window, window_strides, rhs_dilation):
+            pads = "SAME"
+        else:
+            around = [(0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0)]
+            x = pad(target, x, np.zeros((), x.dtype.name), padding_config=around)
+            pads = ((0, 0),) * axes
+    geometry = (tuple(window_strides), pads, tuple(rhs_dilation))
     y = BY_AXES[axes](target, x, weight, *geometry)
     return transposed(y, np.argsort([out_order[0], *out_order[2:], out_order[1]]))
 
 
 def over_one(target, x, weight, stride, pads, dilation):
-    geometry = (1, *stride), ((0, 0), *pads), (1, *dilation)
-    return over_two(target, x[:, None], weight[None], *geometry)[:, 0]
+    pads = pads if pads == "SAME" else ((0, 0), *pads)
+    x = tf.expand_dims(x, 1)
+    return over_two(target, x, weight[None], (1, *stride), pads, (1, *dilation))[:, 0]
 
 
 def over_two(target, x, weight, stride, pads, dilation):
@@ -85,8 +97,8 @@ def is_image_pool(x, window, dilation):
 def part(x, offset, window, strides, dilation):
     """The numbers of all windows at one offset."""
     slices = []
-    for o, size, w, s, d in zip(offset, x.shape, window, strides, dilation, strict=True):
-        end = None if size is None else size - (w - 1 - o) * d
+    for o, w, s, d in zip(offset, window, strides, dilation, strict=True):
+        end = -(w - 1 - o) * d or None
         slices.append(slice(None) if w == s == 1 else slice(o * d, end, s))
     return x[tuple(slices)]
 

@@ -1,0 +1,222 @@
+"""Export a function of arrays from Python, without a config: Flax, Equinox or plain JAX.
+
+    from inference.functions import export
+
+    report = export(model.apply, variables, images, "digits.onnx")
+
+Each file is verified against JAX before it is moved to its place.
+"""
+
+import inspect
+import os
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+
+from inference.convert_tflite import FORMATS, parse
+from inference.exporter import Exporter
+from inference.load import NHWC, Exportable
+from inference.lowering.trace import UNBATCHED, named
+from inference.metadata import add_metadata
+from inference.signatures import check_signatures, merged
+from inference.verify import take
+from model.base import Model
+from utils import UserError, named_leaves
+
+# Options of the command line that are about checkpoints and configs.
+NOT_OPTIONS = {"weights", "config", "overrides", "name", "out", "force", "trust", "formats", "demo"}
+NOT_OPTIONS |= {"input", "input_layout", "with_preprocess", "with_softmax", "shape"}
+
+
+def export(function, params, example, path, *, state=None, classes=(), batched=True, **options):
+    """Write `function(params, example)` as a file, .onnx, .tflite or .stablehlo; return its report.
+
+    `function` is a function, or a Model, of which `state` are the running statistics. `params` is
+    any tree of arrays, or None for a function of the example alone. `example` is an array or a tree
+    of arrays; a tuple holds several arguments. Its values are real inputs: the file is verified on
+    them, and int8 takes its ranges from them.
+
+    `classes` are the names of the classes, which are stored in the file. With `batched`, the first
+    axis of every input is a batch of any size; without it, all sizes are those of the example.
+    `options` are those of the command line: free=["1:length"], opset=18, quantize="int8", batch=4,
+    input_names=["image"], output_names=["logits"], route="native".
+    """
+    path = Path(path)
+    arguments = parsed(path, batched, options)
+    with tempfile.TemporaryDirectory(dir=existing(path.parent)) as folder:
+        work = Path(folder) / path.name
+        report, _ = write(function, params, state, example, work, arguments, classes)
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
+            os.replace(file, path.parent / file.name)  # external weights come before their graph
+    return report
+
+
+def export_signatures(functions, params, path, *, batched=True, **options):
+    """Write several functions as one TFLite file with a signature for each; return their reports.
+
+    `functions` are {name: (function, example)}, with the arguments of `export`. Weights that they
+    share are stored once. ONNX has one graph per file: write one file for each function.
+    """
+    path = Path(path)
+    if path.suffix != ".tflite":
+        raise UserError(
+            f"{path}: only TFLite has several signatures in one file; call export once for each "
+            "function, with a path of its own"
+        )
+    with tempfile.TemporaryDirectory(dir=existing(path.parent)) as folder:
+        files = {name: Path(folder) / f"{i}.tflite" for i, name in enumerate(functions)}
+        reports, inputs = {}, {}
+        for name, (function, example) in functions.items():
+            arguments = parsed(path, batched, options)
+            reports[name], inputs[name] = write(
+                function, params, None, example, files[name], arguments
+            )
+        work = Path(folder) / path.name
+        work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
+        facts = {"title": path.stem, "code_commit": None, "classes": [], "sizes": {}}
+        add_metadata(work, facts)
+        check_signatures(work, files, inputs)
+        os.replace(work, path)
+    return reports
+
+
+def write(function, params, state, example, path, arguments, classes=()):
+    """(the report of a verified file, the example's arrays under the names of its inputs)"""
+    loaded = as_exportable(function, params, state, example, arguments.batch, classes)
+    inputs = example_arrays(loaded, arguments, example)
+    exporter = Exporter(arguments, loaded, Rows(inputs, arguments.batch))
+    return exporter.report(arguments.formats[0], path), inputs
+
+
+def parsed(path, batched, options):
+    """The options as the command line parses them, with its defaults and its messages."""
+    format = path.suffix[1:].lower()
+    if format not in FORMATS:
+        endings = ", ".join(f".{name}" for name in FORMATS)
+        raise UserError(f"{path}: must end in one of {endings}")
+    if not batched and options.get("batch"):
+        raise UserError("export: batch is a fixed size of a batch, which batched=False excludes")
+    required = ["-w", "-", "--formats", format]
+    known = vars(parse(required)).keys() - NOT_OPTIONS
+    if unknown := options.keys() - known:
+        raise UserError(
+            f"export: has no option {min(unknown)!r}; there are {', '.join(sorted(known))}"
+        )
+    texts = required
+    for name, value in options.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if value is not None and value is not False:
+            texts += [f"--{name.replace('_', '-')}", *map(str, [] if value is True else values)]
+    arguments = parse(texts)
+    arguments.weights = None
+    arguments.batch = arguments.batch if batched else UNBATCHED
+    return arguments
+
+
+def as_exportable(function, params, state, example, batch, classes=()):
+    """The function, its weights and its inputs as those of a checkpoint."""
+    names, static, structure = named_leaves(params), {}, jax.tree.structure(params)
+    for name, leaf in names.items():
+        if not hasattr(leaf, "dtype"):
+            static[name] = leaf  # such as the activation of an Equinox module
+    arrays = {name: np.asarray(leaf) for name, leaf in names.items() if name not in static}
+    call, tree = caller(function, params is not None), as_tree(function, example)
+
+    def run(weights, inputs):
+        leaves = [static[name] if name in static else weights["params"][name] for name in names]
+        params = jax.tree.unflatten(structure, leaves)
+        xs = [inputs[name] for name in tree] if isinstance(example, tuple) else [inputs]
+        return call(params, weights["state"], *xs)
+
+    weights = {"params": arrays, "state": jax.tree.map(np.asarray, state or {})}
+    inputs = jax.tree.map(example_spec, tree)
+    if batch != UNBATCHED:
+        inputs = without_batch(inputs)
+    parts = SimpleNamespace(data=None, facts={}, config={}, loss=None, metrics={}, preprocess=())
+    return Exportable(run, weights, inputs, (), NHWC, parts, "", {"classes": list(classes)})
+
+
+def caller(function, has_params):
+    """call(params, state, *inputs) of whatever the user passed as the function."""
+    if isinstance(function, Model):
+        return lambda params, state, *xs: function.apply(params, state, *xs)[0]
+    if hasattr(function, "init") and hasattr(function, "apply"):  # a module of Flax or Haiku
+        return lambda params, state, *xs: function.apply(params, *xs)
+    if not callable(function):
+        raise UserError(f"export: the function must be callable, got {type(function).__name__}")
+    if has_params:
+        return lambda params, state, *xs: function(params, *xs)
+    return lambda params, state, *xs: function(*xs)
+
+
+def as_tree(function, example):
+    """The inputs as a tree; several arguments are named as the function's parameters are."""
+    if not isinstance(example, tuple):
+        return example
+    try:
+        names = list(inspect.signature(function).parameters)[-len(example) :]
+    except (TypeError, ValueError):
+        names = []
+    if len(names) != len(example) or len(example) == 1:
+        names = [f"input_{i}" for i in range(len(example))]
+    return OrderedDict(zip(names, example, strict=True))
+
+
+def example_spec(leaf):
+    """The shape of an array, and the dtype that JAX gives it."""
+    array = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def without_batch(inputs):
+    """The shapes of one example, without the batch that all inputs share."""
+    leaves = named_leaves(inputs)
+    if len({leaf.shape[:1] for leaf in leaves.values()}) != 1 or () in {
+        leaf.shape for leaf in leaves.values()
+    }:
+        shapes = ", ".join(f"{name or 'input'} {list(leaf.shape)}" for name, leaf in leaves.items())
+        raise UserError(
+            f"export: the inputs do not have one batch axis in front: {shapes}; pass an example "
+            "with one, or batched=False"
+        )
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
+
+
+def example_arrays(loaded, arguments, example):
+    """{input: array} of the caller's example, under the names of the file."""
+    names = arguments.input_names or list(named(loaded.inputs, "input"))
+    specs, leaves = jax.tree.leaves(loaded.inputs), jax.tree.leaves(example)
+    arrays = [np.asarray(leaf).astype(spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+    return dict(zip(names, arrays, strict=False))
+
+
+class Rows:
+    """The caller's example in place of a config's data."""
+
+    test_set, source = None, "the example"
+
+    def __init__(self, inputs, batch):
+        self.inputs = inputs
+        self.count = 1 if batch == UNBATCHED else len(next(iter(inputs.values())))
+
+    def first(self, count):
+        return take(self.inputs, 0, count)
+
+    def spread(self, count):
+        """Rows at equal distances."""
+        if self.count == 1:
+            return self.inputs
+        count = min(count, self.count)
+        rows = np.arange(count) * self.count // count
+        return {name: array[rows] for name, array in self.inputs.items()}
+
+
+def existing(folder):
+    """The folder of a path; raises if there is none."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; create it first")
+    return folder

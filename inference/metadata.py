@@ -1,0 +1,152 @@
+"""What an exported file says about itself: title, classes, preprocessing, code.
+
+ONNX has it as `metadata_props`. TFLite has it in the form that MediaPipe and Android's Task Library
+read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
+`labels.txt` and `metadata.json`.
+"""
+
+import json
+import zipfile
+from pathlib import Path
+
+from file_io import atomic_write
+from inference.load import output_kind
+from inference.packages import quiet
+
+STANDARD, IDENTIFIER = "TFLITE_METADATA", b"M001"  # the entry in the file, and its schema
+LABELS = "labels.txt"
+AXIS_LABELS = 2  # AssociatedFileType.TENSOR_AXIS_LABELS
+
+
+def facts_of(loaded, title, source, commit):
+    """{key: value} of what a file says about itself."""
+    return {
+        "title": title,
+        "source": source,
+        "code_commit": commit,
+        "input_layout": loaded.form.layout,
+        "preprocess": [] if loaded.form.preprocess else loaded.config.get("preprocess", []),
+        "outputs_are": output_kind(loaded.config, loaded.form),
+        "classes": list(map(str, loaded.classes or [])),
+    }
+
+
+def commit_of(checkpoint):
+    """The git commit of the code that trained a checkpoint, as its run recorded it; else None."""
+    file = Path(checkpoint).parent / "environment.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8")).get("git_commit")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def known(facts):
+    """The facts without those that say nothing."""
+    return {key: value for key, value in facts.items() if value not in (None, [], {})}
+
+
+def as_texts(facts):
+    """The known facts as texts."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in known(facts).items()
+    }
+
+
+def add_metadata(path, facts):
+    """Put the facts into a file, in the way of its format."""
+    if path.suffix == ".onnx":
+        add_to_onnx(path, facts)
+    elif path.suffix == ".tflite":
+        add_to_tflite(path, facts)
+
+
+def add_to_onnx(path, facts):
+    import onnx
+    from onnx import helper
+
+    model = onnx.load(path, load_external_data=False)
+    helper.set_model_props(model, as_texts(facts))
+    model.graph.name = facts["title"]
+    atomic_write(path, model.SerializeToString())
+
+
+def add_to_tflite(path, facts):
+    from tensorflow.lite.python import schema_py_generated as schema
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    with quiet():
+        model = flatbuffer_utils.convert_bytearray_to_object(bytearray(path.read_bytes()))
+        buffer, entry = schema.BufferT(), schema.MetadataT()
+        buffer.data = standard_metadata(facts, model.signatureDefs or [])
+        entry.name, entry.buffer = STANDARD, len(model.buffers)
+        model.buffers.append(buffer)
+        model.metadata = [*(model.metadata or []), entry]
+        atomic_write(path, bytes(flatbuffer_utils.convert_object_to_bytearray(model)))
+    with zipfile.ZipFile(path, "a") as archive:  # the runtimes ignore what follows the model
+        archive.writestr("metadata.json", json.dumps(known(facts), indent=2, default=str))
+        if facts["classes"]:
+            archive.writestr(LABELS, "\n".join(facts["classes"]) + "\n")
+
+
+def standard_metadata(facts, signatures):
+    """The bytes of a ModelMetadata table of metadata_schema.fbs."""
+    import flatbuffers
+
+    builder = flatbuffers.Builder()
+
+    def tensors(described, is_output):
+        tables = []
+        for tensor in described:
+            name = tensor.name.decode()
+            fields = {0: name, 2: list(map(str, facts["sizes"].get(name, [])))}
+            if is_output and facts["classes"]:
+                fields[6] = [table(builder, {0: LABELS}, {2: AXIS_LABELS})]
+            tables.append(table(builder, fields))
+        return tables
+
+    graphs = [
+        table(builder, {0: s.signatureKey, 2: tensors(s.inputs, 0), 3: tensors(s.outputs, 1)})
+        for s in sorted(signatures, key=lambda signature: signature.subgraphIndex)
+    ]
+    texts = as_texts(facts)
+    about = "; ".join(f"{key}: {value}" for key, value in texts.items() if key != "title")
+    fields = {0: facts["title"], 1: about, 2: facts["code_commit"], 3: graphs}
+    builder.Finish(table(builder, fields), IDENTIFIER)
+    return list(builder.Output())
+
+
+def table(builder, fields, small=None):
+    """The offset of a table, {number of a field: text, or list of texts or tables}.
+
+    `small` are its fields of one byte.
+    """
+    offsets = {
+        number: offset_of(builder, value) for number, value in fields.items() if value is not None
+    }
+    builder.StartObject(10)
+    for number, offset in offsets.items():
+        builder.PrependUOffsetTRelativeSlot(number, offset, 0)
+    for number, value in (small or {}).items():
+        builder.PrependInt8Slot(number, value, 0)
+    return builder.EndObject()
+
+
+def offset_of(builder, value):
+    """The offset of a text, or of a list of texts or tables."""
+    if isinstance(value, str | bytes):
+        return builder.CreateString(value)
+    offsets = [builder.CreateString(x) if isinstance(x, str) else x for x in value]
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    return builder.EndVector()
+
+
+def size_names(traced):
+    """{input or output: its sizes as texts}, in which the free ones have names."""
+    return {
+        name: [str(size) for size in aval.shape]
+        for avals in (traced.inputs, traced.outputs)
+        for name, aval in avals.items()
+    }

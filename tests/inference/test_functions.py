@@ -1,0 +1,208 @@
+"""Exports from Python: any function of arrays as any format, and what the files say."""
+
+import json
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inference import verify
+from inference.functions import export, export_signatures
+from inference.runtimes import open_model
+from model.base import Model
+from utils import UserError
+
+FORMATS = ("onnx", "tflite", "stablehlo")
+WEIGHT = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(2, 5, 6)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def without_latency(monkeypatch):
+    """How long a file takes is not measured here, which would take most of the time."""
+    monkeypatch.setattr(verify, "latency", lambda model, arrays: 0.0)
+
+
+def mean_product(params, x):
+    """A model of sequences of any length."""
+    return jnp.tanh(x @ params["w"]).mean(1)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_function_is_exported_with_names_and_free_sizes(format, tmp_path):
+    path = tmp_path / f"model.{format}"
+    names = {"input_names": ["steps"], "output_names": ["scores"]}
+    report = export(mean_product, {"w": WEIGHT}, X, path, free=["1:length:2-"], **names)
+    assert list(tmp_path.iterdir()) == [path]
+    assert report["sizes"] == {"steps": ["batch", "length", "6"], "scores": ["batch", "3"]}
+    kinds = {check["data"] for check in report["checks"]}
+    assert kinds == {"random", "real", "random, length 3", "random, length 8"}
+    x = np.random.default_rng(2).normal(size=(3, 9, 6)).astype(np.float32)
+    outputs = open_model(path)({"steps": x})
+    expected = mean_product({"w": WEIGHT}, x)
+    np.testing.assert_allclose(outputs["scores"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_stablehlo_needs_only_jax_and_keeps_the_structure(tmp_path):
+    def function(_, x):
+        return {"sum": x["a"] + x["b"], "shape": jnp.arange(x["a"].shape[0])}
+
+    example = {"a": X[:, 0], "b": X[:, 1]}
+    export(lambda x: function(None, x), None, example, tmp_path / "pair.stablehlo")
+    data = bytearray((tmp_path / "pair.stablehlo").read_bytes())
+    exported = jax.export.deserialize(data)
+    assert set(exported.platforms) >= {"cpu", "cuda", "tpu"}
+    for size in (1, 4):
+        given = {key: np.resize(array, (size, 6)) for key, array in example.items()}
+        result, expected = exported.call(given), function(None, given)
+        assert jax.tree.all(jax.tree.map(np.array_equal, result, expected))
+
+
+def test_names_that_are_not_in_alphabetical_order_keep_their_inputs(tmp_path):
+    def ratio(first, second):
+        return first / second, second
+
+    names = {"input_names": ["z", "a"], "output_names": ["y", "b"]}
+    example = (X[:, 0], np.abs(X[:, 1]) + 1)
+    for format in FORMATS:
+        path = tmp_path / f"ratio.{format}"
+        export(ratio, None, example, path, **names)
+        outputs = open_model(path)(dict(zip("za", example, strict=True)))
+        np.testing.assert_allclose(outputs["y"], example[0] / example[1], rtol=1e-5)
+        np.testing.assert_array_equal(outputs["b"], example[1])
+
+
+def test_several_arguments_without_a_batch_are_named_as_the_parameters(tmp_path):
+    def product(left, right, scale):
+        return left @ right * scale
+
+    example = (X[0], WEIGHT, np.float32(2))
+    path = tmp_path / "product.onnx"
+    report = export(product, None, example, path, batched=False, free=["left:0:rows"])
+    assert report["inputs"]["left"] == "float32[None, 6]"
+    assert report["inputs"]["right"] == "float32[6, 3]" and report["inputs"]["scale"] == "float32[]"
+    given = {"left": X[1, :4], "right": WEIGHT, "scale": np.array(3, np.float32)}
+    [result] = open_model(path)(given).values()
+    np.testing.assert_allclose(result, X[1, :4] @ WEIGHT * 3, rtol=1e-5, atol=1e-5)
+    assert {check["batch"] for check in report["checks"]} == {None}
+
+
+def test_a_model_with_running_statistics_and_a_flax_module_are_exported(tmp_path):
+    def apply(params, state, x, *, train=False, key=None):
+        return (x - state["mean"]) @ params["w"], state
+
+    own = Model(lambda key: ({"w": WEIGHT}, {"mean": np.ones(6)}), apply)
+    path = tmp_path / "own.onnx"
+    export(own, {"w": WEIGHT}, X[:, 0], path, state={"mean": np.full(6, 2, np.float32)})
+    [result] = open_model(path)({"input": X[:, 1]}).values()
+    np.testing.assert_allclose(result, (X[:, 1] - 2) @ WEIGHT, rtol=1e-4, atol=1e-5)
+
+    import flax.linen as nn
+    from onnx import load
+
+    module = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2)])
+    variables = module.init(jax.random.key(0), X[:, 0])
+    export(module, variables, X[:, 0], tmp_path / "flax.onnx")
+    names = {weight.name for weight in load(tmp_path / "flax.onnx").graph.initializer}
+    assert "params/layers_0/kernel" in names
+    [result] = open_model(tmp_path / "flax.onnx")({"input": X[:, 1]}).values()
+    np.testing.assert_allclose(result, module.apply(variables, X[:, 1]), rtol=1e-4, atol=1e-5)
+
+
+def test_several_signatures_share_their_weights_and_keep_their_loops(tmp_path):
+    from ai_edge_litert.interpreter import Interpreter
+
+    weight = np.random.default_rng(3).normal(size=(64, 64)).astype(np.float32) / 8
+
+    def repeated(params, x):
+        return jax.lax.while_loop(lambda y: y.max() < 9, lambda y: y + 1, x @ params["w"])
+
+    def once(params, x):
+        return {"y": jnp.tanh(x @ params["w"]), "size": x.max(1)}
+
+    x = np.random.default_rng(4).normal(size=(2, 64)).astype(np.float32)
+    path = tmp_path / "two.tflite"
+    functions = {"once": (once, x), "first": (repeated, x), "again": (repeated, x)}
+    reports = export_signatures(functions, {"w": weight}, path)
+    assert path.stat().st_size < weight.nbytes + 16_000 < sum(r["bytes"] for r in reports.values())
+    interpreter = Interpreter(str(path))
+    assert set(interpreter.get_signature_list()) == set(functions)
+    for name, (function, _) in functions.items():
+        for size in (1, 3):
+            given = np.resize(x, (size, 64))
+            result = interpreter.get_signature_runner(name)(input=given)
+            expected = function({"w": weight}, given)
+            for key, array in (expected if name == "once" else {"output": expected}).items():
+                np.testing.assert_allclose(result[key], array, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("a.pt", {}, "must end in one of .tflite, .onnx, .stablehlo"),
+        ("gone/a.onnx", {}, "gone: no such folder; create it first"),
+        ("a.onnx", {"opsett": 18}, "export: has no option 'opsett'; there are batch, free"),
+        ("a.onnx", {"opset": 5}, "--opset: must be 18 to 23, got 5"),
+        ("a.onnx", {"input_names": ["a", "b"]}, "--input-names: has 2 names, the model has 1: inp"),
+        ("a.onnx", {"output_names": ["0"]}, "--output-names: '0' is not a name; begin it with a"),
+        ("a.onnx", {"input_names": "x", "output_names": "x"}, "'x' is the name of an input as"),
+        ("a.stablehlo", {"quantize": "int8"}, "--quantize: does not apply to stablehlo"),
+        ("a.onnx", {"free": "2:depth"}, "model itself fails with depth 4: TypeError: dot_general"),
+        ("a.onnx", {"batch": 3, "batched": False}, "which batched=False excludes"),
+    ],
+)
+def test_a_mistake_is_refused_and_writes_nothing(path, options, message, tmp_path):
+    with pytest.raises(UserError) as error:
+        export(mean_product, {"w": WEIGHT}, X, tmp_path / path, **options)
+    assert message in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_without_a_common_batch_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"one batch axis in front: a \[2, 6\], b \[6, 3\]"):
+        export(lambda a, b: a @ b, None, (X[:, 0], WEIGHT), tmp_path / "a.onnx")
+
+
+def test_a_size_at_which_the_model_itself_fails_is_named(tmp_path):
+    def function(x):
+        if x.shape[1] == 8:
+            raise ValueError("eight")
+        return x.sum(1)
+
+    message = (
+        r"fails with length 8: ValueError: eight \(.*test_functions.py:\d+\); .*1:length:8-512"
+    )
+    with pytest.raises(UserError, match=message):
+        export(function, None, X, tmp_path / "a.onnx", free=["1:length"])
+
+
+def test_weights_above_the_limit_of_protobuf_lie_beside_the_graph(tmp_path, monkeypatch):
+    import onnx
+
+    from inference import to_onnx
+
+    monkeypatch.setattr(to_onnx, "LARGE", 2000)
+    weight = np.random.default_rng(0).normal(size=(6, 100)).astype(np.float32)
+    report = export(mean_product, {"w": weight}, X, tmp_path / "large.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"large.onnx", "large.onnx.data"}
+    assert (tmp_path / "large.onnx").stat().st_size < 2000 < weight.nbytes < report["bytes"]
+    onnx.checker.check_model(tmp_path / "large.onnx", full_check=True)
+    (tmp_path / "moved").mkdir()
+    for path in tmp_path.glob("large*"):
+        path.rename(tmp_path / "moved" / path.name)
+    [result] = open_model(tmp_path / "moved" / "large.onnx")({"input": X}).values()
+    np.testing.assert_allclose(result, mean_product({"w": weight}, X), rtol=1e-4, atol=1e-5)
+    export(mean_product, {"w": WEIGHT}, X, tmp_path / "small.onnx")
+    assert not (tmp_path / "small.onnx.data").exists()
+
+
+def test_the_archive_of_a_tflite_file_has_its_sizes(tmp_path):
+    path = tmp_path / "model.tflite"
+    classes = ["a", "b", "c"]
+    export(mean_product, {"w": WEIGHT}, X, path, free=["1:length"], classes=classes)
+    with zipfile.ZipFile(path) as archive:
+        facts = json.loads(archive.read("metadata.json"))
+        assert archive.read("labels.txt").decode().split() == facts["classes"] == classes
+    assert facts["title"] == "model" and facts["sizes"]["input"] == ["batch", "length", "6"]
