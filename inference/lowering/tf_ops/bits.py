@@ -27,7 +27,7 @@ def either(target, x, y):
 
 
 def negation(target, x):
-    return tf.logical_not(x) if is_bool(x) else -1 - x
+    return tf.logical_not(x) if is_bool(x) else -x - 1
 
 
 def shift_left(target, x, count):
@@ -58,10 +58,11 @@ def shift_right_logical(target, x, count):
 
 def population_count(target, x):
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
-    dtype = np.dtype(x.dtype.name)
-    shifted = tf.bitwise.right_shift(x[..., None], np.arange(8 * dtype.itemsize, dtype=dtype))
-    ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), dtype))
-    return tf.cast(tf.reduce_sum(ones, -1), x.dtype)
+    bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
+    x = tf.cast(x, tf.int32)
+    shifted = tf.bitwise.right_shift(x[..., None], np.arange(bits, dtype=np.int32))
+    ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), np.int32))
+    return tf.cast(tf.reduce_sum(ones, -1), dtype)
 
 
 PRIMITIVES = {

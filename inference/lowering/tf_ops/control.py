@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from inference.lowering.tf_ops.elementwise import where
 from inference.lowering.tf_ops.pending import resolved
 
 UNROLLED = 16  # steps up to which a loop is unrolled: a loop costs more than that many small ops
@@ -64,7 +65,7 @@ def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts
 def where_active(active, new, old):
     """The new state of the examples that are active, the old state of the others."""
     rest = (None,) * (len(new.shape) - len(active.shape))
-    return tf.where(active[(..., *rest)] if rest else active, new, old)
+    return where(active[(..., *rest)] if rest else active, new, old)
 
 
 def loop(condition, body, start, avals):
@@ -97,7 +98,7 @@ def scan(target, *operands, jaxpr, length, reverse, num_consts, num_carry, **_):
         is_row = tf.equal(tf.range(steps), i)
         masks = [tf.reshape(is_row, [-1] + [1] * len(x.shape)) for x in rows]
         written = [
-            tf.where(mask, x[None], old)
+            where(mask, x[None], old)
             for mask, x, old in zip(masks, rows, state[num_carry:], strict=True)
         ]
         return [count + 1, *carry, *written]

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from inference.lowering.tf_ops.convolution import convolution, padded
 from inference.lowering.tf_ops.elementwise import limited
-from inference.lowering.tf_ops.indexing import size_of
+from inference.lowering.tf_ops.indexing import as_index, size_of
 from inference.lowering.tf_ops.pending import (
     UNIT,
     Linear,
@@ -77,6 +77,7 @@ def embedding(target, params, ids):
     """As in JAX: nan for an id past the end, and a negative id counts from the end."""
     weight = params["weight"]
     count = weight.shape[0]
+    ids = as_index(ids)
     ids = tf.where(ids < 0, ids + count, ids)
     rows = tf.gather(weight, limited(ids, 0, count - 1))
     inside = tf.logical_and(ids >= 0, ids < count)

@@ -5,8 +5,12 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, widened
 
-def reshape(target, x, *, new_sizes, **_):
+
+def reshape(target, x, *, new_sizes, dimensions=None, **_):
+    """x in another shape, its axes read in the order of `dimensions`."""
+    x = x if dimensions is None else tf.transpose(x, dimensions)
     return tf.reshape(x, target.new_sizes(new_sizes))
 
 
@@ -94,15 +98,15 @@ def dim_as_value(target, *, dim):
 PRIMITIVES = {
     "reshape": reshape,
     "squeeze": squeeze,
-    "transpose": transpose,
-    "rev": reverse,
+    "transpose": widened(transpose, WIDER_TO_MOVE),
+    "rev": widened(reverse),
     "concatenate": concatenate,
-    "tile": tile,
+    "tile": widened(tile),
     "stack": stack,
-    "unstack": unstack,
+    "unstack": widened(unstack, WIDER_TO_MOVE),
     "split": split,
     "slice": slice_,
-    "pad": pad,
+    "pad": widened(pad),  # there is no padding of uint8
     "iota": iota,
     "dim_as_value": dim_as_value,
 }

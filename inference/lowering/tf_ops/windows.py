@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from inference.lowering.tf_ops.convolution import convolution
-from inference.lowering.tf_ops.elementwise import maximum, minimum
+from inference.lowering.tf_ops.elementwise import maximum, minimum, widened
 from inference.lowering.tf_ops.products import transposed
 from inference.lowering.tf_ops.reductions import highest, lowest
 from inference.lowering.tf_ops.shapes import pad
@@ -74,7 +74,7 @@ def sliding(combine, start, kind):
         parts = [part(x, offset, window, strides, dilation) for offset in offsets]
         return functools.reduce(functools.partial(combine, target), parts)
 
-    return slide
+    return widened(slide)
 
 
 def is_image_pool(x, window, dilation):
