@@ -68,6 +68,10 @@ class Walk:
             for name, aval in traced.inputs.items()
         ]
         results = self.jaxpr(traced.jaxpr, [*weights, *values])
+        for name, value in zip(traced.outputs, results, strict=True):
+            if is_complex_type(value.dtype) and value.origin:
+                place = source_info_util.summarize(value.origin[0].source_info)
+                raise Missing(f"{value.dtype} numbers as the output {name!r}", place)
         return dict(zip(traced.outputs, results, strict=True))
 
     def call(self, jaxpr, *operands):
@@ -193,8 +197,9 @@ class Walk:
         leaves, tree = jax.tree.flatten([self.parts(value) for value in operands])
         results = self.rewritten(name, lambda *xs: function(*jax.tree.unflatten(tree, xs)), leaves)
         aval = eqn.outvars[0].aval
-        is_pair = is_complex_type(aval.dtype)
-        return [Value(Pair(*results), aval.shape, aval.dtype)] if is_pair else results
+        if not is_complex_type(aval.dtype):
+            return results
+        return [Value(Pair(*results), aval.shape, aval.dtype, origin=(eqn, operands))]
 
     def parts(self, value):
         """A complex Value as a Pair of real ones; a real one is returned unchanged."""

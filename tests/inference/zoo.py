@@ -148,7 +148,7 @@ def difference(found, expected):
         else:
             # TensorFlow's converter writes the largest finite number for an infinite constant
             got, want = (np.clip(array, -HIGHEST, HIGHEST) for array in (got, want))
-            scale = np.abs(want[np.abs(want) < HIGHEST]).max(initial=1e-3)
+            scale = np.abs(want[np.abs(want) < HIGHEST]).max(initial=0.05)
             bad = ~np.isclose(got, want, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
         if bad.any():
             return f"{name}: {bad.mean():.0%} is {got[bad][:3]} instead of {want[bad][:3]}"
