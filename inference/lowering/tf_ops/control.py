@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.elementwise import where
+from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, where
 from inference.lowering.tf_ops.pending import resolved
 
 UNROLLED = 16  # steps up to which a loop is unrolled: a loop costs more than that many small ops
@@ -120,7 +120,8 @@ def unrolled(target, step, carry, order, avals):
 
 
 def row(x, i):
-    return x[i] if isinstance(i, int) else tf.gather(x, i)
+    wider = tf.cast(x, WIDER_TO_MOVE.get(x.dtype.name, x.dtype))
+    return tf.cast(wider[i] if isinstance(i, int) else tf.gather(wider, i), x.dtype)
 
 
 PRIMITIVES = {"cond": cond, "while": while_, "scan": scan}

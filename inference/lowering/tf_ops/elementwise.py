@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
-WIDER_TO_MOVE = {"uint16": "int32", "uint32": "int64"}  # what a transposition and a gather lack
+WIDER_TO_MOVE = {"int16": "int32", "uint16": "int32", "uint32": "int64"}  # no Slice, no Transpose
 NARROW = {"float16", "bfloat16"}  # stored as float32: TFLite ops support nothing narrower
 PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (exponent bits, mantissa bits)
 
@@ -238,6 +238,7 @@ def convert(target, x, *, new_dtype, **_):
     """A cast, which clamps floats to the range of an integer."""
     name = np.dtype(new_dtype).name
     if name == "bool":
+        x = tf.cast(x, WIDER.get(x.dtype.name, x.dtype))
         return tf.not_equal(x, tf.zeros((), x.dtype))
     if is_bool(x):
         # the converter replaces a comparison of a cast boolean by an op that TFLite lacks

@@ -285,7 +285,7 @@ def written_positions(target, x, indices, updates, names, mode):
 
 
 PRIMITIVES = {
-    "dynamic_slice": dynamic_slice,
+    "dynamic_slice": widened(dynamic_slice),
     "dynamic_update_slice": widened(dynamic_update_slice),
     "gather": widened(gather),
     "scatter": widened(scatter(lambda old, new, is_hit: tf.where(is_hit, new, old), last_of_equal)),

@@ -12,6 +12,7 @@ from inference.lowering.tf_ops.pending import (
     Scaled,
     folds,
     is_constant,
+    is_image,
     linear_of,
     resolved,
 )
@@ -24,7 +25,7 @@ from model.layers.pool import geometry as pool_geometry
 def linear(target, params, x):
     """(..., in) -> (..., out)."""
     if is_constant(*params.values()):
-        image = UNIT if len(x.shape) == 4 else None
+        image = UNIT if is_image(x) else None
         weight = params["weight"]
         return linear_of(x, weight[None, None] if image else weight, params.get("bias"), image)
     y = tf.matmul(resolved(x), params["weight"])

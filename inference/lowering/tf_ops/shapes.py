@@ -29,7 +29,8 @@ def reverse(target, x, *, dimensions):
 
 
 def concatenate(target, *operands, dimension):
-    return tf.concat(operands, dimension)
+    parts = [x for x in operands if x.shape[dimension] != 0]  # TFLite does not slice to nothing
+    return tf.concat(parts or operands[:1], dimension)
 
 
 def stack(target, *operands, axis, **_):
@@ -104,8 +105,8 @@ PRIMITIVES = {
     "tile": widened(tile),
     "stack": stack,
     "unstack": widened(unstack, WIDER_TO_MOVE),
-    "split": split,
-    "slice": slice_,
+    "split": widened(split, WIDER_TO_MOVE),
+    "slice": widened(slice_, WIDER_TO_MOVE),
     "pad": widened(pad),  # there is no padding of uint8
     "iota": iota,
     "dim_as_value": dim_as_value,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from inference.lowering.tf_ops.convolution import convolution
 from inference.lowering.tf_ops.elementwise import maximum, minimum, widened
+from inference.lowering.tf_ops.indexing import size_of
 from inference.lowering.tf_ops.products import transposed
 from inference.lowering.tf_ops.reductions import highest, lowest
 from inference.lowering.tf_ops.shapes import pad
@@ -85,8 +86,8 @@ def is_image_pool(x, window, dilation):
 def part(x, offset, window, strides, dilation):
     """The numbers of all windows at one offset."""
     slices = []
-    for o, size, w, s, d in zip(offset, x.shape, window, strides, dilation, strict=True):
-        end = None if size is None else size - (w - 1 - o) * d
+    for axis, (o, w, s, d) in enumerate(zip(offset, window, strides, dilation, strict=True)):
+        end = size_of(x, axis) - (w - 1 - o) * d
         slices.append(slice(None) if w == s == 1 else slice(o * d, end, s))
     return x[tuple(slices)]
 
