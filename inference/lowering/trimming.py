@@ -26,6 +26,6 @@ def used_taps(kernel, size, stride, pads, dilation):
     if not any(reads):
         return 0, kernel, pads
     # remove no more taps than there is padding for them: padding must not become negative
-    before = min(reads.index(True), pads[0] // dilation)
-    after = min(reads[::-1].index(True), pads[1] // dilation)
+    before = min(reads.index(True), max(pads[0], 0) // dilation)
+    after = min(reads[::-1].index(True), max(pads[1], 0) // dilation)
     return before, kernel - after, (pads[0] - before * dilation, pads[1] - after * dilation)

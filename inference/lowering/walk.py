@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import Literal
 
+from inference.lowering.complex_numbers import Pair, is_complex, is_complex_type, on_pairs
 from inference.lowering.equations import (
     CALLS,
     ELEMENTWISE,
@@ -34,6 +35,7 @@ from inference.lowering.equations import (
     open_jaxpr,
     passes_operands,
 )
+from inference.lowering.rewrites import rewrite
 from inference.lowering.value import Value, broadcast, constant, joint_shape
 from model.layers.op import filled, marked_p
 from utils import UserError
@@ -55,6 +57,7 @@ class Walk:
     def __init__(self, target):
         self.target = target
         self.place = ""  # the user's line for the current equation; JAX's own code has its caller's
+        self.fixed_place = ""  # the user's line during equations that are ours
         target.walk = self
 
     def outputs(self, traced, inputs):
@@ -65,6 +68,10 @@ class Walk:
             for name, aval in traced.inputs.items()
         ]
         results = self.jaxpr(traced.jaxpr, [*weights, *values])
+        for name, value in zip(traced.outputs, results, strict=True):
+            if is_complex_type(value.dtype) and value.origin:
+                place = source_info_util.summarize(value.origin[0].source_info)
+                raise Missing(f"{value.dtype} numbers as the output {name!r}", place)
         return dict(zip(traced.outputs, results, strict=True))
 
     def call(self, jaxpr, *operands):
@@ -101,7 +108,8 @@ class Walk:
 
         outer_place = self.place
         for eqn in equations:
-            self.place = source_info_util.summarize(eqn.source_info) or outer_place
+            place = self.fixed_place or source_info_util.summarize(eqn.source_info)
+            self.place = place or outer_place
             results = self.equation(eqn, [read(atom) for atom in eqn.invars])
             for var, value in zip(eqn.outvars, results, strict=True):
                 value.uses += uses[var]
@@ -122,6 +130,8 @@ class Walk:
             branches = eqn.params["branches"]
             index = np.clip(int(operands[0].data), 0, len(branches) - 1)
             return self.jaxpr(branches[index], operands[1:])
+        if is_complex(eqn):
+            return self.complex_equation(eqn, operands)
         if name == "broadcast_in_dim":
             return [self.broadcast_in_dim(eqn, operands[0])]
         if can_fold(eqn, operands):
@@ -130,6 +140,8 @@ class Walk:
             return self.marked(eqn, operands)
         if name == "div" and (mean := self.mean(*operands)):
             return [mean]
+        if (function := rewrite(eqn)) is not None:
+            return self.rewritten(name, function, operands)
         return self.primitive(eqn, operands)
 
     def marked(self, eqn, operands):
@@ -171,6 +183,43 @@ class Walk:
             self.value(result, var.aval, **attributes)
             for result, var in zip(results, eqn.outvars, strict=True)
         ]
+
+    def complex_equation(self, eqn, operands):
+        """The results of an equation with complex numbers, each of which is a Pair of Values."""
+        if can_fold(eqn, operands):
+            return fold(eqn, operands)
+        if eqn.primitive is marked_p:
+            return self.jaxpr(eqn.params["jaxpr"], operands)
+        function = on_pairs(eqn)
+        name = eqn.primitive.name
+        if function is None:
+            raise Missing(f"{name} of complex numbers", self.place)
+        leaves, tree = jax.tree.flatten([self.parts(value) for value in operands])
+        results = self.rewritten(name, lambda *xs: function(*jax.tree.unflatten(tree, xs)), leaves)
+        aval = eqn.outvars[0].aval
+        if not is_complex_type(aval.dtype):
+            return results
+        return [Value(Pair(*results), aval.shape, aval.dtype, origin=(eqn, operands))]
+
+    def parts(self, value):
+        """A complex Value as a Pair of real ones; a real one is returned unchanged."""
+        if not is_complex_type(value.dtype):
+            return value
+        if not value.constant:
+            return value.data
+        return Pair(constant(np.real(value.data)), constant(np.imag(value.data)))
+
+    def rewritten(self, name, function, operands):
+        """The results of a primitive as those of a function in JAX of these Values."""
+        avals = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in operands]
+        try:
+            jaxpr = jax.make_jaxpr(function)(*avals)
+        except jax.errors.InconclusiveDimensionOperation as error:
+            raise Missing(f"{name} over the batch", self.place) from error
+        outer, self.fixed_place = self.fixed_place, self.fixed_place or self.place
+        results = self.jaxpr(jaxpr, list(operands))
+        self.fixed_place = outer
+        return results
 
     def whole(self, value):
         """An operand for a table's function, with every delayed broadcast carried out."""

@@ -89,6 +89,20 @@ BINARY = {
 INTEGERS = {
     "integer arithmetic": lambda i, j: (i + j, i - j, i * j, -i, jnp.abs(i), jnp.sign(i), i**3),
     "integer division": lambda i, j: (lax.div(i, j), i // j),  # one truncates, one floors
+    "integer division by 0": lambda i, j: (i // (j - 3), lax.rem(i, j - 3), jnp.gcd(i, j)),
+    "leading zeros": lambda i, j: (lax.clz(i), lax.clz(j.astype(jnp.uint8))),
+    "bitcast to unsigned": lambda i, j: lax.bitcast_convert_type(i, jnp.uint32),
+    "bytes along axes": lambda i, j: (
+        jnp.pad(i.astype(jnp.uint8), ((0, 0), (1, 2)), mode="edge"),
+        jnp.pad(j.astype(jnp.int8), ((0, 0), (1, 2)), constant_values=3),
+        jnp.cumsum(i.astype(jnp.uint8), axis=1),
+        lax.population_count(i.astype(jnp.uint8)),
+    ),
+    "comparison of booleans": lambda i, j: ((i > 0) < (j > 0), (i > 0) >= (j > 0)),
+    "selection of booleans": lambda i, j: (
+        jnp.where(i > 0, i > 3, j > 0),
+        jnp.where(i > 0, i.astype(jnp.int8), j.astype(jnp.int8)),
+    ),
     "integer remainder": lambda i, j: (lax.rem(i, j), i % j),
     "integer comparisons": lambda i, j: (i < j, i == j),
     "integer limits": lambda i, j: (jnp.maximum(i, j), jnp.minimum(i, j), jnp.clip(i, -3, 3)),

@@ -11,6 +11,10 @@ ALONG = {
     "mean and variance": lambda x: (x.mean((1, 2)), x.var(1), x.std((0, 1))),
     "any and all": lambda x: ((x > 0).any(1), (x > -1).all(2)),
     "argmax": lambda x: (x.argmax(1), jnp.round(x).argmax(2)),  # the first of equal numbers
+    "argmax under vmap": lambda x: (
+        jax.vmap(lambda row: jnp.argmin(row, axis=-1))(x),
+        jax.vmap(jnp.argmax, in_axes=1)(x),
+    ),
     "argmin": lambda x: (x.argmin(1), jnp.round(x).argmin(2)),
     "cumsum": lambda x: (jnp.cumsum(x, axis=1), lax.cumsum(x, axis=2, reverse=True)),
     "cumprod": lambda x: (jnp.cumprod(x, axis=1), lax.cumprod(x, axis=2, reverse=True)),
@@ -19,6 +23,12 @@ ALONG = {
     "cumlogsumexp": lambda x: lax.cumlogsumexp(x, axis=2),
     "sort": lambda x: (jnp.sort(x, axis=1), jnp.sort(x, axis=2, descending=True)),
     "argsort": lambda x: jnp.argsort(jnp.round(x), axis=1),
+    "sorts over the batch": lambda x: (
+        jnp.sort(x, axis=0),
+        jnp.argsort(x[:, 0, 0]),
+        jnp.quantile(x, 0.25, axis=0),
+        jnp.median(jnp.moveaxis(x, 0, 2), axis=2),
+    ),
     "sort by two keys": lambda x: lax.sort(
         (jnp.round(x), jnp.round(3 * x), x), dimension=2, num_keys=2
     ),
@@ -42,14 +52,42 @@ ALONG = {
         x.reshape(x.shape[0] * 2, 12),
         x.ravel(),
     ),
+    "reshape, axes in another order": lambda x: (
+        x.reshape(x.shape[0], 12, 2, order="F"),
+        lax.reshape(x, (6, x.shape[0] * 4), dimensions=(2, 0, 1)),
+        jnp.abs(x).ravel(order="F"),
+    ),
     "transpose": lambda x: (x.transpose(0, 2, 1), x.T, jnp.moveaxis(x, 0, 1)),
+    "constants before transposed numbers": lambda x: (
+        1 - x.T,
+        jnp.arange(4.0) / (5 + jnp.abs(x).swapaxes(1, 2)),
+        2 ** x.transpose(0, 2, 1),
+        (jnp.abs(x.swapaxes(1, 2)) + 1) ** -3,
+        lax.erfc(x.T),
+        lax.lt(0.5, x.swapaxes(1, 2)),
+        jnp.argsort(jnp.round(3 * x).astype(int), axis=1),
+    ),
     "squeeze": lambda x: (x[:, :1].squeeze(1), x[:, :1, None].squeeze((1, 2))),
     "expand_dims": lambda x: jnp.expand_dims(x, (1, 3)),
     "broadcast": lambda x: jnp.broadcast_to(x[:, :1], x.shape),
     "repeat": lambda x: (jnp.repeat(x, 2, axis=1), jnp.tile(x, (1, 2, 1))),
     "iota": lambda x: (jnp.arange(6) + x, jnp.arange(x.shape[0]), jnp.eye(4) @ x),
     "size of the batch": lambda x: (jnp.ones((x.shape[0], 2)), x.shape[0] * x),
-    "fft": lambda x: jnp.abs(jnp.fft.rfft(x)),
+    "fft": lambda x: (jnp.abs(jnp.fft.rfft(x)), jnp.fft.fft(x, axis=1).imag),
+    "fft, inverse": lambda x: (
+        jnp.fft.irfft(jnp.fft.rfft(x) * (0.5 + 1j)),
+        jnp.fft.irfft(jnp.fft.rfft(x, n=8) * jnp.fft.rfft(x[:, :1], n=8), axis=2),
+        jnp.fft.ifft(x + 1j * x[:, ::-1]).real,
+    ),
+    "fft over two axes": lambda x: (
+        jnp.abs(jnp.fft.fft2(x)),
+        jnp.fft.irfft2(jnp.fft.rfft2(x) ** 2),
+    ),
+    "complex numbers": lambda x: (
+        (x / (1 + 1j * x) + jnp.exp(1j * x)).real,
+        jnp.einsum("bij,bkj->bik", x + 1j, jnp.conj(x * 1j)).imag,
+        jnp.abs(jnp.where(x > 0, x * 1j, x + 2j)[:, 1:].sum(1)),
+    ),
     "cholesky": lambda x: jnp.linalg.cholesky(x @ jnp.swapaxes(x, 1, 2) + jnp.eye(4)),
     "diagonal": lambda x: (jnp.tril(x), jnp.trace(x, axis1=1, axis2=2)),
 }
@@ -90,6 +128,23 @@ INDEXING = {
         x[:, jnp.array([0, 1]), jnp.array([2, 3])],
         x[jnp.arange(x.shape[0]), ids[:, 0]],
     ),
+    "positions out of range": lambda x, ids: (
+        x[ids[:, 0] * 3 - 4],
+        x[:, ids[0] + 2],
+        x[:, 1, ids[:, 0] * 9].T,
+        jax.vmap(lambda a, i: a[i])(x, ids * 5 - 9),
+    ),
+    "index by booleans and bytes": lambda x, ids: (
+        jnp.asarray(PRODUCT)[(x > 0).astype(int)],
+        jnp.asarray(PRODUCT)[ids.astype(jnp.uint8)],
+        jnp.take(x, (ids - 3).astype(jnp.int8), axis=1, fill_value=5),
+        x[:, 1] * ((x[:, 0] > 0).astype(float) < 0.5),
+    ),
+    "windows as large as the batch": lambda x, ids: (
+        jnp.roll(x, ids[0, 0], axis=0),
+        jnp.fft.fftshift(x, axes=0),
+        lax.dynamic_update_slice(jnp.concatenate([x, x]), x + 1, (ids[0, 0], 0, 0)),
+    ),
     "gather of windows": lambda x, ids: jax.vmap(
         lambda a, i: lax.dynamic_slice(a, (i[0], i[1]), (2, 3))
     )(x, ids),
@@ -102,14 +157,32 @@ INDEXING = {
         x.at[:, ids[0], 2].set(5.0),
         x.at[:, 1:3, ::2].set(0),
     ),
+    "at[].set, equal positions": lambda x, ids: (
+        x.at[:, ids[:, 0] % 2].set(ids[:, :1] * jnp.arange(6.0)),
+        x.at[ids.ravel() % 2, 1].set(jnp.arange(6.0) * ids.reshape(-1, 1)),
+        x.at[jnp.array([0, 0, 0]), jnp.array([1, 2, 1])].set(jnp.arange(3.0)[:, None]),
+        jax.vmap(lambda a, i: a.at[i, 1].set(jnp.array([7.0, 8.0])))(x, ids * 0),
+    ),
+    "at[].apply": lambda x, ids: (
+        x.at[:, ids.ravel()].apply(lambda a: a * 2 + 1),
+        x.at[:, 1::2].apply(jnp.sin),
+        x.at[:, jnp.array([0, 9, 0])].apply(jnp.exp),
+    ),
     "at[].set, out of range": lambda x, ids: x.at[:, jnp.array([0, 9])].set(1.0),
     "at[].subtract": lambda x, ids: x.at[:, ids[0]].subtract(1.0),
     "at[].add": lambda x, ids: (
         x.at[:, ids[0]].add(1.0),
         x.at[jnp.arange(x.shape[0])[:, None], ids].add(x[:, :2]),
     ),
-    "at[].multiply": lambda x, ids: x.at[:, ids[0]].multiply(2.0),
+    "at[].multiply": lambda x, ids: (
+        x.at[:, ids[0]].multiply(2.0),
+        x.at[:, ids.ravel() * 0].multiply(1.5),
+    ),
     "at[].max and at[].min": lambda x, ids: (x.at[:, ids[0]].max(0.1), x.at[:, ids[0]].min(0.1)),
+    "segment_max": lambda x, ids: (
+        jax.ops.segment_max(x, ids[:, 0] * 0, 1),
+        jax.ops.segment_prod(jnp.moveaxis(x, 1, 0), jnp.array([1, 0, 1, 1]), 2),
+    ),
     "segment_sum": lambda x, ids: jax.ops.segment_sum(x[0], jnp.array([0, 2, 0, 1]), 3),
     "bincount": lambda x, ids: jnp.zeros(6).at[ids.ravel()].add(1.0),
 }

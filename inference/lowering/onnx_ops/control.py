@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inference.lowering.onnx_ops.elementwise import where
 from inference.lowering.value import Value
 
 
@@ -64,7 +65,7 @@ def where_active(t, active, new, old):
     """The new state of the examples that are active, the old state of the others."""
     axes = np.arange(len(active.shape), len(new.shape), dtype=np.int64)
     mask = t.Unsqueeze(active, axes) if len(axes) else active
-    return Value(t.Where(mask, t.walk.whole(new), old), new.shape, new.dtype)
+    return Value(where(t, mask, t.walk.whole(new), old), new.shape, new.dtype)
 
 
 def scan(t, *operands, jaxpr, length, num_consts, num_carry, reverse, **_):

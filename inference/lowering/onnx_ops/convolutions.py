@@ -3,6 +3,7 @@
 import numpy as np
 from jax import lax
 
+from inference.lowering.onnx_ops.dims import is_number
 from inference.lowering.onnx_ops.elementwise import never_in_float64
 from inference.lowering.onnx_ops.shapes import pad
 from inference.lowering.trimming import trimmed
@@ -62,6 +63,8 @@ def conv_general_dilated(
     **params,
 ):
     numbers, dtype, groups = dimension_numbers, t.out[0].dtype, params["feature_group_count"]
+    if not is_number(params["batch_group_count"]):
+        t.refuse("conv_general_dilated", "in groups of a free batch")
     x, weight = t.cast(x, dtype), t.cast(weight, dtype)
     kernels = channels_first(t, weight, numbers.rhs_spec)
     is_dilated = any(s > 1 for s in lhs_dilation)

@@ -7,6 +7,7 @@ import numpy as np
 
 from inference.lowering.onnx_ops.activations import erf
 from inference.lowering.onnx_ops.graph import stored_type, tensor_type
+from inference.lowering.value import Value
 
 # ONNX Runtime does not compute in these dtypes. Operands are cast to the wider one and results are
 # cast back, so that an overflow wraps around as in JAX.
@@ -30,6 +31,13 @@ def wide(t, compute, *operands):
         return compute(*operands)
     result = compute(*(t.cast(x, dtype) for x in operands))
     return result if t.out[0].dtype == bool else t.to(result, t.out[0].dtype)
+
+
+def where(t, condition, x, y):
+    """x or y, which have one dtype, in a dtype for which ONNX Runtime has a Where."""
+    dtype = np.dtype(np.int32 if x.dtype == bool else WIDER.get(x.dtype.name, x.dtype))
+    result = t.Where(condition, t.cast(x, dtype), t.cast(y, dtype))
+    return result if dtype == x.dtype else t.to(result, x.dtype)
 
 
 def never_in_float64(function):
@@ -60,9 +68,32 @@ def different(t, x, y, **_):
     return t.Not(PRIMITIVES["eq"](t, x, y))
 
 
+def divide(t, x, y, **_):
+    """A division; an integer divided by 0 is -1, as in XLA."""
+    if is_safe_divisor(y):
+        return wide(t, t.Div, x, y)
+    a, b, is_zero = safe_operands(t, x, y)
+    return t.to(t.Where(is_zero, np.int64(-1), t.Div(a, b)), x.dtype)
+
+
 def remainder(t, x, y, **_):
-    """The remainder with the sign of the dividend."""
-    return wide(t, lambda a, b: t.Mod(a, b, fmod=1), x, y)
+    """The remainder with the sign of the dividend; for integers, that by 0 is the dividend."""
+    if is_safe_divisor(y):
+        return wide(t, lambda a, b: t.Mod(a, b, fmod=1), x, y)
+    a, b, is_zero = safe_operands(t, x, y)
+    return t.to(t.Where(is_zero, a, t.Mod(a, b, fmod=1)), x.dtype)
+
+
+def is_safe_divisor(y):
+    """Whether ONNX Runtime divides by y; it does not return where an integer is divided by 0, or
+    the lowest integer by -1."""
+    return y.dtype.kind not in "iu" or (y.constant and not np.isin(y.data, [0, -1]).any())
+
+
+def safe_operands(t, x, y):
+    """(x, y, whether y is 0) in int64, which holds every quotient, with 1 in place of 0."""
+    is_zero = t.Equal(t.cast(y, np.int64), np.int64(0))
+    return t.cast(x, np.int64), t.Where(is_zero, np.int64(1), t.cast(y, np.int64)), is_zero
 
 
 def in_total_order(op):
@@ -143,10 +174,11 @@ def clamp(t, low, x, high, **_):
 def select(t, which, *cases, **_):
     """The case that a number, or a boolean, selects."""
     if which.dtype == bool:
-        return t.Where(which, cases[1], cases[0])
+        return where(t, which, cases[1], cases[0])
     chosen = cases[-1]
     for i in reversed(range(len(cases) - 1)):
-        chosen = t.Where(t.LessOrEqual(which, np.int32(i)), cases[i], chosen)
+        result = where(t, t.LessOrEqual(which, np.int32(i)), cases[i], chosen)
+        chosen = Value(result, t.out[0].shape, chosen.dtype)
     return chosen
 
 
@@ -189,7 +221,7 @@ def atan2(t, y, x, **_):
 
 # primitives that are one node of the same name
 SAME_NAME = """
-    add sub mul div max min abs neg sign exp log sqrt
+    add sub mul max min abs neg sign exp log sqrt
     sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor
 """
 PRIMITIVES = {
@@ -206,6 +238,7 @@ PRIMITIVES = {
     "le": comparison("LessOrEqual"),
     "gt": comparison("Greater"),
     "ge": comparison("GreaterOrEqual"),
+    "div": divide,
     "rem": remainder,
     "pow": power,
     "integer_pow": integer_pow,

@@ -4,6 +4,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from inference.lowering.onnx_ops.dims import is_same
+from inference.lowering.onnx_ops.elementwise import where
 from inference.lowering.onnx_ops.positions import (
     Windows,
     clamped,
@@ -11,7 +12,7 @@ from inference.lowering.onnx_ops.positions import (
     inside,
     window_starts,
 )
-from inference.lowering.value import Value
+from inference.lowering.value import Value, constant
 
 
 def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, **_):
@@ -24,14 +25,16 @@ def gather(t, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, *
     windows = Windows(x.shape, slice_sizes, indices, *axes, len(out.shape), mode)
     starts = window_starts(t, windows)
     is_inside = inside(t, windows, starts) if mode == GatherScatterMode.FILL_OR_DROP else None
-    if mode == GatherScatterMode.CLIP or is_inside is not None:
+    if mode != GatherScatterMode.FILL_OR_DROP or is_inside is not None:
+        # XLA clamps positions that are only promised to be inside; ONNX Runtime raises an error
         starts = {axis: clamped(t, start, windows.limit(axis)) for axis, start in starts.items()}
     result = read(t, x, windows, starts)
     if is_inside is None:
         return result
     if numbers.offset_dims:
         is_inside = t.Unsqueeze(is_inside, np.array(numbers.offset_dims, np.int64))
-    return t.Where(is_inside, result, filler(fill_value, out.dtype))
+    result = Value(t.tensor(result), out.shape, out.dtype)
+    return where(t, is_inside, result, constant(filler(fill_value, out.dtype)))
 
 
 def filler(value, dtype):

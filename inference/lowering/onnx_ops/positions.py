@@ -51,8 +51,9 @@ def clamped(t, start, limit):
     """A start, moved so that its window lies inside."""
     if isinstance(start, Value) and start.constant and is_number(limit):
         return constant(np.clip(start.data, 0, limit))
-    highest = np.int64(limit) if is_number(limit) else t.size(limit)
-    return t.Max(t.Min(start, highest), np.int64(0))
+    if is_number(limit):
+        return t.Clip(start, np.int64(0), np.int64(limit))
+    return t.Max(t.Min(start, t.size(limit)), np.int64(0))
 
 
 def inside(t, windows, starts):

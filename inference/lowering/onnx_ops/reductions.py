@@ -26,6 +26,7 @@ def logical(op):
     """A reduction of booleans, computed on 0 and 1."""
 
     def function(t, x, *, axes, **_):
+        only_booleans(t, x)
         return t.to(over(t, op, t.cast(x, np.int32), axes), bool)
 
     return function
@@ -33,7 +34,13 @@ def logical(op):
 
 def odd(t, x, *, axes, **_):
     """Whether an odd number of the booleans is true."""
+    only_booleans(t, x)
     return t.to(t.Mod(over(t, "ReduceSum", t.cast(x, np.int32), axes), np.int32(2)), bool)
+
+
+def only_booleans(t, x):
+    if x.dtype != bool:
+        t.refuse("a bitwise reduction", f"of {x.dtype}")
 
 
 def extreme(op):

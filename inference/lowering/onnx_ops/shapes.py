@@ -3,10 +3,16 @@
 import numpy as np
 
 from inference.lowering.onnx_ops.dims import is_number, is_zero
-from inference.lowering.value import constant
+from inference.lowering.onnx_ops.elementwise import WIDER
+from inference.lowering.value import Value, constant
 
 
-def reshape(t, x, *, new_sizes, **_):
+def reshape(t, x, *, new_sizes, dimensions=None, **_):
+    """x in another shape, its axes read in the order of `dimensions`."""
+    if dimensions is not None:
+        order = tuple(dimensions)
+        shape = [x.shape[axis] for axis in order]
+        x = t.walk.value(t.transpose(x, order), Value("", shape, x.dtype))
     return t.reshape(x, new_sizes)
 
 
@@ -70,9 +76,9 @@ def reverse(t, x, *, dimensions, **_):
 
 def pad(t, x, value, *, padding_config, **_):
     """Padding around the numbers and between them; a negative padding cuts off numbers."""
-    if x.dtype == bool:
-        x, value = t.cast(x, np.int32), t.cast(value, np.int32)
-        return t.to(pad(t, x, value, padding_config=padding_config), bool)
+    if x.dtype == bool or x.dtype.name in WIDER:
+        dtype, x, value = x.dtype, t.cast(x, np.int64), t.cast(value, np.int64)
+        return t.to(pad(t, x, value, padding_config=padding_config), dtype)
     sizes = list(x.shape)
     for axis, (_, _, between) in enumerate(padding_config):
         if between:

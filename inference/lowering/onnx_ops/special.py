@@ -8,6 +8,8 @@ from inference.lowering.approximations import (
     ERFC_ABOVE_2,
     ERFC_BELOW_2,
 )
+from inference.lowering.onnx_ops.dims import is_number
+from inference.lowering.onnx_ops.elementwise import never_in_float64
 
 
 def polynomial(t, x, coefficients):
@@ -39,4 +41,18 @@ def erf_inv(t, x, **_):
     return t.Where(t.Equal(t.Abs(x), t.number(1)), t.Mul(x, t.number(np.inf)), result)
 
 
-PRIMITIVES = {"erfc": erfc, "erf_inv": erf_inv}
+def real_dft(t, x, **_):
+    """A DFT node, whose numbers have their two parts in the last axis and at least one axis before
+    the one that it transforms."""
+    if not is_number(x.shape[-1]):
+        t.refuse("fft", "over the batch")
+    axes = np.array([0, -1] if len(x.shape) == 1 else [-1], np.int64)
+    numbers = t.Unsqueeze(x, axes)
+    if t.opset >= 20:
+        y = t.DFT(numbers, None, np.int64(-2), onesided=1)
+    else:
+        y = t.DFT(numbers, axis=max(len(x.shape) - 1, 1), onesided=1)
+    return t.Squeeze(y, axes[:1]) if len(x.shape) == 1 else y
+
+
+PRIMITIVES = {"erfc": erfc, "erf_inv": erf_inv, "real_dft": never_in_float64(real_dft)}

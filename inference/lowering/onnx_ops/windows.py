@@ -25,6 +25,8 @@ def avg_pool(t, x, window, *, stride, padding):
 
 def pooled(t, op, x, axes, window, stride, pads, **attributes):
     """A pooling node over these axes, which ONNX puts last, after exactly two others."""
+    if any(pad >= size for size, pair in zip(window, pads, strict=True) for pad in pair):
+        t.refuse(op, "with a padding as large as its window")
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = (*others, *axes)
     x, padding = padded(t, x, pads, axes, window, stride, (1,) * len(axes))

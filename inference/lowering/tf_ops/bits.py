@@ -27,7 +27,7 @@ def either(target, x, y):
 
 
 def negation(target, x):
-    return tf.logical_not(x) if is_bool(x) else -1 - x
+    return tf.logical_not(x) if is_bool(x) else -x - 1
 
 
 def shift_left(target, x, count):
@@ -58,11 +58,11 @@ def shift_right_logical(target, x, count):
 
 def population_count(target, x):
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
-    dtype = np.dtype(x.dtype.name)
-    places = np.arange(8 * dtype.itemsize, dtype=dtype)
-    shifted = tf.bitwise.right_shift(tf.expand_dims(x, -1), places)
-    ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), dtype))
-    return tf.cast(tf.reduce_sum(ones, -1), x.dtype)
+    bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
+    x = tf.expand_dims(tf.cast(x, tf.int32), -1)
+    shifted = tf.bitwise.right_shift(x, np.arange(bits, dtype=np.int32))
+    ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), np.int32))
+    return tf.cast(tf.reduce_sum(ones, -1), dtype)
 
 
 PRIMITIVES = {

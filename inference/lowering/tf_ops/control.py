@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, where
 from inference.lowering.tf_ops.pending import resolved
 
 UNROLLED = 16  # steps up to which a loop is unrolled: a loop costs more than that many small ops
@@ -64,7 +65,7 @@ def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts
 def where_active(active, new, old):
     """The new state of the examples that are active, the old state of the others."""
     rest = (None,) * (len(new.shape) - len(active.shape))
-    return tf.where(active[(..., *rest)] if rest else active, new, old)
+    return where(active[(..., *rest)] if rest else active, new, old)
 
 
 def loop(condition, body, start, avals):
@@ -97,7 +98,7 @@ def scan(target, *operands, jaxpr, length, reverse, num_consts, num_carry, **_):
         is_row = tf.equal(tf.range(steps), i)
         masks = [tf.reshape(is_row, [-1] + [1] * len(x.shape)) for x in rows]
         written = [
-            tf.where(mask, tf.expand_dims(x, 0), old)
+            where(mask, tf.expand_dims(x, 0), old)
             for mask, x, old in zip(masks, rows, state[num_carry:], strict=True)
         ]
         return [count + 1, *carry, *written]
@@ -119,7 +120,8 @@ def unrolled(target, step, carry, order, avals):
 
 
 def row(x, i):
-    return x[i] if isinstance(i, int) else tf.gather(x, i)
+    wider = tf.cast(x, WIDER_TO_MOVE.get(x.dtype.name, x.dtype))
+    return tf.cast(wider[i] if isinstance(i, int) else tf.gather(wider, i), x.dtype)
 
 
 PRIMITIVES = {"cond": cond, "while": while_, "scan": scan}

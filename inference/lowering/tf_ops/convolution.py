@@ -11,6 +11,8 @@ def convolution(x, weight, stride, pads, dilation):
     """x, (B, H, W, in), with an HWIO weight, constant or not, whose shape implies the groups."""
     channels, outputs = x.shape[-1], weight.shape[-1]
     groups = channels // weight.shape[2]
+    # a dilation of a single tap has no effect, but TensorFlow would cut the image for it
+    dilation = tuple(1 if k == 1 else d for k, d in zip(weight.shape[:2], dilation, strict=True))
     if is_same(pads, x.shape[1:3], weight.shape[:2], stride, dilation):
         padding = "SAME"
     else:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 WIDER = {**dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"), "uint32": "int64"}
+WIDER_TO_MOVE = {"int16": "int32", "uint16": "int32", "uint32": "int64"}  # no Slice, no Transpose
 NARROW = {"float16", "bfloat16"}  # stored as float32: TFLite ops support nothing narrower
 PRECISIONS = {(8, 7): "bfloat16", (5, 10): "float16"}  # (exponent bits, mantissa bits)
 
@@ -21,11 +22,22 @@ def widened(function, wider=WIDER):
     def call(target, *operands, **params):
         if wider.keys().isdisjoint(x.dtype.name for x in operands):
             return function(target, *operands, **params)
-        out = target.out[0].dtype
+        avals = target.out
         operands = [tf.cast(x, wider.get(x.dtype.name, x.dtype)) for x in operands]
-        return tf.cast(function(target, *operands, **params), out)
+        results = function(target, *operands, **params)
+        if isinstance(results, list | tuple):
+            return [tf.cast(x, aval.dtype) for x, aval in zip(results, avals, strict=True)]
+        return tf.cast(results, avals[0].dtype)
 
     return call
+
+
+def where(condition, x, y):
+    """x or y, which have one dtype; TFLite has no selection of uint8."""
+    wider = WIDER.get(x.dtype.name)
+    if wider is None:
+        return tf.where(condition, x, y)
+    return tf.cast(tf.where(condition, tf.cast(x, wider), tf.cast(y, wider)), x.dtype)
 
 
 def is_float(x):
@@ -41,13 +53,56 @@ def plain(function):
     return lambda target, *operands, **_: function(*operands)
 
 
+def is_transposed(x, depth=8):
+    """Whether a transposition is among the last ops that compute x."""
+    if depth == 0 or not tf.is_tensor(x):
+        return False
+    return x.op.type == "Transpose" or any(is_transposed(y, depth - 1) for y in x.op.inputs)
+
+
+def left(constant, x):
+    """A constant as the left operand of x where their order matters.
+
+    The converter moves transpositions behind elementwise ops and exchanges the operands: 1 / x.T
+    becomes (x / 1).T. So the constant is multiplied by computed ones, or by 0 where x is nan.
+    """
+    if tf.is_tensor(constant) or not is_transposed(x):
+        return constant
+    zero = np.zeros((), x.dtype.name)
+    return tf.cast(tf.logical_or(x > zero, x <= zero), x.dtype) * constant
+
+
+def subtract(target, x, y):
+    return left(x, y) - y
+
+
 def divide(target, x, y):
     """Division; of integers it truncates, as in TFLite, which only divides signed 32-bit ones."""
     if is_float(x):
-        return tf.divide(x, y)
+        if isinstance(y, np.ndarray) and not y.all():
+            target.refuse("div", "by a constant 0, for which the converter puts a finite number")
+        return tf.divide(left(x, y), y)
     if x.dtype.name == "int64":
         target.refuse("div", "of int64")
-    return divide_unsigned(x, y) if x.dtype.name == "uint32" else tf.truncatediv(x, y)
+    if is_safe_divisor(y):
+        return divide_unsigned(x, y) if x.dtype.name == "uint32" else tf.truncatediv(x, y)
+    # x / 0 is -1 and x / -1 is -x, as in XLA; TFLite stops at the one, and at some x of the other
+    safe = one_instead(y)
+    if x.dtype.name == "uint32":
+        return tf.where(tf.equal(y, 0), np.uint32(2**32 - 1), divide_unsigned(x, safe))
+    quotient = tf.where(tf.equal(y, -1), -x, tf.truncatediv(x, safe))
+    return tf.where(tf.equal(y, 0), np.int32(-1), quotient)
+
+
+def is_safe_divisor(y):
+    return is_float(y) or (isinstance(y, np.ndarray) and not np.isin(y, [0, -1]).any())
+
+
+def one_instead(y):
+    """y with 1 in place of 0 and -1."""
+    one = np.ones((), y.dtype.name)
+    y = tf.where(tf.equal(y, np.zeros((), y.dtype.name)), one, y)
+    return y if y.dtype.name == "uint32" else tf.where(tf.equal(y, -one), one, y)
 
 
 def divide_unsigned(x, y):
@@ -62,9 +117,11 @@ def divide_unsigned(x, y):
 
 
 def remainder(target, x, y):
-    """The remainder with the sign of x."""
-    size = tf.math.floormod(magnitude(x), magnitude(y))
-    return tf.where(x < 0, -size, size)
+    """The remainder with the sign of x; for integers, that by 0 is x."""
+    divisor = y if is_safe_divisor(y) else one_instead(y)
+    size = tf.math.floormod(magnitude(x), magnitude(divisor))
+    result = tf.where(x < 0, -size, size)
+    return result if divisor is y else tf.where(tf.equal(y, np.zeros((), y.dtype.name)), x, result)
 
 
 def magnitude(x):
@@ -72,19 +129,20 @@ def magnitude(x):
 
 
 def power(target, x, y):
-    return tf.pow(x, tf.cast(y, x.dtype))
+    y = tf.cast(y, x.dtype)
+    return tf.pow(left(x, y), y)
 
 
 def integer_pow(target, x, *, y):
     """A power by repeated squaring."""
-    result, factor, left = None, x, abs(y)
-    while left:
-        if left & 1:
+    result, factor, exponent = None, x, abs(y)
+    while exponent:
+        if exponent & 1:
             result = factor if result is None else result * factor
-        left >>= 1
-        factor = tf.square(factor) if left else factor
+        exponent >>= 1
+        factor = tf.square(factor) if exponent else factor
     result = tf.ones_like(x) if result is None else result
-    return 1 / result if y < 0 else result
+    return left(np.float32(1), result) / result if y < 0 else result
 
 
 def maximum(target, x, y):
@@ -119,6 +177,17 @@ def not_equal(target, x, y):
     if sign == 0:
         return tf.not_equal(x, y)
     return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # true for nan
+
+
+def ordered(compare, swapped):
+    """A comparison, and the one with its operands exchanged; booleans are compared as integers."""
+
+    def function(target, x, y):
+        if is_bool(x):
+            x, y = tf.cast(x, tf.int32), tf.cast(y, tf.int32)
+        return compare(x, y) if tf.is_tensor(x) else swapped(y, x)
+
+    return function
 
 
 def less_in_total_order(target, x, y):
@@ -169,7 +238,12 @@ def convert(target, x, *, new_dtype, **_):
     """A cast, which clamps floats to the range of an integer."""
     name = np.dtype(new_dtype).name
     if name == "bool":
+        x = tf.cast(x, WIDER.get(x.dtype.name, x.dtype))
         return tf.not_equal(x, tf.zeros((), x.dtype))
+    if is_bool(x):
+        # the converter replaces a comparison of a cast boolean by an op that TFLite lacks
+        dtype = np.int32 if np.dtype(new_dtype).kind in "iu" else np.float32
+        x = tf.where(x, dtype(1), dtype(0))
     return rounded_to(x, name) if name in NARROW else tf.cast(x, new_dtype)
 
 
@@ -203,17 +277,19 @@ def rounded(target, x, *, rounding_method):
 
 
 PLAIN = {
-    **{"add": tf.add, "add_any": tf.add, "sub": tf.subtract, "mul": tf.multiply},
+    **{"add": tf.add, "add_any": tf.add, "mul": tf.multiply},
     **{"neg": tf.negative, "abs": tf.abs, "sign": tf.sign},
     **{"exp": tf.exp, "log": tf.math.log, "sqrt": tf.sqrt, "rsqrt": tf.math.rsqrt},
     **{"square": tf.square, "sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh},
     **{"logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
-    **{"lt": tf.less, "le": tf.less_equal, "gt": tf.greater, "ge": tf.greater_equal},
 }
 OWN = {
+    "sub": subtract,
     **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "select_n": select_n},
     **{"max": maximum, "min": minimum, "clamp": clamp, "is_finite": is_finite, "round": rounded},
     **{"eq": equal, "ne": not_equal, "eq_to": equal_in_total_order},
+    **{"lt": ordered(tf.less, tf.greater), "le": ordered(tf.less_equal, tf.greater_equal)},
+    **{"gt": ordered(tf.greater, tf.less), "ge": ordered(tf.greater_equal, tf.less_equal)},
     **{"lt_to": less_in_total_order, "le_to": less_equal_in_total_order},
 }
 PRIMITIVES = {

@@ -14,28 +14,36 @@ from inference.lowering.tf_ops.elementwise import limited, widened
 START = np.int32(0)  # the start of a whole axis
 
 
+def as_index(ids):
+    """Integers in a dtype that TFLite's gather takes."""
+    return ids if ids.dtype.name in ("int32", "int64") else tf.cast(ids, tf.int32)
+
+
 def dynamic_slice(target, x, *starts, slice_sizes):
     """A slice whose starts are moved so that it lies inside."""
-    sizes = [size if isinstance(size, int) else -1 for size in slice_sizes]
-    starts = [inside_start(x, axis, start, sizes[axis]) for axis, start in enumerate(starts)]
-    return tf.slice(x, tf.stack(starts), sizes)
+    starts, sizes = inside_starts(target, starts, slice_sizes)
+    is_whole = [start is START for start in starts]
+    sizes = [np.int32(-1) if whole else n for whole, n in zip(is_whole, sizes, strict=True)]
+    return tf.slice(x, tf.stack(starts), tf.stack(sizes))
 
 
-def inside_start(x, axis, start, size):
-    """The start of a slice, moved inside; for a whole axis, whose size may be free, it is 0."""
-    if size in (None, -1, x.shape[axis]):
-        return START
-    return limited(tf.cast(start, tf.int32), 0, size_of(x, axis) - size)
+def inside_starts(target, starts, sizes):
+    """The starts of a slice, moved so that it lies inside, and its sizes; 0 for a whole axis."""
+    inside, whole_sizes = [], target.operand_shapes[0]
+    for start, size, whole in zip(starts, sizes, whole_sizes, strict=True):
+        room = target.size(whole - size) if whole != size else 0
+        inside.append(limited(tf.cast(start, tf.int32), 0, room) if whole != size else START)
+    return inside, [target.size(size) for size in sizes]
 
 
 def dynamic_update_slice(target, x, update, *starts):
     """The update, padded to the size of x, where it lies; x everywhere else."""
     dtype = tf.int32 if x.dtype.name == "bool" else x.dtype
     update = tf.cast(update, dtype)
-    starts = [inside_start(x, axis, start, update.shape[axis]) for axis, start in enumerate(starts)]
+    starts, sizes = inside_starts(target, starts, target.operand_shapes[1])
     pads = []
-    for axis, start in enumerate(starts):
-        room = START if start is START else size_of(x, axis) - update.shape[axis]
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        room = START if start is START else size_of(x, axis) - size
         pads.append(tf.stack([start, room - start]))
     pads = tf.stack(pads)
     mask = tf.pad(tf.ones_like(update, tf.float32), pads) > 0
@@ -49,8 +57,8 @@ class Positions:
     """
 
     def __init__(self, target, x, indices, indexed, batched, shape, mode):
-        axes = range(len(x.shape))
-        is_whole = [not isinstance(shape[d], int) or shape[d] == x.shape[d] for d in axes]
+        axes, indices = range(len(x.shape)), as_index(indices)
+        is_whole = [shape[d] == target.operand_shapes[0][d] for d in axes]
         self.whole = [d for d in axes if d not in {*indexed, *batched} and is_whole[d]]
         self.read = [d for d in axes if d not in self.whole]
         shape = [target.size(size) if d in self.read else None for d, size in enumerate(shape)]
@@ -65,6 +73,7 @@ class Positions:
             for d, start in starts.items():
                 fits = tf.logical_and(start >= 0, start <= limits[d])
                 self.inside = fits if self.inside is None else tf.logical_and(self.inside, fits)
+        self.may_repeat = may_repeat(indices, batched, {*indexed} & {*self.part}, mode.name)
         starts = {d: limited(tf.cast(s, tf.int32), 0, limits[d]) for d, s in starts.items()}
         for d, axis in batched.items():
             starts[d] = along(tf.range(tf.shape(indices)[axis]), axis, self.index_rank)
@@ -91,6 +100,20 @@ class Positions:
         """x with the axes that are read flattened into the first."""
         x = transposed(x, [*self.read, *self.whole])
         return tf.reshape(x, shape_of([-1, *(self.sizes[d] for d in self.whole)]))
+
+
+def may_repeat(indices, batched, moved, mode):
+    """Whether two slices may overlap; `moved` are the axes along which slices can overlap in part.
+
+    Slices at different positions of the batched axes do not.
+    """
+    *sizes, count = indices.shape
+    if all(size == 1 for axis, size in enumerate(sizes) if axis not in batched.values()):
+        return False
+    if not isinstance(indices, np.ndarray) or batched or moved or mode == "CLIP":
+        return True
+    rows = indices.reshape(-1, count)
+    return len(np.unique(rows, axis=0)) < len(rows)
 
 
 def size_of(x, axis):
@@ -132,7 +155,8 @@ def gather(target, x, indices, *, dimension_numbers, slice_sizes, mode, fill_val
     labels = [*before, *index_labels, *positions.part, *after]
     if positions.inside is not None:
         inside = tf.reshape(positions.inside, shape_of(inside_shape(labels, positions)))
-        result = tf.where(inside, result, filler(x.dtype.name, fill_value))
+        value = filler(target.out[0].dtype.name, fill_value)
+        result = tf.where(inside, result, value.astype(x.dtype.name))
     dropped = {*names.collapsed_slice_dims, *names.operand_batching_dims, *labels}
     ones = [d for d in range(len(x.shape)) if d not in dropped]  # axes of which one number is read
     if ones:
@@ -161,10 +185,14 @@ def filler(dtype, fill_value):
     return np.asarray(True if fill_value is None else fill_value, dtype)
 
 
-def scatter(combine):
-    """Writes by `combine(old, update, is_hit)`; TFLite adds up updates to the same position."""
+def scatter(combine, repeated=None):
+    """Writes by `combine(old, update, is_hit)`; TFLite adds up updates to the same position.
 
-    def write(target, x, indices, updates, *, dimension_numbers, mode, **_):
+    Where that is wrong, `repeated(at, write, x)` writes to positions of which some may be equal: it
+    calls write(x, which), which writes the updates that a vector selects.
+    """
+
+    def write(target, x, indices, updates, *, dimension_numbers, mode, unique_indices, **_):
         positions, axes = written_positions(target, x, indices, updates, dimension_numbers, mode)
         sizes, read, whole = positions.sizes, positions.read, positions.whole
         rest = [sizes[d] for d in whole]
@@ -175,26 +203,65 @@ def scatter(combine):
             allowed *= tf.cast(positions.widened(positions.inside), tf.float32)
         by_row = [-1, *(1 for _ in rest)]
         updates = tf.reshape(tf.transpose(updates, axes), shape_of([-1, *rest]))
-        updates = tf.where(tf.reshape(allowed, by_row) > 0, updates, tf.zeros_like(updates))
-        written = tf.scatter_nd(at, updates, tf.stack([total, *rest]))
-        is_hit = tf.scatter_nd(at, tf.reshape(allowed, (-1,)), tf.stack([total])) > 0
-        result = combine(positions.flattened(x), written, tf.reshape(is_hit, by_row))
+        allowed = tf.reshape(allowed, (-1,))
+
+        def write_some(flat, which):
+            chosen = tf.where(tf.reshape(which, by_row) > 0, updates, tf.zeros_like(updates))
+            written = tf.scatter_nd(at, chosen, tf.stack([total, *rest]))
+            is_hit = tf.scatter_nd(at, which, tf.stack([total])) > 0
+            return combine(flat, written, tf.reshape(is_hit, by_row))
+
+        flat = positions.flattened(x)
+        if repeated and not unique_indices and positions.may_repeat:
+            # updates outside get positions of their own, so that they hide no update inside
+            at_or_outside = tf.where(allowed > 0, at[:, 0], -1)
+            result = repeated(at_or_outside, allowed, write_some, flat)
+        else:
+            result = write_some(flat, allowed)
         result = tf.reshape(result, shape_of([sizes[d] for d in (*read, *whole)]))
         return transposed(result, list(np.argsort([*read, *whole])))
 
     return write
 
 
-def scatter_once(name, combine):
-    """As `scatter`, for distinct positions: TFLite would add up the updates to equal ones."""
-    write = scatter(lambda old, new, is_hit: tf.where(is_hit, combine(old, new), old))
+def last_of_equal(at, allowed, write, x):
+    """Of the updates to one position, the last one is written."""
+    order, is_first = grouped(at[::-1])
+    is_last = tf.scatter_nd(order, is_first, tf.shape(at))[::-1]
+    return write(x, allowed * is_last)
 
-    def write_once(target, *operands, unique_indices, **params):
-        if not unique_indices:
-            target.refuse(name, "to positions of which some may be equal")
-        return write(target, *operands, **params)
 
-    return write_once
+def one_after_another(at, allowed, write, x):
+    """Of the updates to each position, the first ones are written, then the second ones, ..."""
+    order, is_first = grouped(at)
+    index = tf.range(tf.shape(at)[0])
+    group = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
+    begins = tf.where(is_first > 0, index, tf.zeros_like(index))
+    begin_of_group = tf.scatter_nd(group[:, None], begins, tf.shape(at))
+    place = tf.scatter_nd(order, index - tf.gather(begin_of_group, group), tf.shape(at))
+
+    def step(i, x):
+        return [i + 1, write(x, allowed * tf.cast(tf.equal(place, i), tf.float32))]
+
+    most = tf.reduce_max(place)
+    shapes = [tf.TensorShape([]), x.shape]
+    start = [tf.constant(0), x]
+    return tf.while_loop(lambda i, _: i <= most, step, start, shape_invariants=shapes)[1]
+
+
+def grouped(at):
+    """(the order in which equal positions follow each other, 1 where a new position begins)"""
+    order = tf.math.top_k(-1 - at, tf.shape(at)[0]).indices  # equal ones stay in their order
+    rows = tf.gather(at, order)
+    before = tf.concat([[-2], rows[:-1]], 0)
+    return order[:, None], tf.cast(tf.not_equal(rows, before), tf.float32)
+
+
+def chosen(combine):
+    """A scatter that combines old numbers and updates by a function of the two."""
+    return scatter(
+        lambda old, new, is_hit: tf.where(is_hit, combine(old, new), old), one_after_another
+    )
 
 
 def written_positions(target, x, indices, updates, names, mode):
@@ -207,7 +274,8 @@ def written_positions(target, x, indices, updates, names, mode):
     batched = dict(batched)
     window = [d for d in range(rank) if d not in (*names.inserted_window_dims, *batched)]
     axis_of = dict(zip(window, names.update_window_dims, strict=True))
-    shape = [updates.shape[axis_of[d]] if d in axis_of else 1 for d in range(rank)]
+    sizes = target.operand_shapes[2]
+    shape = [sizes[axis_of[d]] if d in axis_of else 1 for d in range(rank)]
     indexed = names.scatter_dims_to_operand_dims
     positions = Positions(target, x, indices, indexed, batched, shape, mode)
     by_index = [axis for axis in range(len(updates.shape)) if axis not in names.update_window_dims]
@@ -217,13 +285,13 @@ def written_positions(target, x, indices, updates, names, mode):
 
 
 PRIMITIVES = {
-    "dynamic_slice": dynamic_slice,
-    "dynamic_update_slice": dynamic_update_slice,
-    "gather": gather,
-    "scatter": widened(scatter(lambda old, new, is_hit: tf.where(is_hit, new, old))),
+    "dynamic_slice": widened(dynamic_slice),
+    "dynamic_update_slice": widened(dynamic_update_slice),
+    "gather": widened(gather),
+    "scatter": widened(scatter(lambda old, new, is_hit: tf.where(is_hit, new, old), last_of_equal)),
     "scatter-add": widened(scatter(lambda old, new, is_hit: old + new)),
     "scatter-sub": widened(scatter(lambda old, new, is_hit: old - new)),
-    "scatter-mul": widened(scatter_once("scatter-mul", tf.multiply)),
-    "scatter-max": widened(scatter_once("scatter-max", tf.maximum)),
-    "scatter-min": widened(scatter_once("scatter-min", tf.minimum)),
+    "scatter-mul": widened(chosen(tf.multiply)),
+    "scatter-max": widened(chosen(tf.maximum)),
+    "scatter-min": widened(chosen(tf.minimum)),
 }

@@ -5,13 +5,14 @@ import tensorflow as tf
 
 from inference.lowering.tf_ops.convolution import convolution, is_same, padded, pads_of
 from inference.lowering.tf_ops.elementwise import limited
-from inference.lowering.tf_ops.indexing import size_of
+from inference.lowering.tf_ops.indexing import as_index, size_of
 from inference.lowering.tf_ops.pending import (
     UNIT,
     Linear,
     Scaled,
     folds,
     is_constant,
+    is_image,
     linear_of,
     resolved,
 )
@@ -23,7 +24,7 @@ from model.layers.conv import explicit_padding, pair
 def linear(target, params, x):
     """(..., in) -> (..., out)."""
     if is_constant(*params.values()):
-        image = UNIT if len(x.shape) == 4 else None
+        image = UNIT if is_image(x) else None
         weight = params["weight"]
         return linear_of(x, weight[None, None] if image else weight, params.get("bias"), image)
     y = tf.matmul(resolved(x), params["weight"])
@@ -79,6 +80,7 @@ def embedding(target, params, ids):
     """As in JAX: nan for an id past the end, and a negative id counts from the end."""
     weight = params["weight"]
     count = weight.shape[0]
+    ids = as_index(ids)
     ids = tf.where(ids < 0, ids + count, ids)
     rows = tf.gather(weight, limited(ids, 0, count - 1))
     inside = tf.logical_and(ids >= 0, ids < count)

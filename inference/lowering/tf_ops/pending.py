@@ -12,6 +12,11 @@ from inference.lowering.tf_ops.convolution import convolution, out_size
 UNIT = {"stride": (1, 1), "pads": ((0, 0), (0, 0)), "dilation": (1, 1)}
 
 
+def is_image(x):
+    """Whether x has two axes of known sizes between the first and the last."""
+    return len(x.shape) == 4 and None not in tuple(x.shape)[1:3]
+
+
 class Pending:
     """A result with a `shape`, whose tensor is computed on first use.
 
@@ -83,7 +88,7 @@ class Scaled(Pending):
         return self.x.shape
 
     def emit(self):
-        if self.products and len(self.x.shape) == 4 and self.shift.any():
+        if self.products and is_image(self.x) and self.shift.any():
             # XNNPACK runs this as one multiply-add
             y = convolution(self.x, self.scale.reshape(1, 1, 1, -1), **UNIT)
             return tf.nn.bias_add(y, self.shift)

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from inference.lowering.tf_ops.elementwise import is_float, maximum, minimum, widened
+from inference.lowering.tf_ops.elementwise import is_bool, is_float, maximum, minimum, widened
 from inference.lowering.tf_ops.indexing import shape_of, size_of
 
 
@@ -13,16 +13,30 @@ def reduction(function):
 
 def odd(target, x, *, axes, **_):
     """Whether an odd number of the booleans is true."""
-    if x.dtype.name != "bool":
-        target.refuse("reduce_xor", f"of {x.dtype.name}")
+    only_booleans(target, x)
     count = tf.reduce_sum(tf.cast(x, tf.int32), axes)
     return tf.equal(tf.math.floormod(count, 2), 1)
+
+
+def only_booleans(target, x):
+    if not is_bool(x):
+        target.refuse("a bitwise reduction", f"of {x.dtype.name}")
+
+
+def logical(function):
+    def reduce(target, x, *, axes, **_):
+        only_booleans(target, x)
+        return function(x, axes)
+
+    return reduce
 
 
 def extreme(function):
     """A maximum or minimum that is nan if any number is; TFLite skips nan."""
 
     def reduce(target, x, *, axes, **_):
+        if is_bool(x):
+            return (tf.reduce_any if function is tf.reduce_max else tf.reduce_all)(x, axes)
         result = function(x, axes)
         if not is_float(x):
             return result
@@ -36,7 +50,7 @@ def index_of(function):
     """The first index of the largest or smallest number, or of the first nan if there is one."""
 
     def find(target, x, *, axes, index_dtype):
-        (axis,) = axes
+        axis = int(axes[0])  # under vmap it is an int64 of NumPy
         x = tf.cast(x, tf.int32) if x.dtype.name == "bool" else x
         index = function(x, axis, output_type=tf.int32)
         if is_float(x):
@@ -106,19 +120,25 @@ def argsort(keys):
     """The indices of each row's numbers, the smallest first."""
     if keys.dtype.name in ("bool", "int8", "uint8", "int16"):
         keys = tf.cast(keys, tf.int32)
-    return tf.math.top_k(-keys if is_float(keys) else -1 - keys, size_of(keys, -1)).indices
+    return tf.math.top_k(-keys if is_float(keys) else -keys - 1, size_of(keys, -1)).indices
 
 
 def take(rows, indices):
     """The numbers of each row at its indices."""
+    if len(rows.shape) == 1:
+        return tf.gather(rows, indices)
     size, count = size_of(rows, -1), size_of(indices, -1)
-    flat = tf.gather(tf.reshape(rows, (-1, size)), tf.reshape(indices, (-1, count)), batch_dims=1)
+    flat = tf.gather(
+        tf.reshape(rows, shape_of([-1, size])),
+        tf.reshape(indices, shape_of([-1, count])),
+        batch_dims=1,
+    )
     return tf.reshape(flat, shape_of([size_of(indices, i) for i in range(len(indices.shape))]))
 
 
 def top_k(target, x, *, k, axis=-1, **_):
     order = [i for i in range(len(x.shape)) if i != axis % len(x.shape)] + [axis % len(x.shape)]
-    values, indices = tf.math.top_k(tf.transpose(x, order), k)
+    values, indices = tf.math.top_k(tf.transpose(x, order), target.size(k))
     back = np.argsort(order)
     return tf.transpose(values, back), tf.transpose(indices, back)
 
@@ -127,18 +147,18 @@ PRIMITIVES = {
     "reduce_sum": reduction(tf.reduce_sum),
     "reduce_prod": reduction(tf.reduce_prod),
     "mean": reduction(tf.reduce_mean),
-    "reduce_and": reduction(tf.reduce_all),
-    "reduce_or": reduction(tf.reduce_any),
+    "reduce_and": logical(tf.reduce_all),
+    "reduce_or": logical(tf.reduce_any),
     "reduce_xor": odd,
     "reduce_max": extreme(tf.reduce_max),
     "reduce_min": extreme(tf.reduce_min),
-    "argmax": index_of(tf.argmax),
-    "argmin": index_of(tf.argmin),
-    "cumsum": cumsum,
-    "cumprod": cumulative(lambda target, x, y: x * y, lambda dtype: 1),
-    "cummax": cumulative(maximum, lowest),
-    "cummin": cumulative(minimum, highest),
+    "argmax": widened(index_of(tf.argmax)),
+    "argmin": widened(index_of(tf.argmin)),
+    "cumsum": widened(cumsum),
+    "cumprod": widened(cumulative(lambda target, x, y: x * y, lambda dtype: 1)),
+    "cummax": widened(cumulative(maximum, lowest)),
+    "cummin": widened(cumulative(minimum, highest)),
     "cumlogsumexp": cumulative(log_add_exp, lowest),
-    "sort": sort,
-    "top_k": top_k,
+    "sort": widened(sort),
+    "top_k": widened(top_k),
 }

@@ -5,10 +5,13 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, widened
 from inference.lowering.tf_ops.indexing import shape_of, size_of
 
 
-def reshape(target, x, *, new_sizes, **_):
+def reshape(target, x, *, new_sizes, dimensions=None, **_):
+    """x in another shape, its axes read in the order of `dimensions`."""
+    x = x if dimensions is None else tf.transpose(x, dimensions)
     return tf.reshape(x, target.new_sizes(new_sizes))
 
 
@@ -27,7 +30,8 @@ def reverse(target, x, *, dimensions):
 
 
 def concatenate(target, *operands, dimension):
-    return tf.concat(operands, dimension)
+    parts = [x for x in operands if x.shape[dimension] != 0]  # TFLite does not slice to nothing
+    return tf.concat(parts or operands[:1], dimension)
 
 
 def stack(target, *operands, axis, **_):
@@ -114,15 +118,15 @@ def dim_as_value(target, *, dim):
 PRIMITIVES = {
     "reshape": reshape,
     "squeeze": squeeze,
-    "transpose": transpose,
-    "rev": reverse,
+    "transpose": widened(transpose, WIDER_TO_MOVE),
+    "rev": widened(reverse),
     "concatenate": concatenate,
-    "tile": tile,
+    "tile": widened(tile),
     "stack": stack,
-    "unstack": unstack,
-    "split": split,
-    "slice": slice_,
-    "pad": pad,
+    "unstack": widened(unstack, WIDER_TO_MOVE),
+    "split": widened(split, WIDER_TO_MOVE),
+    "slice": widened(slice_, WIDER_TO_MOVE),
+    "pad": widened(pad),  # there is no padding of uint8
     "iota": iota,
     "dim_as_value": dim_as_value,
 }

@@ -14,6 +14,10 @@ from inference.lowering.approximations import (
     ERFC_ABOVE_2,
     ERFC_BELOW_2,
 )
+from inference.lowering.complex_numbers import dft_matrix
+from inference.lowering.tf_ops.elementwise import is_bool, left
+
+LARGEST_PRODUCT = 512  # numbers, up to which a Fourier transform is a product
 
 
 def polynomial(x, coefficients):
@@ -23,6 +27,11 @@ def polynomial(x, coefficients):
     return y
 
 
+def minus(number, x):
+    """number - x."""
+    return left(np.float32(number), x) - x
+
+
 def erf(target, x, **_):
     x = tf.clip_by_value(x, -ERF_END, ERF_END)
     return x * polynomial(x * x, ERF_ABOVE) / polynomial(x * x, ERF_BELOW)
@@ -30,16 +39,16 @@ def erf(target, x, **_):
 
 def erfc(target, x, **_):
     size = tf.maximum(tf.abs(x), 1.0)
-    inverse = 1.0 / (size * size)
+    inverse = left(np.float32(1), size) / (size * size)
     tail = tf.exp(-size * size) / size
     tail = tail * tf.where(
         size < 2, polynomial(inverse, ERFC_BELOW_2), polynomial(inverse, ERFC_ABOVE_2)
     )
-    return tf.where(tf.abs(x) < 1, 1 - erf(target, x), tf.where(x < 0, 2 - tail, tail))
+    return tf.where(tf.abs(x) < 1, minus(1, erf(target, x)), tf.where(x < 0, minus(2, tail), tail))
 
 
 def erf_inv(target, x, **_):
-    w = -tf.math.log((1 - x) * (1 + x))
+    w = -tf.math.log(minus(1, x) * (x + 1))
     near = polynomial(tf.minimum(w, 5.0) - 2.5, ERF_INV_BELOW_5)
     far = polynomial(tf.sqrt(tf.maximum(w, 5.0)) - 3, ERF_INV_ABOVE_5)
     return tf.where(tf.equal(tf.abs(x), 1), x * np.float32(np.inf), x * tf.where(w < 5, near, far))
@@ -63,11 +72,11 @@ def tan(target, x, **_):
 
 
 def asin(target, x, **_):
-    return tf.atan2(x, tf.sqrt((1 - x) * (1 + x)))
+    return tf.atan2(x, tf.sqrt(minus(1, x) * (x + 1)))
 
 
 def acos(target, x, **_):
-    return tf.atan2(tf.sqrt((1 - x) * (1 + x)), x)
+    return tf.atan2(tf.sqrt(minus(1, x) * (x + 1)), x)
 
 
 def atan(target, x, **_):
@@ -75,6 +84,10 @@ def atan(target, x, **_):
 
 
 def atan2(target, y, x, **_):
+    """TFLite's op does not broadcast."""
+    if tuple(y.shape) != tuple(x.shape):
+        zeros = tf.zeros_like(x + y)
+        x, y = x + zeros, y + zeros
     return tf.atan2(y, x)
 
 
@@ -110,10 +123,39 @@ def cbrt(target, x, **_):
 
 
 def exp2(target, x, **_):
-    return tf.pow(2.0, x)
+    return tf.pow(left(np.float32(2), x), x)
+
+
+def real_dft(target, x):
+    """An RFFT2D, which TFLite has for powers of 2, else a product with cosines and sines."""
+    count = x.shape[-1]
+    if count is None:
+        target.refuse("fft", "over the batch")
+    if count > 1 and count & (count - 1) == 0:
+        y = tf.signal.rfft(x)
+        return tf.stack([tf.math.real(y), tf.math.imag(y)], -1)
+    if count > LARGEST_PRODUCT:
+        target.refuse("fft", f"of {count} numbers, which is no power of 2")
+    y = tf.matmul(x if len(x.shape) > 1 else x[None], dft_matrix(count))
+    y = tf.reshape(y, target.new_sizes((*target.operand_shapes[0][:-1], 2, count // 2 + 1)))
+    rank = len(x.shape)
+    return tf.transpose(y, [*range(rank - 1), rank, rank - 1])
+
+
+def bitcast(target, x, *, new_dtype):
+    if is_bool(x) or np.dtype(new_dtype) == bool or new_dtype.itemsize != target_size(x):
+        target.refuse("bitcast_convert_type", f"of {x.dtype.name} to {np.dtype(new_dtype)}")
+    return tf.bitcast(x, new_dtype)
+
+
+def target_size(x):
+    return np.dtype(x.dtype.name).itemsize
 
 
 PRIMITIVES = {
+    "real_dft": real_dft,
+    "bitcast_convert_type": bitcast,
+} | {
     f.__name__: f
     for f in (
         *(erf, erfc, erf_inv, expm1, log1p, exp2, cbrt),

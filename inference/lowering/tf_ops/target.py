@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from inference.lowering.dims import evaluate, symbols
+from inference.lowering.equations import ELEMENTWISE
 from inference.lowering.tf_ops.elementwise import NARROW
 from inference.lowering.tf_ops.pending import Pending, resolved
 from inference.lowering.walk import Missing
@@ -90,8 +91,11 @@ class Target:
                 operands, params = jax.tree.map(
                     resolved, (operands, params), is_leaf=lambda x: isinstance(x, Pending)
                 )
+            avals, is_whole = self.out, name not in ELEMENTWISE
             try:
-                return function(target, *operands, **params)
+                results = function(target, *operands, **params)
+                # TensorFlow loses some sizes that are known, on which the next op may depend
+                return known_shapes(results, avals) if is_whole else results
             except (TypeError, ValueError, tf.errors.OpError) as error:
                 if not is_refusal(error):
                     raise
@@ -102,6 +106,14 @@ class Target:
     def refuse(self, name, what):
         """Raise Missing for a variant of a primitive that the table cannot express."""
         raise Missing(f"{name} {what}", self.walk.place)
+
+
+def known_shapes(results, avals):
+    """The results, as tensors whose shapes are known where those in JAX are."""
+    for tensor, aval in zip(jax.tree.leaves(results), avals, strict=True):
+        if tf.is_tensor(tensor):
+            tensor.set_shape([d if isinstance(d, int) else None for d in aval.shape])
+    return results
 
 
 def is_refusal(error):

@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from inference.lowering.tf_ops.convolution import convolution, symbolic_same
-from inference.lowering.tf_ops.elementwise import maximum, minimum
+from inference.lowering.tf_ops.elementwise import maximum, minimum, widened
+from inference.lowering.tf_ops.indexing import size_of
 from inference.lowering.tf_ops.products import transposed
 from inference.lowering.tf_ops.reductions import highest, lowest
 from inference.lowering.tf_ops.shapes import pad
@@ -86,7 +87,7 @@ def sliding(combine, start, kind):
         parts = [part(x, offset, window, strides, dilation) for offset in offsets]
         return functools.reduce(functools.partial(combine, target), parts)
 
-    return slide
+    return widened(slide)
 
 
 def is_image_pool(x, window, dilation):
@@ -97,8 +98,8 @@ def is_image_pool(x, window, dilation):
 def part(x, offset, window, strides, dilation):
     """The numbers of all windows at one offset."""
     slices = []
-    for o, w, s, d in zip(offset, window, strides, dilation, strict=True):
-        end = -(w - 1 - o) * d or None
+    for axis, (o, w, s, d) in enumerate(zip(offset, window, strides, dilation, strict=True)):
+        end = size_of(x, axis) - (w - 1 - o) * d
         slices.append(slice(None) if w == s == 1 else slice(o * d, end, s))
     return x[tuple(slices)]
 
