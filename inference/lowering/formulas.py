@@ -51,8 +51,8 @@ def activation(needs, formula, op=None):
 def gelus():
     half = 0.5**0.5
 
-    def tanh(x, cube):
-        return jnp.tanh((2 / jnp.pi) ** 0.5 * (x + 0.044715 * cube))
+    def tanh(x, cubic):
+        return jnp.tanh((2 / jnp.pi) ** 0.5 * (x + cubic))
 
     exact = [
         lambda x: jax.nn.gelu(x, approximate=False),
@@ -61,11 +61,15 @@ def gelus():
         lambda x: x * (0.5 * (1 + lax.erf(x * half))),
         lambda x: x * normal.cdf(x),
     ]
-    approximate = [jax.nn.gelu]
-    for cube in (lambda x: x**3, lambda x: x * x * x):
+    approximate = []
+    for cubic in (
+        lambda x: 0.044715 * x**3,
+        lambda x: 0.044715 * (x * x * x),
+        lambda x: 0.044715 * x * x * x,
+    ):
         approximate += [
-            lambda x, cube=cube: 0.5 * x * (1 + tanh(x, cube(x))),
-            lambda x, cube=cube: x * (0.5 * (1 + tanh(x, cube(x)))),
+            lambda x, cubic=cubic: 0.5 * x * (1 + tanh(x, cubic(x))),
+            lambda x, cubic=cubic: x * (0.5 * (1 + tanh(x, cubic(x)))),
         ]
     yield from (activation("mul", formula, ours.gelu) for formula in exact)
     yield from (activation("tanh mul", formula, ours.gelu_tanh) for formula in approximate)

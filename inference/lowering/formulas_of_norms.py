@@ -9,7 +9,8 @@ from jax import lax
 
 from inference.lowering import foreign_ops
 from inference.lowering.formulas import EPS, LOWEST, SCALE, Form
-from inference.lowering.unify import Step, contracted_sizes
+from inference.lowering.steps import Step
+from inference.lowering.unify import contracted_sizes
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm
 
 # Normalizations.

@@ -12,13 +12,15 @@ from jax.extend.core import ClosedJaxpr, Literal
 from inference.lowering.flatten import Flat, flattened
 from inference.lowering.formulas import ACTIVATIONS, HOLES, SOFTMAX
 from inference.lowering.formulas_of_norms import ATTENTION, NORMS
-from inference.lowering.unify import VIEWS, Comparison, Graph, labels_of
+from inference.lowering.steps import VIEWS, Graph, labels_of
+from inference.lowering.unify import Comparison
 from model.layers.op import marked_p
 
 FORMS = [*ATTENTION, *NORMS, *SOFTMAX, *ACTIVATIONS]
 INNER = {"scan": ["jaxpr"], "while": ["cond_jaxpr", "body_jaxpr"], "cond": ["branches"]}
 REACH = 80  # equations that a formula has at most
 DEPTH = 6  # of the outlines that are compared before a formula is traced for its exact shapes
+SIZES = {"axis", "groups"}  # choices that leave the outline of a formula the same
 ALIKE = {"sqrt": "rsqrt", "pow": "rsqrt", "square": "mul", "integer_pow": "mul"}
 
 
@@ -90,7 +92,7 @@ class Recognition:
 
     def is_possible(self, number, choice, avals, graph, eqn):
         """Whether the equation can be the end of a formula, from its outline for any shapes."""
-        key = (number, *choice.items())
+        key = (number, *((k, v) for k, v in choice.items() if k not in SIZES))
         if key not in self.outlines:
             pattern = self.pattern(number, choice, avals)
             self.outlines[key] = pattern.outline, pattern.ends_with_view

@@ -121,12 +121,12 @@ def recurrent(w, ids):
         return state, state
 
     x = jnp.take(w["table"], ids, axis=0).swapaxes(0, 1)
-    _, states = jax.lax.scan(step, jnp.zeros((ids.shape[0], 32)), x)
+    _, states = jax.lax.scan(step, jnp.zeros((ids.shape[0], 64)), x)
     return {"logits": states[-1] @ w["table"].T}
 
 
 def recurrent_weights():
-    shapes = {"table": (100, 32), "update": (32, 32), "recurrent": (32, 32), "new": (32, 32)}
+    shapes = {"table": (100, 64), "update": (64, 64), "recurrent": (64, 64), "new": (64, 64)}
     return {name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -134,11 +134,11 @@ IDS = random.integers(0, 100, (3, 6)).astype(np.int32)
 
 
 @pytest.mark.parametrize(
-    ("precision", "error", "share"), [("float16", 0.005, 0.6), ("dynamic", 0.06, 0.4)]
+    ("precision", "error", "share"), [("float16", 0.005, 0.53), ("dynamic", 0.06, 0.33)]
 )
 def test_the_weights_of_a_loop_and_a_tied_table_become_small(precision, error, share, tmp_path):
     source, expected = written(recurrent, recurrent_weights(), IDS, tmp_path / "float32.onnx")
-    assert source.stat().st_size < 1.4 * 4 * (100 * 32 + 3 * 32 * 32)  # the table once
+    assert source.stat().st_size < 1.1 * 4 * (100 * 64 + 3 * 64 * 64)  # the table once
     quantize_onnx(source, tmp_path / "small.onnx", precision)
     assert (tmp_path / "small.onnx").stat().st_size < share * source.stat().st_size
     logits = open_model(tmp_path / "small.onnx")({"input": IDS})["logits"]
@@ -212,7 +212,8 @@ def test_a_network_of_bottlenecks_keeps_its_free_batch(tmp_path):
     x = random.normal(size=(3, 32, 32, 3)).astype(np.float32)
     source, expected = written(network, weights, x, tmp_path / "float32.onnx")
     for precision in ("float16", "dynamic", "int8"):
-        quantize_onnx(source, tmp_path / "small.onnx", precision, [{"input": x[:1]}])
+        samples = [{"input": x[i : i + 1]} for i in range(len(x))]
+        quantize_onnx(source, tmp_path / "small.onnx", precision, samples)
         model = open_model(tmp_path / "small.onnx")
         assert (model.inputs["input"][0][0], model.outputs["y"][0]) == (None, (None, 70))
         limit = 0.15 * np.abs(expected["y"]).max()
