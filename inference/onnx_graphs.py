@@ -76,7 +76,7 @@ def store_in_8_bits(model, exclude):
     These are tables of embeddings, and the weights that loops and branches read. The rows of a
     table are read before they are restored; other weights are restored once, outside the loops.
     """
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, numpy_helper
 
     for tensor in list(model.graph.initializer):
         is_large = len(tensor.dims) >= 2 and np.prod(tensor.dims) >= LARGE
@@ -96,15 +96,19 @@ def store_in_8_bits(model, exclude):
                 result = node.output[0]
                 node.input[0], node.output[0] = parts[0], f"{result}_int8"
                 inputs = [node.output[0], parts[1]]
-                graph.node.append(
-                    helper.make_node("DequantizeLinear", inputs, [result], name=result, axis=-1)
-                )
+                graph.node.append(restored(inputs, result, -1))
         if any(not is_table(node, parts[0]) for _, node in readers):
-            model.graph.node.append(
-                helper.make_node("DequantizeLinear", parts, [name], name=name, axis=axis)
-            )
+            model.graph.node.append(restored(parts, name, axis))
     for graph in graphs(model.graph):
         in_order(graph)
+
+
+def restored(parts, name, axis):
+    """The node that computes a float array from its numbers in 8 bits and their scales."""
+    from onnx import helper
+
+    node_name = f"{name}_restored"
+    return helper.make_node("DequantizeLinear", parts, [name], name=node_name, axis=axis)
 
 
 def readers_of(graph, name):

@@ -127,7 +127,8 @@ def left_in_float(path, exclude):
 
 
 def names_of(nodes):
-    return [node.name for node in nodes]
+    """Their names, and those that they have after the tools have split each Gemm."""
+    return [name for node in nodes for name in (node.name, f"{node.name}_MatMul")]
 
 
 def with_small_weights(path, left, exclude):

@@ -70,7 +70,10 @@ def by_statistics(target, params, statistics, x, *, eps):
     shift = params["bias"] - statistics["mean"] * scale
     if isinstance(x, Linear):
         return x.affine(scale, shift)
-    return Scaled(resolved(x), scale, shift, target.products)
+    x = resolved(x)
+    # TensorFlow's converter folds a product and a sum into the convolution before them
+    after_convolution = x.op.type in ("Conv2D", "DepthwiseConv2dNative")
+    return Scaled(x, scale, shift, target.products and not after_convolution)
 
 
 def group_norm(target, params, x, *, groups, eps):
