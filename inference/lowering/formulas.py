@@ -13,6 +13,7 @@ from jax import lax
 from jax.scipy.stats import norm as normal
 
 from inference.lowering import foreign_ops
+from inference.lowering.steps import is_float
 from model.layers import activations as ours
 
 # Numbers in a formula for which the model may have any other; each is exact in every float type.
@@ -37,7 +38,13 @@ class Form(NamedTuple):
 
 def like_result(aval, part):
     """One array like the result."""
-    if aval.dtype.kind == "f":
+    if is_float(aval.dtype):
+        yield [aval], {}
+
+
+def like_wide_result(aval, part):
+    """As `like_result`, for functions that JAX has in float32 and float64 only."""
+    if aval.dtype in (jnp.float32, jnp.float64):
         yield [aval], {}
 
 
@@ -59,7 +66,6 @@ def gelus():
         lambda x: 0.5 * x * (1 + lax.erf(x * half)),
         lambda x: 0.5 * (x * (1 + lax.erf(x * half))),
         lambda x: x * (0.5 * (1 + lax.erf(x * half))),
-        lambda x: x * normal.cdf(x),
     ]
     approximate = []
     for cubic in (
@@ -72,6 +78,8 @@ def gelus():
             lambda x, cubic=cubic: x * (0.5 * (1 + tanh(x, cubic(x)))),
         ]
     yield from (activation("mul", formula, ours.gelu) for formula in exact)
+    by_cdf = activation("mul", lambda x: x * normal.cdf(x), ours.gelu)
+    yield by_cdf._replace(candidates=like_wide_result)
     yield from (activation("tanh mul", formula, ours.gelu_tanh) for formula in approximate)
 
 
@@ -114,7 +122,7 @@ ACTIVATIONS = [
 
 
 def axes_of_result(aval, part):
-    if aval.dtype.kind == "f":
+    if is_float(aval.dtype):
         yield from (([aval], {"axis": axis}) for axis in range(-1, -1 - len(aval.shape), -1))
 
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from inference.lowering import foreign_ops
 from inference.lowering.formulas import EPS, LOWEST, SCALE, Form
-from inference.lowering.steps import Step
+from inference.lowering.steps import Step, is_float
 from inference.lowering.unify import contracted_sizes
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm
 
@@ -86,7 +86,7 @@ def with_channels(count, rank=1, axis=-1):
     """The candidates for an array of at least this rank, and for arrays of its channels."""
 
     def candidates(aval, part):
-        if aval.dtype.kind == "f" and len(aval.shape) >= rank:
+        if is_float(aval.dtype) and len(aval.shape) >= rank:
             channels = jax.ShapeDtypeStruct((aval.shape[axis],), aval.dtype)
             yield [aval, *[channels] * count], {}
 
@@ -210,7 +210,7 @@ MASKS = ((True, False), (True, True), (False, True), (False, False))  # (causal,
 def attention_candidates(aval, part):
     """All ways to mask, bias and scale it; the sizes are read from the products in the model."""
     products = [eqn for eqn in part if eqn.primitive.name == "dot_general"]
-    if aval.dtype.kind != "f" or products[0] is not part[0]:
+    if not is_float(aval.dtype) or products[0] is not part[0]:
         return
     sizes = [n for eqn in products for n in contracted_sizes(Step("", eqn.params, steps(eqn)))]
     for layout in LAYOUTS.get(len(aval.shape), ()):

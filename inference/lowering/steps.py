@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jax.extend.core import Literal, Var
 
@@ -76,7 +77,8 @@ class Graph:
             x = eqn.invars[1 + int(which)]
             return x, labels if x.aval.shape else ()
         neutral = {"and": True, "max": -np.inf, "sub": 0.0}.get(name)
-        if neutral is None or eqn.outvars[0].aval.dtype.kind not in "fb":
+        dtype = eqn.outvars[0].aval.dtype
+        if neutral is None or not (is_float(dtype) or str(dtype) == "bool"):
             return None
         for x, other in (eqn.invars, eqn.invars[::-1] if name != "sub" else eqn.invars):
             if x.aval.shape and self.number(other) == neutral:
@@ -95,7 +97,7 @@ class Graph:
         if name == "pow" and (power := self.number(eqn.invars[1])) in (-0.5, 0.5, 2.0):
             named = {-0.5: ("rsqrt", 1), 0.5: ("sqrt", 1), 2.0: ("mul", 2)}[power]
             return Step(named[0], {}, operands[:1] * named[1])
-        if name == "div" and eqn.outvars[0].aval.dtype.kind == "f":
+        if name == "div" and is_float(eqn.outvars[0].aval.dtype):
             return self.quotient(*operands)
         params = {k: v for k, v in params.items() if k not in UNCOMPARED and v is not None}
         return Step("add" if name == "add_any" else name, params, operands)
@@ -148,6 +150,11 @@ class Graph:
 
 def is_commutative(name):
     return name in COMMUTATIVE or name == "dot_general"
+
+
+def is_float(dtype):
+    """Whether a dtype is one of floats, of which bfloat16 is none of NumPy's."""
+    return jax.dtypes.issubdtype(dtype, np.floating)
 
 
 def labels_of(atom):

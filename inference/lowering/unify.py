@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from inference.lowering.equations import ELEMENTWISE
-from inference.lowering.steps import is_commutative, is_one
+from inference.lowering.steps import is_commutative, is_float, is_one
 
 REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"}
 
@@ -184,7 +184,8 @@ def is_same(x, y):
 
 
 def are_close(x, y):
-    if x.dtype.kind == "f":
+    if is_float(x.dtype):
+        x, y = x.astype(np.float64), y.astype(np.float64)
         return np.allclose(x, y, rtol=1e-6, atol=0, equal_nan=True)
     return np.array_equal(x, y)
 

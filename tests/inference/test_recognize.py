@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from inference.lowering.formulas import ACTIVATIONS as ACTIVATION_FORMS
+from inference.lowering.formulas import SOFTMAX
+from inference.lowering.formulas_of_norms import NORMS
+from inference.lowering.recognize import Pattern
 from inference.lowering.trace import trace
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from tests.inference.models import example, images
-from tests.inference.onnx_runtime import assert_equal_to_jax, exported
+from tests.inference.onnx_runtime import assert_equal_to_jax, exported, run
 
 
 def ops(function, x, weights=None, opset=20):
@@ -246,6 +250,33 @@ def test_formulas_within_loops_and_branches_and_with_a_shared_part():
     assert_equal_to_jax(proto, function, {}, x)
     assert "Gelu" in str(proto.graph.node) and "Tanh" not in str(proto.graph.node)
     assert Counter(node.op_type for node in proto.graph.node)["LayerNormalization"] == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float64])
+def test_each_formula_can_be_traced_in_each_float_type(dtype):
+    with jax.enable_x64(True):
+        aval = jax.ShapeDtypeStruct((2, 3, 4), dtype)
+        count = 0
+        for form in [*NORMS, *SOFTMAX, *ACTIVATION_FORMS]:
+            for avals, choice in form.candidates(aval, []):
+                assert Pattern(form, avals, choice).outline
+                count += 1
+    assert count > 100
+
+
+def test_models_in_bfloat16():
+    """They are computed in float32 in ONNX Runtime."""
+
+    def function(_, x):
+        x = x.astype(jnp.bfloat16)
+        y = jax.nn.gelu(x, approximate=False) + jax.nn.softmax(x)
+        return self_attention(y).astype(float)
+
+    proto = exported(function, {}, HEADS)
+    found = Counter(node.op_type for node in proto.graph.node)
+    assert (found["Gelu"], found["Softmax"], found["ReduceMax"]) == (1, 2, 0)
+    difference = run(proto, {"input": HEADS})["output"] - np.asarray(function(None, HEADS))
+    assert np.abs(difference).max() < 0.05
 
 
 def test_a_model_of_flax_in_bfloat16():
