@@ -26,6 +26,7 @@ class Flat:
 
     def __init__(self, consts=()):
         self.eqns, self.consts = [], dict(consts)
+        self.converted = {}  # {(array, dtype): [the array in that dtype]}
 
     def enter(self, jaxpr, consts, operands, caller=None):
         """Adds the equations of a jaxpr, open or closed; returns what its results are here."""
@@ -54,7 +55,13 @@ class Flat:
             return operands
         if is_scalar(eqn, operands):
             return computed(eqn, operands)
-        results = [Var(var.aval) for var in eqn.outvars]
+        if name == "convert_element_type" and not isinstance(operands[0], Literal):
+            key = (operands[0], eqn.params["new_dtype"])  # libraries convert an array twice
+            if key in self.converted:
+                return self.converted[key]
+            self.converted[key] = results = [Var(eqn.outvars[0].aval)]
+        else:
+            results = [Var(var.aval) for var in eqn.outvars]
         self.eqns.append(eqn.replace(invars=operands, outvars=results))
         return results
 

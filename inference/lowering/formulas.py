@@ -83,6 +83,10 @@ def gelus():
     yield from (activation("tanh mul", formula, ours.gelu_tanh) for formula in approximate)
 
 
+def clamp_to_6(x):
+    return lax.clamp(x.dtype.type(0), x, x.dtype.type(6))
+
+
 def leaky_relu(x, *, alpha):
     return ours.leaky_relu(x, float(alpha))
 
@@ -96,7 +100,9 @@ ACTIVATIONS = [
     activation("max", lambda x: jnp.maximum(x, 0), ours.relu),
     activation("gt select_n", lambda x: jnp.where(x > 0, x, 0), ours.relu),
     activation("max min", jax.nn.relu6, foreign_ops.relu6),
-    activation("clamp", lambda x: lax.clamp(0.0, x, 6.0), foreign_ops.relu6),
+    activation(
+        "clamp", lambda x: lax.clamp(x.dtype.type(0), x, x.dtype.type(6)), foreign_ops.relu6
+    ),
     activation("max min", lambda x: jnp.clip(x, 0, 6), foreign_ops.relu6),
     activation("max min", jax.nn.hard_sigmoid, ours.hard_sigmoid),
     activation("max min", jax.nn.hard_swish, ours.hard_swish),

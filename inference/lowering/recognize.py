@@ -41,7 +41,7 @@ class Recognition:
 
     def __init__(self):
         self.patterns = {}  # {form, choice and shapes: the formula, traced}
-        self.outlines = {}  # {form and choice: (its outline, whether it ends with a view)}
+        self.outlines = {}  # {form, dtype and choice: (its outline, whether it ends with a view)}
 
     def jaxpr(self, closed):
         """The jaxpr with ops in place of formulas."""
@@ -92,7 +92,8 @@ class Recognition:
 
     def is_possible(self, number, choice, avals, graph, eqn):
         """Whether the equation can be the end of a formula, from its outline for any shapes."""
-        key = (number, *((k, v) for k, v in choice.items() if k not in SIZES))
+        dtype = str(avals[0].dtype)  # bfloat16 is converted on the way
+        key = (number, dtype, *((k, v) for k, v in choice.items() if k not in SIZES))
         if key not in self.outlines:
             pattern = self.pattern(number, choice, avals)
             self.outlines[key] = pattern.outline, pattern.ends_with_view
