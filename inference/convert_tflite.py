@@ -156,6 +156,13 @@ def add_output_options(add):
     )
     add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
     add(
+        "--exclude",
+        nargs="+",
+        default=[],
+        metavar="REGEX",
+        help="regexes of weights that --quantize leaves in float32, in ONNX files",
+    )
+    add(
         "--samples",
         type=int,
         default=200,
@@ -170,7 +177,7 @@ def add_output_options(add):
 
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
-    swallowing = ("formats", "input", "free", "input_names", "output_names")
+    swallowing = ("formats", "input", "exclude", "free", "input_names", "output_names")
     for option in swallowing:  # these options also swallow overrides that follow them
         values = getattr(arguments, option) or []
         arguments.overrides += [text for text in values if "=" in text]
@@ -184,6 +191,7 @@ def checked(arguments):
     check_choices("--formats", arguments.formats, FORMATS)
     check_choices("--route", [arguments.route], ("auto", "native", "jax2tf"))
     check_choices("--quantize", [arguments.quantize] if arguments.quantize else [], PRECISIONS)
+    check_exclude(arguments)
     layout = [arguments.input_layout] if arguments.input_layout else []
     check_choices("--input-layout", layout, ("nhwc", "nchw"))
     if not 18 <= arguments.opset <= 23:
@@ -204,6 +212,20 @@ def checked(arguments):
         raise UserError(f"--demo: runs one example at a time; remove --batch {arguments.batch}")
     arguments.shape = parse_shape(arguments.input) if arguments.input else None
     return arguments
+
+
+def check_exclude(arguments):
+    for pattern in arguments.exclude:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UserError(f"--exclude: {pattern!r} is not a regex: {error}") from error
+    if arguments.exclude and not arguments.quantize:
+        raise UserError("--exclude: says what --quantize leaves in float32; add --quantize")
+    if arguments.exclude and "tflite" in arguments.formats:
+        raise UserError(
+            "--exclude: TensorFlow's converter leaves no single weights out; add --formats onnx"
+        )
 
 
 def check_choices(option, values, allowed):

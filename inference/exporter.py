@@ -190,7 +190,7 @@ class Exporter:
                 return write(path, quantize=precision, samples=self.samples)
             from inference.quantize_onnx import quantize_onnx
 
-            quantize_onnx(float32_path, path, precision, self.samples)
+            quantize_onnx(float32_path, path, precision, self.samples, self.arguments.exclude)
 
     def native(self, format, path, **quantization):
         """Write a file with this project's own tables of ops."""

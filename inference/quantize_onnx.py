@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 from file_io import atomic_write
+from inference.onnx_graphs import excluded_nodes, excluded_weights, store_in_8_bits
 from inference.packages import needed, quiet
 from utils import RunError, UserError, first_line
 
@@ -12,10 +13,11 @@ CONVOLUTIONS = ["Conv", "ConvTranspose"]
 PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]
 
 
-def quantize_onnx(source, path, precision, samples=None):
+def quantize_onnx(source, path, precision, samples=None, exclude=()):
     """Write the float32 file `source` as float16, dynamic or int8; inputs and outputs stay float32.
 
-    int8 is calibrated with `samples`, a list of {input: array}.
+    int8 is calibrated with `samples`, a list of {input: array}. Weights whose names match one of
+    the regexes in `exclude` stay float32.
     """
     write = {"float16": to_float16, "dynamic": to_dynamic, "int8": to_int8}.get(precision)
     if write is None:
@@ -23,10 +25,15 @@ def quantize_onnx(source, path, precision, samples=None):
     if precision == "int8" and not samples:
         raise UserError("int8 needs samples of real inputs, which show how large its numbers are")
     needed("onnx", "onnxruntime")
+    import onnx
+
     # The tools write files of their own beside their input.
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
-            data = checked(write(Path(source), Path(folder), samples))
+            weights = excluded_weights(onnx.load(source), exclude)
+            data = checked(write(Path(source), Path(folder), samples, weights))
+        except UserError:
+            raise
         except Exception as error:  # the tools have no error class of their own
             raise RunError(
                 f"{source}: onnxruntime cannot convert it to {precision}: {first_line(error)}"
@@ -42,62 +49,60 @@ def checked(model):
     return model.SerializeToString()
 
 
-def to_float16(source, folder, samples):
+def to_float16(source, folder, samples, exclude):
     """Weights and intermediate results in float16; inputs and outputs in float32."""
     import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-    from onnxruntime.transformers.onnx_model import OnnxModel
 
-    model = OnnxModel(convert_float_to_float16(onnx.load(source), keep_io_types=True))
-    model.topological_sort()  # the converter appends the casts of the inputs at the end
-    return model.model
+    from inference import onnx_float16
+
+    model = onnx.load(source)
+    onnx_float16.to_float16(model, exclude)
+    return model
 
 
-def to_dynamic(source, folder, samples):
+def to_dynamic(source, folder, samples, exclude):
     """Weights in 8 bits; the ranges of the activations are measured at run time.
 
     The weights are unsigned: on x86 processors without VNNI, ONNX Runtime's products of unsigned
     activations and signed weights overflow 16 bits (off by 0.080 of the output's scale in a small
     model; unsigned 0.022).
     """
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = prepared(source, folder)
+    left = left_in_float(path := prepared(source, folder), exclude)
     quantize_dynamic(
-        model,
+        path,
         folder / "dynamic.onnx",
         op_types_to_quantize=PRODUCTS,
-        nodes_to_exclude=first_convolutions(model),
+        nodes_to_exclude=names_of(left),
         per_channel=True,
         weight_type=QuantType.QUInt8,
     )
-    return onnx.load(folder / "dynamic.onnx")
+    return with_small_weights(folder / "dynamic.onnx", left, exclude)
 
 
-def to_int8(source, folder, samples):
+def to_int8(source, folder, samples, exclude):
     """Convolutions and products in int8, as pairs of QuantizeLinear and DequantizeLinear.
 
     Weights have one scale per channel. The output of a MatMul stays in float, since the
     normalization that follows needs more than 8 bits.
     """
-    import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    model = prepared(source, folder)
+    left = left_in_float(path := prepared(source, folder), exclude)
     quantize_static(
-        model,
+        path,
         folder / "int8.onnx",
         reader(samples),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=PRODUCTS,
-        nodes_to_exclude=first_convolutions(model),
+        nodes_to_exclude=names_of(left),
         per_channel=True,
         activation_type=QuantType.QInt8,
         weight_type=QuantType.QInt8,
         extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
     )
-    return onnx.load(folder / "int8.onnx")
+    return with_small_weights(folder / "int8.onnx", left, exclude)
 
 
 def prepared(source, folder):
@@ -114,25 +119,44 @@ def prepared(source, folder):
     return folder / "prepared.onnx"
 
 
-def first_convolutions(path):
-    """The names of the convolutions that take the input itself.
+def left_in_float(path, exclude):
+    """The nodes that stay in float: those of excluded weights, and the first convolutions."""
+    import onnx
+
+    model = onnx.load(path)
+    return [*excluded_nodes(model, exclude), *first_convolutions(model.graph)]
+
+
+def names_of(nodes):
+    """Their names, and those that they have after the tools have split each Gemm."""
+    return [name for node in nodes for name in (node.name, f"{node.name}_MatMul")]
+
+
+def with_small_weights(path, left, exclude):
+    """The model that a tool has written, with 8 bits also for the weights that it left."""
+    import onnx
+
+    model = onnx.load(path)
+    store_in_8_bits(model, exclude | {name for node in left for name in node.input})
+    return model
+
+
+def first_convolutions(graph):
+    """The convolutions that take the input itself.
 
     They have few weights and lose much accuracy: on the sample, a stem in int8 makes the largest
     error 0.37 of the logits' scale instead of 0.12, since the normalization that follows magnifies
     the rounding of an empty background.
     """
-    import onnx
-
-    graph = onnx.load(path).graph
-    raw, names = {value.name for value in graph.input}, []
+    raw, found = {value.name for value in graph.input}, []
     for node in graph.node:
         if raw.isdisjoint(node.input):
             continue
         if node.op_type in CONVOLUTIONS:
-            names.append(node.name)
+            found.append(node)
         elif node.op_type not in PRODUCTS:
             raw.update(node.output)
-    return names
+    return found
 
 
 def reader(samples):

@@ -113,12 +113,15 @@ def left_in_float(data):
         mixed = set()  # the tensors computed through a convolution or a product
         for op in graph.operators:
             kind = flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
-            if kind not in PRODUCTS:
+            outputs = [graph.tensors[i].name.decode() for i in op.outputs]
+            if kind == "GATHER":  # the rows of a constant table are as good in int8
+                names += outputs if op.inputs[0] in computed else []
+            elif kind not in PRODUCTS:
                 kinds.add(kind)
             elif computed.issuperset(op.inputs[:2]) or (
                 kind in CONVOLUTIONS and mixed.isdisjoint(op.inputs)
             ):
-                names += [graph.tensors[i].name.decode() for i in op.outputs]
+                names += outputs
             computed.update(op.outputs)
             if kind in PRODUCTS or not mixed.isdisjoint(op.inputs):
                 mixed.update(op.outputs)

@@ -9,6 +9,7 @@ import numpy as np
 from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from inference.lowering.recognize import Recognition
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
 
@@ -44,7 +45,8 @@ def trace(function, weights, inputs, batch=None):
     arrays = {name.removeprefix("params/"): leaf for name, leaf in named_leaves(weights).items()}
     in_shapes = named(shapes, "input")
     out_shapes = named(traced.out_info, "output", in_shapes)
-    return Traced(traced.jaxpr, arrays, in_shapes, out_shapes, precision(traced.jaxpr))
+    jaxpr = with_ops(traced.jaxpr)
+    return Traced(jaxpr, arrays, in_shapes, out_shapes, precision(traced.jaxpr))
 
 
 def of_batch(inputs, size):
@@ -57,6 +59,12 @@ def of_batch(inputs, size):
 def traced_once(function, weights, shapes):
     with marks_shown():
         return jax.jit(function).trace(jax.tree.map(shape_of, weights), shapes)
+
+
+def with_ops(jaxpr):
+    """The jaxpr with an op for each formula of another library that the tables have as one."""
+    with marks_shown():
+        return Recognition().jaxpr(jaxpr)
 
 
 def refusal(error, function, weights, inputs, batch):

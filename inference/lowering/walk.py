@@ -40,7 +40,7 @@ from inference.lowering.value import Value, broadcast, constant, joint_shape
 from model.layers.op import filled, marked_p
 from utils import UserError
 
-OURS = "model.layers."  # the package whose ops have the name of their function in the tables
+OURS = ("model.layers.", "inference.lowering.")  # their ops have the name of their function
 
 
 class Missing(UserError):

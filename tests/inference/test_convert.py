@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import save_file
 
@@ -79,6 +80,16 @@ def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
         assert before["accuracy"] > 0.6 and abs(after["accuracy"] - before["accuracy"]) <= 0.03
         assert report["bytes"] < 0.5 * 4 * 12730
         assert f"accuracy {before['accuracy']:.4f} -> {after['accuracy']:.4f}" in printed
+
+
+def test_excluded_weights_stay_in_float32(convert, tmp_path):
+    code, printed = convert(*ONNX, "--quantize", "dynamic", "--exclude", "head/.*")
+    assert code == 0, printed
+    stored = onnx.load(tmp_path / "out" / "small" / "small.onnx").graph.initializer
+    floats = {x.name for x in stored if x.data_type == onnx.TensorProto.FLOAT}
+    assert "head/weight" in floats and "hidden/0/weight" not in floats
+    code, printed = convert(*ONNX, "--force", "--quantize", "dynamic", "--exclude", "haed/.*")
+    assert code != 0 and "--exclude: 'haed/.*' matches no weight; there are head/bias" in printed
 
 
 @pytest.mark.parametrize(

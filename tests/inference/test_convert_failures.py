@@ -187,3 +187,19 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
     assert code != 0 and "onnx" in printed
     assert "pip install -r inference/requirements.txt" in printed
     assert output_folder(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--exclude", "dense/.*"], "--exclude: says what --quantize leaves in float32"),
+        (["--exclude", "(", "--quantize", "int8"], "--exclude: '(' is not a regex: missing )"),
+        (
+            ["--exclude", "x", "--quantize", "int8", "--formats", "tflite"],
+            "--exclude: TensorFlow's converter leaves no single weights out; add --formats onnx",
+        ),
+    ],
+)
+def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
+    code, printed = convert("--formats", "onnx", *arguments)
+    assert code == 2 and message in printed

@@ -150,3 +150,19 @@ def test_layers_within_loops_and_branches():
     proto = exported(function, weights, x)
     assert_equal_to_jax(proto, function, weights, x)
     assert "weight" in {entry.name for entry in proto.graph.initializer}
+
+
+def test_a_tied_embedding_is_stored_once():
+    """Its table is read by rows, and as a matrix in the other order of its axes."""
+
+    def function(w, ids):
+        table = w["params"]["table"]
+        x = jnp.take(table, ids, axis=0)
+        return {"all": x @ table.T, "sum": jnp.einsum("bd,vd->bv", x.mean(1), table)}
+
+    weights = {"params": {"table": images(6, 4)[0]}, "state": {}}
+    ids = np.array([[0, 5, 2], [1, 1, 3]], np.int32)
+    proto = exported(function, weights, ids)
+    assert_equal_to_jax(proto, function, weights, ids)
+    assert sum(np.prod(entry.dims) == 24 for entry in proto.graph.initializer) == 1
+    assert ops(proto)["Transpose"] <= 1

@@ -1,5 +1,7 @@
 """Quantized ONNX files: which ops are quantized, and how far the outputs are from float32."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
@@ -7,6 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from inference.quantize_onnx import quantize_onnx
 from inference.runtimes import open_model
+from model.layers.pool import max_pool
+from tests.inference.onnx_runtime import exported
 from utils import UserError
 
 random = np.random.default_rng(0)
@@ -99,3 +103,118 @@ def test_an_unknown_precision_and_missing_samples_are_errors(source, tmp_path):
         quantize_onnx(source, tmp_path / "no.onnx", "int4", SAMPLES)
     with pytest.raises(UserError, match="int8 needs samples"):
         quantize_onnx(source, tmp_path / "no.onnx", "int8")
+
+
+def written(function, weights, x, path):
+    """The float32 file of a function (weights, x), and its outputs by name."""
+    path.write_bytes(exported(function, {"params": weights, "state": {}}, x).SerializeToString())
+    return path, open_model(path)({"input": x})
+
+
+def recurrent(w, ids):
+    """A recurrent network over the embeddings of ids, as a scan, whose output is tied to them."""
+    w = w["params"]
+
+    def step(state, x):
+        update = jax.nn.sigmoid(x @ w["update"] + state @ w["recurrent"])
+        state = update * state + (1 - update) * jnp.tanh(x @ w["new"])
+        return state, state
+
+    x = jnp.take(w["table"], ids, axis=0).swapaxes(0, 1)
+    _, states = jax.lax.scan(step, jnp.zeros((ids.shape[0], 64)), x)
+    return {"logits": states[-1] @ w["table"].T}
+
+
+def recurrent_weights():
+    shapes = {"table": (100, 64), "update": (64, 64), "recurrent": (64, 64), "new": (64, 64)}
+    return {name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+IDS = random.integers(0, 100, (3, 6)).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "error", "share"), [("float16", 0.005, 0.53), ("dynamic", 0.06, 0.33)]
+)
+def test_the_weights_of_a_loop_and_a_tied_table_become_small(precision, error, share, tmp_path):
+    source, expected = written(recurrent, recurrent_weights(), IDS, tmp_path / "float32.onnx")
+    assert source.stat().st_size < 1.1 * 4 * (100 * 64 + 3 * 64 * 64)  # the table once
+    quantize_onnx(source, tmp_path / "small.onnx", precision)
+    assert (tmp_path / "small.onnx").stat().st_size < share * source.stat().st_size
+    logits = open_model(tmp_path / "small.onnx")({"input": IDS})["logits"]
+    limit = error * np.abs(expected["logits"]).max()
+    np.testing.assert_allclose(logits, expected["logits"], atol=limit)
+    assert np.abs(logits - expected["logits"]).max() > 0
+
+
+def search(w, x):
+    """A loop under vmap, the largest numbers, and writes to positions."""
+    w = w["params"]
+
+    def one(x):
+        halved = jax.lax.while_loop(
+            lambda y: jnp.abs(y).max() > 1, lambda y: jnp.tanh(y @ w["a"]), x
+        )
+        best, at = jax.lax.top_k(halved, 3)
+        return halved.at[at].set(best * 2), best
+
+    return dict(zip("yz", jax.vmap(one)(x), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["float16", "dynamic", "int8"])
+def test_loops_top_k_and_scatter_are_quantized(precision, tmp_path):
+    weights = {"a": (np.eye(64) * 0.7).astype(np.float32)}
+    x = (3 * random.normal(size=(3, 64))).astype(np.float32)
+    source, expected = written(search, weights, x, tmp_path / "float32.onnx")
+    samples = [{"input": x[:1]}]
+    quantize_onnx(source, tmp_path / "small.onnx", precision, samples)
+    outputs = open_model(tmp_path / "small.onnx")({"input": x})
+    np.testing.assert_allclose(np.sort(outputs["z"]), np.sort(expected["z"]), atol=0.02)
+
+
+def test_excluded_weights_stay_in_float32(source, tmp_path):
+    for precision in ("float16", "dynamic", "int8"):
+        path = tmp_path / f"{precision}.onnx"
+        quantize_onnx(source, path, precision, SAMPLES, exclude=["wi.*", "deep"])
+        floats = {
+            x.name for x in onnx.load(path).graph.initializer if x.data_type == TensorProto.FLOAT
+        }
+        assert {"wide", "deep"} <= floats and "narrow" not in floats
+        expected = open_model(source)(SAMPLES[0])["scores"]
+        found = open_model(path)(SAMPLES[0])["scores"]
+        np.testing.assert_allclose(found, expected, atol=0.1 * expected.max())
+
+
+def test_an_exclude_that_matches_nothing_is_an_error(source, tmp_path):
+    with pytest.raises(UserError, match=r"--exclude: 'dep' matches no weight; there are .*deep"):
+        quantize_onnx(source, tmp_path / "no.onnx", "float16", exclude=["dep"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_of_bottlenecks_keeps_its_free_batch(tmp_path):
+    shapes = {"stem": (7, 7, 3, 16), "in": (1, 1, 16, 8), "mid": (3, 3, 8, 8), "out": (1, 1, 8, 16)}
+    weights = {name: random.normal(0, 0.2, s).astype(np.float32) for name, s in shapes.items()}
+    weights |= {"head": random.normal(0, 0.2, (16, 70)).astype(np.float32)}
+
+    def network(w, x):
+        def conv(name, x, stride=1):
+            layout = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(
+                x, w["params"][name], (stride, stride), "SAME", dimension_numbers=layout
+            )
+
+        x = max_pool(jax.nn.relu(conv("stem", x, 2)), 3, stride=2, padding="SAME")
+        for _ in range(2):
+            y = jax.nn.relu(conv("mid", jax.nn.relu(conv("in", x))))
+            x = jax.nn.relu(x + conv("out", y))
+        return {"y": x.mean((1, 2)) @ w["params"]["head"]}
+
+    x = random.normal(size=(3, 32, 32, 3)).astype(np.float32)
+    source, expected = written(network, weights, x, tmp_path / "float32.onnx")
+    for precision in ("float16", "dynamic", "int8"):
+        samples = [{"input": x[i : i + 1]} for i in range(len(x))]
+        quantize_onnx(source, tmp_path / "small.onnx", precision, samples)
+        model = open_model(tmp_path / "small.onnx")
+        assert (model.inputs["input"][0][0], model.outputs["y"][0]) == (None, (None, 70))
+        limit = 0.15 * np.abs(expected["y"]).max()
+        np.testing.assert_allclose(model({"input": x})["y"], expected["y"], atol=limit)

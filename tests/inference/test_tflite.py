@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from model.convnext import convnext
 from model.layers.conv import conv2d, conv2d_init
+from model.layers.embedding import embedding
 from model.layers.linear import linear
 from model.layers.norm import layer_norm
 from model.layers.op import op
@@ -187,6 +189,54 @@ def test_an_int8_vit_is_close_to_jax_where_most_patches_are_empty(tmp_path):
         np.abs(exported_model({"input": x})["output"] - expected).max()
         < 0.2 * np.abs(expected).max()
     )
+
+
+@pytest.mark.parametrize(("precision", "steps"), [("dynamic", 20), ("int8", 8)])
+def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
+    precision, steps, tmp_path
+):
+    shapes = {"table": (400, 32), "step": (32, 32), "head": (32, 9)}
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.2, s).astype(np.float32) for name, s in shapes.items()}
+    ids = random.integers(0, 400, (3, steps)).astype(np.int32)
+
+    def function(w, ids):
+        def step(state, x):
+            return jnp.tanh(state @ w["step"] + x), None
+
+        x = embedding({"weight": w["table"]}, ids).swapaxes(0, 1)
+        return jax.lax.scan(step, x[0], x)[0] @ w["head"]
+
+    options = {"quantize": precision, "samples": [{"input": ids[i : i + 1]} for i in range(3)]}
+    exported(tmp_path / "float.tflite", function, weights, ids)
+    model = exported(tmp_path / "a.tflite", function, weights, ids, **options)
+    saved = (tmp_path / "float.tflite").stat().st_size - (tmp_path / "a.tflite").stat().st_size
+    assert saved > 0.9 * 3 * (400 * 32 + 32 * 32)  # three of four bytes of each number
+    expected = np.asarray(function(weights, ids))
+    error = np.abs(model({"input": ids})["output"] - expected).max() / np.abs(expected).max()
+    assert 0 < error < 0.1
+
+
+def test_a_batch_norm_of_flax_is_folded_into_its_convolution(tmp_path):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.relu(nn.BatchNorm(use_running_average=True)(nn.Conv(4, (3, 3))(x)))
+
+    x = images(6, 6, 2)
+    weights = jax.tree.map(np.asarray, Block().init(jax.random.key(0), x))
+    model = exported(tmp_path / "a.tflite", lambda w, x: Block().apply(w, x), weights, x)
+    assert ops(model) == {"CONV_2D": 1, "DELEGATE": 1}
+
+
+def test_a_tied_table_is_stored_once(tmp_path):
+    def function(w, ids):
+        return embedding({"weight": w["table"]}, ids).mean(1) @ w["table"].T
+
+    weights = {"table": images(64)[0][None] * images(200)[0][:, None]}
+    ids = np.array([[1, 199], [0, 5]], np.int32)
+    exported(tmp_path / "a.tflite", function, weights, ids)
+    assert (tmp_path / "a.tflite").stat().st_size < 1.2 * 4 * 200 * 64
 
 
 def test_int8_without_samples_is_refused(tmp_path):

@@ -63,4 +63,11 @@ LAYERS = {
     "mish": in_result_type(lambda t, x: t.Mish(x)),
     "softmax": in_result_type(lambda t, x: t.Softmax(x, axis=-1)),
     "log_softmax": in_result_type(lambda t, x: t.LogSoftmax(x, axis=-1)),
+    "softmax_along": lambda t, x, axis: t.Softmax(x, axis=axis),
+    "log_softmax_along": lambda t, x, axis: t.LogSoftmax(x, axis=axis),
+    "relu6": lambda t, x: t.Clip(x, t.number(0), t.number(6)),
+    "hard_tanh": lambda t, x: t.Clip(x, t.number(-1), t.number(1)),
+    "logsumexp": lambda t, x, axis: t.ReduceLogSumExp(x, np.array(axis), keepdims=0),
+    "selu": lambda t, x: t.Selu(x),
+    "soft_sign": lambda t, x: t.Softsign(x),
 }

@@ -66,14 +66,15 @@ def project(t, params, x):
     return t.Add(y, params["bias"]) if "bias" in params else y
 
 
-def masked(t, scores, length, context_length, causal, mask):
-    """The scores with the lowest number at masked positions."""
+def masked(t, scores, length, context_length, causal, mask, lowest=None):
+    """The scores with the lowest number, or another one, at masked positions."""
     if causal:
         past = earlier(t, length, context_length)
         mask = past if mask is None else t.And(past, mask)
     if mask is None:
         return scores
-    return t.Where(mask, scores, t.number(np.finfo(stored_type(t.out[0].dtype)).min))
+    lowest = np.finfo(stored_type(t.out[0].dtype)).min if lowest is None else lowest
+    return t.Where(mask, scores, t.number(lowest))
 
 
 def earlier(t, length, context_length):
@@ -87,4 +88,19 @@ def earlier(t, length, context_length):
     return t.GreaterOrEqual(t.Unsqueeze(rows, np.array([1])), columns)
 
 
-LAYERS = {"attention": attention}
+def weighted_mean(t, q, k, v, mask, bias, *, causal, scale, lowest):
+    """Attention without its projections, of (batch, position, head, feature)."""
+    if t.opset >= 23 and mask is None:
+        q, k, v = (t.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
+        y = t.Attention(q, k, v, bias, scale=scale, is_causal=int(causal))
+        return t.transpose(y, (0, 2, 1, 3))
+    lengths = q.shape[1], k.shape[1]
+    q = q if scale == 1 else t.Mul(q, t.number(scale))
+    scores = t.MatMul(t.transpose(q, (0, 2, 1, 3)), t.transpose(k, (0, 2, 3, 1)))  # (B, H, T, S)
+    scores = scores if bias is None else t.Add(scores, bias)
+    scores = masked(t, scores, *lengths, causal, mask, lowest)
+    y = t.MatMul(t.Softmax(scores, axis=-1), t.transpose(v, (0, 2, 1, 3)))
+    return t.transpose(y, (0, 2, 1, 3))
+
+
+LAYERS = {"attention": attention, "weighted_mean": weighted_mean}

@@ -58,6 +58,9 @@ def group_norm(t, params, x, *, groups, eps):
     """Instance normalization, with each group as one channel."""
     (batch, *sizes, channels), dtype = x.shape, x.dtype
     x = t.transpose(x, (0, len(sizes) + 1, *range(1, len(sizes) + 1)))  # (B, C, ...)
+    if groups == channels:
+        y = t.InstanceNormalization(x, params["scale"], params["bias"], epsilon=float(eps))
+        return t.transpose(y, (0, *range(2, len(sizes) + 2), 1))
     x = t.reshape(x, (batch, groups, math.prod(sizes) * channels // groups))
     ones, zeros = np.ones(groups, dtype), np.zeros(groups, dtype)
     y = t.InstanceNormalization(x, ones, zeros, epsilon=float(eps))

@@ -4,7 +4,7 @@ import numpy as np
 
 from inference.lowering.onnx_ops.dims import is_number, is_zero
 from inference.lowering.onnx_ops.folding import fold
-from inference.lowering.onnx_ops.graph import Scope
+from inference.lowering.onnx_ops.graph import Node, Scope
 
 
 def tidy(t):
@@ -17,6 +17,7 @@ def tidy(t):
         if node.op == "Transpose":
             reshape_instead(t, node)
     drop_unused(graph)
+    store_once(t, graph)
     renumber(t, graph)
 
 
@@ -91,6 +92,23 @@ def inner_names(scope):
             yield from inner.inputs
             yield from (name for node in inner.nodes for name in node.outputs)
             yield from inner_names(inner)
+
+
+def store_once(t, graph):
+    """A weight that is read in both orders of its axes, as a tied embedding, is stored in one.
+
+    The runtime transposes it once, when it loads the file.
+    """
+    used, first = set(uses(graph)), {}
+    for name in [name for name in t.weights if name in used and t.stems[name]]:
+        array, stem = t.weights[name], t.stems[name]
+        other = first.setdefault((stem, array.shape[::-1]), name)
+        first.setdefault((stem, array.shape), name)
+        if array.ndim != 2 or other == name or not np.array_equal(t.weights[other].T, array):
+            continue
+        node = Node("Transpose", [other], [t.name("Transpose")], {"perm": (1, 0)})
+        rename(graph, {name: node.outputs[0]})
+        graph.nodes.insert(0, node)
 
 
 def reshape_instead(t, node):

@@ -67,10 +67,37 @@ def log_softmax(target, x):
     return tf.nn.log_softmax(x)
 
 
+def softmax_along(target, x, axis):
+    return tf.nn.softmax(x, axis)
+
+
+def log_softmax_along(target, x, axis):
+    return tf.nn.log_softmax(x, axis)
+
+
+def relu6(target, x):
+    return tf.nn.relu6(x)
+
+
+def hard_tanh(target, x):
+    return tf.minimum(tf.maximum(x, np.float32(-1)), np.float32(1))
+
+
+def selu(target, x):
+    """TFLite's ELU below 0, where it has a factor of its own."""
+    scale, alpha = np.float32(1.0507009873554805), np.float32(1.7580993408473766)
+    return scale * tf.nn.relu(x) + alpha * tf.nn.elu(tf.minimum(x, np.float32(0)))
+
+
+def soft_sign(target, x):
+    return x / (tf.abs(x) + np.float32(1))
+
+
 LAYERS = {
     f.__name__: f
     for f in (
         *(relu, leaky_relu, elu, gelu, gelu_tanh, sigmoid, silu, hard_sigmoid, hard_swish),
-        *(softplus, mish, softmax, log_softmax),
+        *(softplus, mish, softmax, log_softmax, softmax_along, log_softmax_along),
+        *(relu6, hard_tanh, selu, soft_sign),
     )
 }

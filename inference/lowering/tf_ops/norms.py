@@ -79,7 +79,14 @@ def by_statistics(target, params, statistics, x, *, eps):
     shift = params["bias"] - statistics["mean"] * scale
     if isinstance(x, Linear):
         return x.affine(scale, shift)
-    return Scaled(resolved(x), scale, shift, target.products)
+    x = resolved(x)
+    return Scaled(x, scale, shift, target.products and not follows_convolution(x))
+
+
+def follows_convolution(x):
+    """Whether TensorFlow's converter will fold a scale and a shift into the op before them."""
+    op = x.op.inputs[0].op if x.op.type in ("AddV2", "BiasAdd") else x.op
+    return op.type in ("Conv2D", "DepthwiseConv2dNative")
 
 
 def group_norm(target, params, x, *, groups, eps):

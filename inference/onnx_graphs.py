@@ -1,0 +1,131 @@
+"""ONNX graphs with subgraphs: what they read, the order of their nodes, their weights in 8 bits."""
+
+import heapq
+import re
+
+import numpy as np
+
+from utils import UserError
+
+LARGE = 1024  # numbers; a smaller weight is not worth two more nodes
+WEIGHTS = {"Gather", "MatMul", "Gemm", "Transpose", "Conv", "ConvTranspose"}  # the ops with weights
+
+
+def graphs(graph):
+    """A graph and all the graphs within it."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from graphs(inner)
+
+
+def subgraphs(node):
+    return [attribute.g for attribute in node.attribute if attribute.type == attribute.GRAPH]
+
+
+def reads(node):
+    """The names that a node reads, also from within its subgraphs."""
+    names = {name for name in node.input if name}
+    return names.union(*(reads(inner) for graph in subgraphs(node) for inner in graph.node))
+
+
+def in_order(graph):
+    """Put the nodes of a graph into an order in which each comes after those that it reads."""
+    nodes = list(graph.node)
+    makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    before = [{makers[name] for name in reads(node) & makers.keys()} for node in nodes]
+    after = {i: [] for i in range(len(nodes))}
+    for i, needed in enumerate(before):
+        for j in needed:
+            after[j].append(i)
+    ready, order = [i for i, needed in enumerate(before) if not needed], []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(nodes[i])
+        for j in after[i]:
+            before[j].discard(i)
+            if not before[j]:
+                heapq.heappush(ready, j)
+    del graph.node[:]
+    graph.node.extend(order)
+
+
+def excluded_weights(model, patterns):
+    """The names of the weights that match one of the patterns."""
+    names = [x.name for x in model.graph.initializer]
+    matching = {
+        pattern: {name for name in names if re.fullmatch(pattern, re.sub(r"_\d+$", "", name))}
+        for pattern in patterns
+    }
+    for pattern, found in matching.items():
+        if not found:
+            known = ", ".join(sorted(name for name in names if not name.startswith("constant_")))
+            raise UserError(f"--exclude: {pattern!r} matches no weight; there are {known}")
+    return set().union(*matching.values())
+
+
+def excluded_nodes(model, names):
+    """The nodes that read one of these weights."""
+    found = (node for graph in graphs(model.graph) for node in graph.node)
+    return [node for node in found if not names.isdisjoint(node.input)] if names else []
+
+
+def store_in_8_bits(model, exclude):
+    """Store the large weights that are still float32 as int8, with one scale per channel.
+
+    These are tables of embeddings, and the weights that loops and branches read. The rows of a
+    table are read before they are restored; other weights are restored once, outside the loops.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    for tensor in list(model.graph.initializer):
+        is_large = len(tensor.dims) >= 2 and np.prod(tensor.dims) >= LARGE
+        if tensor.data_type != TensorProto.FLOAT or not is_large or tensor.name in exclude:
+            continue
+        name, readers = tensor.name, list(readers_of(model.graph, tensor.name))
+        if not any(node.op_type in WEIGHTS for _, node in readers):
+            continue
+        axis = 0 if any("Conv" in node.op_type for _, node in readers) else len(tensor.dims) - 1
+        numbers, scale = in_8_bits(numpy_helper.to_array(tensor), axis)
+        parts = [f"{name}_int8", f"{name}_scale"]
+        model.graph.initializer.remove(tensor)
+        model.graph.initializer.append(numpy_helper.from_array(numbers, parts[0]))
+        model.graph.initializer.append(numpy_helper.from_array(scale, parts[1]))
+        for graph, node in readers:
+            if is_table(node, name):
+                result = node.output[0]
+                node.input[0], node.output[0] = parts[0], f"{result}_int8"
+                inputs = [node.output[0], parts[1]]
+                graph.node.append(restored(inputs, result, -1))
+        if any(not is_table(node, parts[0]) for _, node in readers):
+            model.graph.node.append(restored(parts, name, axis))
+    for graph in graphs(model.graph):
+        in_order(graph)
+
+
+def restored(parts, name, axis):
+    """The node that computes a float array from its numbers in 8 bits and their scales."""
+    from onnx import helper
+
+    node_name = f"{name}_restored"
+    return helper.make_node("DequantizeLinear", parts, [name], name=node_name, axis=axis)
+
+
+def readers_of(graph, name):
+    """(graph, node) for each node that reads a tensor."""
+    for inner in graphs(graph):
+        yield from ((inner, node) for node in inner.node if name in node.input)
+
+
+def is_table(node, name):
+    """Whether a node reads rows of this array."""
+    axis = next((x.i for x in node.attribute if x.name == "axis"), 0)
+    return node.op_type == "Gather" and axis == 0 and node.input[0] == name
+
+
+def in_8_bits(array, axis):
+    """(int8 numbers, scales): one scale for each position along the axis."""
+    others = tuple(i for i in range(array.ndim) if i != axis)
+    largest = np.abs(array).max(others, keepdims=True)
+    scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    return np.round(array / scale).astype(np.int8), scale.reshape(-1)
