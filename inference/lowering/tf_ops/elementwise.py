@@ -1,7 +1,7 @@
 """Elementwise arithmetic, comparisons and selections.
 
-TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and their
-results are cast back, so that an overflow wraps around as in JAX.
+TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and the
+results back, so that an overflow wraps around as in JAX.
 """
 
 import functools
@@ -34,8 +34,7 @@ def widened(function, wider=WIDER):
 
 def where(condition, x, y):
     """x or y, which have one dtype; TFLite has no selection of uint8."""
-    wider = WIDER.get(x.dtype.name)
-    if wider is None:
+    if (wider := WIDER.get(x.dtype.name)) is None:
         return tf.where(condition, x, y)
     return tf.cast(tf.where(condition, tf.cast(x, wider), tf.cast(y, wider)), x.dtype)
 
