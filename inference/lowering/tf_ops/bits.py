@@ -60,7 +60,7 @@ def population_count(target, x):
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
     bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
     x = tf.cast(x, tf.int32)
-    shifted = tf.bitwise.right_shift(x[..., None], np.arange(bits, dtype=np.int32))
+    shifted = tf.bitwise.right_shift(tf.expand_dims(x, -1), np.arange(bits, dtype=np.int32))
     ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), np.int32))
     return tf.cast(tf.reduce_sum(ones, -1), dtype)
 

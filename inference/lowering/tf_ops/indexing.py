@@ -93,7 +93,7 @@ class Positions:
     def widened(self, by_index):
         """One number per index, with an axis of size 1 for each axis read in part."""
         for _ in self.part:
-            by_index = by_index[..., None]
+            by_index = tf.expand_dims(by_index, -1)
         return by_index
 
     def flattened(self, x):

@@ -82,7 +82,7 @@ def embedding(target, params, ids):
     ids = tf.where(ids < 0, ids + count, ids)
     rows = tf.gather(weight, limited(ids, 0, count - 1))
     inside = tf.logical_and(ids >= 0, ids < count)
-    return tf.where(inside[..., None], rows, np.float32(np.nan))
+    return tf.where(tf.expand_dims(inside, -1), rows, np.float32(np.nan))
 
 
 def max_pool(target, x, window, *, stride, padding):
