@@ -90,9 +90,11 @@ import os, pathlib, signal, sys, tempfile
 import train
 tempfile.tempdir = str(pathlib.Path("temporary").absolute())
 os.mkdir(tempfile.tempdir)
-def interrupted(*_, **__):
-    assert os.listdir(tempfile.tempdir)
-    os.kill(os.getpid(), signal.SIGTERM)
+build = train.build
+def interrupted(*arguments, **keywords):
+    if os.listdir(tempfile.tempdir):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return build(*arguments, **keywords)
 train.build = interrupted
 sys.exit(train.main())
 """

@@ -101,7 +101,7 @@ ROUNDING = """
     jnp.vander({f}.ravel()[:4] / 3, 3)
     jax.image.resize({f}, (*{f}.shape[:-1], 5), "linear")
     jax.image.resize({f}, (*{f}.shape[:-1], 3), "nearest")
-    jax.grad(lambda c: jnp.sum(jnp.tanh(c) * {f2}))({f})
+    jax.grad(lambda c: jnp.sum(jnp.tanh(c) * jnp.cos({f2})))({f})
     jax.grad(lambda c: jnp.sum(jax.nn.softmax(c)[..., 0]))({f})
     jax.grad(lambda c: jnp.sum(jnp.max(c, -1)))({f})
     jax.checkpoint(lambda c: jnp.sin(c) * c)({f})

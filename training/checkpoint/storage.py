@@ -254,7 +254,8 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     "config": lambda value: type(value) is dict,
     "facts": partial(is_object, is_valid=is_fact),
     "data": partial(is_object, is_valid=lambda digest: type(digest) is str),
-    "metrics": partial(is_object, is_valid=lambda value: value is None or is_number(value)),
+    # A metric may be NaN or infinite.
+    "metrics": partial(is_object, is_valid=lambda v: v is None or type(v) is float or is_number(v)),
     **dict.fromkeys(("whole", "stopped"), lambda value: type(value) is bool),
     "elapsed": lambda value: type(value) is float and is_number(value) and value >= 0,
     "format": lambda value: type(value) is int,

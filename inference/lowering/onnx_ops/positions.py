@@ -53,7 +53,12 @@ def clamped(t, start, limit):
         return constant(np.clip(start.data, 0, limit))
     if is_number(limit):
         return t.Clip(start, np.int64(0), np.int64(limit))
-    return t.Max(t.Min(start, t.size(limit)), np.int64(0))
+    return t.Max(t.Min(start, scalar(t, limit)), np.int64(0))
+
+
+def scalar(t, size):
+    """A size as a tensor without axes."""
+    return np.int64(size) if is_number(size) else t.Squeeze(t.size(size), np.array([0]))
 
 
 def inside(t, windows, starts):
@@ -64,8 +69,8 @@ def inside(t, windows, starts):
         is_known = isinstance(start, Value) and is_number(limit)
         if is_known and np.all((start.data >= 0) & (start.data <= limit)):
             continue
-        highest = np.int64(limit) if is_number(limit) else t.size(limit)
-        fits = t.And(t.GreaterOrEqual(start, np.int64(0)), t.LessOrEqual(start, highest))
+        is_below = t.LessOrEqual(start, scalar(t, limit))
+        fits = t.And(t.GreaterOrEqual(start, np.int64(0)), is_below)
         result = fits if result is None else t.And(result, fits)
     return result
 

@@ -64,8 +64,9 @@ def while_(target, *operands, cond_jaxpr, body_jaxpr, cond_nconsts, body_nconsts
 
 def where_active(active, new, old):
     """The new state of the examples that are active, the old state of the others."""
-    rest = (None,) * (len(new.shape) - len(active.shape))
-    return where(active[(..., *rest)] if rest else active, new, old)
+    for _ in range(len(new.shape) - len(active.shape)):
+        active = tf.expand_dims(active, -1)
+    return where(active, new, old)
 
 
 def loop(condition, body, start, avals):

@@ -67,8 +67,7 @@ def left(constant, x):
     """
     if tf.is_tensor(constant) or not is_transposed(x):
         return constant
-    zero = np.zeros((), x.dtype.name)
-    return tf.cast(tf.logical_or(x > zero, x <= zero), x.dtype) * constant
+    return tf.cast(tf.logical_or(x > 0, x <= 0), x.dtype) * constant
 
 
 def subtract(target, x, y):

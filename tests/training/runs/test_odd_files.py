@@ -30,8 +30,14 @@ def test_odd_rows_of_metrics_are_left_out(tmp_path):
 
 
 def test_odd_rows_of_evaluations_are_left_out(tmp_path):
-    path, good = tmp_path / "evaluations.jsonl", {"checkpoint": "a", "metrics": {"test_loss": 1}}
-    odd = [{"checkpoint": ["a"]}, {"metrics": None}, {"metrics": {"test_loss": "1"}}]
+    path, good = tmp_path / "evaluations.jsonl", {"checkpoint": "checkpoint-epoch_1"}
+    good["metrics"] = {"test_loss": 1}
+    odd = [
+        {"checkpoint": ["a"]},
+        {"checkpoint": "../checkpoint-*"},
+        {"metrics": None},
+        {"metrics": {"test_loss": "1"}},
+    ]
     lines = [*(json.dumps(good | each) for each in odd), DEEP, "{}", json.dumps(good)]
     path.write_text("\n".join(lines) + "\n")
     assert rows(path) == [good]
