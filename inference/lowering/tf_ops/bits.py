@@ -59,13 +59,8 @@ def shift_right_logical(target, x, count):
 def population_count(target, x):
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
     bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
-<<<<<<< HEAD
-    x = tf.expand_dims(tf.cast(x, tf.int32), -1)
-    shifted = tf.bitwise.right_shift(x, np.arange(bits, dtype=np.int32))
-=======
     x = tf.cast(x, tf.int32)
     shifted = tf.bitwise.right_shift(tf.expand_dims(x, -1), np.arange(bits, dtype=np.int32))
->>>>>>> i18-lower
     ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), np.int32))
     return tf.cast(tf.reduce_sum(ones, -1), dtype)
 
