@@ -38,11 +38,13 @@ def here(step, function, *args):
 class Child:
     """A process that calls functions; a context manager, which ends it.
 
-    It imports `modules` as soon as it starts, and is started again by the first call after its end.
+    It calls the function `prepare` as soon as it starts, and is started again by the first call
+    after its end.
     """
 
-    def __init__(self, *modules):
-        self.modules, self.process, self.output = modules, None, None
+    def __init__(self, prepare=None):
+        self.prepare = [prepare.__module__, prepare.__name__] if prepare else []
+        self.process = self.output = None
 
     def __enter__(self):
         return self
@@ -56,7 +58,7 @@ class Child:
             return
         self.output = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(ROOT), *self.modules],
+            [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(ROOT), *self.prepare],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.output,
@@ -75,10 +77,8 @@ class Child:
             error, value = pickle.load(self.process.stdout)
         except (EOFError, OSError):
             raise Crash(self.reason(step)) from None
-        except (
-            BaseException
-        ):  # KeyboardInterrupt: its reply would be taken for that of another call
-            self.stop()
+        except BaseException:  # KeyboardInterrupt
+            self.stop()  # since the reply would be taken for that of the next call
             raise
         if error:
             raise {"UserError": UserError, "RunError": RunError}.get(error, RuntimeError)(value)
@@ -113,9 +113,9 @@ def serve():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what packages print must not be taken for a reply
-    for module in sys.argv[2:]:
+    if len(sys.argv) > 2:
         with suppress(ImportError):  # the call that needs it says so
-            importlib.import_module(module)
+            getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
     with suppress(EOFError, BrokenPipeError):
         while True:
             pickle.dump(outcome(pickle.load(requests)), replies)

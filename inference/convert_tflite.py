@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)] if str(ROOT) not in sys.path else []
 
 # The project's root must be on sys.path before this import.
+from inference.progress import interrupts  # noqa: E402
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError  # noqa: E402
 
 FORMATS = ("tflite", "onnx")
@@ -28,10 +29,11 @@ def main(argv=None):
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        arguments = parse(argv)
-        from inference.export import export
+        with interrupts() as check:
+            arguments = parse(argv)
+            from inference.export import export
 
-        return exit_code(export(arguments, ROOT))
+            return exit_code(export(arguments, ROOT, check))
     except UserError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
@@ -101,7 +103,7 @@ def add_output_options(add):
     add(
         "--route",
         default="auto",
-        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
+        help="native, jax2tf, or auto: native, and jax2tf if that fails (default: auto)",
     )
     add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
     add("--batch", type=int, help="fix the batch size (default: any)")
@@ -127,6 +129,7 @@ def add_output_options(add):
         action="store_true",
         help="add a softmax, so that the file returns probabilities",
     )
+    add_verification_options(add)
     add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
     add(
         "--samples",
@@ -141,9 +144,34 @@ def add_output_options(add):
     )
 
 
+def add_verification_options(add):
+    """The options that choose on what, and how strictly, the files are compared with JAX."""
+    add(
+        "--tolerance",
+        type=float,
+        help="the largest error, as a share of the largest output (default: by the precision)",
+    )
+    add("--real-only", action="store_true", help="verify on no random inputs")
+    add(
+        "--inputs",
+        metavar="FILE",
+        help="an npz of inputs, as the exported file takes them, to verify on these too",
+    )
+    add(
+        "--batches",
+        nargs="+",
+        metavar="N",
+        help="the batch sizes to verify at (default: 1 3 64)",
+    )
+
+
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
-    for option in ("formats", "input"):  # these options also swallow overrides that follow them
+    for option in (
+        "formats",
+        "input",
+        "batches",
+    ):  # these options also swallow overrides that follow them
         values = getattr(arguments, option) or []
         arguments.overrides += [text for text in values if "=" in text]
         setattr(arguments, option, [text for text in values if "=" not in text])
@@ -162,7 +190,14 @@ def checked(arguments):
     for name in ("batch", "samples"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise UserError(f"--{name}: must be at least 1, got {value}")
-    if arguments.name and not re.fullmatch(r"[\w][\w .-]*", arguments.name):
+    if any(not text.isdecimal() or text == "0" for text in arguments.batches):
+        raise UserError(f"--batches: must be numbers from 1, got {' '.join(arguments.batches)}")
+    if arguments.batches and arguments.batch:
+        raise UserError(f"--batches: the batch is fixed by --batch {arguments.batch}; remove one")
+    arguments.batches = list(dict.fromkeys(map(int, arguments.batches)))
+    if (tolerance := arguments.tolerance) is not None and not 0 < tolerance < float("inf"):
+        raise UserError(f"--tolerance: must be more than 0, got {tolerance:g}")
+    if arguments.name is not None and not re.fullmatch(r"[\w][\w .-]*", arguments.name):
         raise UserError(
             f"--name: {arguments.name!r} is not a valid folder name; "
             "use letters, digits, '-', '_', '.' and spaces"

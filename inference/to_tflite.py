@@ -4,7 +4,7 @@ import tempfile
 import warnings
 
 from inference.child import here
-from inference.packages import needed, quiet
+from inference.packages import import_tensorflow, needed, quiet
 from utils import RunError, UserError, atomic_write
 
 CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"}
@@ -20,6 +20,7 @@ def write_tflite(traced, path, *, quantize=None, samples=None, call=here):
     needed("tensorflow")
     with tempfile.TemporaryDirectory() as folder:
         with quiet():
+            import_tensorflow()
             check_types(traced)
             save(*as_tensorflow(traced, products=quantize != "int8"), folder)
         data = converted(folder, quantize, samples, call)
@@ -43,14 +44,15 @@ def as_tensorflow(traced, products):
 
     from inference.lowering.tf_ops import LAYERS, PRIMITIVES
     from inference.lowering.tf_ops.target import Target
-    from inference.lowering.walk import Walk
+    from inference.lowering.walk import Walk, located
 
     def run(*tensors):
         inputs = dict(zip(traced.inputs, tensors, strict=True))
         sized = [(aval.shape, inputs[name]) for name, aval in traced.inputs.items()]
         target = Target(LAYERS, PRIMITIVES, sized, products)
-        results = Walk(target).outputs(traced, inputs)
-        return {name: tf.identity(target.whole(value)) for name, value in results.items()}
+        with located(walk := Walk(target)):
+            results = walk.outputs(traced, inputs)
+            return {name: tf.identity(target.whole(value)) for name, value in results.items()}
 
     specs = [
         tf.TensorSpec(free(aval.shape), aval.dtype, name=name)

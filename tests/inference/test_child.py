@@ -25,6 +25,13 @@ def test_a_call_returns_what_the_function_returns(child):
     assert child.call("asking for its number", os.getpid) != os.getpid()
 
 
+def test_a_process_is_prepared_whenever_it_starts():
+    with Child(say_why_and_abort) as child:
+        for _ in range(2):
+            with pytest.raises(Crash, match="adding ended its process: Aborted"):
+                child.call("adding", sum, [1, 2])
+
+
 @pytest.mark.parametrize("kind", [UserError, RunError, ValueError])
 def test_a_call_raises_what_the_function_raises(child, kind):
     process = child.call("asking for its number", os.getpid)
@@ -50,11 +57,11 @@ def test_a_call_that_ends_the_process_is_an_error_that_names_the_step(child, fun
     assert child.call("adding", sum, [1, 2]) == 3  # in a new process
 
 
-def test_ctrl_c_ends_a_call_and_its_process():
+def test_ctrl_c_ends_a_call_and_its_process(ctrl_c):
     with Child() as child:
         process = child.call("asking for its number", os.getpid)
         start = time.monotonic()
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.1, ctrl_c).start()
         with pytest.raises(KeyboardInterrupt):
             child.call("sleeping", time.sleep, 60)
         assert time.monotonic() - start < 10
