@@ -17,6 +17,7 @@ ROOT = HERE.parent
 # puts there for a script, must not be: exports are written there, under names of their configs.
 sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
+from inference.progress import interrupts  # noqa: E402
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
 
 FORMATS = ("tflite", "onnx", "stablehlo")
@@ -24,6 +25,8 @@ DEFAULT_FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
 # exit codes when other files were written
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
+# options that also take the overrides that follow them
+SWALLOWING = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
 STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 
@@ -33,10 +36,11 @@ def main(argv=None):
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        arguments = parse(argv)
-        from inference.export import export
+        with interrupts() as check:
+            arguments = parse(argv)
+            from inference.export import export
 
-        return exit_code(export(arguments, ROOT))
+            return exit_code(export(arguments, ROOT, check))
     except UserError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
@@ -62,7 +66,7 @@ def parse(argv):
         description="Export a checkpoint to TFLite, ONNX or StableHLO, and verify it against JAX.",
         epilog="Exit codes: 0 done, 1 nothing was written, 2 bad input, "
         "3 TFLite failed, 4 ONNX failed, 5 the demo failed, 6 StableHLO failed; the rest is "
-        "written.",
+        "written. 130 stopped by Ctrl-C.",
     )
     add_source_options(parser.add_argument)
     add_input_options(parser.add_argument)
@@ -141,7 +145,7 @@ def add_output_options(add):
     add(
         "--route",
         default="auto",
-        help="native, jax2tf, or auto: native, or jax2tf for unsupported ops (default: auto)",
+        help="native, jax2tf, or auto: native, and jax2tf if that fails (default: auto)",
     )
     add("--opset", type=int, default=20, help="the ONNX opset, 18 to 23 (default: 20)")
     add(
@@ -154,6 +158,7 @@ def add_output_options(add):
         action="store_true",
         help="add a softmax, so that the file returns probabilities",
     )
+    add_verification_options(add)
     add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
     add(
         "--exclude",
@@ -175,16 +180,30 @@ def add_output_options(add):
     )
 
 
+def add_verification_options(add):
+    """The options that choose on what, and how strictly, the files are compared with JAX."""
+    add(
+        "--tolerance",
+        type=float,
+        help="the largest error, as a share of the largest output (default: by the precision)",
+    )
+    add("--real-only", action="store_true", help="verify on no random inputs")
+    add(
+        "--inputs",
+        metavar="FILE",
+        help="an npz of inputs, as the exported file takes them, to verify on these too",
+    )
+    add(
+        "--batches",
+        nargs="+",
+        metavar="N",
+        help="the batch sizes to verify at (default: 1 3 64)",
+    )
+
+
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
-    swallowing = ("formats", "input", "exclude", "free", "input_names", "output_names")
-    for option in swallowing:  # these options also swallow overrides that follow them
-        values = getattr(arguments, option) or []
-        arguments.overrides += [text for text in values if "=" in text]
-        setattr(arguments, option, [text for text in values if "=" not in text])
-        if values and not getattr(arguments, option):
-            name = option.replace("_", "-")
-            raise UserError(f"--{name}: has no value; put overrides of the config before it")
+    give_back_overrides(arguments)
     arguments.formats = list(
         dict.fromkeys(name for text in arguments.formats for name in text.lower().split(","))
     )
@@ -194,12 +213,8 @@ def checked(arguments):
     check_exclude(arguments)
     layout = [arguments.input_layout] if arguments.input_layout else []
     check_choices("--input-layout", layout, ("nhwc", "nchw"))
-    if not 18 <= arguments.opset <= 23:
-        raise UserError(f"--opset: must be 18 to 23, got {arguments.opset}")
-    for name in ("batch", "samples"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise UserError(f"--{name}: must be at least 1, got {value}")
-    if arguments.name and not re.fullmatch(r"[\w][\w .-]*", arguments.name):
+    check_numbers(arguments)
+    if arguments.name is not None and not re.fullmatch(r"[\w][\w .-]*", arguments.name):
         raise UserError(
             f"--name: {arguments.name!r} is not a valid folder name; "
             "use letters, digits, '-', '_', '.' and spaces"
@@ -212,6 +227,33 @@ def checked(arguments):
         raise UserError(f"--demo: runs one example at a time; remove --batch {arguments.batch}")
     arguments.shape = parse_shape(arguments.input) if arguments.input else None
     return arguments
+
+
+def give_back_overrides(arguments):
+    """Move the overrides that options of many values have swallowed to where they belong."""
+    for option in SWALLOWING:
+        values = getattr(arguments, option) or []
+        arguments.overrides += [text for text in values if "=" in text]
+        setattr(arguments, option, [text for text in values if "=" not in text])
+        if values and not getattr(arguments, option):
+            name = option.replace("_", "-")
+            raise UserError(f"--{name}: has no value; put overrides of the config before it")
+
+
+def check_numbers(arguments):
+    """Validate the options that are numbers, and make `batches` a list of them."""
+    if not 18 <= arguments.opset <= 23:
+        raise UserError(f"--opset: must be 18 to 23, got {arguments.opset}")
+    for name in ("batch", "samples"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise UserError(f"--{name}: must be at least 1, got {value}")
+    if any(not text.isdecimal() or int(text) == 0 for text in arguments.batches):
+        raise UserError(f"--batches: must be numbers from 1, got {' '.join(arguments.batches)}")
+    if arguments.batches and arguments.batch:
+        raise UserError(f"--batches: the batch is fixed by --batch {arguments.batch}; remove one")
+    arguments.batches = list(dict.fromkeys(map(int, arguments.batches)))
+    if (tolerance := arguments.tolerance) is not None and not 0 < tolerance < float("inf"):
+        raise UserError(f"--tolerance: must be more than 0, got {tolerance:g}")
 
 
 def check_exclude(arguments):

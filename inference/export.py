@@ -14,10 +14,13 @@ from pathlib import Path
 import jax
 
 from file_io import inside, read_json
+from inference.child import Child
 from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
+from inference.packages import import_tensorflow
+from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table
 from utils import WINDOWS, RunError, UserError
@@ -28,14 +31,23 @@ DAY = 24 * 3600  # seconds
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")
 
 
-def export(arguments, root):
-    """Write the folder of a checkpoint; returns {format: whether it failed}."""
+def export(arguments, root, check=lambda: None):
+    """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises
+    KeyboardInterrupt if Ctrl-C has come and was swallowed."""
+    with Progress() as progress, Child(import_tensorflow) as child:
+        return export_with(child, check, progress, arguments, root)
+
+
+def export_with(child, check, progress, arguments, root):
+    """`export`, with the process in which TensorFlow works."""
     parse_free(arguments.free)  # fail before loading anything
     folder = Path(arguments.out) / arguments.name if arguments.name else None
     if folder:
         check_free(folder, arguments.force)
     if arguments.demo:
         runtime()
+    if "tflite" in arguments.formats:  # it starts while JAX computes what the files must return
+        child.start()
     arguments.weights = checkpoint_at(arguments.weights)
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
     loaded = load_to_export(
@@ -50,12 +62,13 @@ def export(arguments, root):
     folder = folder or Path(arguments.out) / loaded.parts.title
     check_free(folder, arguments.force)
     with temporary_folder(folder) as work:
-        exporter = Exporter(arguments, loaded)
+        exporter = Exporter(arguments, loaded, child.call, check, progress)
         reports, failures = exporter.reports(work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
                 failures |= demo(work / reports["onnx"]["file"], exporter)
             describe(work, code_of(arguments.weights, root), exporter, reports, failures)
+            check()
             replace(work, folder, arguments.force)
             lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
             print(*lines, f"Written: {folder}", sep="\n")
@@ -83,6 +96,7 @@ def temporary_folder(folder):
         if is_abandoned(stale):
             shutil.rmtree(stale, ignore_errors=True)
     work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    parents = [parent for parent in work.parents if not parent.exists()]  # the nearest first
     try:
         work.mkdir(parents=True)
     except OSError as error:
@@ -96,6 +110,9 @@ def temporary_folder(folder):
         raise RunError(f"{folder}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):  # one that is not empty
+            for parent in parents:
+                parent.rmdir()
 
 
 def is_abandoned(stale):

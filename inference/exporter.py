@@ -3,101 +3,84 @@
 import sys
 import tempfile
 import time
-import traceback
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
-from inference.examples import Examples
-from inference.load import describe, output_kind
-from inference.lowering.trace import UNBATCHED, trace
+from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
+from inference.child import here
+from inference.load import output_kind
+from inference.lowering.compared import equal_sizes
+from inference.lowering.trace import UNBATCHED, place, trace
 from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.names import renamed
 from inference.packages import needed
 from inference.runtimes import open_model
+from inference.samples import own_inputs, table_sizes
 from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
 from inference.to_stablehlo import write_stablehlo
 from inference.verify import (
     BATCHES,
+    KINDS,
     TOLERANCE,
     Reference,
-    random_inputs,
     repeated,
     run_in_batches,
     scores,
     take,
     verify,
 )
-from utils import RunError, UserError
+from utils import RunError, UserError, first_line
 
+NEEDED = {"tflite": ("tensorflow", "ai_edge_litert"), "onnx": ("onnx", "onnxruntime")}
 MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
 class Exporter:
-    """Exports one loaded model; `arguments` are those of the command line."""
+    """Exports one loaded model; `arguments` are those of the command line.
 
-    def __init__(self, arguments, loaded, examples=None):
+    `examples` take the place of the config's data. `call` calls a function of TensorFlow's, as
+    `Child.call` does; `check` raises KeyboardInterrupt if Ctrl-C was swallowed.
+    """
+
+    def __init__(
+        self, arguments, loaded, call=here, check=lambda: None, progress=None, examples=None
+    ):
         loaded = renamed(loaded, arguments.input_names, arguments.output_names, arguments.batch)
         self.arguments, self.loaded = arguments, loaded
-        first = 0 if arguments.batch == UNBATCHED else 1
-        self.free = free_axes(loaded.inputs, parse_free(arguments.free), first)
-        self.batches = (arguments.batch,) if arguments.batch else BATCHES
-        self.size = max(self.batches)
+        self.child_call, self.check = call, check
+        self.progress = progress or (lambda step: None)
+        is_batched = arguments.batch != UNBATCHED
+        self.free = free_axes(loaded.inputs, parse_free(arguments.free), int(is_batched))
+        self.own = own_inputs(arguments.inputs, loaded, is_batched) if arguments.inputs else None
         self.classes = output_kind(loaded.config, loaded.form) != "numbers"
-        self.examples, self.no_examples = (examples, None) if examples else self.load_examples()
+        self.examples, self.no_examples = (
+            (examples, None) if examples else load_examples(loaded, arguments, self.own)
+        )
+        tried = tried_shapes(loaded.inputs, self.free)
+        check_sizes(loaded, tried, arguments.batch)
+        self.progress("tracing the model")
+        self.traced = trace(*self.trace_arguments)
+        self.compared = equal_sizes(self.traced.compared)
+        own_sizes = tuple(arguments.batches or BATCHES)
+        self.batches = (arguments.batch,) if arguments.batch else own_sizes
+        self.batches += tuple(size for size in self.compared if size not in self.batches)
+        self.size = max(self.batches)
+        self.progress("computing what the files must return, in JAX")
         self.reference = Reference(loaded)
-        self.cases = {
-            kind: (inputs, self.reference.outputs(inputs)) for kind, inputs in self.inputs().items()
-        }
-        self.cases |= self.other_sizes()
+        self.cases = cases_of(self.reference, self.inputs(tried), self.size)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
-    def load_examples(self):
-        """(the config's data, None), or (None, why it cannot be loaded)."""
-        is_int8 = self.arguments.quantize == "int8"
-        int8_needs = "--quantize int8: takes its ranges from training data"
-        try:
-            examples = Examples(self.loaded)
-        except (UserError, RunError) as error:
-            if is_int8:
-                raise UserError(f"{int8_needs}, which cannot be loaded: {error}") from error
-            print(
-                f"Verified on random inputs only, no data can be loaded: {error}", file=sys.stderr
-            )
-            return None, str(error)
-        if self.arguments.quantize and examples.differs_from_training_data():
-            message = (
-                f"{examples.source} is not the data that the checkpoint was trained on; "
-                "set it, as in data.args.dir=..."
-            )
-            if is_int8:
-                raise UserError(f"{int8_needs}, but {message}")
-            print(f"Scored on other data: {message}", file=sys.stderr)
-        return examples, None
-
-    def inputs(self):
+    def inputs(self, tried):
         """{kind: a batch of inputs to verify on}"""
-        inputs = {"random": random_inputs(self.loaded, self.size)}
-        if self.examples:
-            inputs["real"] = repeated(self.examples.first(self.size), self.size)
-        return inputs
-
-    def other_sizes(self):
-        """{kind: (random inputs with other free sizes, JAX's outputs)}"""
-        cases = {}
-        for sizes, shapes in tried_shapes(self.loaded.inputs, self.free):
-            text = " ".join(f"{name} {size}" for name, size in sizes.items())
-            inputs = random_inputs(self.loaded._replace(inputs=shapes), self.size)
-            try:
-                cases[f"random, {text}"] = (inputs, self.reference.outputs(inputs))
-            except Exception as error:  # the model may be the user's own
-                raise UserError(
-                    f"--free: the model itself fails with {text}: {describe(error)}; give the "
-                    "sizes that it takes, as in --free 1:length:8-512, or leave out --free"
-                ) from error
-        return cases
+        known = known_inputs(self.examples, self.own, self.size)
+        if self.arguments.real_only and not known:
+            fix = "pass your own with --inputs FILE.npz"
+            raise UserError(f"--real-only: no data can be loaded: {self.no_examples}; {fix}")
+        tables = table_sizes(self.traced)
+        return inputs_of(self.loaded, known, self.size, tables, tried, self.arguments.real_only)
 
     def reports(self, stem):
         """Write <stem>.<format> for each format; returns ({format: report}, {format: error})."""
@@ -107,27 +90,45 @@ class Exporter:
             try:
                 reports[name] = self.report(name, path)
             except Exception as error:  # converters raise many kinds
-                for file in path.parent.glob(f"{path.name}*"):
-                    file.unlink()
-                failures[name] = f"{name}: {error}"
-                if not isinstance(error, UserError | RunError):
-                    traceback.print_exc()
+                remove(path)
+                failures[name] = f"{name}: {described(error)}"
+            self.check()
         return reports, failures
 
     def report(self, format, path):
-        """Write and verify one file; returns its report."""
+        """Write and verify one file; returns its report. If no route is chosen and the native one
+        fails in any way, even in the verification, jax2tf is tried."""
+        if format == "stablehlo":
+            return self.report_by("jax", format, path)
+        if self.arguments.route != "auto":
+            return self.report_by(self.arguments.route, format, path)
+        needed(*NEEDED[format])  # by both routes
+        try:
+            return self.report_by("native", format, path)
+        except Exception as error:
+            self.check()
+            message = described(error)
+            print(f"{format}: {message}; trying jax2tf instead", file=sys.stderr)
+        remove(path)
+        try:
+            return self.report_by("jax2tf", format, path) | {"native_fails": message}
+        except Exception as error:
+            if (second := described(error)) == message:
+                raise RunError(message) from error
+            raise RunError(f"{message}; by jax2tf: {second}") from error
+
+    def report_by(self, route, format, path):
+        """Write and verify one file by a route."""
         start, precision = time.perf_counter(), self.arguments.quantize
-        report = {"precision": precision or "float32"} | self.write(format, path)
+        self.write_in_precision(route, format, path)
         sizes = size_names(self.traced)
         add_metadata(path, self.facts(path.stem) | {"sizes": sizes})
+        report = {"precision": precision or "float32", "route": route}
         if self.free:
             report["sizes"] = sizes
-        if precision:
-            # The ranges of int8 come from real inputs; random inputs would be clipped to them.
-            judged = ("real",) if precision == "int8" else ("random", "real")
-            report |= self.verified(path, TOLERANCE[precision], judged)
-        else:
-            report |= self.verified(path, self.tolerance)
+        # The ranges of int8 come from real inputs; random inputs would be clipped to them.
+        judged = ("real", "own") if precision == "int8" else KINDS
+        report |= self.verified(path, precision or self.traced.precision, judged)
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
@@ -139,18 +140,20 @@ class Exporter:
         title = self.loaded.config.get("title") or title
         return facts_of(self.loaded, title, source, checkpoint and commit_of(checkpoint))
 
-    def verified(self, path, tolerance, judged=("random", "real")):
+    def verified(self, path, precision, judged=KINDS):
         """The report about a file that computes what JAX computes."""
-        return verify(path, self.cases, tolerance, self.batches, judged, self.classes)
+        self.progress(f"{path.name}: verifying")
+        tolerance = self.arguments.tolerance or TOLERANCE[precision]
+        return verify(
+            path, self.cases, tolerance, self.batches, judged, self.classes, self.compared
+        )
 
-    @property
-    def tolerance(self):
-        """The largest relative error of a file that is not quantized."""
-        return TOLERANCE[self.traced.precision]
-
-    @cached_property
-    def traced(self):
-        return trace(*self.trace_arguments)
+    def call(self, format, step, function, *args):
+        """A call in the child process."""
+        self.progress(f"{format}: {step}")
+        result = self.child_call(step, function, *args)
+        self.check()
+        return result
 
     @property
     def trace_arguments(self):
@@ -158,69 +161,61 @@ class Exporter:
         inputs = free_shapes(loaded.inputs, self.free)
         return loaded.function, loaded.weights, inputs, self.arguments.batch
 
-    def write(self, format, path):
-        """Write one file; returns {"route": ..., "lacked": the op that the native route lacks}."""
-        if format == "stablehlo":
-            write_stablehlo(*self.trace_arguments, path)
-            return {"route": "jax"}
-        route, lacked = self.arguments.route, {}
-        if route != "jax2tf":
-            try:
-                self.write_in_precision(format, path, partial(self.native, format))
-                return {"route": "native"}
-            except Missing as error:
-                message = f"the native route has no op for {error}"
-                if route == "native":
-                    raise UserError(f"{message}; add one, or remove --route native") from error
-                print(f"{format}: {message}; using jax2tf instead", file=sys.stderr)
-                lacked = {"lacked": str(error)}
-        self.write_in_precision(format, path, partial(self.by_jax2tf, format))
-        return {"route": "jax2tf"} | lacked
-
-    def write_in_precision(self, format, path, write):
+    def write_in_precision(self, route, format, path):
         """Write a file; a quantized one only after its float32 version has been verified."""
+        self.progress(f"{path.name}: writing by the route {route}")
+        if route == "jax":
+            return write_stablehlo(*self.trace_arguments, path)
+        write = partial({"native": self.native, "jax2tf": self.by_jax2tf}[route], format)
         precision = self.arguments.quantize
         if not precision:
             return write(path)
         with tempfile.TemporaryDirectory() as folder:
             float32_path = Path(folder) / path.name
             write(float32_path)
-            self.verified(float32_path, self.tolerance)
+            self.verified(float32_path, self.traced.precision)
             if format == "tflite":
                 return write(path, quantize=precision, samples=self.samples)
             from inference.quantize_onnx import quantize_onnx
 
+            self.progress(f"{path.name}: quantizing to {precision}")
             quantize_onnx(float32_path, path, precision, self.samples, self.arguments.exclude)
 
     def native(self, format, path, **quantization):
         """Write a file with this project's own tables of ops."""
-        if format == "tflite":
-            needed("tensorflow", "ai_edge_litert")
-            from inference.to_tflite import write_tflite
+        try:
+            needed(*NEEDED[format])
+            if format == "tflite":
+                from inference.to_tflite import write_tflite
 
-            write_tflite(self.traced, path, **quantization)
-        else:
-            needed("onnx", "onnxruntime")
-            from inference.to_onnx import write_onnx
+                write_tflite(self.traced, path, call=partial(self.call, format), **quantization)
+            else:
+                from inference.to_onnx import write_onnx
 
-            write_onnx(self.traced, path, self.arguments.opset)
+                write_onnx(self.traced, path, self.arguments.opset)
+        except Missing as error:
+            message = f"the native route has no op for {error}"
+            fix = "; add one, or remove --route native" if self.arguments.route == "native" else ""
+            raise UserError(message + fix) from error
 
     def by_jax2tf(self, format, path, **quantization):
         """Write a file by the jax2tf route, which has other primitives and makes larger graphs."""
         needed("tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert")
         from inference.fallback.convert import onnx_by_jax2tf, tflite_by_jax2tf
 
+        options = {"call": partial(self.call, format)}
         if format == "tflite":
-            tflite_by_jax2tf(*self.trace_arguments, path, **quantization)
+            tflite_by_jax2tf(*self.trace_arguments, path, **options, **quantization)
         else:
-            onnx_by_jax2tf(*self.trace_arguments, path, opset=self.arguments.opset)
+            onnx_by_jax2tf(*self.trace_arguments, path, opset=self.arguments.opset, **options)
 
     @cached_property
     def samples(self):
         """Training inputs that calibrate int8, in batches; None for other precisions."""
         if self.arguments.quantize != "int8":
             return None
-        inputs, size = self.examples.spread(self.arguments.samples), self.arguments.batch or 1
+        examples, size = self.examples, self.arguments.batch or 1
+        inputs = examples.spread(self.arguments.samples) if examples else self.own
         if size == UNBATCHED:
             return [inputs]
         count = len(next(iter(inputs.values())))
@@ -251,3 +246,16 @@ class Exporter:
             if loss > MAX_LOSS:
                 precision = report["precision"]
                 yield f"Warning: {name} in {precision} loses {100 * loss:.1f} points of accuracy"
+
+
+def described(error):
+    """An error in one line; what was not raised for a user is named with its place."""
+    if isinstance(error, UserError | RunError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
+
+
+def remove(path):
+    """Remove a file and that of its weights."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()

@@ -11,17 +11,20 @@ import inspect
 import os
 import tempfile
 from collections import OrderedDict
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 
+from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
 from inference.exporter import Exporter
 from inference.load import NHWC, Exportable
 from inference.lowering.trace import UNBATCHED, named
 from inference.metadata import add_metadata
+from inference.packages import import_tensorflow
 from inference.signatures import check_signatures, merged
 from inference.verify import take
 from model.base import Model
@@ -47,9 +50,9 @@ def export(function, params, example, path, *, state=None, classes=(), batched=T
     """
     path = Path(path)
     arguments = parsed(path, batched, options)
-    with tempfile.TemporaryDirectory(dir=existing(path.parent)) as folder:
+    with working(path) as (folder, call):
         work = Path(folder) / path.name
-        report, _ = write(function, params, state, example, work, arguments, classes)
+        report, _ = write(call, function, params, state, example, work, arguments, classes)
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
             os.replace(file, path.parent / file.name)  # external weights come before their graph
     return report
@@ -67,13 +70,13 @@ def export_signatures(functions, params, path, *, batched=True, **options):
             f"{path}: only TFLite has several signatures in one file; call export once for each "
             "function, with a path of its own"
         )
-    with tempfile.TemporaryDirectory(dir=existing(path.parent)) as folder:
+    with working(path) as (folder, call):
         files = {name: Path(folder) / f"{i}.tflite" for i, name in enumerate(functions)}
         reports, inputs = {}, {}
         for name, (function, example) in functions.items():
             arguments = parsed(path, batched, options)
             reports[name], inputs[name] = write(
-                function, params, None, example, files[name], arguments
+                call, function, params, None, example, files[name], arguments
             )
         work = Path(folder) / path.name
         work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
@@ -84,11 +87,19 @@ def export_signatures(functions, params, path, *, batched=True, **options):
     return reports
 
 
-def write(function, params, state, example, path, arguments, classes=()):
+@contextmanager
+def working(path):
+    """(a folder beside a file, `call` of a process in which TensorFlow works), for a while."""
+    folder = tempfile.TemporaryDirectory(dir=existing(path.parent))
+    with folder as name, Child(import_tensorflow) as child:
+        yield name, child.call
+
+
+def write(call, function, params, state, example, path, arguments, classes=()):
     """(the report of a verified file, the example's arrays under the names of its inputs)"""
     loaded = as_exportable(function, params, state, example, arguments.batch, classes)
     inputs = example_arrays(loaded, arguments, example)
-    exporter = Exporter(arguments, loaded, Rows(inputs, arguments.batch))
+    exporter = Exporter(arguments, loaded, call, examples=Rows(inputs, arguments.batch))
     return exporter.report(arguments.formats[0], path), inputs
 
 
@@ -98,8 +109,9 @@ def parsed(path, batched, options):
     if format not in FORMATS:
         endings = ", ".join(f".{name}" for name in FORMATS)
         raise UserError(f"{path}: must end in one of {endings}")
-    if not batched and options.get("batch"):
-        raise UserError("export: batch is a fixed size of a batch, which batched=False excludes")
+    for name in ("batch", "batches"):
+        if not batched and options.get(name):
+            raise UserError(f"export: {name} is about a batch, which batched=False excludes")
     required = ["-w", "-", "--formats", format]
     known = vars(parse(required)).keys() - NOT_OPTIONS
     if unknown := options.keys() - known:
@@ -204,6 +216,7 @@ class Rows:
         self.count = 1 if batch == UNBATCHED else len(next(iter(inputs.values())))
 
     def first(self, count):
+        """The first rows, or all if there is no batch."""
         return take(self.inputs, 0, count)
 
     def spread(self, count):

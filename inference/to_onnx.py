@@ -9,7 +9,7 @@ from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
-from inference.lowering.walk import Walk
+from inference.lowering.walk import Walk, located
 
 OPSETS = range(18, 24)
 LARGE = 2**31 - 2**24  # bytes of weights; a protobuf message has less than 2**31, with its nodes
@@ -44,9 +44,10 @@ def onnx_model(traced, opset=20):
 
     target = OnnxTarget(LAYERS, PRIMITIVES, opset, traced.inputs)
     target.taken.update(traced.outputs)
-    outputs = Walk(target).outputs(traced, {name: name for name in traced.inputs})
-    for name, value in outputs.items():
-        target.result(value, name)
+    with located(walk := Walk(target)):
+        outputs = walk.outputs(traced, {name: name for name in traced.inputs})
+        for name, value in outputs.items():
+            target.result(value, name)
     tidy(target)
     opsets = [helper.make_opsetid("", opset)]
     graph = graph_proto(target.scopes[0], "model", target.weights)

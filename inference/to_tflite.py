@@ -1,26 +1,30 @@
 """Write a traced function as a TFLite file of builtin ops, through TensorFlow's converter."""
 
+import tempfile
 import warnings
 
 from file_io import atomic_write
-from inference.lowering.walk import Walk
-from inference.packages import needed, quiet
+from inference.child import here
+from inference.packages import import_tensorflow, needed, quiet
 from utils import RunError, UserError
 
 CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"}
 PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that int8 quantizes
 
 
-def write_tflite(traced, path, *, quantize=None, samples=None):
+def write_tflite(traced, path, *, quantize=None, samples=None, call=here):
     """Write the file; `quantize` is None, float16, dynamic or int8.
 
-    int8 is calibrated with `samples`, a list of {input: array}.
+    int8 is calibrated with `samples`, a list of {input: array}. The converter runs where `call`
+    runs it, as that of a `Child`, which imports this module and needs no JAX.
     """
     needed("tensorflow")
-    with quiet():
-        check_types(traced)
-        function, owner = as_tensorflow(traced, products=quantize != "int8")
-        data = converted(function, owner, quantize, samples)
+    with tempfile.TemporaryDirectory() as folder:
+        with quiet():
+            import_tensorflow()
+            check_types(traced)
+            save(*as_tensorflow(traced, products=quantize != "int8"), folder)
+        data = converted(folder, quantize, samples, call)
     atomic_write(path, data)
 
 
@@ -41,12 +45,14 @@ def as_tensorflow(traced, products):
 
     from inference.lowering.tf_ops import LAYERS, PRIMITIVES
     from inference.lowering.tf_ops.target import Target
+    from inference.lowering.walk import Walk, located
 
     def run(*tensors):
         inputs = dict(zip(traced.inputs, tensors, strict=True))
         target = Target(LAYERS, PRIMITIVES, traced.inputs, inputs, products)
-        results = Walk(target).outputs(traced, inputs)
-        return {name: tf.identity(target.whole(value)) for name, value in results.items()}
+        with located(walk := Walk(target)):
+            results = walk.outputs(traced, inputs)
+            return {name: tf.identity(target.whole(value)) for name, value in results.items()}
 
     specs = [
         tf.TensorSpec(free(aval.shape), aval.dtype, name=name)
@@ -60,38 +66,56 @@ def free(shape):
     return [d if isinstance(d, int) else None for d in shape]
 
 
-def converted(function, owner, quantize, samples):
-    """The bytes of the file; the converter may only use builtin ops of TFLite."""
+def save(function, owner, folder):
+    """Write a TensorFlow function as a SavedModel."""
     import tensorflow as tf
 
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], owner)
+    options = tf.saved_model.SaveOptions(save_debug_info=True)  # for the converter's errors
+    tf.saved_model.save(owner, folder, {"serving_default": function}, options)
+
+
+def converted(folder, quantize, samples, call=here):
+    """The bytes of the file of a SavedModel."""
+    if quantize != "int8":
+        kind = f" in {quantize}" if quantize else ""
+        return call(f"converting to TFLite{kind}", convert, folder, quantize)
+    if not samples:
+        raise UserError("int8 needs samples of real inputs, which show how large its numbers are")
+    data = call(f"measuring {len(samples)} samples for int8", convert, folder, quantize, samples)
+    return call("quantizing to int8", in_int8, data)
+
+
+def convert(folder, quantize, samples=None):
+    """The bytes of the file, of builtin ops of TFLite only; for int8, what it is calibrated to."""
+    import tensorflow as tf
+
+    converter = tf.lite.TFLiteConverter.from_saved_model(folder)
     if quantize:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if quantize == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    if quantize == "int8" and not samples:
-        raise UserError("int8 needs samples of real inputs, which show how large its numbers are")
+    if quantize == "int8":
+        converter.representative_dataset = lambda: samples
+        # Quantize in a second step, since only that can leave ops out.
+        converter._experimental_calibrate_only = True
     try:
-        return in_int8(converter, samples) if quantize == "int8" else converter.convert()
+        # TensorFlow warns about its own interpreter, which it calibrates with.
+        with warnings.catch_warnings(action="ignore"):
+            return converter.convert()
     except Exception as error:  # the converter raises many kinds
         raise RunError(f"TensorFlow's converter rejects the model: {reason(error)}") from error
 
 
-def in_int8(converter, samples):
-    """Convert with the convolutions and products in int8, except those that would lose accuracy.
-
-    Inputs and outputs stay in float.
-    """
+def in_int8(calibrated):
+    """A calibrated file with the convolutions and products in int8, except those that would lose
+    accuracy. Inputs and outputs stay in float."""
     from tensorflow.lite.python.convert import mlir_quantize
 
-    converter.representative_dataset = lambda: samples
-    # Quantize in a second step, since only that can leave ops out.
-    converter._experimental_calibrate_only = True
-    # TensorFlow warns about its own interpreter, which it uses here.
-    with warnings.catch_warnings(action="ignore"):
-        calibrated = converter.convert()
     kinds, nodes = left_in_float(calibrated)
-    return mlir_quantize(calibrated, denylisted_ops=kinds, denylisted_nodes=nodes)
+    try:
+        return mlir_quantize(calibrated, denylisted_ops=kinds, denylisted_nodes=nodes)
+    except Exception as error:
+        raise RunError(f"TensorFlow's quantizer rejects the model: {reason(error)}") from error
 
 
 def left_in_float(data):

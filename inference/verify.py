@@ -3,14 +3,15 @@
 import jax
 import numpy as np
 
-from inference.lowering.trace import UNBATCHED, named, of_batch
+from inference.lowering.trace import UNBATCHED, named
 from inference.runtimes import latency, open_model
-from training.checkpoint.probe import host, seeded_inputs
+from training.checkpoint.probe import host
 from utils import RunError, UserError, format_bytes
 
 BATCHES = (1, 3, 64)
 # The largest error, as a share of the output's scale, by the precision of the file or the model.
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2, "dynamic": 0.2, "int8": 0.3}
+KINDS = ("random", "real", "own")  # of inputs: "own" are those that the user passes
 COLUMNS = "file,route,nodes,size,inputs,batch,absolute,relative,same class,latency"
 
 
@@ -77,32 +78,17 @@ def repeated(inputs, size):
     }
 
 
-def random_inputs(loaded, size):
-    """Seeded random inputs; integers are any token if the model has a vocabulary."""
-    drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(loaded.inputs, size)))
-    inputs = named(drawn, "input")
-    vocab_size = loaded.parts.facts.get("vocab_size")
-    if not vocab_size:
-        return inputs
-    draw = np.random.default_rng(0).integers
-    return {
-        name: draw(vocab_size, size=array.shape).astype(array.dtype)
-        if np.issubdtype(array.dtype, np.integer)
-        else array
-        for name, array in inputs.items()
-    }
-
-
-def verify(path, cases, tolerance, batches, judged=("random", "real"), classes=True):
+def verify(path, cases, tolerance, batches, judged=KINDS, classes=True, compared=None):
     """Raise unless a file computes what JAX computes; returns its report.
 
     `cases` are {kind: (inputs, expected)}, where expected(size) returns JAX's outputs for the first
     `size` inputs. Errors of the kinds that are not judged are reported only. `classes` says whether
-    the outputs are those of classes.
+    the outputs are those of classes, and `compared` {size: where the model compares its batch with
+    it}: at these sizes, JAX may compute something else than at the others.
     """
-    model = open_model(path)
+    model, compared = open_model(path), compared or {}
     checks = [
-        compare(model, kind, size, inputs, expected, tolerance, classes)
+        compare(model, kind, size, inputs, expected, tolerance, classes, size in compared)
         for kind, (inputs, expected) in cases.items()
         for size in batches
     ]
@@ -113,7 +99,7 @@ def verify(path, cases, tolerance, batches, judged=("random", "real"), classes=T
         raise RunError(
             f"{path.name}: does not compute what JAX computes: on {worst['data']} inputs, "
             f"batch {worst['batch']}, it is off by {worst['relative_error']:.2g} of the output's "
-            f"scale; the tolerance is {tolerance:g}"
+            f"scale; the tolerance is {tolerance:g}; {advice(worst, failed, compared)}"
         )
     inputs, _ = next(iter(cases.values()))
     times = {size: latency(model, take(inputs, 0, size)) for size in batches}
@@ -143,21 +129,33 @@ def is_judged(check, judged):
     return check["data"].split(",")[0] in judged
 
 
+def advice(worst, failed, compared):
+    """What a user can do about a failed check."""
+    if (size := worst["batch"]) in compared and {check["batch"] for check in failed} <= {*compared}:
+        where = f"the model treats a batch of {size} in another way ({compared[size]})"
+        return f"{where}; set the batch with --batch N"
+    if all(is_judged(check, ["random"]) for check in failed):
+        return "if it never gets such numbers, --real-only leaves them out"
+    return "--tolerance sets another"
+
+
 def as_text(specs):
     return {name: f"{np.dtype(dtype)}{list(shape)}" for name, (shape, dtype) in specs.items()}
 
 
-def compare(model, kind, size, inputs, expected, tolerance, classes=True):
+def compare(model, kind, size, inputs, expected, tolerance, classes=True, rerun=False):
     """The errors of a file's outputs for the first `size` inputs, compared with JAX's, and, where
-    they are classes, the share of those that are the same."""
+    they are classes, the share of those that are the same. With `rerun`, JAX computes a batch of
+    this size."""
     try:
         outputs = model(take(inputs, 0, size))
     except Exception as error:  # the runtimes raise many kinds
         raise RunError(
             f"{model.path.name}: fails on {kind} inputs, batch {size}: {error}"
         ) from error
-    errors = difference(outputs, expected(size))
-    if not errors["relative_error"] <= tolerance:  # an output may depend on the whole batch
+    errors = difference(outputs, expected(size, rerun=rerun))
+    # An output may depend on the whole batch.
+    if not errors["relative_error"] <= tolerance and not rerun:
         errors = difference(outputs, expected(size, rerun=True))
     if not classes:
         del errors["same_argmax"]
@@ -167,12 +165,11 @@ def compare(model, kind, size, inputs, expected, tolerance, classes=True):
 
 def difference(outputs, expected):
     """The largest error of all outputs, absolute and relative to the scale, and equal argmaxes."""
+    check_finite(expected)
     absolute = relative = 0.0
     agreement = 1.0
     for name, array in expected.items():
         want, got = np.asarray(array, np.float64), np.asarray(outputs[name], np.float64)
-        if not np.isfinite(want).any() and want.size:
-            raise RunError(f"{name}: JAX returns no finite number, so nothing can be compared")
         if got.shape != want.shape:
             absolute = relative = np.inf
             continue
@@ -182,6 +179,13 @@ def difference(outputs, expected):
         if want.ndim > 1 and want.size:
             agreement = min(agreement, float((got.argmax(-1) == want.argmax(-1)).mean()))
     return {"absolute_error": absolute, "relative_error": relative, "same_argmax": agreement}
+
+
+def check_finite(expected):
+    """Raise if an output of JAX has no finite number."""
+    for name, array in expected.items():
+        if array.size and not np.isfinite(np.asarray(array, np.float64)).any():
+            raise RunError(f"{name}: JAX returns no finite number, so nothing can be compared")
 
 
 def largest_error(got, want):

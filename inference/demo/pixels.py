@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from utils import UserError
+from inference.lowering.trace import place
+from utils import UserError, first_line
 
 FIX = "include it in the exported file with --with-preprocess"
 
@@ -43,6 +44,10 @@ def pixels_of(loaded):
             )
         except ValueError:  # preprocessing rejects this dtype
             continue
+        except Exception as error:  # it may be the user's own, and take several inputs
+            reason = f"{type(error).__name__}: {first_line(error)} ({place(error)})"
+            message = f"--demo: the config's preprocess fails on an image: {reason}"
+            raise UserError(message) from error
         if black.dtype == dtype:
             return linear_pixels(black, grey, white, shape)
     return UNIT

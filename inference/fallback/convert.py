@@ -5,12 +5,16 @@ itself is not used, since it writes a newer StableHLO than TensorFlow reads. ONN
 the TFLite file, since tf2onnx cannot convert XlaCallModule in TensorFlow's own graphs.
 """
 
+import tempfile
 from functools import partial
 
 import jax
 import numpy as np
 
 from file_io import atomic_write
+from inference.child import Crash, here
+from inference.fallback.onnx_of_tflite import onnx_of_tflite
+from inference.fallback.saved_module import save_module, with_plain_names
 from inference.fallback.stablehlo import Plain, evaluate, stablehlo_of
 from inference.lowering.trace import trace
 from inference.packages import needed, quiet
@@ -18,35 +22,42 @@ from inference.to_tflite import converted, free
 from utils import UserError, first_line
 
 
-def tflite_by_jax2tf(function, weights, inputs, batch, path, *, quantize=None, samples=None):
+def tflite_by_jax2tf(
+    function, weights, inputs, batch, path, *, quantize=None, samples=None, call=here
+):
     """Write (weights, inputs) -> outputs as a TFLite file; see `trace` and `write_tflite`."""
     needed("tensorflow")
-    options = {"quantize": quantize, "samples": samples}
+    options = {"quantize": quantize, "samples": samples, "call": call}
     atomic_write(path, file_bytes(as_tflite, function, weights, inputs, batch, **options))
 
 
-def onnx_by_jax2tf(function, weights, inputs, batch, path, opset=20):
+def onnx_by_jax2tf(function, weights, inputs, batch, path, opset=20, call=here):
     """Write (weights, inputs) -> outputs as an ONNX file of this opset; see `trace`."""
     needed("tensorflow", "tf2onnx", "onnx", "onnxruntime")
-    atomic_write(path, file_bytes(as_onnx, function, weights, inputs, batch, opset=opset))
+    options = {"opset": opset, "call": call}
+    atomic_write(path, file_bytes(as_onnx, function, weights, inputs, batch, **options))
 
 
 def file_bytes(convert, function, weights, inputs, batch, **options):
     """The bytes of a file; raises an error that names the op that cannot be converted."""
-    traced, plain = trace(function, weights, inputs, batch), Plain()
+    plain = Plain()
+
+    def attempt(plain, batch):
+        traced = trace(function, weights, inputs, batch)
+        run = lambda *arrays: plain(traced, *arrays)  # noqa: E731
+        return convert(run, traced.inputs, traced.outputs, **options)
+
     try:
-        return convert(
-            lambda *arrays: plain(traced, *arrays), traced.inputs, traced.outputs, **options
-        )
+        return attempt(plain, batch)
     except UserError:
         raise
     except Exception as error:  # no step of this route can say beforehand what it supports
-        culprit = find_culprit(convert, plain.equations) or f"this model: {first_line(error)}"
-        works_fixed = batch is None and succeeds(
-            lambda: file_bytes(convert, function, weights, inputs, 2)
-        )
+        tried = partial(convert, call=options["call"])
+        culprit = find_culprit(tried, plain.equations) or f"this model: {first_line(error)}"
+        works_fixed = batch is None and succeeds(partial(attempt, Plain(), 2))
         fix = "; with a fixed batch size it can: pass --batch N" if works_fixed else ""
-        raise UserError(f"the jax2tf route cannot convert {culprit}{fix}") from error
+        crash = f": {error}" if isinstance(error, Crash) else ""
+        raise UserError(f"the jax2tf route cannot convert {culprit}{crash}{fix}") from error
 
 
 def find_culprit(convert, equations):
@@ -98,51 +109,28 @@ def one_result(eqn, operands, index):
     return function, inputs, {"y": eqn.outvars[index].aval}
 
 
-def as_tflite(function, inputs, outputs, quantize=None, samples=None):
+def as_tflite(function, inputs, outputs, quantize=None, samples=None, call=here):
     """The bytes of a TFLite file of builtin ops.
 
     `inputs` and `outputs` are {name: shape and dtype} in the function's order.
     """
     with quiet():
         module = stablehlo_of(function, inputs.values())
-        import tensorflow as tf
-        from tensorflow.compiler.tf2xla.python.xla import call_module
-
-        def call(*tensors):
-            results = call_module(
-                [tensors[i] for i in module.kept_inputs],
-                version=module.version,
-                module=module.data,
-                Tout=[aval.dtype for aval in outputs.values()],
-                Sout=[free(aval.shape) for aval in outputs.values()],
-                platforms=["CPU"],
-                disabled_checks=["shape_assertions"],
-            )
-            return dict(zip(outputs, map(tf.identity, results), strict=True))
-
-        specs = [
-            tf.TensorSpec(free(aval.shape), aval.dtype, name=name) for name, aval in inputs.items()
-        ]
-        graph = tf.function(call, autograph=False).get_concrete_function(*specs)
-        return with_plain_names(converted(graph, tf.Module(), quantize, samples))
+    specs = [
+        {name: (free(aval.shape), str(aval.dtype)) for name, aval in avals.items()}
+        for avals in (inputs, outputs)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        call("reading StableHLO into TensorFlow", save_module, tuple(module), *specs, folder)
+        data = converted(folder, quantize, samples, call)
+    return call("reading the TFLite file", with_plain_names, data)
 
 
-def with_plain_names(data):
-    """Name a TFLite file's tensors as in its signature, since tf2onnx does not read signatures."""
-    from tensorflow.lite.tools import flatbuffer_utils
-
-    model = flatbuffer_utils.convert_bytearray_to_object(data)
-    signature = model.signatureDefs[0]
-    for tensor in [*signature.outputs, *signature.inputs]:
-        model.subgraphs[signature.subgraphIndex].tensors[tensor.tensorIndex].name = tensor.name
-    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
-
-
-def as_onnx(function, inputs, outputs, opset=18):
+def as_onnx(function, inputs, outputs, opset=18, call=here):
     """The bytes of an ONNX file of the same function."""
-    from inference.fallback.onnx_of_tflite import onnx_of_tflite
-
-    data = as_tflite(function, inputs, outputs)
-    shapes = [{name: aval.shape for name, aval in avals.items()} for avals in (inputs, outputs)]
-    with quiet():
-        return onnx_of_tflite(data, *shapes, opset)
+    data = as_tflite(function, inputs, outputs, call=call)
+    shapes = {
+        name: tuple(d if isinstance(d, int) else str(d) for d in aval.shape)
+        for name, aval in (inputs | outputs).items()
+    }
+    return call("converting TFLite to ONNX", onnx_of_tflite, data, shapes, opset)

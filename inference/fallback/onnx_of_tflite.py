@@ -10,14 +10,14 @@ import numpy as np
 OPSET = 18  # the newest that tf2onnx writes
 
 
-def onnx_of_tflite(data, inputs, outputs, opset):
-    """The bytes of the ONNX file; `inputs` and `outputs` are {name: shape}, with symbolic sizes."""
+def onnx_of_tflite(data, shapes, opset):
+    """The bytes of the ONNX file; `shapes` are {input or output: shape}, a free size is a name."""
     import onnx
     import onnxruntime
 
     model = converted(data)
     name_aliases(model, data)
-    name_sizes(model, inputs | outputs)
+    name_sizes(model, shapes)
     if opset > OPSET:
         model = onnx.version_converter.convert_version(model, opset)
     onnx.checker.check_model(model, full_check=True)
@@ -100,7 +100,7 @@ def name_sizes(model, shapes):
         dims = value.type.tensor_type.shape.dim
         del dims[:]
         for size in shapes[value.name]:
-            dims.add(**({"dim_value": size} if isinstance(size, int) else {"dim_param": str(size)}))
+            dims.add(**({"dim_value": size} if isinstance(size, int) else {"dim_param": size}))
 
 
 def select(context, node, *_):

@@ -1,6 +1,7 @@
 """Traces a function to a jaxpr whose layers are single ops, for a batch of any size."""
 
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from inference.lowering.compared import comparisons
 from inference.lowering.recognize import Recognition
 from model.layers.op import marks_shown
 from utils import UserError, first_line, named_leaves
@@ -25,6 +27,7 @@ class Traced(NamedTuple):
     inputs: dict  # {name: shape and dtype}
     outputs: dict  # {name: shape and dtype}
     precision: str  # the narrowest float type in the jaxpr: float32, float16 or bfloat16
+    compared: tuple = ()  # the comparisons of a free batch with other sizes; see `comparisons`
 
 
 def trace(function, weights, inputs, batch=None):
@@ -35,9 +38,11 @@ def trace(function, weights, inputs, batch=None):
     named "input", such an output "output". An output with the name of an input is prefixed with
     "output/".
     """
-    shapes = of_batch(inputs, symbol(inputs) if batch is None else batch)
+    size = symbol(inputs) if batch is None else batch
+    shapes = of_batch(inputs, size)
     try:
-        traced = traced_once(function, weights, shapes)
+        with nullcontext(()) if batch else comparisons(size, HIDDEN) as compared:
+            traced = traced_once(function, weights, shapes)
     except UserError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -46,7 +51,8 @@ def trace(function, weights, inputs, batch=None):
     in_shapes = named(shapes, "input")
     out_shapes = named(traced.out_info, "output", in_shapes)
     jaxpr = with_ops(traced.jaxpr)
-    return Traced(jaxpr, arrays, in_shapes, out_shapes, precision(traced.jaxpr))
+    narrowest = precision(traced.jaxpr)
+    return Traced(jaxpr, arrays, in_shapes, out_shapes, narrowest, tuple(compared))
 
 
 def of_batch(inputs, size):
@@ -72,6 +78,10 @@ def refusal(error, function, weights, inputs, batch):
     cause = f"{first_line(error) or type(error).__name__} ({place(error)})"
     names = ", ".join(map(str, free_sizes(inputs)))
     is_size = isinstance(error, jax.errors.InconclusiveDimensionOperation)
+    if isinstance(error, TypeError) and "_DimExpr" in str(error) and "len(" in line(error):
+        used = "a size that is free" if names else "the size of its batch"
+        fix = "len() cannot return a size that is free; write x.shape[0] instead"
+        return f"the model uses {used}: {fix} ({place(error)})"
     if batch is None and ((is_size and not names) or can_trace(function, weights, inputs, 2)):
         return (
             f"the model uses the size of its batch, which is free: {cause}; set it with --batch N"
@@ -94,12 +104,23 @@ def can_trace(function, weights, inputs, batch):
 
 def place(error):
     """File and line of the innermost frame of an error that is in the user's code."""
+    frame = user_frame(error)
+    return f"{frame.filename}:{frame.lineno}" if frame else "the model"
+
+
+def line(error):
+    """That line."""
+    frame = user_frame(error)
+    return frame.line or "" if frame else ""
+
+
+def user_frame(error):
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(HIDDEN)
     ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "the model"
+    return frames[-1] if frames else None
 
 
 def precision(jaxpr):

@@ -16,7 +16,10 @@ and dtypes of the equation's results, `target.operand_shapes` the shapes of its 
 `target.walk` this walk.
 """
 
+import traceback
 from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -38,7 +41,7 @@ from inference.lowering.equations import (
 from inference.lowering.rewrites import rewrite
 from inference.lowering.value import Value, broadcast, constant, joint_shape
 from model.layers.op import filled, marked_p
-from utils import UserError
+from utils import UserError, first_line
 
 OURS = ("model.layers.", "inference.lowering.")  # their ops have the name of their function
 
@@ -49,6 +52,24 @@ class Missing(UserError):
     def __init__(self, primitive, place):
         super().__init__(f"{primitive} ({place})")
         self.primitive, self.place = primitive, place
+
+
+@contextmanager
+def located(walk):
+    """Name the user's line in an error of a table's function that is not made for users."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a combination of operands that no one has thought of
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        # JAX has two classes of this name, of which one is public.
+        is_free = type(error).__name__ == "InconclusiveDimensionOperation"
+        fix = "; set the batch with --batch N" if is_free else ""
+        message = f"cannot convert {walk.place or 'the model'}: {reason} ({where}){fix}"
+        raise UserError(message) from error
 
 
 class Walk:

@@ -1,11 +1,13 @@
 """A small run that is trained once, and the commands that export it and use it, in this process."""
 
 import json
+import os
 import signal
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from data_loader.digits import digits
 from inference import convert_tflite, predict
@@ -25,6 +27,42 @@ CONFIG = {
     "checkpoint": {"monitor": "test_loss"},
     "logging": {"report": False},
 }
+MODELS = """
+import jax, jax.numpy as jnp
+from model.base import Model
+
+def linear(apply):
+    def init(key):
+        return {"w": jnp.ones((784, 10))}, {}
+    return Model(init, lambda p, s, x, **_: (apply(p, x.reshape(x.shape[0], -1)), s))
+
+def batch_mean(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: x @ p["w"] - (x @ p["w"]).mean(0))
+
+def scalar(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: (x @ p["w"]).sum())
+
+def all_nan(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: jnp.log(-1 - (x @ p["w"]) ** 2))
+
+def two_outputs(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: {"a": x @ p["w"], "input": x})
+
+def pairs(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: (x @ p["w"]).reshape(2, -1, 10).mean(0))
+
+def root(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: jnp.sqrt(x) @ p["w"])
+
+def other_for_seven(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: (x @ p["w"]) * (2 if x.shape[0] == 7 else 1))
+
+def squeezed_for_two(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: x @ p["w"] if x.shape != (2, 784) else (x[None] @ p["w"])[0])
+
+def broken(input_shape: tuple[int, ...]) -> Model:
+    return linear(lambda p, x: undefined(x))
+"""
 DIGITS = 70  # more than one batch
 
 
@@ -53,6 +91,33 @@ def convert(small, tmp_path, capsys, monkeypatch):
 
     yield command
     signal.signal(signal.SIGTERM, handler)
+
+
+def own_weights():
+    """Random ones: with equal ones, batch_mean subtracts two large, almost equal numbers."""
+    return {"w": np.random.default_rng(0).normal(size=(784, 10)).astype(np.float32)}
+
+
+@pytest.fixture
+def own(small, tmp_path):
+    """own(name) -> {config, weights} of a user's model that is defined beside the config."""
+    (tmp_path / "own_models.py").write_text(MODELS)
+    save_file(own_weights(), tmp_path / "own.safetensors")
+
+    def configured(name):
+        config = json.loads(small.config.read_text()) | {"model": f"own_models.{name}"}
+        (tmp_path / "own.json").write_text(json.dumps(config))
+        return {"config": tmp_path / "own.json", "weights": tmp_path / "own.safetensors"}
+
+    return configured
+
+
+@pytest.fixture
+def ctrl_c():
+    """A function that sends this process Ctrl-C, which a background job of a shell ignores."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from inference.input_shape import channels_last
 from inference.load import NHWC, Form, load_to_export
 from inference.runtimes import open_model
 from model.convnext import convnext
-from tests.inference.conftest import output_folder, read_report
+from tests.inference.conftest import MODELS, output_folder, own_weights, read_report
 from tests.processes import ROOT
 from training.checkpoint import safetensor_file, storage
 from utils import named_leaves
@@ -200,35 +200,6 @@ def test_an_export_is_written_where_one_stands(small, tmp_path, capsys, monkeypa
     assert capsys.readouterr().out.endswith(f"Written: {Path('inference/Small')}\n")
 
 
-MODELS = """
-import jax, jax.numpy as jnp
-from model.base import Model
-
-def linear(apply):
-    def init(key):
-        return {"w": jnp.ones((784, 10))}, {}
-    return Model(init, lambda p, s, x, **_: (apply(p, x.reshape(x.shape[0], -1)), s))
-
-def batch_mean(input_shape: tuple[int, ...]) -> Model:
-    return linear(lambda p, x: x @ p["w"] - (x @ p["w"]).mean(0))
-
-def scalar(input_shape: tuple[int, ...]) -> Model:
-    return linear(lambda p, x: (x @ p["w"]).sum())
-
-def all_nan(input_shape: tuple[int, ...]) -> Model:
-    return linear(lambda p, x: jnp.log(-1 - (x @ p["w"]) ** 2))
-
-def two_outputs(input_shape: tuple[int, ...]) -> Model:
-    return linear(lambda p, x: {"a": x @ p["w"], "input": x})
-
-def pairs(input_shape: tuple[int, ...]) -> Model:
-    return linear(lambda p, x: (x @ p["w"]).reshape(2, -1, 10).mean(0))
-
-def broken(input_shape: tuple[int, ...]) -> Model:
-    return linear(lambda p, x: undefined(x))
-"""
-
-
 @pytest.fixture
 def convolution(small, tmp_path):
     """{config, weights} of a model for images of any size, without the shape of its data."""
@@ -239,22 +210,6 @@ def convolution(small, tmp_path):
     params, _ = convnext((28, 28, 1), 10, **args).init(jax.random.key(0))
     save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "any_size.safetensors")
     return {"config": tmp_path / "any_size.json", "weights": tmp_path / "any_size.safetensors"}
-
-
-@pytest.fixture
-def own(small, tmp_path):
-    """own(name) -> {config, weights} of a user's model that is defined beside the config."""
-    (tmp_path / "own_models.py").write_text(MODELS)
-    # Random weights: with equal ones, batch_mean subtracts two large, almost equal numbers.
-    weight = np.random.default_rng(0).normal(size=(784, 10)).astype(np.float32)
-    save_file({"w": weight}, tmp_path / "own.safetensors")
-
-    def configured(name):
-        config = json.loads(small.config.read_text()) | {"model": f"own_models.{name}"}
-        (tmp_path / "own.json").write_text(json.dumps(config))
-        return {"config": tmp_path / "own.json", "weights": tmp_path / "own.safetensors"}
-
-    return configured
 
 
 @pytest.mark.parametrize("name", ["batch_mean", "scalar", "two_outputs"])
@@ -335,6 +290,23 @@ def test_a_checkpoint_needs_no_config_but_its_own_imports_nothing(small, convert
     evil = {"config": None, "weights": tmp_path / "evil.params"}
     code, printed = convert("--name", "evil", "--formats", "onnx", **evil)
     assert code == 2 and "'os.system' would import code" in printed and "--trust" in printed
+
+
+@pytest.mark.parametrize("where", ["here", "beside", "copied"])
+def test_a_trusted_checkpoint_finds_the_modules_of_its_config(small, convert, tmp_path, where):
+    """Where one stands, beside the checkpoint, and in the copy that its run has made."""
+    arrays, record = storage.load(small.checkpoint)
+    arrays = {"params/" + name: leaf for name, leaf in own_weights().items()}
+    record["config"]["model"] = f"found_{where}.root"
+    run = tmp_path / "run"
+    folder = {"here": tmp_path, "beside": run, "copied": run / "user_modules"}[where]
+    folder.mkdir(parents=True, exist_ok=True), run.mkdir(exist_ok=True)
+    (folder / f"found_{where}.py").write_text(MODELS, encoding="utf-8")
+    safetensor_file.write(run / "checkpoint-epoch_1.params", arrays, record)
+    stored = {"config": None, "weights": run / "checkpoint-epoch_1.params"}
+    code, printed = convert(*ONNX, "--trust", **stored)
+    assert code == 0, printed
+    assert (tmp_path / "out" / "small" / "user_modules" / f"found_{where}.py").is_file()
 
 
 def test_other_data_than_the_training_data_is_reported(convert):

@@ -1,10 +1,13 @@
 """The export command when something fails: one message, the exit code, and no partial output."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from inference import exporter, packages, to_onnx, verify
+from inference.child import Child
 from tests.inference.conftest import output_folder, read_report
 from utils import RunError
 
@@ -71,6 +74,12 @@ def test_the_folder_of_a_killed_process_is_removed(convert, tmp_path):
         (["--opset", "17"], "--opset: must be 18 to 23, got 17"),
         (["--batch", "0"], "--batch: must be at least 1, got 0"),
         (["--input", "28x28"], "--input: '28x28' is not a shape"),
+        (["--name", ""], "--name: '' is not a valid folder name"),
+        (["--tolerance", "0"], "--tolerance: must be more than 0, got 0"),
+        (["--tolerance", "nan"], "--tolerance: must be more than 0, got nan"),
+        (["--batches", "3", "0"], "--batches: must be numbers from 1, got 3 0"),
+        (["--batch", "2", "--batches", "2"], "--batches: the batch is fixed by --batch 2"),
+        (["--inputs", "gone.npz"], "--inputs: gone.npz: cannot be read"),
         (["--name", "../elsewhere"], "--name: '../elsewhere' is not a valid folder name"),
         (
             ["--formats", "onnx", "model.args.dims=[32]"],
@@ -128,7 +137,7 @@ def test_quantization_does_not_hide_a_wrong_graph(convert, tmp_path, monkeypatch
 
     write = to_onnx.write_onnx
     monkeypatch.setattr(to_onnx, "write_onnx", write_wrong_weight)
-    code, printed = convert(*ONNX, "--quantize", "dynamic")
+    code, printed = convert(*ONNX, "--quantize", "dynamic", "--route", "native")
     assert code == 1 and "does not compute what JAX computes" in printed
     assert "the tolerance is 1e-05" in printed
     assert output_folder(tmp_path) == []
@@ -136,7 +145,7 @@ def test_quantization_does_not_hide_a_wrong_graph(convert, tmp_path, monkeypatch
 
 def test_an_error_over_the_tolerance_leaves_nothing_behind(convert, tmp_path, monkeypatch):
     monkeypatch.setitem(verify.TOLERANCE, "float32", 0.0)
-    code, printed = convert(*ONNX)
+    code, printed = convert(*ONNX, "--route", "native")
     assert code == 1 and "small.onnx: does not compute what JAX computes: on " in printed
     assert output_folder(tmp_path) == []
 
@@ -150,6 +159,73 @@ def test_an_interrupt_leaves_nothing_behind(convert, tmp_path, monkeypatch):
     code, printed = convert(*ONNX)
     assert code == 130 and printed.strip() == "Stopped; nothing was written"
     assert output_folder(tmp_path) == []
+
+
+def test_an_interrupt_that_a_package_swallows_stops_the_export(
+    convert, ctrl_c, tmp_path, monkeypatch
+):
+    def deaf(self, format, path):
+        try:
+            ctrl_c()
+        except BaseException as error:
+            raise RuntimeError("internal error") from error
+
+    monkeypatch.setattr(exporter.Exporter, "native", deaf)
+    before = signal.getsignal(signal.SIGINT)
+    code, printed = convert(*ONNX)
+    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert output_folder(tmp_path) == [] and signal.getsignal(signal.SIGINT) is before
+
+
+def wrong_numbers(self, path):
+    weights = self.traced.weights
+    traced = self.traced._replace(weights=weights | {"head/bias": weights["head/bias"] + 1})
+    to_onnx.write_onnx(traced, path)
+
+
+def index_error(self, path):
+    raise IndexError("list index out of range")
+
+
+def crash(self, path):
+    with Child() as child:
+        child.call("measuring samples", os.abort)
+
+
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [
+        (wrong_numbers, "onnx: small.onnx: does not compute what JAX computes: on "),
+        (index_error, "onnx: IndexError: list index out of range ("),
+        (crash, "onnx: measuring samples ended its process: Aborted"),
+    ],
+)
+def test_if_the_native_route_fails_in_any_way_the_other_is_tried(
+    convert, tmp_path, monkeypatch, fail, message
+):
+    native = exporter.Exporter.native
+    monkeypatch.setattr(exporter.Exporter, "native", lambda self, format, path: fail(self, path))
+    monkeypatch.setattr(exporter.Exporter, "by_jax2tf", native)
+    code, printed = convert(*ONNX)
+    assert code == 0 and message in printed and "; trying jax2tf instead" in printed, printed
+    report = read_report(tmp_path)["formats"]["onnx"]
+    assert report["route"] == "jax2tf" and report["native_fails"] in printed
+    code, printed = convert(*ONNX, "--route", "native", "--force")
+    assert code == 1 and message in printed and "trying" not in printed
+    assert "Traceback" not in printed
+
+
+def test_if_both_routes_fail_the_message_has_both_reasons(convert, tmp_path, monkeypatch):
+    def fail(self, format, path):
+        raise RunError("no such conversion")
+
+    monkeypatch.setattr(exporter.Exporter, "native", lambda self, format, path: crash(self, path))
+    monkeypatch.setattr(exporter.Exporter, "by_jax2tf", fail)
+    folder = tmp_path / "new" / "folder"
+    code, printed = convert(*ONNX, "--out", folder)
+    crashed = "onnx: measuring samples ended its process: Aborted"
+    assert code == 1 and f"{crashed}; by jax2tf: no such conversion" in printed
+    assert not folder.parent.exists()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +243,7 @@ def test_if_one_format_fails_the_other_is_written(
         native(self, format, path)
 
     monkeypatch.setattr(exporter.Exporter, "native", fail_for_one)
-    exit_code, printed = convert("--name", "small")
+    exit_code, printed = convert("--name", "small", "--route", "native")
     error = f"{broken}: the disk is full of holes"
     assert exit_code == code and error in printed
     folder = tmp_path / "out" / "small"

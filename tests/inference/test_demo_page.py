@@ -49,6 +49,15 @@ def test_a_page_contains_the_kind_of_output_and_the_class_names(
     assert (facts["answers"], facts["labels"]) == (kind, labels)
 
 
+def test_preprocessing_that_takes_no_image_is_refused_with_its_line():
+    def resized(x):
+        return x["image"]
+
+    with pytest.raises(UserError, match="--demo: the config's preprocess fails on an image") as why:
+        pixels_of(loaded_model(image(8, 6, 3), (resized,)))
+    assert f"{__file__}:" in str(why.value)
+
+
 def test_black_and_white_are_measured_through_the_preprocessing():
     scaled = partial(normalize, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 2.0))
     of_bytes = pixels_of(loaded_model(image(3, 8, 6), (to_unit, scaled), Form(layout="nchw")))

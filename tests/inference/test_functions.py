@@ -143,7 +143,7 @@ def test_several_signatures_share_their_weights_and_keep_their_loops(tmp_path):
     [
         ("a.pt", {}, "must end in one of .tflite, .onnx, .stablehlo"),
         ("gone/a.onnx", {}, "gone: no such folder; create it first"),
-        ("a.onnx", {"opsett": 18}, "export: has no option 'opsett'; there are batch, free"),
+        ("a.onnx", {"opsett": 18}, "export: has no option 'opsett'; there are batch"),
         ("a.onnx", {"opset": 5}, "--opset: must be 18 to 23, got 5"),
         ("a.onnx", {"input_names": ["a", "b"]}, "--input-names: has 2 names, the model has 1: inp"),
         ("a.onnx", {"output_names": ["0"]}, "--output-names: '0' is not a name; begin it with a"),

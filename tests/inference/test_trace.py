@@ -1,5 +1,6 @@
 """Tracing for export: names of outputs, precision, and errors for models that cannot be traced."""
 
+import time
 from pathlib import Path
 
 import jax
@@ -7,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import trace
+from inference.packages import quiet
+from inference.progress import Progress
 from inference.runtimes import open_model
 from inference.to_onnx import write_onnx
 from utils import UserError
@@ -50,6 +54,34 @@ def test_a_model_that_uses_the_size_of_its_batch_is_an_error_that_suggests_batch
     assert trace(function, {}, ROW, batch=2).inputs["input"].shape == (2, 3)
 
 
+def test_len_of_a_free_batch_is_an_error_with_the_fix():
+    def function(_, x):
+        return x / len(x)  # a length
+
+    message = r"len\(\) cannot return a size that is free; write x.shape\[0\] instead"
+    with pytest.raises(UserError, match=message) as error:
+        trace(function, {}, ROW)
+    assert line_of("a length") in str(error.value)
+    by_shape = trace(lambda _, x: x / x.shape[0], {}, ROW)
+    assert by_shape.outputs["output"].dtype == np.float32
+
+
+def test_sizes_that_a_model_compares_its_batch_with_are_found():
+    def function(_, x):
+        if x.shape[0] == 9:  # nine
+            x = 2 * x
+        if x.shape != (7, 3):  # seven
+            x = x + 1
+        if x.shape[0] % 4 == 0 or x.shape[0] in (11, 12):  # several
+            x = x - 1
+        return jax.nn.softmax(x @ jnp.ones((3, 3)))  # JAX's own comparisons are not the model's
+
+    places = {9: "nine", 7: "seven", 4: "several", 11: "several", 12: "several"}
+    traced = trace(function, {}, ROW)
+    assert equal_sizes(traced.compared) == {n: line_of(mark) for n, mark in places.items()}
+    assert trace(function, {}, ROW, batch=7).compared == ()
+
+
 @pytest.mark.parametrize("batch", [None, 2])
 def test_a_model_that_cannot_be_traced_is_an_error_with_its_line(batch):
     def function(_, x):
@@ -75,3 +107,23 @@ def test_precision_is_the_narrowest_float_anywhere_in_the_model():
     assert precision(lambda x: (2 * x.astype(jnp.float16)).astype(float)) == "float16"
     assert precision(in_both) == "bfloat16"
     assert precision(lambda x: jax.lax.reduce_precision(x, 8, 7)) == "bfloat16"
+
+
+def test_what_a_table_cannot_convert_is_named_with_the_line_of_the_user(tmp_path):
+    def function(_, x):
+        return jnp.concatenate(jnp.split(x, [1])[::-1])  # a split
+
+    traced = trace(function, {}, ROW)
+    with pytest.raises(
+        UserError, match=r"cannot convert .*; set the batch with --batch N"
+    ) as error:
+        write_onnx(traced, tmp_path / "a.onnx")
+    assert line_of("a split") in str(error.value) and "InconclusiveDimension" in str(error.value)
+
+
+def test_a_long_export_says_what_it_does(capfd):
+    with Progress(pause=0.05) as progress, quiet():  # packages are silent, but not this
+        progress("writing a file")
+        time.sleep(0.3)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) >= 2 and lines[-1] == "0 s: writing a file"

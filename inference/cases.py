@@ -1,0 +1,96 @@
+"""The cases on which files are verified: inputs, real and random, and what JAX computes of them."""
+
+import sys
+
+import jax
+
+from inference.examples import Examples
+from inference.load import describe
+from inference.lowering.trace import UNBATCHED, of_batch
+from inference.samples import random_inputs, resized_inputs
+from inference.verify import BATCHES, check_finite, repeated, take
+from utils import RunError, UserError
+
+
+def load_examples(loaded, arguments, own):
+    """(the config's data, None), or (None, why it cannot be loaded).
+
+    `own` are the user's inputs, or None.
+    """
+    is_int8 = arguments.quantize == "int8"
+    int8_needs = "--quantize int8: takes its ranges from training data"
+    try:
+        examples = Examples(loaded)
+    except (UserError, RunError) as error:
+        if is_int8 and not own:
+            message = f"which cannot be loaded: {error}; or pass some with --inputs FILE.npz"
+            raise UserError(f"{int8_needs}, {message}") from error
+        kinds = "your inputs" if own else "random inputs only"
+        print(f"Verified on {kinds}, no data can be loaded: {error}", file=sys.stderr)
+        return None, str(error)
+    if arguments.quantize and examples.differs_from_training_data():
+        message = (
+            f"{examples.source} is not the data that the checkpoint was trained on; "
+            "set it, as in data.args.dir=..."
+        )
+        if is_int8:
+            raise UserError(f"{int8_needs}, but {message}")
+        print(f"Scored on other data: {message}", file=sys.stderr)
+    return examples, None
+
+
+def check_sizes(loaded, tried, batch):
+    """Raise if the model itself fails at one of the `tried_shapes`."""
+    for sizes, shapes in tried:
+        try:
+            jax.eval_shape(loaded.function, loaded.weights, of_batch(shapes, batch or 2))
+        except Exception as error:  # the model may be the user's own
+            raise UserError(
+                f"--free: the model itself fails with {text_of(sizes)}: {describe(error)}; give "
+                "the sizes that it takes, as in --free 1:length:8-512, or leave out --free"
+            ) from error
+
+
+def text_of(sizes):
+    return " ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def known_inputs(examples, own, size):
+    """{kind: inputs that are not random}, at least `size` where there are as many."""
+    known = {}
+    if examples:  # more than one, since their range is that of random inputs
+        known["real"] = examples.first(size if size == UNBATCHED else max(size, *BATCHES))
+    if own:
+        known["own"] = own
+    return known
+
+
+def inputs_of(loaded, known, size, tables, tried, is_real_only):
+    """{kind: a batch of inputs}; other free sizes have kinds as `random, length 9`."""
+    inputs = {kind: repeated(take(x, 0, size), size) for kind, x in known.items()}
+    seen = next(iter(known.values()), None)
+    if not is_real_only:
+        inputs = {"random": random_inputs(loaded, size, seen, tables)} | inputs
+    for sizes, shapes in tried:
+        kind = next(iter(inputs))
+        if is_real_only:
+            other = resized_inputs(inputs[kind], of_batch(shapes, size))
+        else:
+            other = random_inputs(loaded._replace(inputs=shapes), size, seen, tables)
+        inputs[f"{kind}, {text_of(sizes)}"] = other
+    return inputs
+
+
+def cases_of(reference, inputs, size):
+    """{kind: (inputs, expected)}; see `verify`. Random inputs are left out if JAX returns no finite
+    number for them, and there are others."""
+    cases = {kind: (batch, reference.outputs(batch)) for kind, batch in inputs.items()}
+    for kind, (_, expected) in list(cases.items()):
+        try:
+            check_finite(expected(size))
+        except RunError as error:
+            if not kind.startswith("random") or len(cases) == 1:
+                raise RunError(f"on {kind} inputs, {error}") from error
+            print(f"Not verified on {kind} inputs: {error}", file=sys.stderr)
+            del cases[kind]
+    return cases

@@ -1,0 +1,133 @@
+"""Call functions in a child process: what ends that process is an error here, and not the end.
+
+TensorFlow's converter and the calibrator of int8 are C++ that some models crash. The child waits
+for calls, so that TensorFlow is imported once, while this process does something else.
+"""
+
+import importlib
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from inference.packages import quiet
+from utils import RunError, UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from inference.child import serve; serve()"
+# The line in which C++ says why it ends the process.
+FATAL = re.compile(rb"^(?:F\d.*?\] |.*(?=Check failed)|LLVM ERROR: |.*(?=Assertion ))(.+)", re.M)
+MAX_OUTPUT = 100_000  # bytes of the child's output that are searched for the reason of its end
+
+
+class Crash(RunError):
+    """A call ended its process."""
+
+
+def here(step, function, *args):
+    """Call a function in this process; `Child.call` calls it in another one."""
+    with quiet():
+        return function(*args)
+
+
+class Child:
+    """A process that calls functions; a context manager, which ends it.
+
+    It calls the function `prepare` as soon as it starts, and is started again by the first call
+    after its end.
+    """
+
+    def __init__(self, prepare=None):
+        self.prepare = [prepare.__module__, prepare.__name__] if prepare else []
+        self.process = self.output = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        """Start the process, unless it runs."""
+        if self.process is not None:
+            return
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
+        self.process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(ROOT), *self.prepare],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.output,
+            start_new_session=True,  # Ctrl-C interrupts this process, which ends the child
+        )
+
+    def call(self, step, function, *args):
+        """function(*args), a function of a module; Crash if this ends the process. `step` says
+        what it does, as in "converting to TFLite"."""
+        # Bytes within bytes: a function that cannot be imported must not end the child.
+        request = pickle.dumps(pickle.dumps((function, args)))
+        self.start()
+        try:
+            self.process.stdin.write(request)
+            self.process.stdin.flush()
+            error, value = pickle.load(self.process.stdout)
+        except (EOFError, OSError):
+            raise Crash(self.reason(step)) from None
+        except BaseException:  # KeyboardInterrupt
+            self.stop()  # since the reply would be taken for that of the next call
+            raise
+        if error:
+            raise {"UserError": UserError, "RunError": RunError}.get(error, RuntimeError)(value)
+        return value
+
+    def stop(self):
+        """End the process, if it runs."""
+        if self.process is not None:
+            self.process.kill()
+            with suppress(OSError):  # what was not yet sent to it
+                self.process.stdin.close()
+            self.process.stdout.close()
+            self.process.wait()
+            self.output.close()
+            self.process = self.output = None
+
+    def reason(self, step):
+        """Why the process ended during a step, by its exit code and what it printed last."""
+        code = self.process.wait()
+        self.output.seek(max(0, self.output.seek(0, 2) - MAX_OUTPUT))
+        fatal = FATAL.findall(self.output.read())
+        self.stop()
+        how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
+        if how == "Killed":
+            how += "; this is how the system ends a process when memory runs out"
+        said = f" ({fatal[0].decode(errors='replace').strip()})" if fatal else ""
+        return f"{step} ended its process: {how}{said}"
+
+
+def serve():
+    """Call what the parent sends, until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what packages print must not be taken for a reply
+    if len(sys.argv) > 2:
+        with suppress(ImportError):  # the call that needs it says so
+            getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            pickle.dump(outcome(pickle.load(requests)), replies)
+            replies.flush()
+
+
+def outcome(request):
+    """("", the result) of a call, or (the error's type, its message)."""
+    try:
+        function, args = pickle.loads(request)
+        return "", function(*args)
+    except (UserError, RunError) as error:
+        return type(error).__name__, str(error)
+    except Exception as error:  # whatever a converter raises
+        return "Exception", f"{type(error).__name__}: {error}"

@@ -1,0 +1,74 @@
+"""What a long export prints while it works, and Ctrl-C, which no package may swallow."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+PAUSE = 10  # seconds between two lines
+
+
+@contextmanager
+def interrupts():
+    """A context in which Ctrl-C always ends in KeyboardInterrupt, at the latest at its end.
+
+    Its value is a function that raises it if a package has swallowed it: some catch everything, and
+    C++ code turns it into an error of its own.
+    """
+    came = threading.Event()
+
+    def note(*_):
+        came.set()
+        raise KeyboardInterrupt
+
+    def check():
+        if came.is_set():
+            raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
+    if previous not in (signal.SIG_IGN, None):  # it is not ours to change
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        if previous not in (signal.SIG_IGN, None):
+            signal.signal(signal.SIGINT, previous)
+        check()
+
+
+class Progress:
+    """Prints what is being done every `pause` seconds; a context manager.
+
+    The lines go to where standard error pointed at first, since `quiet` redirects it.
+    """
+
+    def __init__(self, pause=PAUSE):
+        self.pause, self.step, self.ended = pause, "loading", threading.Event()
+        self.thread = threading.Thread(target=self.report, daemon=True)
+
+    def __enter__(self):
+        self.start = time.monotonic()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+
+    def __call__(self, step):
+        """What is done from now on."""
+        self.step = step
+
+    def report(self):
+        try:
+            stream = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8")
+        except (OSError, ValueError, AttributeError):  # it is closed, or not a file
+            return
+        with stream:
+            while not self.ended.wait(self.pause):
+                print(
+                    f"{time.monotonic() - self.start:.0f} s: {self.step}", file=stream, flush=True
+                )

@@ -1,0 +1,160 @@
+"""The inputs of a verification: random ones, like those of the data, and those of the user."""
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from inference.lowering.equations import open_jaxpr
+from inference.lowering.trace import named, of_batch
+from training.checkpoint.probe import seeded_inputs
+from utils import UserError, first_line
+
+# Primitives whose results are numbers of their operands, in another form.
+SAME_NUMBERS = {"convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "slice", "clamp"}
+SAME_NUMBERS |= {
+    "transpose",
+    "concatenate",
+    "rev",
+    "copy",
+    "select_n",
+    "max",
+    "min",
+    "dynamic_slice",
+}
+
+
+def random_inputs(loaded, size, seen=None, tables=None):
+    """Seeded random inputs: numbers between the smallest and the largest that each feature has in
+    the examples `seen`. Integers that index a table are less than its size in `tables`.
+
+    Without examples, they are standard normal floats, and any token of a vocabulary or row of the
+    table.
+    """
+    drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(loaded.inputs, size)))
+    inputs = named(drawn, "input")
+    random, channels_first = np.random.default_rng(0), loaded.form.layout == "nchw"
+    for name, array in inputs.items():
+        is_integer = np.issubdtype(array.dtype, np.integer)
+        known = [(tables or {}).get(name), loaded.parts.facts.get("vocab_size")]
+        rows = min([count for count in known if count], default=None) if is_integer else None
+        if seen and array.dtype != bool and not (rows and known[1]):
+            axis = 1 if channels_first and array.ndim == 4 else array.ndim - 1
+            inputs[name] = drawn_like(seen[name], axis, array.shape, rows, random)
+        elif rows:
+            inputs[name] = random.integers(rows, size=array.shape).astype(array.dtype)
+    return inputs
+
+
+def drawn_like(seen, axis, shape, rows, random):
+    """Random numbers between the extremes that `seen` has for each feature, along this axis."""
+    is_integer = np.issubdtype(seen.dtype, np.integer)
+    numbers = seen if is_integer else np.nan_to_num(seen.astype(float), nan=0, posinf=0, neginf=0)
+    low, high = extremes(numbers, axis, shape)
+    if not is_integer:
+        return random.uniform(low, high, shape).astype(seen.dtype)
+    high = high if rows is None else np.minimum(high, rows - 1)
+    low = np.minimum(low, high)
+    return random.integers(low, high, shape, endpoint=True).astype(seen.dtype)
+
+
+def extremes(numbers, axis, shape):
+    """The smallest and largest numbers of each feature; those of all features where this shape has
+    another count of them, or there is only one row."""
+    axes = tuple(i for i in range(numbers.ndim) if i != axis or numbers.ndim == 1)
+    low, high = numbers.min(axes, keepdims=True), numbers.max(axes, keepdims=True)
+    is_other_count = numbers.ndim > 1 and numbers.shape[axis] != shape[axis]
+    is_one_row = numbers.ndim > 1 and numbers.size == numbers.shape[axis]
+    return (numbers.min(), numbers.max()) if is_other_count or is_one_row else (low, high)
+
+
+def resized_inputs(inputs, shapes):
+    """The inputs, repeated or cut along each axis to the sizes of a tree of shapes."""
+    results = {}
+    for name, spec in named(shapes, "input").items():
+        array = inputs[name]
+        for axis, size in enumerate(spec.shape):
+            array = np.take(array, np.arange(size) % array.shape[axis], axis)
+        results[name] = array
+    return results
+
+
+def table_sizes(traced):
+    """{input: the size of the smallest axis that its integers index}, for inputs of integers."""
+    sizes, inputs = {}, dict.fromkeys(traced.weights) | {name: name for name in traced.inputs}
+
+    def walk(jaxpr, names):
+        """The name of the input whose numbers each result holds, or None."""
+        jaxpr = open_jaxpr(jaxpr)
+        held = dict(zip(jaxpr.invars, names, strict=True))
+
+        def name_of(atom):
+            return None if isinstance(atom, Literal) else held.get(atom)
+
+        for eqn in jaxpr.eqns:
+            names = list(map(name_of, eqn.invars))
+            if eqn.primitive.name == "gather" and names[1]:
+                shape = eqn.invars[0].aval.shape
+                indexed = [shape[axis] for axis in eqn.params["dimension_numbers"].start_index_map]
+                known = [size for size in (*indexed, sizes.get(names[1])) if isinstance(size, int)]
+                sizes.update({names[1]: min(known)} if known else {})
+            results = [None] * len(eqn.outvars)
+            if eqn.primitive.name in SAME_NUMBERS:
+                results = [next(filter(None, names), None)]
+            if eqn.primitive.name == "gather":  # a column
+                results = names[:1]
+            for inner, values in inner_jaxprs(eqn, names):
+                results = walk(inner, values)
+            held |= dict(zip(eqn.outvars, results, strict=False))
+        return list(map(name_of, jaxpr.outvars))
+
+    walk(traced.jaxpr, inputs.values())
+    return sizes
+
+
+def inner_jaxprs(eqn, names):
+    """(jaxpr, the names of its arguments) for each jaxpr that an equation calls, but not loops that
+    run until a condition holds."""
+    for param in eqn.params.values():
+        for inner in param if isinstance(param, tuple | list) else [param]:
+            if isinstance(inner, Jaxpr | ClosedJaxpr):
+                values = names[1:] if eqn.primitive.name == "cond" else names
+                if len(open_jaxpr(inner).invars) == len(values):
+                    yield inner, values
+
+
+def own_inputs(path, loaded, is_batched=True):
+    """{input: array} of an npz or npy file of inputs as the exported file takes them."""
+    specs = named(loaded.inputs, "input")
+    try:
+        content = np.load(path, allow_pickle=False)
+        arrays = {"input": content} if isinstance(content, np.ndarray) else dict(content)
+    except Exception as error:  # damaged files raise many kinds
+        raise UserError(f"--inputs: {path}: cannot be read: {first_line(error)}") from error
+    if len(specs) == len(arrays) == 1:  # there is only one that it can be
+        arrays = dict(zip(specs, arrays.values(), strict=True))
+    if missing := [name for name in specs if name not in arrays]:
+        found = ", ".join(arrays) or "nothing"
+        raise UserError(f"--inputs: {path}: has no {', '.join(missing)}, only {found}")
+    arrays = {
+        name: as_spec(path, name, arrays[name], spec, is_batched) for name, spec in specs.items()
+    }
+    if not is_batched:
+        return arrays
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise UserError(f"--inputs: {path}: needs one row per input in every array, got {lengths}")
+    return arrays
+
+
+def as_spec(path, name, array, spec, is_batched=True):
+    """An array in the type of an input, once its shape is known to be that of a batch of them."""
+    shape = array.shape[1:] if is_batched else array.shape
+    fits = (array.ndim or not is_batched) and shape == spec.shape
+    fits = fits and array.dtype.kind not in "OSUMm"
+    is_float = [jax.numpy.issubdtype(dtype, np.floating) for dtype in (array.dtype, spec.dtype)]
+    if not fits or not (all(is_float) or np.array_equal(array, array.astype(spec.dtype))):
+        takes = f"{spec.dtype}{[*['any'][:is_batched], *spec.shape]}".replace("'", "")
+        found = f"{array.dtype}{list(array.shape)}"
+        fix = "pass what the file takes, preprocessed unless it does that (--with-preprocess)"
+        raise UserError(f"--inputs: {path}: the file takes {name} {takes}, got {found}; {fix}")
+    return array.astype(spec.dtype)
