@@ -11,6 +11,8 @@ from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
 from wiring.values import forms, is_nest, outputs_of
 
+FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label")  # facts that a Data has as fields
+
 
 def build(config, source, trusted=True, folders=()):
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
@@ -83,7 +85,6 @@ class Builder:
             setattr(built, name, self.section(name, options))
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
-        built.metrics = self.metrics()
         built.unfitted = self.unfitted(built.preprocess or [])
         built.data, built.example = self.part("data"), None
         self.check_sections(built)
@@ -91,6 +92,7 @@ class Builder:
             self.learn_sizes(built)
             built.example = self.example(built)
             self.learn_input_shape(built)
+        built.metrics = self.metrics()  # some need facts of the data
         built.schedule = self.nodes.schedule = self.config["schedule"] and self.part("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.part(kind))
@@ -195,7 +197,7 @@ class Builder:
             self.nodes.problem("loader.val_size", message)
 
     def learn_sizes(self, built):
-        """Add the facts about classes and steps."""
+        """Add the facts about classes, tokens and steps."""
         from data_loader.base import class_names
         from data_loader.loader import held_out
 
@@ -211,8 +213,8 @@ class Builder:
         if (names := class_names(data)) is not None and len(names) != count:
             message = f"`classes` has {len(names)} names, but num_classes is {count}"
             self.nodes.problem("data", f"{message}; name every class once")
-        classes = {"num_classes": count, "vocab_size": data.vocab_size}
-        facts |= {name: value for name, value in classes.items() if value is not None}
+        known = {name: getattr(data, name, None) for name in FROM_DATA} | {"num_classes": count}
+        facts |= {name: value for name, value in known.items() if value is not None}
         try:
             train_size = sizes["train"] - held_out(sizes["train"], built.loader.val_size)
         except UserError as error:
@@ -257,6 +259,7 @@ class Builder:
             examples = f"the data's examples, {forms(raw)}"
             self.nodes.problem("preprocess", f"does not fit {examples}: {why}{fix}")
             return
+        x = x.get("tokens", x) if isinstance(x, dict) else x  # with segments beside them
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
 

@@ -17,6 +17,9 @@ from wiring.kinds import KINDS
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
+FACTS += ("bytes_per_token",)
+# Facts that, if the data has them, replace the default of a parameter of the same name.
+NEW_DEFAULTS = ("ignore_label",)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Resuming: which run, from which of its checkpoints, and with what changed in its config."""
 
+import hashlib
 import json
 import logging
 import os
@@ -274,6 +275,9 @@ def differences(old, new):
 
     def facts_of(record):
         extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
+        if tokenizer := record.get("tokenizer"):
+            digest = hashlib.sha256(tokenizer.encode()).hexdigest()
+            extra["fingerprint of the tokenizer"] = digest[:16]
         return flat({**record["config"], **extra})
 
     old, new = facts_of(old), facts_of(new)
