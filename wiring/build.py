@@ -34,6 +34,8 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     """
     builder = Builder(config, source, trusted, folders)
     builder.nodes.facts |= facts
+    # The weights have these shapes, also if the files of the data have changed.
+    builder.recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
     built = builder.build()
     if input_shape:
         builder.nodes.facts["input_shape"] = tuple(input_shape)
@@ -63,6 +65,7 @@ class Builder:
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
         self.config, self.source = defaults | config, source
         self.nodes = Nodes(trusted, folders)
+        self.recorded = {}  # facts that the data cannot change
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
@@ -215,6 +218,7 @@ class Builder:
             self.nodes.problem("data", f"{message}; name every class once")
         known = {name: getattr(data, name, None) for name in FROM_DATA} | {"num_classes": count}
         facts |= {name: value for name, value in known.items() if value is not None}
+        facts |= self.recorded
         try:
             train_size = sizes["train"] - held_out(sizes["train"], built.loader.val_size)
         except UserError as error:

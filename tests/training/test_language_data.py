@@ -72,7 +72,8 @@ def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
     config = json.loads(json.dumps(CONFIG))
     config["data"]["args"]["documents"] = documents
     parts = build(config, "config.json")
-    assert parts.facts["input_shape"] == (16,) and parts.facts["vocab_size"] == 54
+    assert parts.facts["input_shape"] == (16,)
+    assert parts.facts["vocab_size"] == parts.data.tokenizer.vocab_size
     assert parts.facts["bytes_per_token"] == parts.data.bytes_per_token
     assert parts.config["loss"]["args"]["ignore_label"] == IGNORED
     resolved = {metric["name"]: metric["args"] for metric in parts.config["metrics"]}
@@ -128,7 +129,23 @@ def test_the_tokenizer_travels_from_the_text_to_the_loaded_model(workdir):
     loaded = load(checkpoint, trust=True)
     tokens = loaded.tokenizer.encode("Anna went")
     assert loaded.tokenizer.decode(tokens) == "Anna went"
-    assert loaded.predict(tokens[None].astype(np.int32).repeat(2, 1)[:, :16]).shape == (1, 16, 54)
+    inputs = tokens[None].astype(np.int32).repeat(2, 1)[:, :16]
+    assert loaded.predict(inputs).shape == (1, 16, loaded.tokenizer.vocab_size)
+
+
+def test_a_model_is_loaded_although_its_text_was_extended(workdir):
+    (workdir / "a.txt").write_text("abcd efgh\n" * 60)
+    data = {"name": "text", "args": {"train": "a.txt", "length": 8}}
+    (workdir / "config.json").write_text(json.dumps(CONFIG | {"data": data}))
+    assert train.main(["-c", "config.json", "--fast-dev-run"]) == 0
+    assert train.main(["-c", "config.json", "training.epochs=1"]) == 0
+    (folder,) = (workdir / "saved" / "Bigrams").iterdir()
+    (workdir / "a.txt").write_text("abcd efgh xyz\n" * 60)
+    loaded = load(folder, trust=True)
+    assert loaded.tokenizer.vocab_size == 11
+    assert loaded.predict(np.zeros((2, 8), np.int32)).shape == (2, 8, 11)
+    (workdir / "a.txt").unlink()
+    assert load(folder, trust=True).predict(np.zeros((2, 8), np.int32)).shape == (2, 8, 11)
 
 
 class Stop:
@@ -167,14 +184,21 @@ def rows_of(folder):
     return [{key: value for key, value in row.items() if key not in TIMES} for row in lines]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(the run, its rows)"""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run_of(folder / "whole"), rows_of(folder / "whole")
+
+
 @pytest.mark.parametrize("step", [5, 13, 20])
-def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, step):
-    whole = run_of(tmp_path / "whole")
+def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, undisturbed, step):
+    whole, expected_rows = undisturbed
     first = run_of(tmp_path / "killed", callbacks=[Stop(step)])
     assert first.step < whole.step == 39
     resumed = run_of(tmp_path / "killed", resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
-    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+    assert rows_of(tmp_path / "killed") == expected_rows
 
 
 def test_the_windows_move_in_training_but_never_in_an_evaluation(tmp_path, monkeypatch):
