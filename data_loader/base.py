@@ -97,9 +97,10 @@ class Data(NamedTuple):
 
 
 def tokenizer_json(data):
-    """The tokenizer of a Data, or of a dataset that has a `tokenizer`, as text; else None."""
-    tokenizer = getattr(data, "tokenizer", None)
-    return None if tokenizer is None else tokenizer.to_json()
+    """The tokenizer of a Data, or of a dataset that has a `tokenizer`, as text; None without one,
+    or if it is one of another library, which cannot be stored."""
+    to_json = getattr(getattr(data, "tokenizer", None), "to_json", None)
+    return to_json() if to_json else None
 
 
 def class_names(data):

@@ -1,6 +1,5 @@
 """Text files as documents: read, separated, divided into sets, and turned into tokens."""
 
-import mmap
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -168,6 +167,8 @@ class Part(NamedTuple):
 
 def parts_of(file, separator):
     """The parts of a file: about SIZE bytes each, between documents."""
+    import mmap
+
     end, mark = os.path.getsize(file), (separator or SEPARATOR).encode()
     if end <= SIZE:
         return [Part(file, 0, end, 1)]

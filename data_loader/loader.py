@@ -255,7 +255,7 @@ def _show(form):
 def fingerprint(dataset):
     """A short hash of all of a dataset's arrays, or of its length, first and last example; a
     dataset may have a `fingerprint()` of its own."""
-    if hasattr(dataset, "fingerprint"):
+    if callable(getattr(dataset, "fingerprint", None)):
         return dataset.fingerprint()
     content = dataset.arrays if type(dataset) is Arrays else (dataset[0], dataset[len(dataset) - 1])
     digest = hashlib.sha256(str(len(dataset)).encode())

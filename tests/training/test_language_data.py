@@ -4,16 +4,21 @@ Loaded; the windows of each epoch are the same after a kill; another tokenizer i
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import train
+from data_loader.base import tokenizer_json
+from data_loader.loader import epoch_order
 from data_loader.text import text
+from data_loader.tokenizers.plain import characters
 from data_loader.windows import IGNORED, Stream, Windows
 from inference.load import load
 from training.checkpoint import storage
+from training.feed import drawn_batches
 from training.fit import fit
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
@@ -201,6 +206,49 @@ def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, und
     assert rows_of(tmp_path / "killed") == expected_rows
 
 
+def test_a_batch_that_is_read_again_is_the_one_that_was_trained_on():
+    dataset = Windows(Stream([("a.bin", TOKENS)]), 16, 20)
+    options = SimpleNamespace(batch_size=10, collate_fn=None)
+    replicas = SimpleNamespace(seeds=[3, 4], rows=lambda _: slice(None))
+    epoch = list(drawn_batches(dataset, options, replicas, True, 2, 0))
+    for position in (0, 7, 12):
+        again, size, valid = next(drawn_batches(dataset, options, replicas, True, 2, position))
+        jax.tree.map(np.testing.assert_array_equal, again, epoch[position][0])
+        assert (size, valid) == epoch[position][1:]
+    order, _ = epoch_order(len(dataset), 10, seed=4, epoch=2, shuffle=True)
+    x, y = dataset.in_epoch(4, 2)[int(order[7, 5])]
+    np.testing.assert_array_equal(epoch[7][0][1][0][5], x)
+    np.testing.assert_array_equal(epoch[7][0][1][1][5], y)
+    assert (epoch[7][0][0][0] != epoch[7][0][1][0]).any()  # the replicas differ
+
+
+class Look:
+    """Notes what a callback sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_epoch_end(self, run):
+        self.seen.append((run.tokenizer, run.first_examples(3)))
+
+
+def test_a_callback_sees_the_tokenizer_and_the_first_examples_of_the_first_epoch():
+    tokenizer, look = characters().train(["abcdefghijklmnopqrs"]), Look()
+    data = Windows(Stream([("a", TOKENS[:300])]), 16, 20, tokenizer=tokenizer)
+    settings = {"epochs": 1, "batch_size": 4, "seed": 6, "callbacks": [look], "loss": of_tokens}
+    fit(bigrams(20), data, optimizer=adam(), **settings)
+    ((found, examples),) = look.seen
+    assert found.to_json() == tokenizer.to_json()
+    order, _ = epoch_order(len(data), 4, seed=6, epoch=1, shuffle=True)
+    for index, (x, _) in zip(order[0], examples, strict=False):
+        np.testing.assert_array_equal(x, data.in_epoch(6, 1)[int(index)][0])
+
+
+def test_a_dataset_may_have_a_tokenizer_of_another_library():
+    assert tokenizer_json(SimpleNamespace(tokenizer=object())) is None
+    assert tokenizer_json([]) is None
+
+
 def test_the_windows_move_in_training_but_never_in_an_evaluation(tmp_path, monkeypatch):
     seen, read = [], Windows.read_batches
 
@@ -242,12 +290,8 @@ def test_a_run_is_not_resumed_with_another_tokenizer(workdir):
     record = storage.newest(workdir / "run")[0].record
     assert json.loads(record["tokenizer"])["alphabet"] == "\n abcdefgh"
     resumed()
-    sets = text("a.txt", length=8).load()
-    shuffled = type(sets["train"].tokenizer)("hgfedcba \n")
     with pytest.raises(UserError, match="fingerprint of the tokenizer"):
-        from data_loader.tokenizers.plain import characters
-
-        resumed(tokenizer=characters(shuffled.alphabet))
+        resumed(tokenizer=characters("hgfedcba \n"))
 
 
 def of_tokens(logits, label):

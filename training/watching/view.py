@@ -64,7 +64,7 @@ class View:
             model = with_precision(recipe.model, recipe.training.precision)
             programs = [jax.jit(partial(outputs, model, fns)) for fns in ((), recipe.preprocess)]
             vars(self).update(model=recipe.model, _apply=programs[0], _predict=programs[1])
-        vars(self).update(_recipe=recipe, tokenizer=tokenizer and from_json(tokenizer))
+        vars(self).update(_recipe=recipe, _tokenizer=tokenizer)
 
     def apply(self, x):
         return self._apply(*self._run.evaluated_weights(), x)
@@ -82,6 +82,10 @@ class View:
         if name == "per_step":
             each = {key.removeprefix("train_"): array for key, array in run.each_step.items()}
             return MappingProxyType(each)
+        if name == "tokenizer":  # made only if a callback uses it, since that may take a second
+            text = vars(self)["_tokenizer"]
+            vars(self)["tokenizer"] = text and from_json(text)
+            return vars(self)["tokenizer"]
         if name == "history":
             return tuple(dict(row) for row in run.history)
         if name == "config":
