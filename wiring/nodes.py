@@ -82,7 +82,7 @@ class Nodes:
         if kind == "update":
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
-        recorded = parts.with_defaults(self.new_defaults(accepted) | args, accepted)
+        recorded = parts.with_defaults(args, accepted, self.facts)
         self.resolved[path] = {"name": name, "args": recorded, **extra}
         if parts.KINDS[kind].given:
             function = partial(function, **values) if values else function
@@ -245,11 +245,6 @@ class Nodes:
         if not complete:
             raise Unbuilt
         return values
-
-    def new_defaults(self, accepted):
-        """The facts that replace defaults of a part."""
-        names = [name for name in parts.NEW_DEFAULTS if name in accepted]
-        return {name: self.facts[name] for name in names if name in self.facts}
 
     def missing(self, key, name, path, signature):
         """Record a required argument that is missing.

@@ -276,8 +276,7 @@ def differences(old, new):
     def facts_of(record):
         extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
         if tokenizer := record.get("tokenizer"):
-            digest = hashlib.sha256(tokenizer.encode()).hexdigest()
-            extra["fingerprint of the tokenizer"] = digest[:16]
+            extra["fingerprint of the tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
         return flat({**record["config"], **extra})
 
     old, new = facts_of(old), facts_of(new)
