@@ -13,7 +13,8 @@ class Dataset(Protocol):
     """Anything with a length and items, each one example: a tuple (x, y) or any nest of arrays.
 
     It may also have `read_batches(order, collate_fn)`, its own way to yield one batch for each row
-    of indices.
+    of indices; and `in_epoch(seed, epoch)`, the dataset of the same length that a shuffled epoch
+    reads in its place, which depends on nothing else, so that a resumed run reads the same.
     """
 
     def __len__(self): ...
@@ -61,6 +62,22 @@ class Arrays:
         return map_nest(lambda a: a[index], self.arrays)
 
 
+class Tokenizer(Protocol):
+    """What turns text into tokens, 0 to vocab_size-1, and back. `from_json` of
+    data_loader/tokenizers/saved.py reads what `to_json` writes. One that must first see the text
+    has instead `train(documents)`, which returns a Tokenizer.
+    """
+
+    vocab_size: int
+    end_of_text: int | None  # the token that ends a document
+
+    def encode(self, text): ...  # -> array of integers
+
+    def decode(self, tokens): ...  # -> str
+
+    def to_json(self): ...  # -> str
+
+
 class Data(NamedTuple):
     """What a dataset factory returns at once, from headers or constants; load() reads the examples.
 
@@ -73,6 +90,17 @@ class Data(NamedTuple):
     num_classes: int | None = None
     vocab_size: int | None = None
     classes: tuple[str, ...] | None = None  # the name of each class, in the order of the labels
+    tokenizer: Tokenizer | None = None  # the one that made the tokens
+    bytes_per_token: float | None = None  # of the text, on average
+    ignore_label: int | None = None  # the label of positions that do not count
+    resident: bool = True  # False: load() returns no Arrays, so none are prepared for
+
+
+def tokenizer_json(data):
+    """The tokenizer of a Data, or of a dataset that has a `tokenizer`, as text; None without one,
+    or if it is one of another library, which cannot be stored."""
+    to_json = getattr(getattr(data, "tokenizer", None), "to_json", None)
+    return to_json() if to_json else None
 
 
 def class_names(data):

@@ -31,7 +31,8 @@ def folder(dir: str, image_size: tuple[int, int], color: Literal["rgb", "gray"] 
     }
     example = (np.zeros((*image_size, MODES[color][1]), np.uint8), np.zeros((), np.int32))
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    return Data(example, sizes, lambda: sets, len(classes), classes=tuple(classes))
+    named = {"num_classes": len(classes), "classes": tuple(classes)}
+    return Data(example, sizes, lambda: sets, **named, resident=False)
 
 
 class Images:

@@ -74,7 +74,8 @@ def grain(
         lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
     )
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    return Data(example, sizes, lambda: sets, num_classes, vocab_size, classes)
+    named = {"num_classes": num_classes, "vocab_size": vocab_size, "classes": classes}
+    return Data(example, sizes, lambda: sets, **named, resident=False)
 
 
 class Records:

@@ -13,6 +13,7 @@ from ranges import check_minimums
 from utils import UserError, where_and_why
 
 SPLIT = 2**64 - 1  # the random stream of the split; those of epochs count from 0 and stay below
+SHIFT = 2**63  # those of in_epoch count from here
 
 
 def epoch_order(n, batch_size, *, seed, epoch, shuffle):
@@ -36,7 +37,8 @@ def random_stream(seed, stream):
 
 
 class Subset:
-    """Some examples of a dataset, read when they are used."""
+    """Some examples of a dataset, read when they are used. It has no `in_epoch`, since in another
+    epoch the same indices may be other examples, such as those that are held out."""
 
     def __init__(self, dataset, indices):
         self.dataset = dataset
@@ -49,6 +51,11 @@ class Subset:
     def classes(self):
         """The names of the classes of the whole dataset, if it has any."""
         return getattr(self.dataset, "classes", None)
+
+    @property
+    def tokenizer(self):
+        """The tokenizer of the whole dataset, if it has one."""
+        return getattr(self.dataset, "tokenizer", None)
 
     def __getitem__(self, index):
         index = self.indices[index]
@@ -69,6 +76,11 @@ def reads_batches(dataset):
     if type(dataset) is Subset:
         return reads_batches(dataset.dataset)
     return hasattr(dataset, "read_batches")
+
+
+def in_epoch(dataset, seed, epoch):
+    """The dataset as a shuffled epoch reads it."""
+    return dataset.in_epoch(seed, epoch) if hasattr(dataset, "in_epoch") else dataset
 
 
 def held_out(n, val_size):
@@ -241,7 +253,10 @@ def _show(form):
 
 
 def fingerprint(dataset):
-    """A short hash of all of a dataset's arrays, or of its length, first and last example."""
+    """A short hash of all of a dataset's arrays, or of its length, first and last example; a
+    dataset may have a `fingerprint()` of its own."""
+    if callable(getattr(dataset, "fingerprint", None)):
+        return dataset.fingerprint()
     content = dataset.arrays if type(dataset) is Arrays else (dataset[0], dataset[len(dataset) - 1])
     digest = hashlib.sha256(str(len(dataset)).encode())
     for name, leaf in named_nest(content):

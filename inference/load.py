@@ -16,7 +16,7 @@ import numpy as np
 
 from data_loader.base import class_names
 from inference.input_shape import channels_last, known_shape
-from inference.loaded import Loaded
+from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
@@ -64,6 +64,11 @@ class Exportable(NamedTuple):
         """The names of the classes: those that the run recorded, else those of the data, or
         None."""
         return known_classes(self.record, self.parts.data)
+
+    @property
+    def tokenizer(self):
+        """The tokenizer that the run has recorded, or None."""
+        return recorded_tokenizer(self.record, self.parts.source)
 
 
 def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded:

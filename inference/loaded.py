@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from data_loader.tokenizers.saved import from_json
 from inference.lowering.trace import place
 from model.base import Model
 from training.objective import outputs
@@ -63,6 +64,11 @@ class Loaded:
             raise UserError(f"predict: fails on inputs of {forms(batch)}: {why}") from error
 
     @cached_property
+    def tokenizer(self):
+        """The tokenizer that the run has recorded; None if it was not trained on text."""
+        return recorded_tokenizer(self.record, self.path)
+
+    @cached_property
     def program(self):
         return jax.jit(partial(outputs, self.model, self.preprocess))
 
@@ -85,6 +91,12 @@ class Loaded:
             found = f"takes inputs of {forms(wanted)}, these are {forms(one)}"
             raise UserError(f"predict: the model {found}; pass them as the training data had them")
         return next(iter(lengths.values()))
+
+
+def recorded_tokenizer(record, source):
+    """The tokenizer in the record of a run, or None."""
+    text = record.get("tokenizer")
+    return text and from_json(text, f"{source}: tokenizer")
 
 
 def shapes(tree):

@@ -31,7 +31,8 @@ ALLOWED = {
     "model": ({"model"}, True),
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
-        {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"},
+        {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
+        | {"data_loader.tokenizers"},
         True,
     ),
     "inference": (
@@ -52,7 +53,7 @@ ROOMS = {
 ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it puts a run together
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
 HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "grain"}
-HEAVY |= {"array_record", "crc32c"}
+HEAVY |= {"array_record", "crc32c", "tokenizers"}
 # Folders whose files may import these at the top, since the files are only imported when needed.
 LAZY = {"tf_ops": {"tensorflow"}}
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import Arrays, has_items, length
-from data_loader.loader import batches, collate, epoch_order, padded, prefetch
+from data_loader.loader import batches, collate, epoch_order, in_epoch, padded, prefetch
 from training.programs import over_batch, over_rows, placed
 from utils import UserError
 
@@ -285,9 +285,14 @@ class UserBatches:
 
 
 def drawn_batches(dataset, options, replicas, shuffle, epoch, start):
-    """Batches of a dataset, in the order of each replica's seed."""
+    """Batches of a dataset, in the order of each replica's seed. A shuffled dataset may change its
+    examples with the epoch."""
     orders = epoch_orders(len(dataset), options, replicas, shuffle, epoch)
     own, collate_fn = replicas.rows(options.batch_size), options.collate_fn or collate
-    streams = [batches(dataset, order[:, own], collate_fn, start) for order, _ in orders]
+    drawn = [in_epoch(dataset, seed, epoch) if shuffle else dataset for seed in replicas.seeds]
+    streams = [
+        batches(data, order[:, own], collate_fn, start)
+        for data, (order, _) in zip(drawn, orders, strict=True)
+    ]
     for pieces, valid in zip(zip(*streams, strict=True), orders[0][1][start:], strict=True):
         yield list(pieces), options.batch_size, valid

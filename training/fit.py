@@ -149,7 +149,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     log = metric_log(recipe, own_folder, record, checkpoint)
     keeper = Keeper(folder, recipe.checkpoint, record, probe) if folder else None
     seen = {"recipe": recipe, "sets": sets, "folder": own_folder, "config": record["config"]}
-    seen |= {"classes": record.get("classes")}
+    seen |= {name: record.get(name) for name in ("classes", "tokenizer")}
     view = View(run, lambda: rates(run.step), publish=log.publish, **seen)
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None

@@ -8,9 +8,9 @@ all tokens of a set that are right.
 import jax
 import jax.numpy as jnp
 
-from ranges import Count
+from ranges import Count, Positive, checked
 from training import loss
-from training.base import Metric
+from training.base import Metric, Weighted
 from training.loss import along, averaged, label_and_weight
 
 
@@ -51,6 +51,19 @@ def perplexity(logits, label, *, ignore_label: int | None = None) -> Metric:
 
 
 perplexity.finish = jnp.exp
+
+
+@checked
+def bits_per_byte(
+    logits, label, *, bytes_per_token: Positive, ignore_label: int | None = None
+) -> Metric:
+    """The mean cross entropy in bits, for each byte of the text instead of each token, so that
+    models with different tokenizers can be compared."""
+    loss_of_token = loss.cross_entropy(logits, label, ignore_label=ignore_label)
+    scale = 1 / (jnp.log(2) * bytes_per_token)
+    if isinstance(loss_of_token, Weighted):
+        return loss_of_token._replace(value=scale * loss_of_token.value)
+    return scale * loss_of_token
 
 
 def f1(logits, label, *, ignore_label: int | None = None) -> Metric:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from data_loader.base import has_items
-from data_loader.loader import collate, collated, epoch_order
+from data_loader.loader import collate, collated, epoch_order, in_epoch
 from training.base import Objective, Optimizer, Tracked, unchanged
 from training.objective import inputs, with_precision
 from training.options import (
@@ -81,6 +81,7 @@ class Recipe(NamedTuple):
         order = {"seed": self.seed, "epoch": 1, "shuffle": self.loader.shuffle}
         rows, _ = epoch_order(len(dataset), self.loader.batch_size, **order)
         indices = rows.ravel()[: min(count, len(dataset))]
+        dataset = in_epoch(dataset, self.seed, 1) if self.loader.shuffle else dataset
         examples = [dataset[int(i)] for i in indices]
         if not self.augment or not examples:
             return examples

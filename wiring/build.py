@@ -12,6 +12,8 @@ from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
 from wiring.values import forms, is_nest, outputs_of
 
+FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label")  # facts that a Data has as fields
+
 
 def build(config, source, trusted=True, folders=()):
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
@@ -33,6 +35,8 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     """
     builder = Builder(config, source, trusted, folders)
     builder.nodes.facts |= facts
+    # The weights have these shapes, also if the files of the data have changed.
+    builder.recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
     built = builder.build()
     if input_shape:
         builder.nodes.facts["input_shape"] = tuple(input_shape)
@@ -62,6 +66,7 @@ class Builder:
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
         self.config, self.source = defaults | config, source
         self.nodes = Nodes(trusted, folders)
+        self.recorded = {}  # facts that the data cannot change
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
@@ -86,7 +91,6 @@ class Builder:
             setattr(built, name, self.section(name, options))
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
-        built.metrics = self.metrics()
         built.unfitted = self.unfitted(built.preprocess or [])
         built.data, built.example = self.part("data"), None
         self.check_sections(built)
@@ -94,6 +98,7 @@ class Builder:
             self.learn_sizes(built)
             built.example = self.example(built)
             self.learn_input_shape(built)
+        built.metrics = self.metrics()  # some need facts of the data
         built.schedule = self.nodes.schedule = self.part("schedule")
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.part(kind))
@@ -199,7 +204,7 @@ class Builder:
             self.nodes.problem("loader.val_size", message)
 
     def learn_sizes(self, built):
-        """Add the facts about classes and steps."""
+        """Add the facts about classes, tokens and steps."""
         from data_loader.base import class_names
         from data_loader.loader import held_out
 
@@ -215,8 +220,9 @@ class Builder:
         if (names := class_names(data)) is not None and len(names) != count:
             message = f"`classes` has {len(names)} names, but num_classes is {count}"
             self.nodes.problem("data", f"{message}; name every class once")
-        classes = {"num_classes": count, "vocab_size": data.vocab_size}
-        facts |= {name: value for name, value in classes.items() if value is not None}
+        known = {name: getattr(data, name, None) for name in FROM_DATA} | {"num_classes": count}
+        facts |= {name: value for name, value in known.items() if value is not None}
+        facts |= self.recorded
         try:
             train_size = sizes["train"] - held_out(sizes["train"], built.loader.val_size)
         except UserError as error:
@@ -261,6 +267,7 @@ class Builder:
             examples = f"the data's examples, {forms(raw)}"
             self.nodes.problem("preprocess", f"does not fit {examples}: {why}{fix}")
             return
+        x = x.get("tokens", x) if isinstance(x, dict) else x  # with segments beside them
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
 

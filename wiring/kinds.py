@@ -127,6 +127,14 @@ KINDS = {
             given=1,
         ),
         Kind(
+            "tokenizer",
+            ("data_loader.tokenizers",),
+            "data_loader.base:Tokenizer",
+            "a function that returns a Tokenizer: encode(text) -> tokens, decode(tokens) -> text",
+            "language_models.md#tokenizers",
+            some=("encode", "train"),
+        ),
+        Kind(
             "parse",
             ("data_loader.records",),
             "data_loader.base:Parsed",

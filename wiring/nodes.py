@@ -82,7 +82,8 @@ class Nodes:
         if kind == "update":
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
-        self.resolved[path] = {"name": name, "args": parts.with_defaults(args, accepted), **extra}
+        recorded = parts.with_defaults(args, accepted, self.facts)
+        self.resolved[path] = {"name": name, "args": recorded, **extra}
         if parts.KINDS[kind].given:
             function = partial(function, **values) if values else function
             return self.tracked(function, extra, path) if kind == "metrics" else function

@@ -18,6 +18,9 @@ from wiring.own_modules import import_from
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
+FACTS += ("bytes_per_token",)
+# Facts that, if the data has them, replace the default of a parameter of the same name.
+NEW_DEFAULTS = ("ignore_label",)
 
 
 @cache
@@ -181,12 +184,13 @@ def summary(function):
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
 
 
-def with_defaults(given, accepted):
+def with_defaults(given, accepted, facts=None):
     """The args with all defaults that JSON can express, except facts, which the data provides."""
+    new = [name for name in NEW_DEFAULTS if name in accepted and name in (facts or {})]
     defaults = {
         name: parameter.default
         for name, parameter in accepted.items()
         if name not in FACTS
         and isinstance(parameter.default, str | int | float | bool | tuple | None)
     }
-    return defaults | given
+    return defaults | {name: facts[name] for name in new} | given

@@ -18,7 +18,7 @@ MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_
 
 
 def test_importing_every_module_imports_neither_jax_nor_optional_packages():
-    heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record")
+    heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record", "tokenizers")
     code = f"import sys, {', '.join(MODULES)}; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
@@ -39,7 +39,9 @@ def test_the_parts_are_the_functions_annotated_to_return_data():
                 parts.add(function.__name__)
                 arguments = inspect.signature(function).parameters.values()
                 assert all(a.annotation is not a.empty for a in arguments), name
-    assert parts == {"mnist", "fashion_mnist", "cifar10", "digits", "arrays", "folder", "grain"}
+    drawn = {"digits", "stories"}
+    files = {"arrays", "folder", "grain", "text", "tokens"}
+    assert parts == {"mnist", "fashion_mnist", "cifar10"} | drawn | files
 
 
 def test_arrays_of_different_lengths_are_refused():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from data_loader.base import Arrays, class_names
+from data_loader.base import Arrays, class_names, tokenizer_json
 from data_loader.nest import map_nest
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
@@ -168,8 +168,8 @@ def own_record(recipe, sets, config=None):
         if config[key] != own[key]:
             fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
             raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
-    classes = class_names(sets["train"])
-    return run_folder.record(own | (config or {}), {}, sets, classes) | {"written_by": "fit"}
+    named = class_names(sets["train"]), tokenizer_json(sets["train"])
+    return run_folder.record(own | (config or {}), {}, sets, *named) | {"written_by": "fit"}
 
 
 def as_dataset(name, data):

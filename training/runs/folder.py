@@ -2,6 +2,7 @@
 in."""
 
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -26,6 +27,7 @@ logger = logging.getLogger("main")
 USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 BEFORE_A_RUN = ("model", USER_MODULES, "train.log")  # what is written first
 FINISHED = "finished.json"  # left by a run that was trained to its end
+TOKENIZER = "tokenizer.json"
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
 FREE += ("checkpoint", "logging", "mesh", "sharding")
@@ -70,12 +72,13 @@ def named_folder(folder):
     return folder
 
 
-def record(config, facts, datasets, classes=None):
+def record(config, facts, datasets, classes=None, tokenizer=None):
     """What every checkpoint says of its run, as plain JSON; `classes` are the names of the
-    classes."""
+    classes, `tokenizer` is the text of its file."""
     with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
     fingerprints = {name: fingerprint(dataset) for name, dataset in with_items.items()}
     content = {"config": config, "facts": facts, "data": fingerprints, "classes": classes}
+    content |= {"tokenizer": tokenizer} if tokenizer else {}
     return json.loads(json.dumps(content, default=plain))
 
 
@@ -85,8 +88,9 @@ def plain(value):
 
 
 def describe(folder, record, datasets, root, own_files=None):
-    """Write what distinguishes this run from others: config.json, model/, environment.json, and in
-    user_modules/ a copy of the user's own files, {path below its folder: file}."""
+    """Write what distinguishes this run from others: config.json, model/, environment.json, the
+    tokenizer of a language model, and in user_modules/ a copy of the user's own files, {path below
+    its folder: file}."""
     ignored = shutil.ignore_patterns("__pycache__")
     target = folder / "model"
     try:
@@ -109,6 +113,8 @@ def describe(folder, record, datasets, root, own_files=None):
     }
     facts = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
     write_json(folder / "environment.json", facts)
+    if "tokenizer" in record:
+        atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     update(folder, record, root)
 
 
@@ -237,6 +243,8 @@ def differences(old, new):
 
     def facts_of(record):
         extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
+        if tokenizer := record.get("tokenizer"):
+            extra["fingerprint of the tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
         return flat({**record["config"], **extra})
 
     old, new = facts_of(old), facts_of(new)

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from data_loader.base import Arrays, class_names, loaded
+from data_loader.base import Arrays, class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
@@ -95,9 +95,11 @@ def train(parts, root, named=None, override=False, temporary=None):
 
 def trainer_ahead(recipe, parts):
     """The Trainer, whose programs compile while the data is loaded; None if the data is known not
-    to fit on the device as a whole, or if preprocessing needs statistics of it. If it turns out
+    to be on the device as a whole, or if preprocessing needs statistics of it. If it turns out
     so, another Trainer is made."""
     sizes, example = sizes_of(parts), parts.data.example
+    if not getattr(parts.data, "resident", True):
+        return None
     if not isinstance(example, tuple | list) or len(example) != 2:
         return None
     validation = [name for name in sizes if name not in ("train", "test")]
@@ -199,7 +201,8 @@ def record_of(run, parts, sets):
     """The record for a run's checkpoints, once the data is known to be the same in all processes,
     and its folder to be visible to them."""
     with together():
-        record = run_folder.record(parts.config, parts.facts, sets, class_names(parts.data))
+        named = class_names(parts.data), tokenizer_json(parts.data)
+        record = run_folder.record(parts.config, parts.facts, sets, *named)
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import jax
 
+from data_loader.tokenizers.saved import from_json
 from training.objective import outputs, with_precision
 from training.watching.publish import Publisher
 
@@ -13,7 +14,7 @@ READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "stat
 READ += ("signal", "finished")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
 SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
-SHOWN += ("classes", "first_examples(count)")
+SHOWN += ("classes", "tokenizer", "first_examples(count)")
 
 
 class View:
@@ -38,6 +39,7 @@ class View:
     states()       the TrainState of each replica; the next step takes its arrays away
     learning_rate()  {name: value} at the latest step, where known
     classes        the names of the classes, or None
+    tokenizer      the one that made the tokens, or None
     first_examples(count)  the first examples of training, shuffled and augmented as in its first
                    epoch; None where single examples cannot be read
     """
@@ -53,6 +55,7 @@ class View:
         config=None,
         publish=None,
         classes=None,
+        tokenizer=None,
     ):
         sets, publish = MappingProxyType(sets or {}), publish or Publisher()
         vars(self).update(sets=sets, folder=folder, publish=publish, classes=classes)
@@ -61,7 +64,7 @@ class View:
             model = with_precision(recipe.model, recipe.training.precision)
             programs = [jax.jit(partial(outputs, model, fns)) for fns in ((), recipe.preprocess)]
             vars(self).update(model=recipe.model, _apply=programs[0], _predict=programs[1])
-        vars(self).update(_recipe=recipe)
+        vars(self).update(_recipe=recipe, _tokenizer=tokenizer)
 
     def apply(self, x):
         return self._apply(*self._run.evaluated_weights(), x)
@@ -79,6 +82,10 @@ class View:
         if name == "per_step":
             each = {key.removeprefix("train_"): array for key, array in run.each_step.items()}
             return MappingProxyType(each)
+        if name == "tokenizer":  # made only if a callback uses it, since that may take a second
+            text = vars(self)["_tokenizer"]
+            vars(self)["tokenizer"] = text and from_json(text)
+            return vars(self)["tokenizer"]
         if name == "history":
             return tuple(dict(row) for row in run.history)
         if name == "config":

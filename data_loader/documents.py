@@ -1,0 +1,183 @@
+"""Text files as documents: read, separated, divided into sets, and turned into tokens."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_loader.loader import SPLIT, random_stream
+from data_loader.record_files import paths
+from utils import UserError
+
+SEPARATOR = "<|endoftext|>"
+SIZE = 2**24  # bytes of a part of a file, if it has several documents
+
+
+class Document(NamedTuple):
+    """The text of one document, and its name in messages."""
+
+    text: str
+    name: str
+
+
+def text_files(name):
+    """The files of a path, a folder with all folders in it, or a pattern; sorted."""
+    if not Path(name).is_dir():
+        return paths(name)
+    files = sorted(
+        str(path)
+        for path in Path(name).rglob("*")
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(name).parts)
+    )
+    if not files:
+        raise UserError(f"{name}: has no files in it; put text files there, in UTF-8")
+    return files
+
+
+def text_of(path, start=0, size=-1, line=1):
+    """The text of a file, which must be UTF-8, or of `size` bytes from `start` on, where `line`
+    begins."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read(size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return data.decode("utf-8-sig" if start == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        # The decoder does not count the mark at the beginning of a file.
+        place = error.start + 3 * (start == 0 and data.startswith(b"\xef\xbb\xbf"))
+        raise UserError(
+            f"{path}: byte {start + place} (0x{data[place]:02x}, in line "
+            f"{line + data.count(10, 0, place)}) is not UTF-8; convert the file, as with "
+            "`iconv -f latin1 -t utf-8`"
+        ) from error
+
+
+def documents_of(path, text, separator=None, first_line=1):
+    """The documents in the text of a file: the whole, or what `separator` separates."""
+    if not text.strip():
+        raise UserError(f"{path}: is empty; remove it, or put text into it")
+    separator = separator or SEPARATOR
+    pieces = text.split(separator)
+    if len(pieces) == 1:
+        return [Document(text, str(path))]
+    documents, place = [], 0
+    for number, piece in enumerate(pieces, 1):
+        line = first_line + text.count("\n", 0, place)
+        if piece.strip():
+            documents.append(Document(piece, f"{path}: document from line {line}"))
+        # One may begin or end a file, and a line may be empty twice.
+        elif separator.strip() and 1 < number < len(pieces):
+            raise UserError(
+                f"{path}: line {line}: a document is empty: {separator!r} stands there twice; "
+                "remove one"
+            )
+        place += len(piece) + len(separator)
+    return documents
+
+
+def divided(documents, sizes, seed):
+    """{set: documents}, of which `sizes` gives the shares of val and test; train has the rest. A
+    single document is cut."""
+    sizes = {name: size for name, size in sizes.items() if size}
+    if len(documents) == 1:
+        return cut(documents[0], sizes)
+    indices = drawn(len(documents), sizes, seed, documents[0].name)
+    return {name: [documents[i] for i in rows] for name, rows in indices.items()}
+
+
+def drawn(count, sizes, seed, name):
+    """{set: the sorted indices of its documents}, drawn from the seed; the first has this name."""
+    counts = {key: max(1, round(size * count)) for key, size in sizes.items() if size}
+    if sum(counts.values()) >= count:
+        raise UserError(
+            f"{name}: {count} documents are too few for the sets train, {', '.join(counts)}; make "
+            "val_size and test_size smaller, or give each set files of its own"
+        )
+    order, sets = random_stream(seed, SPLIT).permutation(count), {}
+    for key, size in counts.items():
+        sets[key], order = np.sort(order[:size]), order[size:]
+    return {"train": np.sort(order)} | sets
+
+
+def cut(document, sizes):
+    """{set: [its part of the document]}: first train, then val, then test. A part ends with a
+    line, if there are lines."""
+    if sum(sizes.values()) >= 1:
+        raise UserError(f"val_size and test_size: leave nothing to train on: {sizes}")
+    text, sets, end = document.text, {}, len(document.text)
+    for name, size in reversed(sizes.items()):
+        start = text.rfind("\n", 0, end - round(size * len(text))) + 1
+        start = start or end - round(size * len(text))
+        sets[name], end = [Document(text[start:end], document.name)], start
+    return {"train": [Document(text[:end], document.name)]} | dict(reversed(sets.items()))
+
+
+def encoded(tokenizer, documents, several):
+    """The tokens of documents, one after the other. If there are `several`, each of them ends with
+    the token for that."""
+    end = tokenizer.end_of_text
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
+    ending = [np.array([end], dtype)] if several and end is not None else []
+    pieces = [np.zeros(0, dtype)]
+    for document in documents:
+        for text in pieces_of(document.text):
+            try:
+                pieces.append(np.asarray(tokenizer.encode(text)).astype(dtype))
+            except UserError as error:
+                raise UserError(f"{document.name}: {error}") from error
+        pieces += ending
+    return np.concatenate(pieces)
+
+
+def pieces_of(text, size=2**20):
+    """A long text in pieces. They end where a single line break stands between two characters that
+    are no spaces, since no token reaches across such a place in the usual encodings."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + size) + 1 or len(text)
+        while end < len(text) and (text[end - 2].isspace() or text[end].isspace()):
+            end = text.find("\n", end) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def ready(tokenizer, documents):
+    """The tokenizer, trained on the documents if it is not trained yet."""
+    if not hasattr(tokenizer, "train"):
+        return tokenizer
+    return tokenizer.train([document.text for document in documents])
+
+
+class Part(NamedTuple):
+    """Some documents of a file: a range of its bytes, and the line in which it begins."""
+
+    file: str
+    start: int
+    end: int
+    line: int
+
+    def documents(self, separator):
+        text = text_of(self.file, self.start, self.end - self.start, self.line)
+        return documents_of(self.file, text, separator, self.line)
+
+
+def parts_of(file, separator):
+    """The parts of a file: about SIZE bytes each, between documents."""
+    import mmap
+
+    end, mark = os.path.getsize(file), (separator or SEPARATOR).encode()
+    if end <= SIZE:
+        return [Part(file, 0, end, 1)]
+    parts, start, line = [], 0, 1
+    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        while start < end:
+            place = data.find(mark, start + SIZE)
+            stop = end if place < 0 else place + len(mark)
+            parts.append(Part(file, start, stop, line))
+            line += sum(data[i : min(i + SIZE, stop)].count(10) for i in range(start, stop, SIZE))
+            start = stop
+    return parts

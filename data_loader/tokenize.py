@@ -1,0 +1,280 @@
+"""Turn text into files of tokens, once: python -m data_loader.tokenize INPUT... --out FOLDER
+
+It writes train.bin and val.bin for the dataset `tokens`, tokenizer.json and tokens.json. Parts of
+the text are prepared in parallel; a command that was killed continues where it was.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from data_loader.documents import (
+    divided,
+    drawn,
+    encoded,
+    parts_of,
+    text_files,
+)
+from data_loader.grain_source import end_with
+from data_loader.tokenizers import bpe, plain
+from data_loader.tokenizers.saved import from_json, tokenizer_file
+from data_loader.tokens import ABOUT, TOKENIZER
+from file_io import atomic_file, atomic_write, locked
+from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
+
+PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
+
+
+def parse(words=None):
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data_loader.tokenize", description=__doc__.split("\n\n")[0]
+    )
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="text files in UTF-8, folders or patterns")
+    add("--out", required=True, metavar="FOLDER", help="where the files of tokens are written")
+    add(
+        "--tokenizer",
+        default="bytes",
+        help="bytes (the default), characters or bpe, which are trained on the text, or a file: a "
+        "tokenizer.json or .tiktoken",
+    )
+    add("--vocab-size", type=int, default=8192, help="tokens of a bpe to train (default: 8192)")
+    add("--separator", help="what separates the documents of a file (default: <|endoftext|>)")
+    add("--val-size", type=float, default=0.1, help="share of validation (default: 0.1)")
+    add("--test-size", type=float, default=0.0, help="share of the test set (default: 0)")
+    add("--seed", type=int, default=0, help="of the division into sets (default: 0)")
+    add("--processes", type=int, default=os.cpu_count(), help="default: one for each core")
+    return parser.parse_args(words)
+
+
+def main(words=None):
+    """Run the command; returns its exit code."""
+    arguments = parse(words)
+    try:
+        print(prepare(arguments))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        print(f"{arguments.out}: {error.strerror or error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("Stopped; the same command continues where it was", file=sys.stderr)
+        return 130
+    return DONE
+
+
+def prepare(arguments):
+    """Write the files; returns the last line to print."""
+    check(arguments)
+    files = [file for name in arguments.inputs for file in text_files(name)]
+    out = Path(arguments.out)
+    folder = out / PARTS
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = locked(out)
+    except BlockingIOError as error:
+        raise UserError(f"{out}: another process writes there; wait until it has ended") from error
+    try:
+        begin_plan(arguments, files, folder)
+        parts = [part for file in files for part in parts_of(file, arguments.separator)]
+        sets = sets_of(arguments, parts)
+        tokenizer = made_tokenizer(arguments, parts, sets, folder)
+        in_processes(arguments, parts, sets, tokenizer, folder)
+        counts = joined(len(parts), list(sets), tokenizer, folder, out)
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
+    written = ", ".join(f"{count} tokens in {out / name}.bin" for name, count in counts.items())
+    return f"{written}; the vocabulary has {tokenizer.vocab_size}"
+
+
+def check(arguments):
+    """Refuse numbers that cannot be meant."""
+    for name in ("val_size", "test_size"):
+        if not 0 <= getattr(arguments, name) < 1:
+            option = name.replace("_", "-")
+            raise UserError(
+                f"--{option}: must be at least 0 and below 1, got {getattr(arguments, name)}"
+            )
+    for name, least in {"processes": 1, "seed": 0}.items():
+        if getattr(arguments, name) < least:
+            found = getattr(arguments, name)
+            raise UserError(f"--{name}: must be at least {least}, got {found}")
+
+
+def begin_plan(arguments, files, parts):
+    """Parts of another preparation are an error: of other files, or with another tokenizer."""
+    settings = {k: v for k, v in vars(arguments).items() if k not in ("inputs", "out", "processes")}
+    if Path(arguments.tokenizer).is_file():
+        content = Path(arguments.tokenizer).read_bytes()
+        settings["tokenizer"] = hashlib.sha256(content).hexdigest()
+    settings["files"] = [[file, os.path.getsize(file), os.stat(file).st_mtime] for file in files]
+    plan, wanted = parts / PLAN, json.dumps(settings, indent=1)
+    if plan.exists() and plan.read_text(encoding="utf-8") != wanted:
+        raise UserError(
+            f"{parts}: holds parts of another preparation, of other files or options; delete the "
+            "folder, or choose another --out"
+        )
+    atomic_write(plan, wanted.encode())
+
+
+def sets_of(arguments, parts):
+    """{set: [for each part, which of its documents]}; None in place of the lists if there is only
+    one document, which is cut."""
+    count = partial(count_documents, separator=arguments.separator)
+    counts = list(mapped(count, parts, arguments.processes, "look"))
+    shares = shares_of(arguments)
+    if sum(counts) == 1:
+        return dict.fromkeys(("train", *shares))
+    ends = np.cumsum(counts)
+    sets = drawn(int(ends[-1]), shares, arguments.seed, arguments.inputs[0])
+    for name, rows in sets.items():
+        pieces = np.split(rows, np.searchsorted(rows, ends[:-1]))
+        begins = ends - counts
+        sets[name] = [(piece - first).tolist() for piece, first in zip(pieces, begins, strict=True)]
+    return sets
+
+
+def shares_of(arguments):
+    """{set: its share of the documents}, without the training set."""
+    shares = {"val": arguments.val_size, "test": arguments.test_size}
+    return {name: share for name, share in shares.items() if share}
+
+
+def count_documents(part, separator):
+    return len(part.documents(separator))
+
+
+def made_tokenizer(arguments, parts, sets, folder):
+    """The tokenizer that is named; one that is trained is kept among the parts."""
+    name, path = arguments.tokenizer, folder / TOKENIZER
+    if path.exists():
+        return tokenizer_file(path)
+    if name == "bpe":
+        try:
+            tokenizer = bpe.bpe(vocab_size=arguments.vocab_size)
+        except ValueError as error:
+            raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
+    elif name in ("bytes", "characters"):
+        tokenizer = {"bytes": plain.bytes, "characters": plain.characters}[name]()
+    else:
+        tokenizer = tokenizer_file(name)
+    if hasattr(tokenizer, "train"):
+        rows = sets["train"] if name == "bpe" else None  # characters of all sets are known
+        tokenizer = tokenizer.train(
+            document.text
+            for i, part in enumerate(progress(parts, "train", len(parts)))
+            for k, document in enumerate(part.documents(arguments.separator))
+            if rows is None or k in set(rows[i])
+        )
+    atomic_write(path, tokenizer.to_json().encode())
+    return tokenizer
+
+
+def in_processes(arguments, parts, sets, tokenizer, folder):
+    """Write what is still missing of the parts."""
+    jobs = []
+    for number, part in enumerate(parts):
+        if not (folder / f"{number}.json").exists():
+            own = {name: rows and rows[number] for name, rows in sets.items()}
+            jobs.append((folder, number, part, own))
+    settings = {"separator": arguments.separator, "shares": shares_of(arguments)}
+    write = partial(write_part, tokenizer_json=tokenizer.to_json(), **settings)
+    for _ in mapped(write, jobs, arguments.processes, "tokenize"):
+        pass
+
+
+def write_part(job, tokenizer_json, separator, shares):
+    """Write the tokens of one part, those of each set into a file of its own."""
+    folder, number, part, own = job
+    tokenizer, documents = tokenizer_of(tokenizer_json), part.documents(separator)
+    several = None not in own.values()
+    if several:
+        chosen = {name: [documents[k] for k in rows] for name, rows in own.items()}
+    else:
+        chosen = divided(documents, shares, 0)
+    size = 0
+    for name, some in chosen.items():
+        size += sum(len(document.text.encode()) for document in some)
+        with atomic_file(folder / f"{number}-{name}.bin") as file:
+            for document in some:
+                file.write(encoded(tokenizer, [document], several).tobytes())
+    atomic_write(folder / f"{number}.json", json.dumps({"bytes": size}).encode())  # it is complete
+
+
+@cache  # a process makes it once
+def tokenizer_of(text):
+    return from_json(text)
+
+
+def joined(count, sets, tokenizer, folder, out):
+    """Put the parts together; returns {set: number of tokens}."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    files = [folder / f"{number}.json" for number in range(count)]
+    size = sum(json.loads(file.read_text(encoding="utf-8"))["bytes"] for file in files)
+    counts = {}
+    for name in sets:
+        with atomic_file(out / f"{name}.bin") as whole:
+            for number in range(count):
+                with open(folder / f"{number}-{name}.bin", "rb") as part:
+                    shutil.copyfileobj(part, whole, 2**22)
+            counts[name] = whole.tell() // dtype.itemsize
+    atomic_write(out / TOKENIZER, tokenizer.to_json().encode())
+    about = {"dtype": dtype.name, "vocab_size": tokenizer.vocab_size}
+    about |= {"end_of_text": tokenizer.end_of_text, "tokens": counts}
+    about |= {"bytes_per_token": size / max(1, sum(counts.values()))}
+    atomic_write(out / ABOUT, (json.dumps(about, indent=2) + "\n").encode())
+    return counts
+
+
+def mapped(function, items, processes, what):
+    """function(item) of each item, in order, computed by several processes."""
+    count = min(processes, len(items))
+    if count <= 1:
+        yield from map(function, progress(items, what, len(items)))
+        return
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # Threads of `tokenizers` do not survive a fork.
+    context, parent = get_context("spawn"), (os.getpid(),)
+    pool = ProcessPoolExecutor(count, context, initializer=begin_worker, initargs=parent)
+    try:
+        yield from progress(pool.map(function, items), what, len(items))
+    except BrokenProcessPool as error:
+        raise RunError(
+            f"a worker process ended ({error}); if memory ran out, use fewer --processes"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def begin_worker(parent):
+    """Runs first in every worker: it ends with its parent process, which handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+
+
+def progress(items, what, total):
+    """The items, with a bar if the output is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(items, desc=what, total=total, unit="part", disable=not sys.stderr.isatty())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Byte-pair encoding, by HuggingFace's `tokenizers`: trained on the text, or read from a file."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_loader.base import Tokenizer
+from data_loader.tokenizers.plain import checked_tokens
+from ranges import Count, checked
+from utils import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+# What ends a document, in the order in which it is looked for.
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+MISSING = (
+    "bpe: needs the package `tokenizers`, which is not installed: "
+    "run `pip install -r training/optional.txt`"
+)
+SMALLEST = 257  # every byte, and the end of a document
+
+
+@checked
+def bpe(
+    vocab_size: Count = 8192,
+    min_frequency: Count = 2,
+    file: str | None = None,
+    pattern: str | None = None,
+) -> Tokenizer:
+    """Byte-pair encoding in GPT-2's form, with `vocab_size` tokens trained on the text; or that of
+    a `file`: HuggingFace's tokenizer.json, or a .tiktoken file with the regex `pattern` that splits
+    its text."""
+    package()
+    if file is None:
+        if vocab_size < SMALLEST:
+            raise ValueError(f"vocab_size: must be at least {SMALLEST}, got {vocab_size}")
+        return UntrainedBpe(vocab_size, min_frequency)
+    from data_loader.tokenizers.saved import tokenizer_file
+
+    return tokenizer_file(file, pattern)
+
+
+def package():
+    """The package that does the work."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(MISSING) from error
+    return tokenizers
+
+
+@dataclass
+class UntrainedBpe:
+    """Becomes a Bpe once it sees the text."""
+
+    vocab_size: int
+    min_frequency: int
+
+    def train(self, documents):
+        """The tokenizer with the most frequent merges of the documents."""
+        library = package()
+        made = library.Tokenizer(library.models.BPE())
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        made.train_from_iterator(documents, trainer)
+        return Bpe(made)
+
+
+class Bpe:
+    """A tokenizer of HuggingFace's `tokenizers`."""
+
+    def __init__(self, made):
+        made.no_padding()
+        made.no_truncation()
+        self.made, vocabulary = made, made.get_vocab()
+        self.vocab_size = 1 + max(vocabulary.values(), default=0)
+        self.end_of_text = next((vocabulary[end] for end in ENDS if end in vocabulary), None)
+
+    def encode(self, text):
+        """The tokens of a text, without any that a model's template would add."""
+        dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
+        return np.array(self.made.encode(text, add_special_tokens=False).ids, dtype)
+
+    def decode(self, tokens):
+        """The text of tokens; the end of a document is left out."""
+        tokens = checked_tokens(tokens, self.vocab_size)
+        if self.end_of_text is not None:
+            tokens = tokens[tokens != self.end_of_text]
+        return self.made.decode(tokens.tolist(), skip_special_tokens=False)
+
+    def to_json(self):
+        return self.made.to_str()
+
+
+def from_huggingface(text, source):
+    """The tokenizer of a tokenizer.json."""
+    try:
+        return Bpe(package().Tokenizer.from_str(text))
+    except UserError:
+        raise
+    except Exception as error:  # the package raises plain exceptions
+        raise UserError(f"{source}: is no tokenizer.json of `tokenizers`: {error}") from error

@@ -1,0 +1,102 @@
+"""Tokenizers without merges: one token for each byte, or for each character."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_loader.base import Tokenizer
+from utils import UserError
+
+BYTES = 256
+
+
+def bytes() -> Tokenizer:  # named in configs
+    """One token for each byte of the text in UTF-8, and one that ends a document: 257 tokens."""
+    return ByteTokenizer()
+
+
+def characters(alphabet: str | None = None) -> Tokenizer:
+    """One token for each character that occurs in the text, or for those of `alphabet`, and one
+    that ends a document."""
+    return CharacterTokenizer(alphabet) if alphabet else UntrainedCharacters()
+
+
+class ByteTokenizer:
+    """Every text can be encoded; tokens that are no valid UTF-8 are decoded as U+FFFD."""
+
+    vocab_size, end_of_text = BYTES + 1, BYTES
+
+    def encode(self, text):
+        """The tokens of a text, uint16."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+
+    def decode(self, tokens):
+        """The text of tokens; the end of a document is left out."""
+        tokens = checked_tokens(tokens, self.vocab_size)
+        return tokens[tokens < BYTES].astype(np.uint8).tobytes().decode(errors="replace")
+
+    def to_json(self):
+        return json.dumps({"type": "bytes"})
+
+
+@dataclass
+class UntrainedCharacters:
+    """Becomes a CharacterTokenizer once it sees the text."""
+
+    def train(self, documents):
+        """The tokenizer of the characters that occur in the documents."""
+        return CharacterTokenizer("".join(sorted(set().union(*map(set, documents)))))
+
+
+class CharacterTokenizer:
+    """The characters of an alphabet, numbered in its order; the last token ends a document."""
+
+    def __init__(self, alphabet):
+        codes = code_points(alphabet)
+        if len(np.unique(codes)) != len(codes):
+            twice = next(c for i, c in enumerate(alphabet) if c in alphabet[:i])
+            raise UserError(f"characters: {twice!r} is in the alphabet twice")
+        self.alphabet, self.codes = alphabet, codes
+        self.end_of_text, self.vocab_size = len(codes), len(codes) + 1
+        # {code point: token}; what does not occur has the token -1.
+        self.tokens = np.full(int(codes.max(initial=0)) + 2, -1, np.int32)
+        self.tokens[codes] = np.arange(len(codes))
+
+    def encode(self, text):
+        """The tokens of a text; a character outside the alphabet is an error."""
+        codes = code_points(text)
+        tokens = self.tokens[np.minimum(codes, len(self.tokens) - 1)]
+        if len(unknown := np.flatnonzero(tokens < 0)):
+            place = int(unknown[0])
+            raise UserError(
+                f"line {text.count(chr(10), 0, place) + 1}, column "
+                f"{place - text.rfind(chr(10), 0, place)}: the character {text[place]!r} "
+                f"(U+{ord(text[place]):04X}) is not among the {len(self.codes)} that the "
+                "tokenizer knows"
+            )
+        return tokens.astype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+
+    def decode(self, tokens):
+        """The text of tokens; the end of a document is left out."""
+        tokens = checked_tokens(tokens, self.vocab_size)
+        return self.codes[tokens[tokens < self.end_of_text]].tobytes().decode("utf-32-le")
+
+    def to_json(self):
+        return json.dumps({"type": "characters", "alphabet": self.alphabet})
+
+
+def code_points(text):
+    """The code point of every character."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), "<u4")
+
+
+def checked_tokens(tokens, vocab_size):
+    """Tokens as an array, once they are known to be in the vocabulary."""
+    tokens = np.asarray(tokens, np.int64).reshape(-1)
+    if len(outside := np.flatnonzero((tokens < 0) | (tokens >= vocab_size))):
+        place = outside[0]
+        raise UserError(
+            f"token {place} is {tokens[place]}, outside the vocabulary 0..{vocab_size - 1}"
+        )
+    return tokens

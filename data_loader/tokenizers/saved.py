@@ -1,0 +1,63 @@
+"""Tokenizers as text: read from files and checkpoints; and text that appears token by token."""
+
+import json
+from pathlib import Path
+
+from utils import UserError
+
+FORMS = "the tokenizer.json of a run or of HuggingFace, or a .tiktoken file"
+
+
+def from_json(text, source="tokenizer"):
+    """The tokenizer that `to_json` wrote, or HuggingFace's tokenizer.json."""
+    try:
+        content = json.loads(text)
+        kind = content.get("type") if "model" not in content else "huggingface"
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{source}: is no tokenizer ({error}); name {FORMS}") from error
+    if kind == "bytes":
+        from data_loader.tokenizers.plain import ByteTokenizer
+
+        return ByteTokenizer()
+    if kind == "characters" and isinstance(content.get("alphabet"), str):
+        from data_loader.tokenizers.plain import CharacterTokenizer
+
+        return CharacterTokenizer(content["alphabet"])
+    if kind == "huggingface":
+        from data_loader.tokenizers.bpe import from_huggingface
+
+        return from_huggingface(text, source)
+    raise UserError(f"{source}: is no tokenizer, its type is {kind!r}; name {FORMS}")
+
+
+def tokenizer_file(path, pattern=None):
+    """The tokenizer in a file; `pattern` is the regex that splits text, for .tiktoken files."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; name {FORMS}")
+    if path.suffix == ".tiktoken":
+        from data_loader.tokenizers.tiktoken_file import huggingface_json
+
+        return from_json(huggingface_json(path, pattern), str(path))
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no tokenizer, but binary; name {FORMS}") from error
+
+
+def streamed(tokenizer, tokens):
+    """The text of tokens, piece by piece as they come: a character that several tokens make up
+    appears with the last of them."""
+    kept, shown = [], 0
+    for token in tokens:
+        kept.append(int(token))
+        text = tokenizer.decode(kept)
+        complete = len(text) - text.endswith("\ufffd")  # its other bytes may still come
+        if complete > shown:
+            yield text[shown:complete]
+            shown = complete
+        if complete == len(text) and len(kept) > 16:
+            kept = kept[-4:]  # what comes may depend on a few tokens before it
+            shown = len(tokenizer.decode(kept))
+    if kept:
+        yield tokenizer.decode(kept)[shown:]

@@ -1,0 +1,309 @@
+"""Runs on tokens: the facts and the tokenizer of the data reach model, metrics, checkpoint and
+Loaded; the windows of each epoch are the same after a kill; another tokenizer is refused."""
+
+import json
+import os
+import signal
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from data_loader.base import tokenizer_json
+from data_loader.loader import epoch_order
+from data_loader.text import text
+from data_loader.tokenizers.plain import characters
+from data_loader.windows import IGNORED, Stream, Windows
+from inference.load import load
+from training.checkpoint import storage
+from training.feed import drawn_batches
+from training.fit import fit
+from training.loss import cross_entropy
+from training.metrics import bits_per_byte, perplexity
+from training.optimizers import adam
+from training.run import TIMES
+from utils import UserError
+from wiring.build import build
+
+MODULE = """
+import jax, jax.numpy as jnp
+from model.base import Model
+
+def bigrams(input_shape: tuple[int, ...], vocab_size: int) -> Model:
+    def init(key):
+        return {"table": jax.random.normal(key, (vocab_size, vocab_size)) + 0 * input_shape[0]}, {}
+
+    def apply(params, state, x, *, train=False, key=None):
+        return params["table"][x["tokens"] if isinstance(x, dict) else x], state
+
+    return Model(init, apply)
+"""
+CONFIG = {
+    "title": "Bigrams",
+    "model": "my_bigrams.bigrams",
+    "data": {"name": "stories", "args": {"count": 30, "length": 16}},
+    "loader": {"batch_size": 32},
+    "loss": "cross_entropy",
+    "metrics": ["perplexity", "bits_per_byte", "accuracy"],
+    "optimizer": {"name": "adamw", "args": {"lr": 0.05}},
+    "training": {"epochs": 2},
+    "logging": {"every_steps": 5, "report": False},
+}
+
+
+def bigrams(vocab_size):
+    scope = {}
+    exec(MODULE, scope)
+    return scope["bigrams"]((1,), vocab_size)
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    """An empty folder with the module of the model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "my_bigrams.py").write_text(MODULE)
+    return tmp_path
+
+
+# The facts.
+
+
+@pytest.mark.parametrize("documents", ["joined", "apart"])
+def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
+    config = json.loads(json.dumps(CONFIG))
+    config["data"]["args"]["documents"] = documents
+    parts = build(config, "config.json")
+    assert parts.facts["input_shape"] == (16,)
+    assert parts.facts["vocab_size"] == parts.data.tokenizer.vocab_size
+    assert parts.facts["bytes_per_token"] == parts.data.bytes_per_token
+    assert parts.config["loss"]["args"]["ignore_label"] == IGNORED
+    resolved = {metric["name"]: metric["args"] for metric in parts.config["metrics"]}
+    assert resolved["accuracy"] == resolved["bits_per_byte"] == {"ignore_label": IGNORED}
+    config["loss"] = {"name": "cross_entropy", "args": {"ignore_label": 3}}
+    assert build(config, "config.json").config["loss"]["args"]["ignore_label"] == 3
+    config["data"] = "digits"
+    with pytest.raises(UserError, match=r"metrics\.1\.args: bits_per_byte needs 'bytes_per_token'"):
+        build(config | {"model": "mlp"}, "config.json")
+    plain = build(config | {"model": "mlp", "metrics": [], "loss": "cross_entropy"}, "config.json")
+    assert plain.config["loss"]["args"]["ignore_label"] is None
+
+
+def test_bits_per_byte_is_the_loss_of_the_text_over_its_bytes():
+    rng = np.random.default_rng(0)
+    logits, label = rng.normal(size=(3, 8, 11)).astype(np.float32), rng.integers(0, 11, (3, 8))
+    label[0, 3:] = IGNORED
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    counted = label != IGNORED
+    bits = -np.log2(np.take_along_axis(chances, np.maximum(label, 0)[..., None], -1))[..., 0]
+    value, weight = jax.vmap(
+        lambda x, y: bits_per_byte(x, y, bytes_per_token=3.5, ignore_label=IGNORED)
+    )(logits, label)
+    assert weight.tolist() == [3, 8, 8]
+    expected = bits[counted].sum() / (3.5 * counted.sum())
+    np.testing.assert_allclose((value * weight).sum() / weight.sum(), expected, rtol=1e-5)
+    loss = cross_entropy(logits[1], label[1])
+    np.testing.assert_allclose(
+        bits_per_byte(logits[1], label[1], bytes_per_token=1), loss / np.log(2), rtol=1e-6
+    )
+    with pytest.raises(ValueError, match="bytes_per_token: must be a finite number above 0, got 0"):
+        bits_per_byte(logits[1], label[1], bytes_per_token=0)
+
+
+# Whole runs.
+
+
+def test_the_tokenizer_travels_from_the_text_to_the_loaded_model(workdir):
+    (workdir / "config.json").write_text(json.dumps(CONFIG))
+    assert train.main(["-c", "config.json"]) == 0
+    (folder,) = (workdir / "saved" / "Bigrams").iterdir()
+    data = build(CONFIG, "config.json").data
+    assert (folder / "tokenizer.json").read_text() == data.tokenizer.to_json()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    row = rows[-1]
+    assert row["val_perplexity"] == pytest.approx(np.exp(row["val_loss"]), rel=1e-4)
+    bits = row["val_loss"] / np.log(2) / data.bytes_per_token
+    assert row["val_bits_per_byte"] == pytest.approx(bits, rel=1e-4)
+    (checkpoint,) = folder.glob("checkpoint-epoch_2.params")
+    for path in folder.iterdir():  # the checkpoint alone is enough
+        if path.is_file() and path != checkpoint:
+            path.unlink()
+    loaded = load(checkpoint, trust=True)
+    tokens = loaded.tokenizer.encode("Anna went")
+    assert loaded.tokenizer.decode(tokens) == "Anna went"
+    inputs = tokens[None].astype(np.int32).repeat(2, 1)[:, :16]
+    assert loaded.predict(inputs).shape == (1, 16, loaded.tokenizer.vocab_size)
+
+
+def test_a_model_is_loaded_although_its_text_was_extended(workdir):
+    (workdir / "a.txt").write_text("abcd efgh\n" * 60)
+    data = {"name": "text", "args": {"train": "a.txt", "length": 8}}
+    (workdir / "config.json").write_text(json.dumps(CONFIG | {"data": data}))
+    assert train.main(["-c", "config.json", "--fast-dev-run"]) == 0
+    assert train.main(["-c", "config.json", "training.epochs=1"]) == 0
+    (folder,) = (workdir / "saved" / "Bigrams").iterdir()
+    (workdir / "a.txt").write_text("abcd efgh xyz\n" * 60)
+    loaded = load(folder, trust=True)
+    assert loaded.tokenizer.vocab_size == 11
+    assert loaded.predict(np.zeros((2, 8), np.int32)).shape == (2, 8, 11)
+    (workdir / "a.txt").unlink()
+    assert load(folder, trust=True).predict(np.zeros((2, 8), np.int32)).shape == (2, 8, 11)
+
+
+class Stop:
+    """Sends a signal at a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, run):
+        if run.step >= self.step and not run.signal:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+TOKENS = np.random.default_rng(0).integers(0, 20, 2000).astype(np.uint16)
+
+
+def run_of(folder, **settings):
+    """A run of three epochs with 13 steps each over a stream of two files."""
+    files = [("a.bin", TOKENS[:700]), ("b.bin", TOKENS[700:])]
+    train_set = Windows(Stream(files), 16, 20)
+    settings = {"epochs": 3, "batch_size": 10, "log": {"every_steps": 1}, "seed": 3} | settings
+    return fit(
+        bigrams(20),
+        train_set,
+        Windows(Stream(files[:1]), 16, 20),
+        folder=folder,
+        optimizer=adam(lr=0.1),
+        loss=lambda x, y: cross_entropy(x, y, ignore_label=IGNORED),
+        metrics=[lambda x, y: perplexity(x, y, ignore_label=IGNORED)],
+        **settings,
+    )
+
+
+def rows_of(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(the run, its rows)"""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run_of(folder / "whole"), rows_of(folder / "whole")
+
+
+@pytest.mark.parametrize("step", [5, 13, 20])
+def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, undisturbed, step):
+    whole, expected_rows = undisturbed
+    first = run_of(tmp_path / "killed", callbacks=[Stop(step)])
+    assert first.step < whole.step == 39
+    resumed = run_of(tmp_path / "killed", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    assert rows_of(tmp_path / "killed") == expected_rows
+
+
+def test_a_batch_that_is_read_again_is_the_one_that_was_trained_on():
+    dataset = Windows(Stream([("a.bin", TOKENS)]), 16, 20)
+    options = SimpleNamespace(batch_size=10, collate_fn=None)
+    replicas = SimpleNamespace(seeds=[3, 4], rows=lambda _: slice(None))
+    epoch = list(drawn_batches(dataset, options, replicas, True, 2, 0))
+    for position in (0, 7, 12):
+        again, size, valid = next(drawn_batches(dataset, options, replicas, True, 2, position))
+        jax.tree.map(np.testing.assert_array_equal, again, epoch[position][0])
+        assert (size, valid) == epoch[position][1:]
+    order, _ = epoch_order(len(dataset), 10, seed=4, epoch=2, shuffle=True)
+    x, y = dataset.in_epoch(4, 2)[int(order[7, 5])]
+    np.testing.assert_array_equal(epoch[7][0][1][0][5], x)
+    np.testing.assert_array_equal(epoch[7][0][1][1][5], y)
+    assert (epoch[7][0][0][0] != epoch[7][0][1][0]).any()  # the replicas differ
+
+
+class Look:
+    """Notes what a callback sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_epoch_end(self, run):
+        self.seen.append((run.tokenizer, run.first_examples(3)))
+
+
+def test_a_callback_sees_the_tokenizer_and_the_first_examples_of_the_first_epoch():
+    tokenizer, look = characters().train(["abcdefghijklmnopqrs"]), Look()
+    data = Windows(Stream([("a", TOKENS[:300])]), 16, 20, tokenizer=tokenizer)
+    settings = {"epochs": 1, "batch_size": 4, "seed": 6, "callbacks": [look], "loss": of_tokens}
+    fit(bigrams(20), data, optimizer=adam(), **settings)
+    ((found, examples),) = look.seen
+    assert found.to_json() == tokenizer.to_json()
+    order, _ = epoch_order(len(data), 4, seed=6, epoch=1, shuffle=True)
+    for index, (x, _) in zip(order[0], examples, strict=False):
+        np.testing.assert_array_equal(x, data.in_epoch(6, 1)[int(index)][0])
+
+
+def test_a_dataset_may_have_a_tokenizer_of_another_library():
+    assert tokenizer_json(SimpleNamespace(tokenizer=object())) is None
+    assert tokenizer_json([]) is None
+
+
+def test_the_windows_move_in_training_but_never_in_an_evaluation(tmp_path, monkeypatch):
+    seen, read = [], Windows.read_batches
+
+    def noted(self, order, collate_fn):
+        seen.append((len(self), self.first, len(order)))
+        return read(self, order, collate_fn)
+
+    monkeypatch.setattr(Windows, "read_batches", noted)
+    run_of(tmp_path / "run")
+    firsts = [first for size, first, _ in seen if size == 125]
+    assert len(set(firsts)) == 3 and 0 not in firsts
+    assert {first for size, first, _ in seen if size == 44} == {0}
+    seen.clear()
+    run_of(None, shuffle=False)
+    assert {first for _, first, _ in seen} == {0}
+
+
+def test_replicas_have_windows_of_their_own(tmp_path):
+    both = run_of(None, replicas=2, seed=3)
+    for i, states in enumerate(both.states()):
+        alone = run_of(None, seed=3 + i)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            states.params,
+            alone.params,
+        )
+
+
+def test_a_run_is_not_resumed_with_another_tokenizer(workdir):
+    (workdir / "a.txt").write_text("abcd efgh\n" * 60)
+
+    def resumed(**arguments):
+        sets = text("a.txt", length=8, **arguments).load()
+        model = bigrams(300)
+        settings = {"optimizer": adam(), "epochs": 1, "batch_size": 8, "resume": True}
+        return fit(model, sets["train"], folder=workdir / "run", loss=of_tokens, **settings)
+
+    resumed()
+    record = storage.newest(workdir / "run")[0].record
+    assert json.loads(record["tokenizer"])["alphabet"] == "\n abcdefgh"
+    resumed()
+    with pytest.raises(UserError, match="fingerprint of the tokenizer"):
+        resumed(tokenizer=characters("hgfedcba \n"))
+
+
+def of_tokens(logits, label):
+    return cross_entropy(logits, label, ignore_label=IGNORED)
+
+
+def test_no_programs_are_compiled_for_data_that_is_known_to_be_streamed(workdir, monkeypatch):
+    from training.runs import start
+
+    parts = build(CONFIG, "config.json")
+    recipe, _ = start.checked_recipe(parts)
+    monkeypatch.setattr(start, "Trainer", lambda *_: "made")
+    assert start.trainer_ahead(recipe, parts) is None
+    parts.data = parts.data._replace(resident=True)
+    assert start.trainer_ahead(recipe, parts) == "made"
