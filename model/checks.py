@@ -8,7 +8,8 @@ imports nothing but model/, so that the copy in a run's folder works by itself.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
 class Range(NamedTuple):
@@ -17,6 +18,9 @@ class Range(NamedTuple):
     words: str
     keywords: dict
     holds: Callable
+
+    def __hash__(self):  # so that `Count | None` can be written
+        return hash(self.words)
 
 
 Count = Annotated[int, Range("at least 1", {"minimum": 1}, lambda x: x >= 1)]
@@ -41,8 +45,15 @@ def checked(factory):
 
 
 def check(name, value, annotation):
-    """Raise if a number, or one in a tuple of them, is not in the range of its annotation."""
+    """Raise if a number, or one in a tuple of them, is not in the range of its annotation, or a
+    value is not among its choices."""
     inner = get_args(annotation)
+    if get_origin(annotation) is Literal and value not in inner:
+        raise ValueError(f"{name}: must be one of {', '.join(map(repr, inner))}, got {value!r}")
+    if get_origin(annotation) in (UnionType, Union):  # Count | None
+        if value is not None:
+            check(name, value, inner[0])
+        return
     if get_origin(annotation) is tuple:
         for item in value:
             check(name, item, inner[0])
