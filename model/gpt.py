@@ -218,7 +218,8 @@ def self_attention(form, params, x, entry, angles, mask, where):
     if angles is not None:
         q, k = rotary(q, angles), rotary(k, angles)
     if entry is not None:
-        k, v = entry = written(entry, (k, v), where)
+        entry = written(entry, (k, v), where)
+        k, v = (a.astype(q.dtype) for a in entry)
     y = attend(q, k, v, mask, causal=entry is None)
     return linear(params["out"], y.reshape(x.shape)), entry
 

@@ -12,8 +12,11 @@ from jax import lax
 def empty_cache(batch, size, heads, dim, depth, stacked=False):
     """Room for `size` tokens of each of `batch` texts, in `depth` blocks."""
     leading = (depth,) if stacked else ()
-    entry = tuple(jnp.zeros((*leading, batch, size, heads, dim)) for _ in ("keys", "values"))
-    blocks = entry if stacked else [entry] * depth
+
+    def entry():
+        return tuple(jnp.zeros((*leading, batch, size, heads, dim)) for _ in ("keys", "values"))
+
+    blocks = entry() if stacked else [entry() for _ in range(depth)]
     return {"position": jnp.zeros(batch, jnp.int32), "blocks": blocks}
 
 
