@@ -103,6 +103,7 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
     """The prompt and then the text that follows it, piece by piece, up to the end of the
     document."""
     from data_loader.tokenizers.saved import streamed
+
     from model.generate import stream, until
 
     tokenizer = tokenizer or tokenizer_of(loaded)
