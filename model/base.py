@@ -12,3 +12,6 @@ class Model(NamedTuple):
 
     init: Callable  # key -> (params, state)
     apply: Callable  # (params, state, x, *, train=False, key=None) -> (out, state)
+    # of a decoder of text: (batch size, tokens) -> a state with an empty cache, with which `apply`
+    # continues the texts that it has read
+    cache: Callable | None = None

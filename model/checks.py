@@ -9,7 +9,8 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity, as `typing` hashes annotations
@@ -47,8 +48,15 @@ def checked(factory):
 
 
 def check(name, value, annotation):
-    """Raise if a number, or one in a tuple of them, is not in the range of its annotation."""
+    """Raise if a number, or one in a tuple of them, is not in the range of its annotation, or a
+    value is not among its choices."""
     inner = get_args(annotation)
+    if get_origin(annotation) is Literal and value not in inner:
+        raise ValueError(f"{name}: must be one of {', '.join(map(repr, inner))}, got {value!r}")
+    if get_origin(annotation) in (UnionType, Union):  # Count | None
+        if value is not None:
+            check(name, value, inner[0])
+        return
     if get_origin(annotation) is tuple:
         for item in value:
             check(name, item, inner[0])

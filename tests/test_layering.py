@@ -36,7 +36,15 @@ ALLOWED = {
         True,
     ),
     "inference": (
-        {*UTILS, "wiring", "inference", "model.base", "model.layers", "data_loader"}
+        {
+            *UTILS,
+            "wiring",
+            "inference",
+            "model.base",
+            "model.generate",
+            "model.layers",
+            "data_loader",
+        }
         | {"training.checkpoint", "training.objective", "training.recipe"},
         True,
     ),

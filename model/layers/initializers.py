@@ -67,6 +67,15 @@ def truncated_normal(stddev):
     return init
 
 
+def normal(stddev):
+    """An initializer: a normal of this standard deviation."""
+
+    def init(key, shape):
+        return jax.random.normal(key, shape) * stddev
+
+    return init
+
+
 def orthogonal(key, shape):
     """Orthonormal columns, or rows where these are fewer; all axes but the last count as rows."""
     rows, columns = math.prod(shape[:-1]), shape[-1]

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers.forms import NARROW, on_cpu
-from model.layers.linear import matmul
+from model.layers.linear import add_bias, matmul
 from model.layers.op import op
 
 
-def layer_norm_init(dim):
-    return {"scale": jnp.ones(dim), "bias": jnp.zeros(dim)}
+def layer_norm_init(dim, bias=True):
+    return {"scale": jnp.ones(dim)} | ({"bias": jnp.zeros(dim)} if bias else {})
 
 
 @op(any_rank=True)
@@ -26,10 +26,11 @@ def layer_norm(params, x, *, eps=1e-6):
         y = standardize(wide, -1, eps)
     else:
         y = on_cpu(lambda x: standardize_narrow(eps, x), lambda x: standardize(x, -1, eps), wide)
-    return (y * params["scale"] + params["bias"]).astype(x.dtype)
+    return add_bias(params, y * params["scale"]).astype(x.dtype)
 
 
-def rms_norm_init(dim):
+def rms_norm_init(dim, bias=False):
+    """The bias exists in layer norm only."""
     return {"scale": jnp.ones(dim)}
 
 

@@ -1,0 +1,150 @@
+"""Let a decoder write: it reads a prompt into its cache, then makes one token after the other.
+
+for tokens in stream(model, params, [prompt], 200, Sampling(temperature=0.8, top_k=40)):
+    print(tokenizer.decode(tokens[0]), end="")
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+CHUNK = 16  # tokens of one call: few enough to watch, enough to hide what a call costs
+SHORTEST = 16  # prompts are padded to powers of 2 from here on, so that few lengths are compiled
+
+
+class Sampling(NamedTuple):
+    """How the next token is drawn from the logits."""
+
+    temperature: float = 1.0  # below 1, likely tokens become more likely; 0: always the likeliest
+    top_k: int | None = None  # only the k likeliest tokens
+    top_p: float | None = None  # only the fewest tokens that together have this probability
+
+
+def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
+    """The `tokens` tokens that follow each prompt, an array of ids: a list of arrays of ids.
+
+    The prompts may have different lengths. A text ends before the token `stop`. When a text has
+    filled the model's context, the model reads the second half of it again and continues from
+    there. The same prompts and seed give the same texts.
+    """
+    options = {"state": state, "seed": seed, "stop": stop}
+    pieces = list(stream(model, params, prompts, tokens, sampling, **options))
+    texts = np.concatenate(pieces, axis=1) if pieces else np.zeros((len(prompts), 0), np.int32)
+    return [text[: until(stop, text)] for text in texts]
+
+
+def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
+    """The same piece by piece, as arrays (prompts, n) with the next n tokens of every text."""
+    context, sampling = context_of(model), sampling or Sampling()
+    texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
+    check(texts, context, sampling)
+    programs, ended = compiled(model, sampling), np.zeros(len(texts), bool)
+    cache, position, made = None, context, 0
+    while made < tokens and not ended.all():
+        if position == context:  # before the first token, and when the cache is full
+            texts = texts if cache is None else [text[-(context // 2 or 1) :] for text in texts]
+            cache = read(model, programs, params, state or {}, texts)
+            position = max(map(len, texts)) - 1
+        count = min(CHUNK, tokens - made, context - position)
+        last = np.array([text[-1] for text in texts])
+        cache, new = programs.write(params, cache, last, jax.random.key(seed), made, count)
+        new = np.asarray(new)[:, :count]
+        texts = [np.concatenate([text, row]) for text, row in zip(texts, new, strict=True)]
+        position, made = position + count, made + count
+        ended |= (new == stop).any(1) if stop is not None else False
+        yield new
+
+
+def context_of(model):
+    """The number of tokens for which the model has room."""
+    if getattr(model, "cache", None) is None:
+        raise ValueError("the model cannot generate: it has no `cache` (see model/base.py)")
+    return jax.eval_shape(lambda: jax.tree.leaves(model.cache(1)["cache"]["blocks"])[0]).shape[-3]
+
+
+def check(prompts, context, sampling):
+    for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {i}: is empty; begin with at least one token")
+        if len(prompt) > context:
+            raise ValueError(
+                f"prompt {i}: has {len(prompt)} tokens, the model's context has {context}; "
+                "shorten the prompt"
+            )
+    temperature, top_k, top_p = sampling
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature: must be 0 or more, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k: must be at least 1, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
+
+
+def until(stop, text):
+    """The index of the first `stop` in a text, or the text's length."""
+    found = np.flatnonzero(text == stop) if stop is not None else ()
+    return found[0] if len(found) else len(text)
+
+
+class Programs(NamedTuple):
+    prefill: object  # (params, state, tokens) -> state
+    write: object  # (params, state, last tokens, key, tokens made, count) -> (state, new tokens)
+
+
+@lru_cache(16)
+def compiled(model, sampling):
+    """The two programs of a model; the cache that they receive is theirs."""
+
+    def prefill(params, state, tokens):
+        return model.apply(params, state, tokens)[1]  # XLA drops what computes the logits
+
+    def write(params, state, last, key, made, count):
+        def step(i, carry):
+            state, token, new = carry
+            logits, state = model.apply(params, state, token[:, None])
+            token = draw(jax.random.fold_in(key, made + i), logits[:, 0], sampling)
+            return state, token, lax.dynamic_update_slice(new, token[:, None], (0, i))
+
+        new = jnp.zeros((len(last), CHUNK), jnp.int32)
+        state, _, new = lax.fori_loop(0, count, step, (state, last, new))
+        return state, new
+
+    return Programs(jax.jit(prefill, donate_argnums=1), jax.jit(write, donate_argnums=1))
+
+
+def read(model, programs, params, state, texts):
+    """A state whose cache holds all tokens of the texts but the last ones, which come next."""
+    lengths = np.array([len(text) - 1 for text in texts], np.int32)
+    state = jax.tree.map(jnp.array, state) | model.cache(len(texts))  # a copy, as it is given away
+    if lengths.max():
+        size = min(context_of(model), max(SHORTEST, 1 << int(lengths.max() - 1).bit_length()))
+        rows = [np.pad(text[:-1], (0, size + 1 - len(text))) for text in texts]
+        state = programs.prefill(params, state, np.stack(rows))
+    # What was read behind the end of a text is hidden, and overwritten by what follows.
+    return state | {"cache": state["cache"] | {"position": jnp.asarray(lengths)}}
+
+
+def draw(key, logits, sampling):
+    """One token for each row of logits, (B, V)."""
+    temperature, top_k, top_p = sampling
+    if temperature == 0:
+        return logits.argmax(-1).astype(jnp.int32)
+    logits = logits.astype(jnp.float32) / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        lowest = lax.top_k(logits, top_k)[0][:, -1:]
+        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    if top_p is not None and top_p < 1:
+        logits = jnp.where(in_nucleus(logits, top_p), logits, -jnp.inf)
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def in_nucleus(logits, top_p):
+    """Whether each token is among the fewest that together have the probability `top_p`."""
+    ordered = jnp.sort(jax.nn.softmax(logits), axis=-1)[:, ::-1]
+    before = ordered.cumsum(-1) - ordered
+    lowest = jnp.where(before < top_p, ordered, 2).min(-1, keepdims=True)
+    return jax.nn.softmax(logits) >= lowest

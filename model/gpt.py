@@ -1,0 +1,232 @@
+"""A decoder of text (Radford et al., 2019), with the choices that its successors made.
+
+With `feed_forward="gelu_tanh"` it is GPT-2. Llama is `positions="rotary"`, `norm="rms"`,
+`feed_forward="swiglu"`, `bias=False` and `tied=False`.
+"""
+
+import math
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from model.base import Model
+from model.checks import Count, Depth, Rate, checked
+from model.layers.activations import gelu, gelu_tanh, silu
+from model.layers.attention import attend, split_heads
+from model.layers.blocks import apply_blocks, blocks_init
+from model.layers.cache import empty_cache, visible, written
+from model.layers.dropout import dropout as drop
+from model.layers.dropout import split_key
+from model.layers.embedding import embedding, embedding_init, unembedding
+from model.layers.initializers import normal
+from model.layers.linear import linear, linear_init, linears
+from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
+from model.layers.remat import check_remat
+from model.layers.rotary import rotary, rotation
+
+NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm)}
+
+
+class Form(NamedTuple):
+    """What all blocks of a decoder have in common."""
+
+    dim: int
+    depth: int
+    heads: int
+    kv_heads: int
+    norm: str
+    feed_forward: str
+    hidden: int
+    qk_norm: bool
+    bias: bool
+    eps: float
+    dropout: float
+
+
+@checked
+def gpt(
+    input_shape: tuple[int, ...],
+    vocab_size: Count,
+    length: Count | None = None,
+    dim: Count = 128,
+    depth: Depth = 4,
+    heads: Count = 4,
+    kv_heads: Count | None = None,
+    positions: Literal["learned", "rotary"] = "learned",
+    norm: Literal["layer", "rms"] = "layer",
+    feed_forward: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu",
+    hidden: Count | None = None,
+    qk_norm: bool = False,
+    tied: bool = True,
+    bias: bool = True,
+    eps: float = 1e-5,
+    rotary_base: float = 10_000.0,
+    dropout: Rate = 0.0,
+    remat: str | None = None,
+    scan: bool = False,
+) -> Model:
+    """`depth` pre-norm blocks: tokens (B, T) -> logits of the next tokens (B, T, vocab_size).
+
+    `length` is the longest text, by default that of the examples. `kv_heads` heads of keys and
+    values are shared by `heads` heads of queries. `hidden` is the width within the feed-forward
+    layers, by default 4 * dim, or 8 / 3 * dim with swiglu. `tied` uses the embedding as the head,
+    too. Blocks whose names (`blocks/0` and so on) match the regex `remat` are recomputed in the
+    backward pass to save memory. `scan` compiles one block for all of them. Packed documents are
+    {"tokens": ..., "segments": ...}: a token sees only those of its own segment.
+    """
+    length = length or input_shape[0]
+    kv_heads = kv_heads or heads
+    check_heads(dim, heads, kv_heads, positions)
+    check_remat(remat, [f"blocks/{i}" for i in range(depth)], scan)
+    hidden = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
+    form = Form(
+        dim, depth, heads, kv_heads, norm, feed_forward, hidden, qk_norm, bias, eps, dropout
+    )
+    norm_init, normalize = NORMS[norm]
+
+    def init(key):
+        k1, k2, k3, *block_keys = jax.random.split(key, depth + 3)
+        params = {
+            "tokens": embedding_init(k1, vocab_size, dim),
+            "blocks": blocks_init(block_keys, partial(block_init, form), scan),
+            "norm": norm_init(dim, bias),
+        }
+        if positions == "learned":
+            params["positions"] = embedding_init(k2, length, dim)
+        if not tied:
+            params["head"] = linear_init(k3, dim, vocab_size, bias=False, init=normal(0.02))
+        return params, {}
+
+    def apply(params, state, x, *, train=False, key=None):
+        tokens, segments = (x["tokens"], x["segments"]) if isinstance(x, dict) else (x, None)
+        check_length(tokens.shape[1], length)
+        first, *keys = split_key(key, depth + 1)
+        cache = state.get("cache")
+        where = token_positions(tokens, segments, cache)  # (T,) or (B, T)
+        y = embedding(params["tokens"], tokens)  # (B, T, C)
+        if positions == "learned":
+            y, angles = y + positions_at(params["positions"], where), None
+        else:
+            angles = rotation(where, dim // heads, rotary_base)
+        mask = visible(cache, where) if cache else same_segment(segments)
+        settings = {"angles": angles, "mask": mask, "where": where, "train": train}
+        block = partial(block_apply, form, **settings)
+        entries = cache["blocks"] if cache else None
+        y = drop(first, y, dropout, train=train)
+        y, entries = apply_blocks(block, params["blocks"], y, keys, entries, remat=remat)
+        if cache:
+            position = cache["position"] + tokens.shape[1]
+            state = state | {"cache": {"position": position, "blocks": entries}}
+        y = normalize(params["norm"], y, eps=eps)
+        return unembedding(params["tokens"], y) if tied else linear(params["head"], y), state
+
+    def cache(batch_size, size=length):
+        return {"cache": empty_cache(batch_size, size, kv_heads, dim // heads, depth, scan)}
+
+    return Model(init, apply, cache)
+
+
+def check_heads(dim, heads, kv_heads, positions):
+    if dim % heads:
+        raise ValueError(f"heads: {heads} must divide dim ({dim})")
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads: {kv_heads} must divide heads ({heads})")
+    if positions == "rotary" and dim // heads % 2:
+        raise ValueError(f"heads: rotary positions need an even width of a head, got {dim}/{heads}")
+
+
+def check_length(tokens, length):
+    if isinstance(tokens, int) and tokens > length:
+        raise ValueError(f"length: the model takes texts of up to {length} tokens, got {tokens}")
+
+
+def token_positions(tokens, segments, cache):
+    """The position of each token in its text: (T,), or (B, T) where the rows differ."""
+    steps = jnp.arange(tokens.shape[1])
+    if cache:
+        return cache["position"][:, None] + steps
+    if segments is None:
+        return steps
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return steps - lax.cummax(jnp.where(begins, steps, 0), axis=1)
+
+
+def positions_at(params, where):
+    """The learned vectors of positions."""
+    if where.ndim == 1:  # the first ones: a slice, whose gradient is no scatter
+        return params["weight"][: where.shape[0]]
+    return embedding(params, where)
+
+
+def same_segment(segments):
+    """Whether a token may see another one, (B, 1, T, T); None without segments."""
+    return None if segments is None else segments[:, None, :, None] == segments[:, None, None, :]
+
+
+def block_init(form, key):
+    k1, k2, k3, k4, k5, k6, k7 = jax.random.split(key, 7)
+    head_dim, layer = form.dim // form.heads, partial(linear_init, bias=form.bias)
+    keys = form.kv_heads * head_dim
+    small = normal(0.02)
+    # Smaller where a block adds to x, so that the sum of all blocks has the size of one.
+    last = normal(0.02 / math.sqrt(2 * form.depth))
+    attention = {
+        "query": layer(k1, form.dim, form.dim, init=small),
+        "key": linear_init(k2, form.dim, keys, bias=False, init=small),
+        "value": layer(k3, form.dim, keys, init=small),
+        "out": layer(k4, form.dim, form.dim, init=last),
+    }
+    if form.qk_norm:
+        attention |= {name: rms_norm_init(head_dim) for name in ("query_norm", "key_norm")}
+    perceptron = {
+        "expand": layer(k5, form.dim, form.hidden, init=small),
+        "project": layer(k6, form.hidden, form.dim, init=last),
+    }
+    if form.feed_forward == "swiglu":
+        perceptron["gate"] = layer(k7, form.dim, form.hidden, init=small)
+    norm_init, _ = NORMS[form.norm]
+    norms = {name: norm_init(form.dim, form.bias) for name in ("norm1", "norm2")}
+    return {"attention": attention, "perceptron": perceptron} | norms
+
+
+def block_apply(form, params, x, key, entry, *, angles, mask, where, train):
+    """(x, the block's entry in the cache): attention mixes the tokens, a perceptron the features of
+    each token; both are added to x."""
+    k1, k2 = split_key(key, 2)
+    _, normalize = NORMS[form.norm]
+    y = normalize(params["norm1"], x, eps=form.eps)
+    y, entry = self_attention(form, params["attention"], y, entry, angles, mask, where)
+    x = x + drop(k1, y, form.dropout, train=train)
+    y = normalize(params["norm2"], x, eps=form.eps)
+    y = perceptron(form.feed_forward, params["perceptron"], y)
+    return x + drop(k2, y, form.dropout, train=train), entry
+
+
+def self_attention(form, params, x, entry, angles, mask, where):
+    """Causal attention among the tokens of x, or from them to all tokens in the cache's entry."""
+    q, k, v = linears([params[name] for name in ("query", "key", "value")], x)
+    q, k, v = (
+        split_heads(a, count)
+        for a, count in ((q, form.heads), (k, form.kv_heads), (v, form.kv_heads))
+    )
+    if form.qk_norm:
+        q = rms_norm(params["query_norm"], q, eps=form.eps)
+        k = rms_norm(params["key_norm"], k, eps=form.eps)
+    if angles is not None:
+        q, k = rotary(q, angles), rotary(k, angles)
+    if entry is not None:
+        entry = written(entry, (k, v), where)
+        k, v = (a.astype(q.dtype) for a in entry)
+    y = attend(q, k, v, mask, causal=entry is None)
+    return linear(params["out"], y.reshape(x.shape)), entry
+
+
+def perceptron(feed_forward, params, x):
+    if feed_forward == "swiglu":
+        gate, y = linears([params["gate"], params["expand"]], x)
+        return linear(params["project"], silu(gate) * y)
+    activation = gelu if feed_forward == "gelu" else gelu_tanh
+    return linear(params["project"], activation(linear(params["expand"], x)))

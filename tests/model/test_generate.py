@@ -1,0 +1,136 @@
+"""Generation: a cached step computes what the whole text computes, and sampling is what it says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model import generate as module
+from model.generate import Sampling, draw, generate
+from model.gpt import gpt
+from tests.model.compare import quick_jit
+
+VOCAB, CONTEXT = 11, 24
+LLAMA = {"positions": "rotary", "norm": "rms", "feed_forward": "swiglu", "kv_heads": 2}
+FORMS = {"gpt-2": {}, "llama": LLAMA | {"tied": False}, "scan": {"scan": True, "qk_norm": True}}
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def decoder(request):
+    model = gpt((CONTEXT,), VOCAB, dim=16, depth=2, **FORMS[request.param])
+    params, _ = model.init(jax.random.key(0))
+    # Larger weights, so that the likeliest token depends on the text.
+    return model, jax.tree.map(lambda p: 5 * p if p.ndim > 1 else p, params)
+
+
+def text(seed, *shape):
+    return np.random.default_rng(seed).integers(0, VOCAB, shape, np.int32)
+
+
+def test_cached_logits_equal_those_of_the_whole_text(decoder):
+    model, params = decoder
+    tokens, apply = text(0, 3, CONTEXT), quick_jit(model.apply)
+    expected, _ = apply(params, {}, tokens)
+    first, state = apply(params, model.cache(3), tokens[:, :7])
+    found = [first]
+    for t in range(7, CONTEXT):
+        logits, state = apply(params, state, tokens[:, t : t + 1])
+        found.append(logits)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(np.concatenate(found, 1) / scale, expected / scale, atol=1e-5)
+
+
+def greedy(model, params, prompt, count):
+    """The likeliest token again and again, by the model without a cache."""
+    apply, tokens = quick_jit(model.apply), list(prompt)
+    for _ in range(count):
+        padded = np.zeros((1, CONTEXT), np.int32)
+        padded[0, : len(tokens)] = tokens
+        logits, _ = apply(params, {}, padded)
+        tokens.append(int(logits[0, len(tokens) - 1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_texts_of_prompts_of_different_lengths_equal_those_without_a_cache(decoder):
+    prompts = [text(1, 1), text(2, 9), text(3, 4)]
+    texts = generate(*decoder, prompts, 15, GREEDY)
+    for prompt, found in zip(prompts, texts, strict=True):
+        np.testing.assert_array_equal(found, greedy(*decoder, prompt, 15))
+
+
+def test_a_text_continues_when_the_context_is_full(decoder):
+    """The prompt fills the context; every 12 tokens, the last 12 are read again."""
+    model, params = decoder
+    prompt = text(4, CONTEXT)
+    [found] = generate(model, params, [prompt], 20, GREEDY)
+    expected = greedy(model, params, prompt, 1)
+    while len(expected) < 20:
+        recent = [*prompt, *expected][-(CONTEXT // 2) :]
+        expected += greedy(model, params, recent, CONTEXT // 2 + 1)
+    np.testing.assert_array_equal(found, expected[:20])
+
+
+def test_a_text_ends_before_the_stop_token(decoder):
+    prompts = [text(5, 3), text(6, 5)]
+    texts = generate(*decoder, prompts, 30, Sampling(), seed=1)
+    stop = int(texts[0][4])
+    for found, whole in zip(
+        generate(*decoder, prompts, 30, Sampling(), seed=1, stop=stop), texts, strict=True
+    ):
+        end = list(whole).index(stop) if stop in whole else 30
+        np.testing.assert_array_equal(found, whole[:end])
+
+
+def test_the_seed_alone_decides_whatever_the_length_of_the_pieces(decoder, monkeypatch):
+    prompts = [text(7, 3)]
+    expected = generate(*decoder, prompts, 20, seed=3)
+    monkeypatch.setattr(module, "CHUNK", 5)
+    module.compiled.cache_clear()
+    np.testing.assert_array_equal(generate(*decoder, prompts, 20, seed=3), expected)
+    module.compiled.cache_clear()
+    assert not np.array_equal(generate(*decoder, prompts, 20, seed=4), expected)
+
+
+def share_of(logits, sampling, count=20_000):
+    """How often each token is drawn."""
+    rows = jnp.tile(jnp.asarray(logits), (count, 1))
+    drawn = draw(jax.random.key(0), rows, sampling)
+    return np.bincount(drawn, minlength=len(logits)) / count
+
+
+def test_tokens_are_drawn_with_their_probabilities():
+    logits = np.array([2.0, 0.0, 1.0, -1.0, 1.5], np.float32)
+
+    def probabilities(logits, kept):
+        weights = np.where(kept, np.exp(logits), 0)
+        return weights / weights.sum()
+
+    everything = np.ones(5, bool)
+    cases = [
+        (Sampling(), probabilities(logits, everything)),
+        (Sampling(temperature=0.5), probabilities(logits / 0.5, everything)),
+        (Sampling(temperature=0), np.eye(5)[0]),
+        (Sampling(top_k=2), probabilities(logits, [1, 0, 0, 0, 1])),
+        # The probabilities are 0.46, 0.06, 0.17, 0.02, 0.28: the first two have 0.74.
+        (Sampling(top_p=0.7), probabilities(logits, [1, 0, 0, 0, 1])),
+        (Sampling(top_p=0.76), probabilities(logits, [1, 0, 1, 0, 1])),
+        (Sampling(top_k=1, top_p=0.1), np.eye(5)[0]),
+    ]
+    for sampling, expected in cases:
+        np.testing.assert_allclose(share_of(logits, sampling), expected, atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "message"),
+    [
+        ([[]], Sampling(), "prompt 0: is empty"),
+        ([[1], [1] * 25], Sampling(), "prompt 1: has 25 tokens, the model's context has 24"),
+        ([[1]], Sampling(temperature=-1), "temperature: must be 0 or more"),
+        ([[1]], Sampling(top_k=0), "top_k: must be at least 1"),
+        ([[1]], Sampling(top_p=1.5), "top_p: must be above 0"),
+    ],
+)
+def test_mistakes_are_named(decoder, prompts, sampling, message):
+    with pytest.raises(ValueError, match=message):
+        generate(*decoder, prompts, 3, sampling)
