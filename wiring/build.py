@@ -84,8 +84,7 @@ class Builder:
         self.check_keys()
         self.check_values()
         keys = ("title", "run_name", "seed", "resume", "sharding")
-        plain = {key: self.config[key] for key in keys}
-        built = SimpleNamespace(source=self.source, **plain)
+        built = SimpleNamespace(source=self.source, **{key: self.config[key] for key in keys})
         built.own_files = partial(own_files, self.nodes.folders)
         for name, options in SECTIONS.items():
             setattr(built, name, self.section(name, options))
@@ -200,8 +199,8 @@ class Builder:
             except ValueError as error:
                 self.nodes.problems += str(error).splitlines()
         if built.data and built.loader and "val" in built.data.sizes and built.loader.val_size:
-            message = "the data has a validation set of its own; leave val_size at 0"
-            self.nodes.problem("loader.val_size", message)
+            why = "the data has a validation set of its own; leave val_size at 0"
+            self.nodes.problem("loader.val_size", why)
 
     def learn_sizes(self, built):
         """Add the facts about classes, tokens and steps."""
@@ -229,8 +228,7 @@ class Builder:
             return self.nodes.problems.append(f"loader.{error}")
         facts["steps_per_epoch"] = -(-train_size // built.loader.batch_size)
         if built.training:
-            limits = (built.training.limit_batches, built.training.overfit_batches)
-            limits = [limit for limit in limits if limit]
+            limits = filter(None, (built.training.limit_batches, built.training.overfit_batches))
             facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
             facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
 
@@ -243,8 +241,7 @@ class Builder:
         try:
             batch = batch_of_copies(built.data.example, size, collate_fn)
         except UserError as error:
-            where = "for copies of the `example` of the data"
-            return self.nodes.problems.append(f"{error} ({where})")
+            return self.nodes.problems.append(f"{error} (for copies of the data's `example`)")
         return map_nest(lambda rows: rows[0], batch)
 
     def learn_input_shape(self, built):

@@ -231,9 +231,15 @@ def is_object(value, is_valid):
     return type(value) is dict and all(map(is_valid, value.values()))
 
 
-def is_fact(value):
-    """Whether this is a count, a list of them, or null."""
-    return value is None or is_count(value) or is_list(value, is_count)
+def are_facts(value):
+    """Whether this is an object of counts, lists of them or null; the bytes of a token on average
+    are the only other number."""
+    if type(value) is not dict:
+        return False
+    size = value.get("bytes_per_token")
+    others = [fact for name, fact in value.items() if name != "bytes_per_token"]
+    counts = all(fact is None or is_count(fact) or is_list(fact, is_count) for fact in others)
+    return counts and (size is None or (is_number(size) and size > 0))
 
 
 def is_list(value, is_valid):
@@ -252,7 +258,7 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     **dict.fromkeys(COUNTS, partial(is_count, below=2**31)),  # they have 32 bits on the device
     **dict.fromkeys(("replica", "replicas"), is_count),
     "config": lambda value: type(value) is dict,
-    "facts": partial(is_object, is_valid=is_fact),
+    "facts": are_facts,
     "data": partial(is_object, is_valid=lambda digest: type(digest) is str),
     # A metric may be NaN or infinite.
     "metrics": partial(is_object, is_valid=lambda v: v is None or type(v) is float or is_number(v)),
