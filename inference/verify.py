@@ -134,6 +134,8 @@ def advice(worst, failed, compared):
     if (size := worst["batch"]) in compared and {check["batch"] for check in failed} <= {*compared}:
         where = f"the model treats a batch of {size} in another way ({compared[size]})"
         return f"{where}; set the batch with --batch N"
+    if all("," in check["data"] for check in failed):  # other free sizes
+        return "give the range in which it does, as in --free 1:length:8-512, or leave out --free"
     if all(is_judged(check, ["random"]) for check in failed):
         return "if it never gets such numbers, --real-only leaves them out"
     return "--tolerance sets another"

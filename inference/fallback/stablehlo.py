@@ -10,6 +10,7 @@ from jax.extend import source_info_util
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
+from inference.lowering.complex_numbers import dft_matrix, real_dft_p
 from inference.lowering.value import Value, is_one
 from inference.lowering.walk import Walk
 
@@ -83,6 +84,8 @@ def evaluate(eqn, *operands):
         return gather_by_slices(eqn, *operands)
     if eqn.primitive.name == "dot_general" and is_deep_product(eqn, *operands):
         return product_by_convolution(eqn, *operands)
+    if eqn.primitive is real_dft_p:
+        return transform_by_product(*operands)
     return eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
 
 
@@ -123,6 +126,13 @@ def is_deep_product(eqn, x, y):
     TFLite's converter fails on such products.
     """
     return x.ndim > 3 and is_one(x.shape[0]) and is_matrix_product(eqn, x, y)
+
+
+def transform_by_product(x):
+    """The Fourier transform of real numbers as a product, see `real_dft_p`."""
+    count = x.shape[-1]
+    y = jnp.matmul(x, dft_matrix(count).astype(x.dtype), precision="highest")
+    return jnp.swapaxes(y.reshape(*x.shape[:-1], 2, count // 2 + 1), -1, -2)
 
 
 def is_pixel_product(eqn, x, y):

@@ -5,14 +5,17 @@ import os
 import signal
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from data_loader.digits import digits
 from inference import convert_tflite, predict
+from model.convnext import convnext
 from tests.inference.made import linear_model
 from tests.processes import run
+from utils import named_leaves
 
 CONFIG = {
     "title": "Small",
@@ -74,6 +77,18 @@ def small(tmp_path_factory):
     assert run(folder, "-c", "config.json")[0] == 0
     (checkpoint,) = folder.glob("saved/Small/*/checkpoint-epoch_2.params")
     return SimpleNamespace(config=folder / "config.json", checkpoint=checkpoint)
+
+
+@pytest.fixture
+def convolution(small, tmp_path):
+    """{config, weights} of a model for images of any size, without the shape of its data."""
+    config = json.loads(small.config.read_text(encoding="utf-8"))
+    args = {"dims": [4, 8], "depths": [1, 1]}
+    config["model"] = {"name": "convnext", "args": args}
+    (tmp_path / "any_size.json").write_text(json.dumps(config), encoding="utf-8")
+    params, _ = convnext((28, 28, 1), 10, **args).init(jax.random.key(0))
+    save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "any_size.safetensors")
+    return {"config": tmp_path / "any_size.json", "weights": tmp_path / "any_size.safetensors"}
 
 
 @pytest.fixture

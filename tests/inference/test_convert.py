@@ -12,17 +12,13 @@ import jax
 import numpy as np
 import onnx
 import pytest
-from safetensors.numpy import save_file
 
 from inference import convert_tflite
-from inference.input_shape import channels_last
 from inference.load import NHWC, Form, load_to_export
 from inference.runtimes import open_model
-from model.convnext import convnext
 from tests.inference.conftest import MODELS, output_folder, own_weights, read_report
 from tests.processes import ROOT
 from training.checkpoint import safetensor_file, storage
-from utils import named_leaves
 
 ONNX = ("--name", "small", "--formats", "onnx")
 
@@ -125,59 +121,6 @@ def test_options_change_the_inputs_and_outputs(
     assert (sizes[0], input_dtype) == (4 if "--batch" in arguments else None, dtype)
 
 
-def test_an_input_shape_may_be_quoted():
-    parse = convert_tflite.parse_shape
-    assert parse(["(1, 1, 28, 14)"]) == parse(["1,1,28,14"]) == parse(["1", "1", "28", "14"])
-
-
-@pytest.mark.parametrize(
-    ("given", "layout"),
-    [(["1", "1", "28", "14"], []), (["(1, 1, 28, 14)"], ["--input-layout", "nchw"])],
-)
-def test_an_input_shape_may_have_the_channels_first(convolution, convert, tmp_path, given, layout):
-    code, printed = convert(*ONNX, "--input", *given, *layout, **convolution)
-    assert code == 0, printed
-    note = "--input 1 1 28 14 has the channels first, so the files take images in nchw"
-    assert (note in printed) == (not layout)
-    path = tmp_path / "out" / "small" / "small.onnx"
-    assert open_model(path).inputs["input"][0] == (None, 1, 28, 14)
-    assert read_report(tmp_path)["form"]["layout"] == "nchw"
-    x = np.random.default_rng(0).random((2, 28, 14, 1), np.float32)
-    loaded = load_to_export(convolution["config"], convolution["weights"], shape=(28, 14, 1))
-    expected = jax.jit(loaded.function)(loaded.weights, x)
-    np.testing.assert_allclose(outputs(path, input=x.transpose(0, 3, 1, 2)), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--input", "1", "28", "14", "1", "--input-layout", "nchw"],
-            "--input 1 28 14 1: --input-layout nchw has the channels first: --input 1 1 28 14",
-        ),
-        (
-            ["--input", "1,1,28,14", "--input-layout", "nhwc"],
-            "--input 1 1 28 14: --input-layout nhwc has the channels last: --input 1 28 14 1, or "
-            "--input-layout nchw",
-        ),
-    ],
-)
-def test_an_input_shape_in_another_layout_than_stated_is_refused(
-    convolution, convert, arguments, message
-):
-    code, printed = convert(*ONNX, *arguments, **convolution)
-    assert (code, printed.strip()) == (2, message)
-
-
-@pytest.mark.parametrize("shape", [(3, 9, 3), (9, 3), (5, 5, 5)])
-@pytest.mark.parametrize("known", [None, (8, 8, 3), (10,)])
-def test_a_shape_that_can_be_read_both_ways_is_in_the_stated_layout(shape, known, capsys):
-    assert channels_last(shape, None, known) == (shape, "nhwc")
-    turned = (*shape[1:], shape[0]) if len(shape) == 3 else shape
-    assert channels_last(shape, "nchw", known) == (turned, "nchw")
-    assert capsys.readouterr().out == ""
-
-
 def test_the_code_of_the_run_is_copied_not_that_of_today(small, convert, tmp_path):
     run = shutil.copytree(small.checkpoint.parent, tmp_path / "run")
     with open(run / "model" / "mlp.py", "a", encoding="utf-8") as file:
@@ -198,18 +141,6 @@ def test_an_export_is_written_where_one_stands(small, tmp_path, capsys, monkeypa
     written = tmp_path / "inference" / "Small" / "Small.onnx"
     assert written.is_file()
     assert capsys.readouterr().out.endswith(f"Written: {Path('inference/Small')}\n")
-
-
-@pytest.fixture
-def convolution(small, tmp_path):
-    """{config, weights} of a model for images of any size, without the shape of its data."""
-    config = json.loads(small.config.read_text(encoding="utf-8"))
-    args = {"dims": [4, 8], "depths": [1, 1]}
-    config["model"] = {"name": "convnext", "args": args}
-    (tmp_path / "any_size.json").write_text(json.dumps(config), encoding="utf-8")
-    params, _ = convnext((28, 28, 1), 10, **args).init(jax.random.key(0))
-    save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "any_size.safetensors")
-    return {"config": tmp_path / "any_size.json", "weights": tmp_path / "any_size.safetensors"}
 
 
 @pytest.mark.parametrize("name", ["batch_mean", "scalar", "two_outputs"])

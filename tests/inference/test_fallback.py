@@ -124,13 +124,24 @@ def test_an_op_that_cannot_be_converted_is_named_with_its_location(tmp_path):
 
 
 def test_the_op_that_fails_is_named_instead_of_the_cast_before_it(tmp_path, capfd):
-    def spectrum(weights, x):
-        return jnp.abs(jnp.fft.fft(x))  # after a cast to complex numbers, which no file returns
+    def ranks(weights, x):
+        return jnp.sort(x.astype(jnp.float8_e4m3fn)).astype(int)  # no file returns such numbers
 
     for suffix, write in WRITERS.items():
-        with pytest.raises(UserError, match=r"cannot convert fft of complex64 \(.*spectrum\)\)"):
-            write(spectrum, {}, example(4), 2, tmp_path / f"model.{suffix}")
+        with pytest.raises(UserError, match=r"cannot convert sort of float8_e4m3fn \(.*ranks\)\)"):
+            write(ranks, {}, example(4), 2, tmp_path / f"model.{suffix}")
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_fourier_transform_becomes_a_product(suffix, tmp_path):
+    def spectrum(weights, x):
+        return jnp.abs(jnp.fft.fft(x))
+
+    path, x = tmp_path / f"model.{suffix}", normal(3, 10)
+    WRITERS[suffix](spectrum, {}, example(10), None, path)
+    output = open_model(path)({"input": x})["output"]
+    np.testing.assert_allclose(output, spectrum({}, x), rtol=1e-4, atol=1e-5)
 
 
 def test_random_numbers_of_each_example_cannot_be_converted(tmp_path, capfd):

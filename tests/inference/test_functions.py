@@ -151,6 +151,7 @@ def test_several_signatures_share_their_weights_and_keep_their_loops(tmp_path):
         ("a.stablehlo", {"quantize": "int8"}, "--quantize: does not apply to stablehlo"),
         ("a.onnx", {"free": "2:depth"}, "model itself fails with depth 4: TypeError: dot_general"),
         ("a.onnx", {"batch": 3, "batched": False}, "which batched=False excludes"),
+        ("a.onnx", {"batches": [3], "batched": False}, "batches is about a batch, which batched"),
     ],
 )
 def test_a_mistake_is_refused_and_writes_nothing(path, options, message, tmp_path):
@@ -206,3 +207,19 @@ def test_the_archive_of_a_tflite_file_has_its_sizes(tmp_path):
         facts = json.loads(archive.read("metadata.json"))
         assert archive.read("labels.txt").decode().split() == facts["classes"] == classes
     assert facts["title"] == "model" and facts["sizes"]["input"] == ["batch", "length", "6"]
+
+
+def test_inputs_of_ones_own_are_verified_at_other_sizes_too(tmp_path):
+    np.savez(tmp_path / "own.npz", input=X[:1] * 3)
+    options = {"inputs": tmp_path / "own.npz", "batches": [1, 2], "tolerance": 1e-3}
+    params, path = {"w": WEIGHT}, tmp_path / "a.onnx"
+    report = export(mean_product, params, X, path, real_only=True, free="1:length", **options)
+    kinds = [check["data"] for check in report["checks"]]
+    assert kinds[::2] == ["real", "own", "real, length 3", "real, length 8"]
+    assert (report["tolerance"], [check["batch"] for check in report["checks"][:2]]) == (
+        1e-3,
+        [1, 2],
+    )
+    np.save(tmp_path / "one.npy", X[0])
+    report = export(mean_product, params, X[0], path, batched=False, inputs=tmp_path / "one.npy")
+    assert [check["data"] for check in report["checks"]] == ["random", "real", "own"]
