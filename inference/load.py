@@ -21,8 +21,9 @@ from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
 from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
+from training.checkpoint.record import check_known
 from training.checkpoint.restore import check_meaning
-from training.checkpoint.storage import check_known, checkpoints
+from training.checkpoint.storage import checkpoints
 from training.recipe import with_recorded
 from utils import UserError, first_line, named_leaves, quoted
 from wiring.build import build_to_ship

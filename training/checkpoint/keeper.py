@@ -11,8 +11,8 @@ from file_io import to_disk
 from training.base import key_data
 from training.checkpoint import storage
 from training.checkpoint.background import Background
+from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far, protected
-from training.checkpoint.storage import FORMAT
 from training.devices.processes import agreed, is_first, several, together
 from training.watchers import Reply
 from utils import Damaged, RunError

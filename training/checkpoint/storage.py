@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import jax
 
 from training.base import key_data
 from training.checkpoint import orbax_folder, safetensor_file
+from training.checkpoint.record import check_record
 from training.devices.processes import from_first, is_first
 from utils import Damaged, UserError, named_leaves
 
@@ -210,94 +210,3 @@ def remove_leftovers(folder):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-# --- the record
-
-FORMAT = 2  # 1 had other sums, and no `lined`
-
-
-def is_count(value, below=2**53):
-    return type(value) is int and 0 <= value < below
-
-
-def is_number(value):
-    """Whether this is a number that fits a float."""
-    return type(value) in (int, float) and abs(value) < 2**1000
-
-
-def is_object(value, is_valid):
-    """Whether this is an object of valid values."""
-    return type(value) is dict and all(map(is_valid, value.values()))
-
-
-def are_facts(value):
-    """Whether this is an object of counts, lists of them or null; the bytes of a token on average
-    are the only other number."""
-    if type(value) is not dict:
-        return False
-    size = value.get("bytes_per_token")
-    others = [fact for name, fact in value.items() if name != "bytes_per_token"]
-    counts = all(fact is None or is_count(fact) or is_list(fact, is_count) for fact in others)
-    return counts and (size is None or (is_number(size) and size > 0))
-
-
-def is_list(value, is_valid):
-    """Whether this is a list of valid entries."""
-    return type(value) is list and all(map(is_valid, value))
-
-
-def is_pair(value, is_valid):
-    """Whether this is [a string, a valid value]."""
-    is_two = type(value) is list and len(value) == 2
-    return is_two and type(value[0]) is str and is_valid(value[1])
-
-
-COUNTS = ("step", "epoch", "position", "rollbacks", "lined")
-RECORD = {  # {key: whether its value is valid}; a correct digest does not prove who wrote a file
-    **dict.fromkeys(COUNTS, partial(is_count, below=2**31)),  # they have 32 bits on the device
-    **dict.fromkeys(("replica", "replicas"), is_count),
-    "config": lambda value: type(value) is dict,
-    "facts": are_facts,
-    "data": partial(is_object, is_valid=lambda digest: type(digest) is str),
-    # A metric may be NaN or infinite.
-    "metrics": partial(is_object, is_valid=lambda v: v is None or type(v) is float or is_number(v)),
-    **dict.fromkeys(("whole", "stopped"), lambda value: type(value) is bool),
-    "elapsed": lambda value: type(value) is float and is_number(value) and value >= 0,
-    "format": lambda value: type(value) is int,
-    "lengths": partial(is_object, is_valid=is_count),
-    "regular": lambda value: is_list(value, lambda name: type(name) is str),
-    "best": lambda value: is_list(value, lambda entry: is_pair(entry, is_number)),
-    "callbacks": lambda value: is_list(value, lambda entry: is_pair(entry, lambda memory: True)),
-}
-
-
-def check_known(path, record):
-    """Refuse a record, perhaps of an earlier version, in which a known key has no valid value."""
-    wrong = [key for key in RECORD if key in record and not RECORD[key](record[key])]
-    if wrong:
-        raise Damaged(f"{path}: its record has no valid {', '.join(wrong)}")
-
-
-def consistent(record):
-    """Whether the numbers of a record can belong to one run."""
-    position, replica = record["position"], record["replica"]
-    begun = record["epoch"] > 0 or position == 0
-    return begun and record["lined"] <= position <= record["step"] and replica < record["replicas"]
-
-
-def check_record(path, record):
-    """Return the record, but refuse one that this version does not understand."""
-    if record.get("format") == 1:
-        fix = "training.pretrained can start a new run from its weights"
-        raise Damaged(f"{path}: was written by an earlier version; {fix}")
-    if wrong := [key for key, is_valid in RECORD.items() if not is_valid(record.get(key))]:
-        keys = ", ".join(wrong)
-        raise Damaged(f"{path}: is not a checkpoint of a run: its record has no valid {keys}")
-    if not consistent(record):
-        why = "its epoch, position, line or replica contradict each other"
-        raise Damaged(f"{path}: is not a checkpoint of a run: {why}")
-    if record["format"] > FORMAT:
-        formats = f"format {record['format']}; this one reads up to {FORMAT}"
-        raise Damaged(f"{path}: was written by a newer version ({formats})")
-    return record

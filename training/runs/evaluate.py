@@ -18,6 +18,7 @@ from data_loader.base import loaded
 from file_io import MOST_LINES, lines_of, parse_json, read_json
 from training.checkpoint import storage
 from training.checkpoint.probe import Probe, probe_input
+from training.checkpoint.record import is_number, is_object
 from training.checkpoint.restore import check_meaning, probe_of
 from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
@@ -157,7 +158,7 @@ def is_row(row):
     if not isinstance(name, str) or not re.fullmatch(r"checkpoint-[\w-]+", name):
         return False
     metrics = row.get("metrics")
-    return storage.is_object(metrics, lambda value: value is None or storage.is_number(value))
+    return is_object(metrics, lambda value: value is None or is_number(value))
 
 
 class CheckpointEvaluation:
