@@ -31,19 +31,26 @@ NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm
 
 
 class Form(NamedTuple):
-    """What all blocks of a decoder have in common."""
+    """The arguments of `gpt`."""
 
+    vocab_size: int
+    length: int
     dim: int
     depth: int
     heads: int
     kv_heads: int
+    positions: str
     norm: str
     feed_forward: str
     hidden: int
     qk_norm: bool
+    tied: bool
     bias: bool
     eps: float
+    rotary_base: float
     dropout: float
+    remat: str | None
+    scan: bool
 
 
 @checked
@@ -77,56 +84,59 @@ def gpt(
     backward pass to save memory. `scan` compiles one block for all of them. Packed documents are
     {"tokens": ..., "segments": ...}: a token sees only those of its own segment.
     """
-    length = length or input_shape[0]
     kv_heads = kv_heads or heads
     check_heads(dim, heads, kv_heads, positions)
     check_remat(remat, [f"blocks/{i}" for i in range(depth)], scan)
-    hidden = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
-    form = Form(
-        dim, depth, heads, kv_heads, norm, feed_forward, hidden, qk_norm, bias, eps, dropout
-    )
-    norm_init, normalize = NORMS[norm]
+    given = dict(locals())
+    given["length"] = length or input_shape[0]
+    given["hidden"] = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
+    form = Form(*(given[name] for name in Form._fields))
+    return Model(partial(init, form), partial(apply, form), partial(cache, form))
 
-    def init(key):
-        k1, k2, k3, *block_keys = jax.random.split(key, depth + 3)
-        params = {
-            "tokens": embedding_init(k1, vocab_size, dim),
-            "blocks": blocks_init(block_keys, partial(block_init, form), scan),
-            "norm": norm_init(dim, bias),
-        }
-        if positions == "learned":
-            params["positions"] = embedding_init(k2, length, dim)
-        if not tied:
-            params["head"] = linear_init(k3, dim, vocab_size, bias=False, init=normal(0.02))
-        return params, {}
 
-    def apply(params, state, x, *, train=False, key=None):
-        tokens, segments = (x["tokens"], x["segments"]) if isinstance(x, dict) else (x, None)
-        check_length(tokens.shape[1], length)
-        first, *keys = split_key(key, depth + 1)
-        cache = state.get("cache")
-        where = token_positions(tokens, segments, cache)  # (T,) or (B, T)
-        y = embedding(params["tokens"], tokens)  # (B, T, C)
-        if positions == "learned":
-            y, angles = y + positions_at(params["positions"], where), None
-        else:
-            angles = rotation(where, dim // heads, rotary_base)
-        mask = visible(cache, where) if cache else same_segment(segments)
-        settings = {"angles": angles, "mask": mask, "where": where, "train": train}
-        block = partial(block_apply, form, **settings)
-        entries = cache["blocks"] if cache else None
-        y = drop(first, y, dropout, train=train)
-        y, entries = apply_blocks(block, params["blocks"], y, keys, entries, remat=remat)
-        if cache:
-            position = cache["position"] + tokens.shape[1]
-            state = state | {"cache": {"position": position, "blocks": entries}}
-        y = normalize(params["norm"], y, eps=eps)
-        return unembedding(params["tokens"], y) if tied else linear(params["head"], y), state
+def init(form, key):
+    k1, k2, k3, *block_keys = jax.random.split(key, form.depth + 3)
+    norm_init, _ = NORMS[form.norm]
+    params = {
+        "tokens": embedding_init(k1, form.vocab_size, form.dim),
+        "blocks": blocks_init(block_keys, partial(block_init, form), form.scan),
+        "norm": norm_init(form.dim, form.bias),
+    }
+    if form.positions == "learned":
+        params["positions"] = embedding_init(k2, form.length, form.dim)
+    if not form.tied:
+        params["head"] = linear_init(k3, form.dim, form.vocab_size, bias=False, init=normal(0.02))
+    return params, {}
 
-    def cache(batch_size, size=length):
-        return {"cache": empty_cache(batch_size, size, kv_heads, dim // heads, depth, scan)}
 
-    return Model(init, apply, cache)
+def apply(form, params, state, x, *, train=False, key=None):
+    tokens, segments = (x["tokens"], x["segments"]) if isinstance(x, dict) else (x, None)
+    check_length(tokens.shape[1], form.length)
+    first, *keys = split_key(key, form.depth + 1)
+    written_before = state.get("cache")
+    where = token_positions(tokens, segments, written_before)  # (T,) or (B, T)
+    y = embedding(params["tokens"], tokens)  # (B, T, C)
+    if form.positions == "learned":
+        y, angles = y + positions_at(params["positions"], where), None
+    else:
+        angles = rotation(where, form.dim // form.heads, form.rotary_base)
+    mask = visible(written_before, where) if written_before else same_segment(segments)
+    block = partial(block_apply, form, angles=angles, mask=mask, where=where, train=train)
+    entries = written_before["blocks"] if written_before else None
+    y = drop(first, y, form.dropout, train=train)
+    y, entries = apply_blocks(block, params["blocks"], y, keys, entries, remat=form.remat)
+    if written_before:
+        position = written_before["position"] + tokens.shape[1]
+        state = state | {"cache": {"position": position, "blocks": entries}}
+    y = NORMS[form.norm][1](params["norm"], y, eps=form.eps)
+    return unembedding(params["tokens"], y) if form.tied else linear(params["head"], y), state
+
+
+def cache(form, batch_size, size=None):
+    """A state with an empty cache, with room for `size` tokens, by default the longest text."""
+    head_dim = form.dim // form.heads
+    sizes = (batch_size, size or form.length, form.kv_heads, head_dim, form.depth)
+    return {"cache": empty_cache(*sizes, form.scan)}
 
 
 def check_heads(dim, heads, kv_heads, positions):
