@@ -16,12 +16,21 @@ FORMS = {"gpt-2": {}, "llama": LLAMA | {"tied": False}, "scan": {"scan": True, "
 GREEDY = Sampling(temperature=0)
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def decoder(request):
-    model = gpt((CONTEXT,), VOCAB, dim=16, depth=2, **FORMS[request.param])
+def made(form):
+    model = gpt((CONTEXT,), VOCAB, dim=16, depth=2, **FORMS[form])
     params, _ = model.init(jax.random.key(0))
     # Larger weights, so that the likeliest token depends on the text.
     return model, jax.tree.map(lambda p: 5 * p if p.ndim > 1 else p, params)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def decoder(request):
+    return made(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return made("llama")
 
 
 def text(seed, *shape):
@@ -59,9 +68,9 @@ def test_greedy_texts_of_prompts_of_different_lengths_equal_those_without_a_cach
         np.testing.assert_array_equal(found, greedy(*decoder, prompt, 15))
 
 
-def test_a_text_continues_when_the_context_is_full(decoder):
+def test_a_text_continues_when_the_context_is_full(llama):
     """The prompt fills the context; every 12 tokens, the last 12 are read again."""
-    model, params = decoder
+    model, params = llama
     prompt = text(4, CONTEXT)
     [found] = generate(model, params, [prompt], 20, GREEDY)
     expected = greedy(model, params, prompt, 1)
@@ -71,25 +80,25 @@ def test_a_text_continues_when_the_context_is_full(decoder):
     np.testing.assert_array_equal(found, expected[:20])
 
 
-def test_a_text_ends_before_the_stop_token(decoder):
+def test_a_text_ends_before_the_stop_token(llama):
     prompts = [text(5, 3), text(6, 5)]
-    texts = generate(*decoder, prompts, 30, Sampling(), seed=1)
+    texts = generate(*llama, prompts, 30, Sampling(), seed=1)
     stop = int(texts[0][4])
     for found, whole in zip(
-        generate(*decoder, prompts, 30, Sampling(), seed=1, stop=stop), texts, strict=True
+        generate(*llama, prompts, 30, Sampling(), seed=1, stop=stop), texts, strict=True
     ):
         end = list(whole).index(stop) if stop in whole else 30
         np.testing.assert_array_equal(found, whole[:end])
 
 
-def test_the_seed_alone_decides_whatever_the_length_of_the_pieces(decoder, monkeypatch):
+def test_the_seed_alone_decides_whatever_the_length_of_the_pieces(llama, monkeypatch):
     prompts = [text(7, 3)]
-    expected = generate(*decoder, prompts, 20, seed=3)
+    expected = generate(*llama, prompts, 20, seed=3)
     monkeypatch.setattr(module, "CHUNK", 5)
     module.compiled.cache_clear()
-    np.testing.assert_array_equal(generate(*decoder, prompts, 20, seed=3), expected)
+    np.testing.assert_array_equal(generate(*llama, prompts, 20, seed=3), expected)
     module.compiled.cache_clear()
-    assert not np.array_equal(generate(*decoder, prompts, 20, seed=4), expected)
+    assert not np.array_equal(generate(*llama, prompts, 20, seed=4), expected)
 
 
 def share_of(logits, sampling, count=20_000):
@@ -131,6 +140,6 @@ def test_tokens_are_drawn_with_their_probabilities():
         ([[1]], Sampling(top_p=1.5), "top_p: must be above 0"),
     ],
 )
-def test_mistakes_are_named(decoder, prompts, sampling, message):
+def test_mistakes_are_named(llama, prompts, sampling, message):
     with pytest.raises(ValueError, match=message):
-        generate(*decoder, prompts, 3, sampling)
+        generate(*llama, prompts, 3, sampling)
