@@ -200,7 +200,7 @@ def fast_dev_run(file, config, trusted, folders):
     from training.devices import processes
     from training.runs.start import train
 
-    build(config, file.name, folders=folders)  # what is changed below must be valid
+    build(config, file.name, trusted, folders)  # what is changed below must be valid
     # With several processes, all hosts must see the folder.
     base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:

@@ -22,14 +22,15 @@ def is_object(value, is_valid):
 
 
 def are_facts(value):
-    """Whether this is an object of counts, lists of them or null; the bytes of a token on average
-    are the only other number."""
+    """Whether this is an object of counts, lists of them or null; the bytes of a token are an
+    average, and the label that is ignored may be negative."""
     if type(value) is not dict:
         return False
-    size = value.get("bytes_per_token")
-    others = [fact for name, fact in value.items() if name != "bytes_per_token"]
-    counts = all(fact is None or is_count(fact) or is_list(fact, is_count) for fact in others)
-    return counts and (size is None or (is_number(size) and size > 0))
+    known = {name: fact for name, fact in value.items() if fact is not None}
+    facts = {"bytes_per_token": 1.0, "ignore_label": 0} | known
+    size, label = facts.pop("bytes_per_token"), facts.pop("ignore_label")
+    counts = all(is_count(fact) or is_list(fact, is_count) for fact in facts.values())
+    return counts and is_number(size) and size > 0 and type(label) is int and abs(label) < 2**31
 
 
 def is_list(value, is_valid):

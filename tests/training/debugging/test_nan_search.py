@@ -119,7 +119,7 @@ def test_names_the_line_of_the_model_that_called_a_layer():
 
     message = search(Model(init, apply), change=large)
     assert message.startswith("mul made the first inf, in the forward pass: model/layers/norm.py:")
-    assert "in layer_norm (`return (y * params[" in message
+    assert "in layer_norm (`return add_bias(params, y * params[" in message
     caller = line_of(apply).partition(" (")[0]
     assert f"`), called from {caller}, with norm/scale; it got " in message
 
