@@ -28,10 +28,9 @@ from tests.inference.cases import (
     without,
 )
 from tests.inference.models import example, images
-from utils import named_leaves
+from utils import UserError, named_leaves
 
 ROW = jax.ShapeDtypeStruct((4,), jnp.float32)
-from utils import UserError
 
 
 def write(group, path):
