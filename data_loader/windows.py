@@ -58,11 +58,11 @@ class Stream:
 class Windows:
     """Windows of `length` tokens, in which each token of a stream is predicted exactly once.
 
-    A shuffled epoch draws anew where the first window begins; the one that reaches the end of the
+    Each shuffled epoch draws where the first window begins; the one that reaches the end of the
     stream continues at its beginning. Positions of the last window beyond the number of tokens
     have the label IGNORED. With a `boundary`, the token that ends a document, the inputs are
     {"tokens", "segments"}: documents in a window have the segments 1, 2, ..., what does not count
-    has 0, and no document's end predicts the begin of the next.
+    has 0, and no document's end predicts the beginning of the next.
     """
 
     def __init__(self, stream, length, vocab_size, *, boundary=None, tokenizer=None, source=None):
@@ -133,7 +133,7 @@ class Windows:
                 self.stream.check(int(place), piece, self.vocab_size)
 
     def apart(self, x, y, begins):
-        """A batch whose documents are told apart by segments."""
+        """A batch whose documents have different segments."""
         ends = x == self.boundary
         begins[:, 1:] |= ends[:, :-1]
         segments = np.cumsum(begins, axis=1, dtype=np.int32)

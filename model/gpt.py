@@ -87,10 +87,10 @@ def gpt(
     kv_heads = kv_heads or heads
     check_heads(dim, heads, kv_heads, positions)
     check_remat(remat, [f"blocks/{i}" for i in range(depth)], scan)
-    given = dict(locals())
-    given["length"] = length or input_shape[0]
-    given["hidden"] = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
-    form = Form(*(given[name] for name in Form._fields))
+    hidden = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
+    sizes = (vocab_size, length or input_shape[0], dim, depth, heads, kv_heads)
+    choices = (positions, norm, feed_forward, hidden, qk_norm, tied, bias, eps, rotary_base)
+    form = Form(*sizes, *choices, dropout, remat, scan)
     return Model(partial(init, form), partial(apply, form), partial(cache, form))
 
 

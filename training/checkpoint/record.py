@@ -1,4 +1,4 @@
-"""The record of a checkpoint: what is valid in it, whoever has written it."""
+"""The record of a checkpoint: which values are valid in it. A file may come from anyone."""
 
 from functools import partial
 
