@@ -103,12 +103,13 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
     """The prompt and then the text that follows it, piece by piece, up to the end of the
     document."""
     from data_loader.tokenizers.saved import streamed
-    from model.generate import stream, until
+    from model.generate import check, context_of, stream, until
 
     tokenizer = tokenizer or tokenizer_of(loaded)
     start, stop = first_tokens(tokenizer, prompt), tokenizer.end_of_text
     options = {"state": loaded.state, "seed": seed, "stop": stop}
     try:
+        check([start], context_of(loaded.model), sampling)  # before anything is shown
         pieces = stream(loaded.model, loaded.params, [start], tokens, sampling, **options)
         rows = (row[: until(stop, row)] for [row] in pieces)
         yield prompt
@@ -129,7 +130,10 @@ def tokenizer_of(loaded):
 def first_tokens(tokenizer, prompt):
     """The tokens of the prompt; those of a new document begin after the end of another one."""
     if prompt:
-        return tokenizer.encode(prompt)
+        try:
+            return tokenizer.encode(prompt)
+        except UserError as error:
+            raise UserError(f"prompt: {error}") from error
     if tokenizer.end_of_text is None:
         raise UserError(
             "prompt: is empty; this tokenizer has no token that ends a document, after which a new "
