@@ -1,5 +1,5 @@
 # make train: create .venv with what training requires, and train the sample config.
-# make test: add what exporting and the tests require, and run them.
+# make test: add what exporting and the tests require, and run them; make test-all: the slow ones too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ export GLIBC_TUNABLES := $(GLIBC_TUNABLES:%=%:)glibc.malloc.hugetlb=1
 endif
 endif
 
-.PHONY: train check test torture lint format schema clean
+.PHONY: train check test test-all torture lint format schema clean
 
 train: $(VENV)/train.done
 	$(BIN)/python train.py -c config.json
@@ -21,6 +21,9 @@ check: $(VENV)/train.done
 
 test: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: $(VENV)/test.done
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not torture"
 
 torture: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m torture --ignore tests/test_survival.py

@@ -60,6 +60,7 @@ def test_a_run_writes_its_folder(small):
     assert environment["packages"]["jax"]
 
 
+@pytest.mark.slow
 def test_the_resolved_config_repeats_the_run(small):
     run(small, "-c", "small.json")
     (first,) = (small / "saved" / "Small").iterdir()
@@ -73,6 +74,7 @@ def test_the_resolved_config_repeats_the_run(small):
     assert rows(first) == rows(second)
 
 
+@pytest.mark.slow
 def test_pretrained_weights_are_loaded_strictly(small):
     run(small, "-c", "small.json")
     (folder,) = (small / "saved" / "Small").iterdir()

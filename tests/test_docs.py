@@ -165,6 +165,7 @@ def mnist_files(folder):
     return {"pixels": np.random.default_rng(1).integers(0, 256, (3, 28, 28, 1), np.uint8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({block.page for block in ALL_BLOCKS if block.runs}))
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

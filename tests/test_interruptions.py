@@ -56,6 +56,7 @@ def test_a_signal_saves_and_exits_with_75(small, number):
     assert list(folder.glob("checkpoint-*.params"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.torture)]
 )
@@ -72,6 +73,7 @@ def test_a_signal_during_the_first_compilation_ends_the_process_at_once(small, n
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_run_at_once(small):
     process = start(small, "-c", "small.json", "title=Twice", "training.epochs=100000")
     wait_for_line(process, "STARTING EPOCH 3")
@@ -103,6 +105,7 @@ sys.exit(train.main())
     assert not list((small / "temporary").iterdir())
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_report_is_written_leaves_no_part_of_it(small):
     code = """
 import os, signal, sys
@@ -132,6 +135,7 @@ def test_two_runs_of_one_title_in_the_same_second_get_two_folders(small):
     assert all((folder / "finished.json").exists() for folder in folders)
 
 
+@pytest.mark.slow
 def test_a_full_disk_exits_with_1_and_one_message(small):
     """A limit on the size of files simulates the full disk; no partial checkpoint is left."""
     limited = (
@@ -147,6 +151,7 @@ def test_a_full_disk_exits_with_1_and_one_message(small):
     assert not list(folder.glob("*.params")) and not list(folder.glob(".*"))
 
 
+@pytest.mark.slow
 def test_without_a_network_drawn_digits_replace_mnist_or_the_run_fails(small):
     """The test makes every host name unknown, so the result does not depend on the machine."""
     offline = (

@@ -200,6 +200,7 @@ def packages_imported(paths, top_only=False):
             yield path, {normalized(name) for name in providers[module]}
 
 
+@pytest.mark.slow
 def test_requirements_has_every_package_that_anything_imports():
     required = packages_of("requirements.txt")
     assert all(required.values()), "a version is missing"

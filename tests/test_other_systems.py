@@ -10,6 +10,7 @@ from tests.processes import ROOT
 from utils import relative_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["windows", pytest.param("macos", marks=pytest.mark.torture)])
 def test_all_commands_work_without_what_another_system_lacks(system, tmp_path):
     command = [sys.executable, ROOT / "tests" / "other_system.py", system, tmp_path]

@@ -139,6 +139,7 @@ def test_the_table_of_weights(capsys):
     assert capsys.readouterr().out.endswith(block_of_text("path "))
 
 
+@pytest.mark.slow
 def test_the_message_for_a_value_that_is_not_finite(flowers):
     from model.mlp import mlp
     from training.fit import fit
@@ -157,6 +158,7 @@ def test_the_message_for_a_value_that_is_not_finite(flowers):
     assert shown.split(" own_loss.py")[0] in true
 
 
+@pytest.mark.slow
 def test_fit_with_all_kinds_of_arguments(flowers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (x, y), (x_val, y_val) = flowers
@@ -175,6 +177,7 @@ def block_of_text(start):
 # docs/add_your_own.md
 
 
+@pytest.mark.slow
 def test_your_own_parts_work_in_one_run(tmp_path):
     copy = tmp_path / "project"
     unneeded = (".git", ".venv", "saved", "data", "__pycache__", "tests", "docs", ".*_cache")
@@ -213,6 +216,7 @@ def test_every_kind_has_an_example_of_your_own():
     assert all(f'"{name}"' in config for name, _ in defined)
 
 
+@pytest.mark.slow
 def test_the_watcher_interrupts_a_run_that_then_continues(flowers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = block_with(OWN, "watchers=[")

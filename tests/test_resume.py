@@ -45,6 +45,7 @@ def only_run(workdir, title="Small"):
     return folder
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epochs(workdir):
     folder = only_run(workdir)
     code, out, _ = run(workdir, "--resume", folder)
@@ -67,6 +68,7 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
     assert [path.name for path in folder.glob("*.params")] == ["checkpoint-epoch_3.params"]
 
 
+@pytest.mark.slow
 def test_auto_resumes_the_latest_unfinished_run_or_starts_a_new_one(workdir):
     config = {**SMALL, "resume": "auto"}
     (workdir / "auto.json").write_text(json.dumps(config))
@@ -84,6 +86,7 @@ def test_auto_resumes_the_latest_unfinished_run_or_starts_a_new_one(workdir):
     assert len(list((workdir / "saved" / "Small").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_changed_config_is_refused_with_its_differences_without_override(workdir):
     folder = only_run(workdir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
@@ -99,6 +102,7 @@ def test_a_changed_config_is_refused_with_its_differences_without_override(workd
     assert "Changed: optimizer.args.lr: 0.01 -> 0.5" in out
 
 
+@pytest.mark.slow
 def test_a_config_that_does_not_fit_the_state_leaves_the_run_unchanged(workdir):
     folder = only_run(workdir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
@@ -145,6 +149,7 @@ def test_other_data_is_refused(workdir):
     assert "fingerprint of the data.train: " in err and "data.args.seed: 0 -> 1" in err
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_imports_nothing_unless_it_is_trusted(workdir):
     code = "print('imported')\nfrom training.schedules import cosine\n"
     code += "def flat(total_steps): return cosine(total_steps=total_steps)\n"
@@ -163,6 +168,7 @@ def test_the_config_of_a_run_imports_nothing_unless_it_is_trusted(workdir):
     assert "Resuming from checkpoint-epoch_2" in out
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     code = "from model.mlp import mlp\ndef net(input_shape, num_classes):\n"
     code += "    return mlp(input_shape, num_classes, dims=(16,))\n"
@@ -195,6 +201,7 @@ def flip(path):
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_but_refused_when_it_is_named(workdir):
     folder = only_run(workdir)
     flip(folder / "checkpoint-epoch_2.params")
@@ -259,6 +266,7 @@ def test_a_path_that_is_not_a_run_is_an_error(finished, named, message):
     assert message in err
 
 
+@pytest.mark.slow
 def test_a_run_in_progress_is_not_resumed_by_another_process(workdir):
     process = start(workdir, "-c", "small.json", "title=Busy", "training.epochs=100000")
     wait_for_line(process, "STARTING EPOCH 3")

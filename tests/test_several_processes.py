@@ -251,6 +251,7 @@ def test_a_missing_library_is_reported_before_any_process_is_started(workdir, mo
     assert err == f"checkpoint.format: Orbax is not installed: {fix}\n"
 
 
+@pytest.mark.slow
 def test_a_mistake_that_only_the_processes_find_ends_all_of_them(workdir):
     """Both processes find it; when one ends first, JAX may report this in the other, before or
     after the mistake."""

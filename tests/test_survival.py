@@ -78,9 +78,10 @@ FORMS = {
 
 
 def forms(*usual):
-    """The forms of a run that a test covers: these, and the others in `make torture`."""
-    others = [pytest.param(form, marks=pytest.mark.torture) for form in FORMS if form not in usual]
-    return pytest.mark.parametrize("form", [*usual, *others], indirect=True)
+    """The forms of a run that CI tests: these; `make torture` tests all."""
+    mark = {form: pytest.mark.slow if form in usual else pytest.mark.torture for form in FORMS}
+    params = [pytest.param(form, marks=mark[form]) for form in FORMS]
+    return pytest.mark.parametrize("form", params, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def wait_for_training(process):
             return
 
 
-@forms("resident", IN_FOLDER)
+@forms(IN_FOLDER)
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(form):
     workdir, more, reference = form
     title, rng = f"Killed {KILLS}", random.Random(KILLS)
@@ -198,6 +199,7 @@ def test_a_run_killed_while_writing_ends_with_the_same_bits(form):
     assert_all_ended_the_same(workdir, title, *arguments, reference=reference)
 
 
+@pytest.mark.slow
 @forms("resident")
 def test_a_run_stopped_by_a_signal_exits_with_75_in_time_and_ends_with_the_same_bits(form):
     workdir, more, reference = form

@@ -70,6 +70,7 @@ def trained(tmp_path_factory):
     return directory, folder_of(directory), out
 
 
+@pytest.mark.slow
 def test_a_run_logs_its_size_before_the_first_step_and_writes_everything_in_its_config(trained):
     _, folder, out = trained
     before = out[: out.index("Epoch 1 [2/5")]
@@ -90,6 +91,7 @@ def test_a_run_logs_its_size_before_the_first_step_and_writes_everything_in_its_
     assert "<svg" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
     directory, folder, _ = trained
     ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
@@ -106,6 +108,7 @@ def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
     assert "checkpoint-epoch_2.params" in err
 
 
+@pytest.mark.slow
 def test_a_watcher_evaluates_checkpoints_as_they_appear_until_the_run_has_ended(small):
     settings = [
         "training.eval_every=0",
@@ -137,6 +140,7 @@ def test_a_report_is_written_again_and_a_missing_folder_is_refused(trained):
     assert code == 2 and "nothing" in err
 
 
+@pytest.mark.slow
 def test_a_fast_run_makes_two_steps_and_writes_nothing(small):
     code, out, err = run(small, "-c", "small.json", "--fast-dev-run")
     assert code == 0, err
@@ -165,6 +169,7 @@ def test_debug_compiles_nothing_so_that_a_print_sees_values(small):
     assert step == "0" and 0 < float(mean) < 255
 
 
+@pytest.mark.slow
 def test_a_callback_that_raises_is_named_and_the_state_is_saved(small):
     code, _, err = run(small, "-c", "small.json", 'callbacks=["own.failing"]')
     assert code == 1
@@ -218,6 +223,7 @@ def test_mistakes_in_the_config_are_reported_before_anything_runs(small, overrid
     assert not (small / "saved").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_does_not_wait_for_a_tracker(small):
     (small / "own.py").write_text(
         "import time\nfrom training.base import Tracker\n"
@@ -237,6 +243,7 @@ def test_a_signal_does_not_wait_for_a_tracker(small):
     assert "tracker stuck: dropped" in out + err
 
 
+@pytest.mark.slow
 def test_trackers_that_are_not_named_are_not_imported():
     code = (
         "import sys, train; train.main(['--check']); "

@@ -65,6 +65,7 @@ def test_memory_is_that_of_the_compiled_step(figures):
     assert ratios == pytest.approx([1] * len(ratios), abs=0.15)
 
 
+@pytest.mark.slow
 def test_operations_are_those_of_the_compiled_step(figures):
     ratios = [ours / xla for *_, ours, xla in figures]
     assert ratios == pytest.approx([1] * len(ratios), abs=0.1)
@@ -96,6 +97,7 @@ def test_data_parallel_is_chosen_for_a_small_model_and_not_for_a_large_one():
     assert large.layout.preset != "data_parallel" and choice.fits(large, H100)
 
 
+@pytest.mark.slow
 def test_for_a_model_that_does_not_fit_a_number_of_devices_that_suffices_is_found():
     step = sized(10**11, 4096)
     plan, least = choice.choose(step, 8, H100, duration.EFFICIENCY)

@@ -31,6 +31,7 @@ def test_the_models_have_the_sizes_for_which_the_targets_were_set(name):
     assert ours.trainer(workload, {"train": (x, y), "test": (x, y)}, "").parameters == SIZES[name]
 
 
+@pytest.mark.slow
 def test_fit_trains_one_epoch_per_request():
     y = np.arange(256, dtype=np.int32) % 10
     # In the image of the digit n, row n is white.

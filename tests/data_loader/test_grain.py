@@ -57,6 +57,7 @@ def test_sizes_and_shapes_are_known_before_the_data_is_read(record_folder):
     assert (x == X[599]).all() and y == Y[599]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "start"), [(0, 0), (2, 1), pytest.param(3, 6, marks=pytest.mark.torture)], ids=str
 )
@@ -77,6 +78,7 @@ def with_rows_reversed(examples):
     return {"x": x[:, ::-1].swapaxes(1, 2), "y": y}
 
 
+@pytest.mark.slow
 def test_subsets_and_the_users_collate_fn_are_passed_to_the_workers(record_folder):
     def first_four(dataset):
         order = np.arange(20).reshape(4, 5)
@@ -90,6 +92,7 @@ def test_subsets_and_the_users_collate_fn_are_passed_to_the_workers(record_folde
     assert first_four(first_batches(val, 4, 5)) == first_four(expected) and len(calls) == 1
 
 
+@pytest.mark.slow
 def test_leaving_early_ends_the_workers(record_folder):
     for count in (1, 6):
         iterator = batches(source(record_folder).load()["train"], np.arange(500).reshape(50, 10))
@@ -128,6 +131,7 @@ def fails(examples):
     raise KeyError("broken")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_error_in_a_worker_is_the_same_message_as_without_workers(record_folder, count):
     dataset = Records(f"{record_folder}/train-*", fails_at_seven, count)
@@ -158,12 +162,14 @@ def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
             list(batches(dataset, np.array(rows)))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_iteration_with_an_error(record_folder):
     dataset = Records(f"{record_folder}/train-*", killed_at_seven, 2)
     with pytest.raises(RunError, match=r"a worker process ended \(.*exit code -9.*fewer `workers`"):
         list(batches(dataset, np.arange(500).reshape(50, 10)))
 
 
+@pytest.mark.slow
 def test_workers_use_no_accelerator(record_folder):
     dataset = Records(f"{record_folder}/train-*", label_is_1_on_the_cpu, 1)
     ((_, labels),) = batches(dataset, np.arange(4).reshape(1, 4))

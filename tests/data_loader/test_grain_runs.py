@@ -149,6 +149,7 @@ def test_a_run_killed_within_an_epoch_resumes_bit_identically_and_leaves_no_work
     assert_same_run(tmp_path, reference)
 
 
+@pytest.mark.slow
 def test_signals_sent_to_the_workers_too_still_let_the_run_stop_with_a_checkpoint(
     record_folder, tmp_path
 ):

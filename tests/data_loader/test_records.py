@@ -21,6 +21,7 @@ from data_loader.records import numpy_example, numpy_record, tf_example, write_r
 from utils import UserError
 
 
+@pytest.mark.slow
 def test_encoded_images_and_labels_equal_those_that_tensorflow_wrote(tf_folder):
     digits = np.load(tf_folder / "digits.npz")
     records = RecordFiles(str(tf_folder / "train-*.tfrecord"))

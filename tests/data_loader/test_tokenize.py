@@ -129,6 +129,7 @@ def test_a_mistake_is_one_message(folder, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_processes_of_the_command_write_the_same_files(folder, monkeypatch):
     monkeypatch.setattr("data_loader.documents.SIZE", 2**24)
     run("texts", "--out", "one")

@@ -55,6 +55,7 @@ def test_both_formats_compute_what_jax_computes(small, convert, tmp_path):
         assert re.search(row, printed, re.M)
 
 
+@pytest.mark.slow
 def test_the_folder_contains_the_files_the_config_and_the_code(small, convert, tmp_path):
     assert convert("--name", "small")[0] == 0
     assert output_folder(tmp_path) == ["small"]
@@ -68,6 +69,7 @@ def test_the_folder_contains_the_files_the_config_and_the_code(small, convert, t
     assert written == json.loads(small.config.read_text())["model"] | {"args": args}
 
 
+@pytest.mark.slow
 def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
     code, printed = convert("--name", "small", "--quantize", "int8", "--samples", 50)
     assert code == 0, printed
@@ -78,6 +80,7 @@ def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
         assert f"accuracy {before['accuracy']:.4f} -> {after['accuracy']:.4f}" in printed
 
 
+@pytest.mark.slow
 def test_excluded_weights_stay_in_float32(convert, tmp_path):
     code, printed = convert(*ONNX, "--quantize", "dynamic", "--exclude", "head/.*")
     assert code == 0, printed
@@ -175,6 +178,7 @@ def test_images_of_any_size_with_names(convolution, convert, tmp_path, formats):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_files_say_what_they_are(small, convert, tmp_path):
     import onnx
 
@@ -262,6 +266,7 @@ def test_without_data_random_inputs_are_used(small, convert, tmp_path):
     assert code == 2 and "--quantize int8: takes its ranges from training data" in printed
 
 
+@pytest.mark.slow
 def test_onnx_alone_does_not_import_tensorflow(small, tmp_path):
     program = (
         "import sys; from inference import convert_tflite\n"

@@ -32,6 +32,7 @@ def test_a_folder_that_is_not_an_export_is_never_replaced(convert, tmp_path):
     assert output_folder(tmp_path) == ["small"]
 
 
+@pytest.mark.slow
 def test_force_keeps_files_that_the_export_did_not_write(convert, tmp_path):
     assert convert(*ONNX)[0] == 0
     (tmp_path / "out" / "small" / "notes.txt").write_text("precious")
@@ -228,6 +229,7 @@ def test_if_both_routes_fail_the_message_has_both_reasons(convert, tmp_path, mon
     assert not folder.parent.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "code", "intact"), [("tflite", 3, "onnx"), ("onnx", 4, "tflite")]
 )

@@ -203,6 +203,7 @@ def test_an_image_file_reaches_the_model_in_its_layout_and_scale(chromium, tmp_p
     assert chromium.complaints() == []
 
 
+@pytest.mark.slow
 def test_any_other_input_is_entered_as_numbers(chromium, tmp_path):
     from onnx import TensorProto
 

@@ -51,6 +51,7 @@ def several(weights, inputs, cosine=jnp.cos):
     return {"logits": [x[:, 0], x[:, ::-1, 1:3].max(1)], "same": inputs["ids"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_trees_with_a_free_batch_size_are_exported_silently(suffix, tmp_path, capfd):
     inputs = {"ids": jax.ShapeDtypeStruct((3,), jnp.int32), "tokens": example(3, 4)}
@@ -82,6 +83,7 @@ class Net(nnx.Module):
         return self.dense(nnx.relu(self.norm(self.conv(x))).mean((1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_a_flax_model_is_exported(suffix, tmp_path):
     graph, weights = nnx.split(net := Net())
@@ -102,6 +104,7 @@ def test_the_opset_of_the_file_is_the_requested_one(tmp_path):
         assert {entry.domain: entry.version for entry in imports}[""] == opset
 
 
+@pytest.mark.slow
 def test_an_op_that_cannot_be_converted_is_named_with_its_location(tmp_path):
     def sorts(weights, x):
         return jnp.sort(jnp.exp(x)) + 1
@@ -144,6 +147,7 @@ def test_a_fourier_transform_becomes_a_product(suffix, tmp_path):
     np.testing.assert_allclose(output, spectrum({}, x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_random_numbers_of_each_example_cannot_be_converted(tmp_path, capfd):
     def noisy(row):
         return row * jax.random.normal(jax.random.wrap_key_data(row[:2].astype(jnp.uint32)), (4,))

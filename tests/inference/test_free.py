@@ -37,6 +37,7 @@ def assert_equal(outputs, expected):
         np.testing.assert_allclose(outputs[name], array, **tolerance, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", WRITE)
 @pytest.mark.parametrize("group", FREE)
 def test_layers_equal_jax_at_several_sizes(group, format, tmp_path):

@@ -30,6 +30,7 @@ def mean_product(params, x):
     return jnp.tanh(x @ params["w"]).mean(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_function_is_exported_with_names_and_free_sizes(format, tmp_path):
     path = tmp_path / f"model.{format}"
@@ -60,6 +61,7 @@ def test_stablehlo_needs_only_jax_and_keeps_the_structure(tmp_path):
         assert jax.tree.all(jax.tree.map(np.array_equal, result, expected))
 
 
+@pytest.mark.slow
 def test_names_that_are_not_in_alphabetical_order_keep_their_inputs(tmp_path):
     def ratio(first, second):
         return first / second, second
@@ -89,6 +91,7 @@ def test_several_arguments_without_a_batch_are_named_as_the_parameters(tmp_path)
     assert {check["batch"] for check in report["checks"]} == {None}
 
 
+@pytest.mark.slow
 def test_a_model_with_running_statistics_and_a_flax_module_are_exported(tmp_path):
     def apply(params, state, x, *, train=False, key=None):
         return (x - state["mean"]) @ params["w"], state
@@ -111,6 +114,7 @@ def test_a_model_with_running_statistics_and_a_flax_module_are_exported(tmp_path
     np.testing.assert_allclose(result, module.apply(variables, X[:, 1]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_signatures_share_their_weights_and_keep_their_loops(tmp_path):
     from ai_edge_litert.interpreter import Interpreter
 
@@ -199,6 +203,7 @@ def test_weights_above_the_limit_of_protobuf_lie_beside_the_graph(tmp_path, monk
     assert not (tmp_path / "small.onnx.data").exists()
 
 
+@pytest.mark.slow
 def test_the_archive_of_a_tflite_file_has_its_sizes(tmp_path):
     path = tmp_path / "model.tflite"
     classes = ["a", "b", "c"]

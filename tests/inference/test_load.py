@@ -60,6 +60,7 @@ def of_fit(tmp_path):
     return tmp_path / "run", model, each, x, run
 
 
+@pytest.mark.slow
 def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
     folder, model, preprocess, x, run = of_fit
     loaded = load(folder, model(), preprocess=preprocess)
@@ -80,6 +81,7 @@ def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
         load(folder, mlp)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_same_shapes_that_computes_something_else_is_refused(tmp_path):
     x, y = np.ones((8, 3), np.float32), np.arange(8) % 2
     fit(mlp((3,), 2), (x, y), optimizer=adam(), epochs=1, folder=tmp_path)

@@ -5,6 +5,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from model.base import Model
 from model.convnext import convnext
@@ -36,6 +37,7 @@ def dims(value):
     return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
+@pytest.mark.slow
 def test_the_sample_model_is_small_and_its_weights_keep_their_names():
     model = convnext((28, 28, 1), 10)
     proto = exported_model(model, images(28, 28, 1))
@@ -62,6 +64,7 @@ def test_a_resnet_has_neither_norms_nor_transpositions_between_its_convolutions(
     assert (resnet_ops["Conv"], resnet_ops["Relu"], resnet_ops["Add"]) == (6, 5, 2)
 
 
+@pytest.mark.slow
 def test_a_vit_and_a_residual_convnext_equal_jax():
     vision = vit((8, 8, 1), 10, dim=8, depth=2, heads=2, expansion=2)
     vit_ops = ops(exported_model(vision, images(8, 8, 1)))

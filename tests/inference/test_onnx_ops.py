@@ -35,6 +35,7 @@ def exported_group(name, opset=20):
     return exported(together(group), {}, group.inputs, opset=opset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPS)
 def test_each_case_equals_jax_at_any_batch(name):
     model = exported_group(name)
@@ -104,6 +105,7 @@ def test_reduce_precision_of_numbers_out_of_range():
     np.testing.assert_array_equal(outputs["output"], jax.jit(function)(None, x))
 
 
+@pytest.mark.slow
 def test_a_model_in_float16_bfloat16_and_float64():
     """A model in bfloat16 is computed in float32."""
     x = images(8, 8, 1)

@@ -73,6 +73,7 @@ def test_activations_are_one_node_each():
     assert found - {"Identity"} == {op for _, op in ACTIVATIONS.values()}
 
 
+@pytest.mark.slow
 def test_activations_are_few_ops_in_tflite(tmp_path):
     x = 3 * images(5, 8)
     names = [
@@ -264,6 +265,7 @@ def test_each_formula_can_be_traced_in_each_float_type(dtype):
     assert count > 100
 
 
+@pytest.mark.slow
 def test_models_in_bfloat16():
     """They are computed in float32 in ONNX Runtime."""
 

@@ -46,6 +46,7 @@ def ops(model):
     return Counter(op["op_name"] for op in model.interpreter._get_ops_details())
 
 
+@pytest.mark.slow
 def test_the_sample_model_is_small_and_runs_in_one_piece(tmp_path):
     model = exported(tmp_path / "a.tflite", *with_weights(convnext(IMAGE, 10)), images(*IMAGE))
     assert model.nodes() <= 55
@@ -69,6 +70,7 @@ def test_a_resnet_has_no_norms_and_one_op_for_a_convolution_and_its_relu(tmp_pat
     assert ops(model) == {"CONV_2D": 6, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1, "DELEGATE": 1}
 
 
+@pytest.mark.slow
 def test_a_vit_and_a_residual_convnext_equal_jax(tmp_path):
     vision = vit((8, 8, 1), 10, dim=8, depth=1, heads=2, expansion=2)
     model = exported(tmp_path / "vit.tflite", *with_weights(vision), images(8, 8, 1))
@@ -91,6 +93,7 @@ def test_a_linear_map_with_several_readers_is_computed_once_and_not_folded(tmp_p
     assert ops(model)["FULLY_CONNECTED"] == 1 and ops(model)["MEAN"] == 2
 
 
+@pytest.mark.slow
 def test_a_shift_before_padding_is_not_folded_past_it(tmp_path):
     """The padding is 0 after the bias of the norm, not before it."""
     random = np.random.default_rng(0)
@@ -130,6 +133,7 @@ def test_a_kernel_larger_than_its_image_loses_the_taps_that_only_read_padding():
     assert weight.shape[:2] == (5, 1) and pads == ((2, 2), (0, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "dynamic", "int8"])
 def test_quantized_files_are_smaller_close_to_jax_and_have_the_same_inputs(precision, tmp_path):
     function, weights = with_weights(convnext((8, 8, 1), 10, dims=(16, 32)))
@@ -169,6 +173,7 @@ def test_int8_applies_to_products_with_weights_after_the_first_convolution(tmp_p
     assert {*by_op["RSQRT"], *by_op["MEAN"], *by_op["GELU"], *by_op["RESHAPE"]} == {np.float32}
 
 
+@pytest.mark.slow
 def test_an_int8_vit_is_close_to_jax_where_most_patches_are_empty(tmp_path):
     model = vit((8, 8, 1), 10, patch=4, dim=16, depth=1, heads=2)
     params, state = jax.jit(model.init)(jax.random.key(0))
@@ -191,6 +196,7 @@ def test_an_int8_vit_is_close_to_jax_where_most_patches_are_empty(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "steps"), [("dynamic", 20), ("int8", 8)])
 def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
     precision, steps, tmp_path
@@ -217,6 +223,7 @@ def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
     assert 0 < error < 0.1
 
 
+@pytest.mark.slow
 def test_a_batch_norm_of_flax_is_folded_into_its_convolution(tmp_path):
     class Block(nn.Module):
         @nn.compact

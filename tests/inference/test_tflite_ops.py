@@ -38,6 +38,7 @@ def write(group, path):
     write_tflite(trace(together(group), {}, example(group.inputs)), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPS)
 def test_each_case_equals_jax_at_any_batch(name, tmp_path):
     group = without(GROUPS[name], TFLITE_GAPS)
@@ -131,6 +132,7 @@ TRAPS = {
 }
 
 
+@pytest.mark.slow
 def test_ops_that_the_converter_or_tflite_would_get_wrong(tmp_path):
     x = np.array(
         [[1, np.inf, -np.inf, 0, 2], [np.nan, 1, 2, 3, 9], [3, 2, np.nan, np.inf, 1]], np.float32

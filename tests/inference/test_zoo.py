@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS, PART = 240, 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1006))
 def test_a_random_model_exports_or_is_refused_with_its_line(seed):
     model = zoo.model_of(seed)

@@ -43,6 +43,7 @@ def test_a_residual_block_adds_its_input():
     assert (out[True][0] != out[True][1]).any()
 
 
+@pytest.mark.slow
 def test_depths_are_the_blocks_per_width_and_patch_is_the_stride_of_the_stem():
     options = {"dims": (8, 16), "depths": (1, 3), "patch": 2}
     leaves = named_leaves(params_shapes((28, 28, 1), 10, **options))
@@ -56,6 +57,7 @@ def test_depths_are_the_blocks_per_width_and_patch_is_the_stride_of_the_stem():
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grads["blocks"]))
 
 
+@pytest.mark.slow
 def test_the_default_is_one_block_per_width():
     models = [convnext((16, 16, 1), 10, **options) for options in ({"depths": (1, 1, 1)}, {})]
     given, default = (quick_jit(model.init)(jax.random.key(0))[0] for model in models)

@@ -61,6 +61,7 @@ def greedy(model, params, prompt, count):
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_greedy_texts_of_prompts_of_different_lengths_equal_those_without_a_cache(decoder):
     prompts = [text(1, 1), text(2, 9), text(3, 4)]
     texts = generate(*decoder, prompts, 15, GREEDY)
@@ -68,6 +69,7 @@ def test_greedy_texts_of_prompts_of_different_lengths_equal_those_without_a_cach
         np.testing.assert_array_equal(found, greedy(*decoder, prompt, 15))
 
 
+@pytest.mark.slow
 def test_a_text_continues_when_the_context_is_full(llama):
     """The prompt fills the context; every 12 tokens, the last 12 are read again."""
     model, params = llama
@@ -80,6 +82,7 @@ def test_a_text_continues_when_the_context_is_full(llama):
     np.testing.assert_array_equal(found, expected[:20])
 
 
+@pytest.mark.slow
 def test_a_text_ends_before_the_stop_token(llama):
     prompts = [text(5, 3), text(6, 5)]
     texts = generate(*llama, prompts, 30, Sampling(), seed=1)
@@ -91,6 +94,7 @@ def test_a_text_ends_before_the_stop_token(llama):
         np.testing.assert_array_equal(found, whole[:end])
 
 
+@pytest.mark.slow
 def test_the_seed_alone_decides_whatever_the_length_of_the_pieces(llama, monkeypatch):
     prompts = [text(7, 3)]
     expected = generate(*llama, prompts, 20, seed=3)
@@ -108,6 +112,7 @@ def share_of(logits, sampling, count=20_000):
     return np.bincount(drawn, minlength=len(logits)) / count
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_with_their_probabilities():
     logits = np.array([2.0, 0.0, 1.0, -1.0, 1.5], np.float32)
 

@@ -40,6 +40,7 @@ def run(model, *args, train=False, key=None):
     return quick_jit(model.apply, static_argnames="train")(*args, train=train, key=key)
 
 
+@pytest.mark.slow
 @ALL
 def test_overfits_random_examples(name):
     model, params, state, x, y = prepare(name)
@@ -93,6 +94,7 @@ def test_without_dropout_training_and_evaluation_give_the_same_output(name):
     np.testing.assert_array_equal(trained, run(model, params, state, x)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, shape",
     [

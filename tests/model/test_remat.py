@@ -31,6 +31,7 @@ def gradients(factory, **args):
     return jax.grad(loss, has_aux=True), params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vit", *(pytest.param(n, marks=pytest.mark.torture) for n in MODELS if n != "vit")]
 )

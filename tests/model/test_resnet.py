@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from model.resnet import resnet
 from tests.model.compare import normal, quick_jit
@@ -10,6 +11,7 @@ from utils import named_leaves
 MODEL = resnet((6, 6, 1), 3, widths=(4, 8), depth=1)
 
 
+@pytest.mark.slow
 def test_the_running_statistics_approach_those_of_the_batches():
     params, state = quick_jit(MODEL.init)(jax.random.key(0))
     x = 5 + 3 * normal(1, 16, 6, 6, 1)

@@ -19,6 +19,7 @@ def views(fn, image=IMAGE, **args):
     return np.asarray(jax.jit(jax.vmap(partial(fn, **args), in_axes=(0, None)))(KEYS, image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [random_crop, random_flip, random_erase, random_affine])
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
 def test_shape_and_dtype_stay_and_the_key_determines_the_view(fn, dtype):
@@ -46,6 +47,7 @@ def test_a_flip_mirrors_left_to_right_half_the_time():
     assert (views(random_flip, probability=0.0) == np.asarray(IMAGE)).all()
 
 
+@pytest.mark.slow
 def test_random_erase_erases_one_rectangle_of_a_size_in_range():
     erased = views(random_erase, probability=1.0, area=(0.1, 0.3), aspect=(0.5, 2.0)) == 0
     assert (erased.any(-1) == erased.all(-1)).all()  # all channels alike
@@ -62,6 +64,7 @@ def test_random_erase_erases_one_rectangle_of_a_size_in_range():
     assert aspects.min() < 1 < aspects.max()
 
 
+@pytest.mark.slow
 def test_random_erase_happens_with_its_probability():
     touched = (views(random_erase, probability=0.25) != np.asarray(IMAGE)).any((1, 2, 3))
     assert 48 < touched.sum() < 152  # six standard deviations
@@ -93,6 +96,7 @@ def moments(view):
     return weight.sum(), centre, np.cov(positions, aweights=weight, bias=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args, measure, reach",
     [

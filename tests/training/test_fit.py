@@ -75,6 +75,7 @@ def assert_close(a, b, rtol=1e-4, atol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
 
 
+@pytest.mark.slow
 def test_inputs_may_be_nests_of_arrays():
     model = MODEL._replace(
         apply=lambda params, state, x, **k: MODEL.apply(params, state, x["a"] + x["b"], **k)
@@ -83,6 +84,7 @@ def test_inputs_may_be_nests_of_arrays():
     assert_same(nested.params, run().params)
 
 
+@pytest.mark.slow
 def test_it_learns_and_names_metrics_by_their_set():
     result = run(test=(X[:50], Y[:50]), val=(X[50:90], Y[50:90]), epochs=20)
     names = {f"{s}_{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")}
@@ -91,6 +93,7 @@ def test_it_learns_and_names_metrics_by_their_set():
     assert result.step == 20 * 10
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not():
     first, second, other = run(test=(X, Y)), run(test=(X, Y)), run(test=(X, Y), seed=1)
     assert without_times(first.history) == without_times(second.history)
@@ -102,6 +105,7 @@ def test_log_frequency_does_not_change_the_params():
     assert_same(run(log={"every_steps": 1}).params, run(log={"every_steps": 7}).params)
 
 
+@pytest.mark.slow
 def test_evaluation_is_exact_when_the_last_batch_is_not_full():
     result = run(test=(X[:77], Y[:77]))
     logits = np.asarray(MODEL.apply(result.params, {}, X[:77])[0], np.float64)
@@ -219,11 +223,13 @@ def test_another_shape_is_an_error_not_a_second_compilation():
         trainer.train(1)
 
 
+@pytest.mark.slow
 def test_streamed_batches_train_like_resident_ones():
     assert_close(run(Streamed()).params, run().params)
     assert_close(run(device_budget_mb=0).params, run().params)
 
 
+@pytest.mark.slow
 def test_any_iterable_of_batches_works_and_a_short_last_batch_counts_by_its_examples():
     class Batches:  # like a PyTorch DataLoader, without __getitem__
         def __iter__(self):
@@ -269,6 +275,7 @@ def test_the_length_of_a_loader_may_be_unknown():
     assert run(Unsized(), epochs=2).step == 18
 
 
+@pytest.mark.slow
 def test_metrics_may_be_dicts_of_dicts():
     def sides(output, target):
         return {"left": {"mean": output[0]}, "right": output[1]}
@@ -284,6 +291,7 @@ def test_an_exhausted_iterator_is_named_in_the_error():
         run(iter([(X[:32], Y[:32])]))
 
 
+@pytest.mark.slow
 def test_a_custom_collate_fn_makes_the_batches():
     def double(examples):
         x, y = zip(*examples, strict=True)
@@ -304,6 +312,7 @@ def test_errors_of_the_reading_thread_are_raised_in_the_caller():
         run(Broken())
 
 
+@pytest.mark.slow
 def test_a_validation_split_is_held_out():
     result = run(val_size=0.2)
     assert "val_loss" in result.history[-1]
@@ -317,6 +326,7 @@ def test_a_validation_split_is_held_out():
         run(iter([]), val_size=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 def test_each_replica_equals_a_run_of_its_own(streamed):
     data = Streamed() if streamed else (X, Y)
@@ -329,6 +339,7 @@ def test_each_replica_equals_a_run_of_its_own(streamed):
     assert both.history[-1]["test_loss"] == pytest.approx(mean, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_replicas_in_one_vmapped_program_as_on_accelerators():
     """The vmapped program, which a run on the CPU does not use by default."""
     trainer = trainer_of(replicas=2, stacked=True)
@@ -343,6 +354,7 @@ def test_replicas_in_one_vmapped_program_as_on_accelerators():
         assert losses[r] == pytest.approx(single.history[-1]["test_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_dense_convolutions_run_outside_the_loop_on_the_cpu_with_the_same_result():
     x, y = RNG.normal(size=(24, 8, 8, 1)).astype(np.float32), np.arange(24, dtype=np.int32) % 3
     model = resnet((8, 8, 1), 3, widths=(4,), depth=1)
@@ -354,6 +366,7 @@ def test_dense_convolutions_run_outside_the_loop_on_the_cpu_with_the_same_result
     assert_close(result.state, streamed.state)
 
 
+@pytest.mark.slow
 def test_averaged_params_are_evaluated_and_returned():
     result = run(test=(X, Y), ema=0.9)
     logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
@@ -363,6 +376,7 @@ def test_averaged_params_are_evaluated_and_returned():
     )
 
 
+@pytest.mark.slow
 def test_a_schedule_multiplies_the_learning_rate():
     rate_zero_after_two = run(schedule=linear(steps=2), epochs=1)
     assert_same(rate_zero_after_two.params, run(schedule=linear(steps=2), epochs=2).params)
@@ -433,6 +447,7 @@ def test_a_second_signal_does_not_wait_for_a_slow_tracker(tmp_path):
     assert time.monotonic() - began < 7
 
 
+@pytest.mark.slow
 def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learning_rate():
     calls = []
 
@@ -459,6 +474,7 @@ def test_callbacks_are_called_in_order_and_can_stop_the_run_or_scale_the_learnin
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.5])
 def test_callbacks_apply_the_model_that_is_evaluated(ema, tmp_path):
     outputs = []
@@ -485,6 +501,7 @@ def test_callbacks_apply_the_model_that_is_evaluated(ema, tmp_path):
     assert base64.b64decode(shown[1]["src"].partition(",")[2]) == newest
 
 
+@pytest.mark.slow
 def test_a_custom_update_gets_only_the_options_that_it_names():
     def backwards(objective, optimizer):
         plain = gradient_update(objective, optimizer)
@@ -500,6 +517,7 @@ def test_a_custom_update_gets_only_the_options_that_it_names():
         run(update=backwards, ema=0.9)
 
 
+@pytest.mark.slow
 def test_the_finish_of_a_plain_objective_function_names_its_metrics():
     def factory(model, loss, metrics, preprocess, augment):
         def objective(params, state, batch, key, train):

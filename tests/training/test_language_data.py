@@ -92,6 +92,7 @@ def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
     assert plain.config["loss"]["args"]["ignore_label"] is None
 
 
+@pytest.mark.slow
 def test_bits_per_byte_is_the_loss_of_the_text_over_its_bytes():
     rng = np.random.default_rng(0)
     logits, label = rng.normal(size=(3, 8, 11)).astype(np.float32), rng.integers(0, 11, (3, 8))
@@ -116,6 +117,7 @@ def test_bits_per_byte_is_the_loss_of_the_text_over_its_bytes():
 # Whole runs.
 
 
+@pytest.mark.slow
 def test_the_tokenizer_travels_from_the_text_to_the_loaded_model(workdir):
     (workdir / "config.json").write_text(json.dumps(CONFIG))
     assert train.main(["-c", "config.json"]) == 0
@@ -138,6 +140,7 @@ def test_the_tokenizer_travels_from_the_text_to_the_loaded_model(workdir):
     assert loaded.predict(inputs).shape == (1, 16, loaded.tokenizer.vocab_size)
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_although_its_text_was_extended(workdir):
     (workdir / "a.txt").write_text("abcd efgh\n" * 60)
     data = {"name": "text", "args": {"train": "a.txt", "length": 8}}
@@ -196,6 +199,7 @@ def undisturbed(tmp_path_factory):
     return run_of(folder / "whole"), rows_of(folder / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [5, 13, 20])
 def test_a_killed_run_on_windows_that_move_ends_with_the_same_bits(tmp_path, undisturbed, step):
     whole, expected_rows = undisturbed
@@ -266,6 +270,7 @@ def test_the_windows_move_in_training_but_never_in_an_evaluation(tmp_path, monke
     assert {first for _, first, _ in seen} == {0}
 
 
+@pytest.mark.slow
 def test_replicas_have_windows_of_their_own(tmp_path):
     both = run_of(None, replicas=2, seed=3)
     for i, states in enumerate(both.states()):
@@ -277,6 +282,7 @@ def test_replicas_have_windows_of_their_own(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_another_tokenizer(workdir):
     (workdir / "a.txt").write_text("abcd efgh\n" * 60)
 

@@ -81,6 +81,7 @@ class Recorder:
         vars(self).update(attributes)
 
 
+@pytest.mark.slow
 def test_every_metric_mode_on_a_held_out_set(tmp_path):
     modes = ("MEAN", "SUM", "MAX", "MIN", "STD", "SINGLE")
     metrics = {m.lower(): tracked(loss_value, m, "EPOCH", "TEST") for m in modes}
@@ -94,6 +95,7 @@ def test_every_metric_mode_on_a_held_out_set(tmp_path):
     assert all(set(row) & {"train_mean", "train_max"} == set() for row in rows(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_share_of_an_epoch_is_rounded_to_the_nearest_percent(caplog):
     caplog.set_level("INFO", logger="main")
     run(epochs=1, log={"every_steps": 2})
@@ -101,6 +103,7 @@ def test_the_share_of_an_epoch_is_rounded_to_the_nearest_percent(caplog):
     assert shares == ["2/7 (29%)", "4/7 (57%)", "6/7 (86%)"]
 
 
+@pytest.mark.slow
 def test_within_an_epoch_a_metric_covers_the_steps_since_the_last_line(tmp_path):
     metrics = {m.lower(): tracked(loss_value, m, "STEP") for m in ("SUM", "MAX", "MIN")}
     run(tmp_path, metrics=metrics, log={"every_steps": 3, "log_all": True})
@@ -119,6 +122,7 @@ def test_within_an_epoch_a_metric_covers_the_steps_since_the_last_line(tmp_path)
     assert not any("train_sum" in row or "test_sum" in row for row in ends)
 
 
+@pytest.mark.slow
 def test_rows_of_each_step_equal_log_lines_at_every_step(tmp_path):
     rarely = run(tmp_path / "a", log={"every_steps": 5, "log_all": True, "gradient_norm": True})
     always = run(tmp_path / "b", log={"every_steps": 1, "gradient_norm": True})
@@ -128,6 +132,7 @@ def test_rows_of_each_step_equal_log_lines_at_every_step(tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, rarely.params, always.params))
 
 
+@pytest.mark.slow
 def test_log_lines_by_the_clock_do_not_change_the_params(tmp_path):
     logs = {"a": {"every_steps": 0, "every_seconds": 0.15}, "b": {"every_steps": 0}}
     settings = {"optimizer": adam(lr=0.01), "epochs": 1}
@@ -143,6 +148,7 @@ def test_log_lines_by_the_clock_do_not_change_the_params(tmp_path):
     assert row["examples_per_second"] == pytest.approx(10 * row["steps_per_second"])
 
 
+@pytest.mark.slow
 def test_norms_of_the_gradients_and_the_params(tmp_path):
     log = {"every_steps": 1, "gradient_norm": True, "parameter_norm": True, "leaf_statistics": True}
     step = Recorder(on_step_end=lambda view: step.seen.append((dict(view.metrics), view.params)))
@@ -163,6 +169,7 @@ def test_norms_of_the_gradients_and_the_params(tmp_path):
     assert metrics["parameter_norm/head/bias"] == pytest.approx(bias, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_logged_learning_rate_is_the_one_that_the_step_used(tmp_path):
     halve = Recorder(on_epoch_end=lambda view: {"lr_scale": 0.5}, needs=("learning_rate",))
     schedule = linear(total_steps=14)
@@ -174,6 +181,7 @@ def test_the_logged_learning_rate_is_the_one_that_the_step_used(tmp_path):
         assert rate == pytest.approx(0.01 * float(schedule(step - 1)) * scale, rel=1e-5), step
 
 
+@pytest.mark.slow
 def test_a_loss_of_several_terms_is_their_sum_and_each_term_is_logged():
     def terms(output, label):
         return {"fit": cross_entropy(output, label), "small": 0.1 * jnp.sum(output**2)}
@@ -190,6 +198,7 @@ def test_a_loss_of_several_terms_is_their_sum_and_each_term_is_logged():
         assert last[loss] == pytest.approx(total, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_concat_collects_all_examples_in_order(stream):
     metrics = {"logits": tracked(lambda output, label: {"out": output, "label": label}, "CONCAT")}
@@ -211,6 +220,7 @@ def test_concat_needs_a_known_length():
         fit(MODEL, Batches(), optimizer=adam(lr=0.01), metrics=metrics)
 
 
+@pytest.mark.slow
 def test_named_validation_sets_are_evaluated_before_the_test_set_with_hooks_of_their_own():
     calls = []
     hooks = ("on_validation_start", "on_validation_end", "on_test_start", "on_test_end")
@@ -245,6 +255,7 @@ def test_the_initial_params_can_be_evaluated(tmp_path):
     assert first["test_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_path):
     checkpoint = {"monitor": "val_loss", "mode": "max", "keep": 1}  # an early epoch is best
     settings = {"val": VAL, "epochs": 4, "test_at": "end"}
@@ -276,6 +287,7 @@ def test_a_run_may_evaluate_nothing():
     assert not any("test_loss" in row for row in run(eval_every=0).history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_limit_batches_limits_training_and_evaluation(stream):
     options = {"device_budget_mb": 0} if stream else {}
@@ -286,6 +298,7 @@ def test_limit_batches_limits_training_and_evaluation(stream):
     np.testing.assert_array_equal(labels.seen[0], TEST[1][:32])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_overfitting_uses_only_the_first_batches(stream):
     labels = Recorder(on_epoch_end=lambda view: labels.seen.append(view.arrays["train_label"]))
@@ -298,6 +311,7 @@ def test_an_iterable_of_batches_can_be_overfitted():
     assert fit(MODEL, Batches(), optimizer=adam(lr=0.01), epochs=3, overfit_batches=2).step == 6
 
 
+@pytest.mark.slow
 def test_an_error_in_the_evaluation_is_raised_before_the_first_step():
     def broken(output, label):
         return cross_entropy(output, label)
@@ -327,6 +341,7 @@ def test_a_callback_can_only_read_the_run():
     assert result.history[0]["train_loss"] > 0
 
 
+@pytest.mark.slow
 def test_a_metric_of_a_callback_is_not_logged_and_needs_a_unique_name():
     recorder = Recorder(metrics={"worst": tracked(loss_value, "MAX")})
     recorder.on_epoch_end = lambda view: recorder.seen.append(view.arrays["test_worst"])
@@ -367,6 +382,7 @@ def test_the_hint_for_a_metric_names_no_other_set(monitor, hint):
     assert str(raised.value).count("?") == hint.count("?")
 
 
+@pytest.mark.slow
 def test_the_validation_set_is_monitored_unless_another_metric_is_named(tmp_path, caplog):
     caplog.set_level("INFO", "main")
     stopping = early_stopping(patience=2, min_delta=10.0)
@@ -397,6 +413,7 @@ def test_a_callback_is_called_at_the_steps_that_its_steps_left_requests():
     assert jax.tree.all(jax.tree.map(np.array_equal, result.params, run().params))
 
 
+@pytest.mark.slow
 def test_a_callback_that_needs_per_step_sees_the_values_of_each_step():
     def record(view):
         recorder.seen.append({name: array.tolist() for name, array in view.per_step.items()})
@@ -418,6 +435,7 @@ def next_token(input_shape):
     return Model(lambda key: ({"table": jax.random.normal(key, (5, 5))}, {}), apply)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_sequences_of_unequal_lengths_are_measured_by_their_tokens(tmp_path, stream):
     """Over batches, microbatches and replicas, in lines, epochs and held-out sets."""
@@ -479,6 +497,7 @@ def drawing(model, loss, metrics, preprocess, augment):
     return objective
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_evaluation_draws_other_numbers_for_each_batch_epoch_and_set(tmp_path, stream):
     seen = {}

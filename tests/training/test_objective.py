@@ -23,6 +23,7 @@ def images(rows=16):
     return x, rng.integers(0, 3, rows).astype(np.int32)
 
 
+@pytest.mark.slow
 def test_supervised_returns_values_of_each_example_and_finishes_their_means():
     model, batch = mlp((4, 4, 1), 3, dims=(8,)), images()
     params, state = model.init(KEY)
@@ -101,6 +102,7 @@ def test_mixup_mixes_inputs_and_losses_in_training_and_is_supervised_in_evaluati
     np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
 
 
+@pytest.mark.slow
 def test_denoising_targets_the_clean_input():
     seen = {}
 

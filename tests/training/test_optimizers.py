@@ -198,6 +198,7 @@ def test_vmap_over_replicas_equals_each_replica_alone(name):
         )
 
 
+@pytest.mark.slow
 def test_zero_gradients_and_zero_params_give_zero_updates():
     zeros = jax.tree.map(jnp.zeros_like, tree(0, "float32"))
     for name in ("adagrad from 0", "rmsprop", "adamw", "lamb", "muon"):
@@ -256,6 +257,7 @@ def test_muon_updates_depthwise_kernels_by_adamw():
     assert set(state["muon"]["m"]) == {"kernel"} and set(state["adamw"]["m"]) == {"depthwise"}
 
 
+@pytest.mark.slow
 def test_chains_may_mix_our_optimizers_with_optax():
     reference = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01), optax.scale(0.5))
     ours = chain(optax.clip_by_global_norm(1.0), adam(0.01), optax.scale(0.5))

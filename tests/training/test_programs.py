@@ -170,6 +170,7 @@ def debugging():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.mark.slow
 def test_a_debugged_run_computes_the_same_and_its_model_sees_concrete_arrays(tmp_path, debugging):
     seen = set()
 

@@ -28,6 +28,7 @@ def made_from_shapes(size=70):
     return recipe, Trainer(recipe, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "used"), [(70, True), (64, False)])
 def test_a_run_uses_a_trainer_that_suits_its_data_and_computes_the_same_bits(size, used):
     recipe, trainer = made_from_shapes(size)

@@ -98,6 +98,7 @@ def test_steps_equal_those_of_optax():
     np.testing.assert_allclose(ts.sums["epoch"]["values"]["loss"]["MEAN"], total, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_masked_rows_have_no_effect():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01))
@@ -137,7 +138,10 @@ def two_terms(logits, label):
 
 
 @pytest.mark.parametrize("loss", [partial(cross_entropy, ignore_label=-1), two_terms])
-@pytest.mark.parametrize(("accumulate", "valid"), [(1, 6), (2, 6), (3, 5), (6, 4)])
+@pytest.mark.parametrize(
+    ("accumulate", "valid"),
+    [(3, 5), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, 6), (2, 6), (6, 4)))],
+)
 def test_steps_on_sequences_of_unequal_lengths_equal_those_of_optax(loss, accumulate, valid):
     """The gradient is that of the mean over all tokens of a batch, however it is cut."""
     model = Model(MODEL.init, lambda p, s, x, **_: (token_logits(p, x), s))
@@ -175,6 +179,7 @@ def token_logits(params, x):
     return MODEL.apply(params, {}, x.reshape(-1, 4))[0].reshape(*x.shape[:2], 3)
 
 
+@pytest.mark.slow
 def test_counting_tokens_ahead_of_microbatches_does_not_run_the_model_twice():
     model = Model(MODEL.init, lambda p, s, x, **_: (token_logits(p, x), s))
     batch, seen = token_batch(0), []
@@ -189,6 +194,7 @@ def test_counting_tokens_ahead_of_microbatches_does_not_run_the_model_twice():
     assert counting_loops == loops + 1  # only the labels are read in a loop of their own
 
 
+@pytest.mark.slow
 def test_a_bad_step_changes_only_the_counters():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01), ema=0.9)
@@ -321,6 +327,7 @@ def test_a_label_outside_the_classes_or_a_huge_learning_rate_breaks_the_loss():
     assert hit(ts) == "the loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [False, True])
 def test_vmapped_replicas_freeze_independently(freeze):
     update = gradient_update(fragile, adam(lr=0.01), ema=0.9)
@@ -370,6 +377,7 @@ def test_an_optimizer_state_may_hold_counters_random_keys_and_other_float_types(
     assert hit(bad) == "opt/d"
 
 
+@pytest.mark.slow
 def test_a_bad_step_keeps_the_running_statistics():
     model = resnet((8, 8, 1), 3, widths=(4,), depth=1)
     objective = objective_of(model)
@@ -409,6 +417,7 @@ def test_an_infinite_gradient_is_a_bad_step_even_if_the_loss_is_finite():
     assert hit(ts) == "the gradient of head/bias"
 
 
+@pytest.mark.slow
 def test_averaged_params_follow_their_formula():
     objective = objective_of()
     plain = gradient_update(objective, adam(lr=0.1))
@@ -422,6 +431,7 @@ def test_averaged_params_follow_their_formula():
     assert_close(run(averaged, objective, batches).ema, expected)
 
 
+@pytest.mark.slow
 def test_lr_scale_multiplies_the_update():
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01))
@@ -432,6 +442,7 @@ def test_lr_scale_multiplies_the_update():
     assert_close(jax.tree.map(lambda a, b: (a + b) / 2, ts.params, whole), half)
 
 
+@pytest.mark.slow
 def test_randomness_depends_only_on_seed_and_step():
     model = mlp((4,), 3, dims=(8,), dropout=0.5)
     objective = supervised(model, cross_entropy, {}, (), ())
@@ -461,6 +472,7 @@ def test_the_whole_update_can_be_vmapped():
         assert_close(jax.tree.map(lambda a, r=r: a[r], both), update.step(states[r], batches[r], 6))
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_half_precision_and_keeps_float32_params():
     seen = []
 

@@ -27,6 +27,7 @@ RULES = [["a", "lion"], ["b", "adam"]]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_facts_fill_arguments_that_the_config_leaves_out(valid):
     parts = build(valid, "c")
     assert parts.facts == {
@@ -117,6 +118,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), a, b)
 
 
+@pytest.mark.slow
 def test_a_schedule_multiplies_our_updates(valid):
     config = override(valid, "schedule=cosine")
     by_hand = [
@@ -259,6 +261,7 @@ def test_parts_in_arguments_are_built_and_their_mistakes_have_a_place(valid):
         build(config, "c")
 
 
+@pytest.mark.slow
 def test_a_users_part_is_found_by_name_and_a_broken_file_hides_only_its_own_parts(
     tmp_path, config_file, valid
 ):

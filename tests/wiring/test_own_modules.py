@@ -94,6 +94,7 @@ def test_every_module_of_rawtree_is_known():
     assert {path.stem for path in ROOT.glob("*.py")} | packages == set(TOOLKIT)
 
 
+@pytest.mark.slow
 def test_a_run_is_used_from_another_folder_without_the_users_files(
     project, valid, monkeypatch, capsys
 ):

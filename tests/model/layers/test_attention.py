@@ -26,6 +26,7 @@ def flax_names(params):
     return named | {"out": {"kernel": kernel, "bias": params["out"]["bias"]}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("cross", [True, False])

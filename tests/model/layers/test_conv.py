@@ -109,6 +109,7 @@ def test_transposed_equals_flax(kernel, stride, padding, dtype):
     assert_same(ours, reference, params, normal(1, 2, 5, 4, 3), dtype=dtype)
 
 
+@pytest.mark.slow
 def test_float64_stays_float64():
     with jax.enable_x64(True):
         params = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4, bias=False)

@@ -27,6 +27,7 @@ def test_truncated_normal_equals_jax():
     np.testing.assert_allclose(ours(KEY, (7, 5)), theirs(KEY, (7, 5)), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 8), (3, 3, 2, 5)], ids=str)
 def test_orthogonal_equals_jax_and_is_orthonormal(shape):
     weight = initializers.orthogonal(KEY, shape)

@@ -53,6 +53,7 @@ def test_batch_norm_equals_flax(train, dtype):
         np.testing.assert_allclose(new[key], expected[key], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_batch_norm_equal_flax():
     params, state = norm.batch_norm_init(DIM)
     module = linen.BatchNorm(use_running_average=False, epsilon=1e-5)

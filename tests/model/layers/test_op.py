@@ -23,6 +23,7 @@ def names(function, *args):
     ]
 
 
+@pytest.mark.slow
 def test_a_jitted_layer_shows_its_mark_during_export_only():
     jitted = jax.jit(lambda x: layer_norm(PARAMS, x))
     before = jitted(X)
@@ -89,6 +90,7 @@ def test_vmap_removes_the_mark_of_an_op_of_fixed_rank():
     np.testing.assert_allclose(mapped[1], conv2d(weights, images[1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_marked_ops_have_gradients_and_compile():
     def loss(x):
         return gelu(layer_norm(PARAMS, x)).sum()

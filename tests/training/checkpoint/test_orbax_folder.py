@@ -138,6 +138,7 @@ assert all((a == whole).all() for a in read(sys.argv[1])[0].values())
 """
 
 
+@pytest.mark.slow
 def test_one_device_reads_what_four_devices_wrote(tmp_path):
     finished(start_all(SHARDED, tmp_path / "a.orbax", processes=1, devices=4))
     arrays, record = read(tmp_path / "a.orbax")
@@ -202,6 +203,7 @@ for name in ("cut", "whole"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux",
     reason="JAX has collectives between CPU processes (Gloo) only on Linux",
@@ -215,6 +217,7 @@ def test_two_processes_write_one_checkpoint_while_they_train(tmp_path):
     assert_same(arrays, {"rows": whole + 3, "all": whole, "host": np.arange(3), "none": whole[:0]})
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused(ours):
     rng = random.Random(0)
     assert len(files(ours)) > 8
@@ -401,6 +404,7 @@ for stop in range(1, 1000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("former", [True, False])
 def test_after_a_kill_at_any_point_the_former_or_the_new_one_is_read(tmp_path, former):
     limit = 120

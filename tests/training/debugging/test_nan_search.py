@@ -89,6 +89,7 @@ FORWARD = (
 )
 
 
+@pytest.mark.slow
 def test_names_the_op_its_line_the_last_parameter_and_the_numbers():
     message = search(net(logarithm))
     params = net(None).init(jax.random.key(0))[0]["body"]
@@ -211,6 +212,7 @@ def checked(x):
     return jnp.where(jnp.isfinite(y), y, x)
 
 
+@pytest.mark.slow
 def test_masked_values_are_ignored():
     assert is_good(net(guarded))
     assert is_good(net(checked))
@@ -219,6 +221,7 @@ def test_masked_values_are_ignored():
     assert message.startswith("sqrt made the first nan, in the forward pass: ")
 
 
+@pytest.mark.slow
 def test_a_mask_of_infinities_is_ignored_unless_it_makes_a_nan():
     def masked(x, smallest):
         return jax.nn.softmax(jnp.where(x > smallest, x, -jnp.inf))
@@ -244,6 +247,7 @@ def test_a_nan_that_is_a_constant_in_the_code_is_reported_as_such():
     assert message.endswith("it is a constant in the code, or computed only from constants")
 
 
+@pytest.mark.slow
 def test_the_microbatch_is_named():
     # The second microbatch has rows 1, 3, 5 and 7.
     message = search(net(jnp.square), (changed(X, 3, 1e38), Y), accumulate=2)
@@ -308,6 +312,7 @@ def test_bfloat16():
     assert message.startswith(f"{FORWARD}bfloat16[8,5] all finite from ")
 
 
+@pytest.mark.slow
 def test_a_model_with_statistics_and_dropout():
     def init(key):
         norm, state = batch_norm_init(5)

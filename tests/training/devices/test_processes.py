@@ -69,6 +69,7 @@ print("RESULTS" + json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_agree_and_put_their_rows_together():
     outputs = finished(start_all(PROGRAM, processes=2, devices=2))
     first, second = (json.loads(out.split("RESULTS")[1]) for out, _ in outputs)

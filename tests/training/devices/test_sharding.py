@@ -287,6 +287,7 @@ print("RESULT" + json.dumps(results))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", ["few", pytest.param("more", marks=pytest.mark.torture)])
 def test_eight_devices_give_the_losses_of_one_however_the_weights_are_sharded(cases):
     """Twenty steps of Adam in float64, and two evaluations with averaged weights."""

@@ -130,6 +130,7 @@ def test_the_message_for(mistake):
         run(**settings)
 
 
+@pytest.mark.slow
 def test_partials_optax_and_lists_of_inputs_are_no_mistakes():
     two = MODEL._replace(apply=lambda p, s, x, **k: MODEL.apply(p, s, x[0] + x[1], **k))
     optimizer = optax.adam(optax.cosine_decay_schedule(0.01, 10))
@@ -139,6 +140,7 @@ def test_partials_optax_and_lists_of_inputs_are_no_mistakes():
     assert "train_mae" in run((X, targets), loss=mse, metrics=[mae]).metrics
 
 
+@pytest.mark.slow
 def test_the_config_reaches_trackers_callbacks_and_a_resumed_run(tmp_path, caplog):
     class Seen:
         def start(self, about):
@@ -159,6 +161,7 @@ def test_the_config_reaches_trackers_callbacks_and_a_resumed_run(tmp_path, caplo
         run(**settings | {"config": config | {"width": 8}}, resume=True)
 
 
+@pytest.mark.slow
 def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     run(folder=tmp_path, epochs=2)
@@ -172,6 +175,7 @@ def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
     assert "resuming after step 2" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_in_one_line():
     def many(output, target):
         return {f"part_{i}": output[0] for i in range(30)}

@@ -121,6 +121,7 @@ def metrics(folder, title):
     return [{k: line[k] for k in line if k.startswith(("train_", "test_"))} for line in lines]
 
 
+@pytest.mark.slow
 def test_ragged_examples_and_ones_own_loader_train_alike_and_can_be_evaluated(my_words):
     (my_words / "a.json").write_text(json.dumps(CONFIG | {"title": "Ragged"}))
     (my_words / "b.json").write_text(json.dumps(STREAMED | {"title": "Streamed"}))
@@ -151,7 +152,10 @@ def test_shapes_are_traced_through_the_collate_fn(my_words):
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        ({"collate_fn": "numpy.zeros"}, r"c: loader.collate_fn fails: .*copies of the `example`"),
+        (
+            {"collate_fn": "numpy.zeros"},
+            r"c: loader.collate_fn fails: .*copies of the data's `example`",
+        ),
         ({"collate_fn": "my_words.pad", "eval_batch_size": 0}, "eval_batch_size: must be at least"),
         ({}, r"model, loss or metrics do not fit the data"),  # nothing pads, and nothing masks
     ],
@@ -206,6 +210,7 @@ def test_an_iterable_that_does_not_fit_its_data_is_refused(train, message):
         next(iter(loaded(data, LoaderOptions(batch_size=16))["train"]))
 
 
+@pytest.mark.slow
 def test_another_batch_size_of_evaluations_changes_no_metric():
     x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
     y = x.argmax(1)

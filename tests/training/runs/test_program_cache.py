@@ -45,6 +45,7 @@ def compiled(home, **settings):
     return float(total), int(hits), int(misses), Path(folder)
 
 
+@pytest.mark.slow
 def test_a_second_process_uses_what_the_first_compiled_and_replaces_damaged_files(tmp_path):
     total, hits, misses, folder = compiled(tmp_path)
     assert hits == 0 < misses and folder.parent == tmp_path / "rawtree" / "programs"
@@ -55,6 +56,7 @@ def test_a_second_process_uses_what_the_first_compiled_and_replaces_damaged_file
     assert compiled(tmp_path) == (total, misses, 0, folder)
 
 
+@pytest.mark.slow
 def test_a_run_works_without_the_cache_if_it_is_unusable(tmp_path):
     _, _, _, folder = compiled(tmp_path)
     # As on a CPU where XLA cannot load its own programs.
@@ -64,6 +66,7 @@ def test_a_run_works_without_the_cache_if_it_is_unusable(tmp_path):
         assert compiled(home)[1:] == (0, 0, Path("None"))
 
 
+@pytest.mark.slow
 def test_jaxs_own_variables_take_precedence(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     assert compiled(tmp_path, JAX_COMPILATION_CACHE_DIR=str(elsewhere))[3] == elsewhere

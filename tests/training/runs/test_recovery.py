@@ -157,13 +157,13 @@ FORMS = {
 }
 
 USUAL = ("resident", "streamed", "averaged, accumulated, scheduled", "orbax")
+SLOW = [pytest.param(form, 10, marks=pytest.mark.slow) for form in USUAL[1:]]
+SLOW += [pytest.param("resident", 14, marks=pytest.mark.slow)]
 LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if form not in USUAL]
 LONGER += [pytest.param("streamed", 14, marks=pytest.mark.torture)]
 
 
-@pytest.mark.parametrize(
-    ("form", "stop"), [*((form, 10) for form in USUAL), ("resident", 14), *LONGER]
-)
+@pytest.mark.parametrize(("form", "stop"), [("resident", 10), *SLOW, *LONGER])
 def test_a_resumed_run_ends_with_the_same_bits_and_rows(tmp_path, form, stop):
     """Stopped within the second epoch, or after its last batch but before its evaluation."""
     settings = FORMS[form] | {"log": {"every_steps": 1 if stop == 14 else 3}}
@@ -190,6 +190,7 @@ class Uneven:
         return {"lr_scale": self.memory["scale"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.torture)])
 def test_every_number_that_a_run_logs_is_the_same_after_a_resume(tmp_path, replicas):
     """Resumed at several steps, with all that keeps numbers on the host between them: a schedule,
@@ -235,6 +236,7 @@ def timeless(history):
     return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_the_same_after_a_resume(tmp_path):
     def above(output, target):
         return jnp.float32(jnp.inf)
@@ -252,6 +254,7 @@ def test_values_that_are_not_finite_are_the_same_after_a_resume(tmp_path):
     assert repr(again) == repr(first)
 
 
+@pytest.mark.slow
 def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     data = Streamed()
     train(tmp_path, data, callbacks=[Stop(10)])
@@ -263,6 +266,7 @@ def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     assert rest <= len(data.read) <= rest + extra
 
 
+@pytest.mark.slow
 def test_a_loader_without_a_position_is_read_again_with_a_warning(tmp_path, caplog):
     message = "has no start_at(epoch, batch): reading 3 batches again to skip them"
     for loader, warned in ((Batches(), True), (WithPosition(), False)):
@@ -274,6 +278,7 @@ def test_a_loader_without_a_position_is_read_again_with_a_warning(tmp_path, capl
         assert (message in caplog.text) == warned
 
 
+@pytest.mark.slow
 def test_a_run_starts_over_if_it_was_killed_while_its_first_checkpoint_was_written(
     tmp_path, monkeypatch, caplog
 ):
@@ -326,6 +331,7 @@ def test_a_run_whose_checkpoints_were_lost_neither_starts_over_nor_changes_anyth
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(tmp_path):
     first = train(tmp_path)
     again = train(tmp_path, resume=True)
@@ -343,6 +349,7 @@ def test_a_new_run_refuses_the_folder_of_another_run(tmp_path):
         train(tmp_path)
 
 
+@pytest.mark.slow
 def test_other_options_or_data_are_refused_without_override(tmp_path):
     train(tmp_path, callbacks=[Stop(10)])
     with pytest.raises(UserError, match=r"loader\.batch_size: 32 -> 16"):
@@ -352,6 +359,7 @@ def test_other_options_or_data_are_refused_without_override(tmp_path):
     assert train(tmp_path, (X + 1, Y), resume="override").finished
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_callback_is_in_every_checkpoint(tmp_path):
     class Counter:
         memory = None
@@ -371,6 +379,7 @@ def test_the_memory_of_a_callback_is_in_every_checkpoint(tmp_path):
     assert epochs == {f"checkpoint-epoch_{n}": n for n in range(1, 6)}
 
 
+@pytest.mark.slow
 def test_the_checkpoint_format_may_change_on_resume(tmp_path):
     undisturbed, _ = reference()
     stop = Stop(10)
@@ -396,6 +405,7 @@ class Signal:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "steps"), [("on_training_start", 7), ("on_epoch_start", 7), ("on_epoch_end", 14)]
 )
@@ -410,6 +420,7 @@ def test_a_signal_in_any_hook_of_a_resumed_run_stops_it(tmp_path, hook, steps):
     assert rows(tmp_path / "cut") == expected_rows
 
 
+@pytest.mark.slow
 def test_an_interrupted_initial_evaluation_is_repeated_on_resume(tmp_path):
     settings = {"eval_initial": True, "callbacks": [Signal("on_test_start", 10**9)]}
     train(tmp_path / "whole", **settings)
@@ -448,6 +459,7 @@ def test_a_run_that_early_stopping_ended_stays_ended_on_resume(tmp_path, caplog)
     assert f"Stopped by a callback after step {first.step}" in caplog.text
 
 
+@pytest.mark.slow
 def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(UserError, match="replicas: it holds 1, this run has 2"):
@@ -456,6 +468,7 @@ def test_another_number_of_replicas_or_another_optimizer_is_refused(tmp_path):
         train(tmp_path, resume=True, optimizer=sgd(lr=0.1), epochs=9)
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_refused(tmp_path):
     train(tmp_path)
 
@@ -492,6 +505,7 @@ def bad_step(seed=5, epoch=1):
     return int(np.argwhere(order == 77)[0][0])
 
 
+@pytest.mark.slow
 def test_a_diverged_run_saves_the_state_before_the_bad_step_and_stops(tmp_path):
     with pytest.raises(Diverged) as error:
         train(tmp_path / "bad", Poison(), log={"every_steps": 100})
@@ -564,6 +578,7 @@ def test_the_number_of_rollbacks_is_limited(tmp_path, caplog):
     assert len(set(seeds)) == 2
 
 
+@pytest.mark.slow
 def test_a_rolled_back_run_can_be_resumed_to_the_same_bits(tmp_path):
     settings = {
         "on_nonfinite": "rollback",
@@ -773,6 +788,7 @@ def test_an_error_while_writing_a_checkpoint_is_raised_in_the_run(tmp_path, monk
         train(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -799,6 +815,7 @@ def test_the_operation_that_made_the_first_nan_is_named(tmp_path, settings):
     assert "in apply" in message and "after head/bias" in message
 
 
+@pytest.mark.slow
 def test_logging_options_may_change_within_an_epoch(tmp_path, caplog):
     """With another ring, and norms that were not measured before: each step after the resume has a
     row, and none has a value that was not measured."""
@@ -831,6 +848,7 @@ class Steps:
     on_epoch_end = on_step_end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble", [Signal("on_test_start", epoch=2), Broken("on_test_start", at=14)]
 )
@@ -847,6 +865,7 @@ def test_steps_before_an_interrupted_evaluation_are_reported_once(tmp_path, trou
     assert cut.memory == whole.memory == {"steps": list(range(1, EPOCHS * STEPS + 1))}
 
 
+@pytest.mark.slow
 def test_a_resume_after_a_bad_step_continues_the_log_lines(tmp_path):
     settings = {"log": {"every_steps": 5, "log_all": True, "gradient_norm": True}, "shuffle": False}
     x = X.copy()
@@ -867,6 +886,7 @@ def test_a_resume_after_a_bad_step_continues_the_log_lines(tmp_path):
             assert line[name] == pytest.approx(mean, rel=1e-5), line["step"]
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_in_its_final_test_is_tested_on_resume(tmp_path):
     class StopInTest:
         def on_test_start(self, run):

@@ -32,6 +32,7 @@ def save_table(path, seed, count, shift=0):
     return x
 
 
+@pytest.mark.slow
 def test_statistics_are_computed_once_and_follow_the_run_everywhere(tmp_path, monkeypatch):
     x = save_table(tmp_path / "train.npz", 0, 200)
     save_table(tmp_path / "test.npz", 1, 50, shift=1000)  # the test set must not count

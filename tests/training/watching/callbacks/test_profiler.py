@@ -54,6 +54,7 @@ def traces(folder):
     return steps
 
 
+@pytest.mark.slow
 def test_a_trace_holds_exactly_its_steps(tmp_path):
     drive(profiler(first_step=10, n_steps=5), tmp_path)
     assert traces(tmp_path) == {"step_10": 5}
@@ -91,6 +92,7 @@ def test_a_run_that_is_too_short_is_reported(tmp_path, caplog):
     assert traces(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_it_traces_again_after_some_minutes(tmp_path, monkeypatch):
     now = iter(range(0, 10**6, 30))  # every reading of the clock is half a minute later
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))

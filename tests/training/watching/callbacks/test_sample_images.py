@@ -116,6 +116,7 @@ def test_a_loss_that_is_not_finite_comes_first_and_equal_losses_in_order(tmp_pat
     assert (examples[0]["loss"], examples[0]["label"]) == (None, 9)
 
 
+@pytest.mark.slow
 def test_examples_with_many_positions_have_only_a_mean_loss(tmp_path):
     logits, masks = RNG.normal(size=(40, 6, 6, 3)), RNG.integers(0, 3, (40, 6, 6))
     columns = measured(logits, masks)

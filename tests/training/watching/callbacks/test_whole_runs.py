@@ -105,6 +105,7 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_counts_and_worst_examples_are_those_of_the_params(whole, name):
     x, y = SETS[name]
@@ -134,6 +135,7 @@ def brighter(key, x):
     return x * 0 + jax.random.uniform(key, (1, 1), minval=2, maxval=3)
 
 
+@pytest.mark.slow
 def test_names_of_classes_reach_every_picture_and_first_images_are_those_of_training(tmp_path):
     examples, seen = Named(zip(X, Y, strict=True)), []
 
@@ -212,6 +214,7 @@ def test_a_trace_holds_its_steps_of_training(whole):
     assert times[2] > 3
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_leaves_the_same_files_and_memories(whole, tmp_path):
     with pytest.raises(Killed):
         run(tmp_path, callbacks=everything(kill=12), **EVERYTHING)

@@ -162,6 +162,7 @@ def offline_runs(folder):
     return sorted((folder / "run_a" / "wandb").glob("offline-run-*"), key=os.path.getmtime)
 
 
+@pytest.mark.slow
 def test_an_offline_run_holds_values_config_and_pictures(folder):
     run, config, history, summary = contents(offline_runs(folder)[0])
     assert (run.project, run.display_name, run.run_group) == ("toys", "run_a", "sizes")
