@@ -41,7 +41,7 @@ class Client:
         self.parameters = self.response()
         self.request("epoch")
         self.first_epoch = time.perf_counter() - start  # from the start of the process
-        self.rates = []  # examples per second in each turn
+        self.rates = []  # images or tokens per second in each turn
         self.multiples = []  # our speed in the turn right before, as a multiple of this one's
 
     def request(self, name):
@@ -60,7 +60,7 @@ class Client:
         return response
 
     def take_turn(self):
-        """Examples per second."""
+        """Images or tokens per second."""
         self.rates.append(self.request("turn"))
         return self.rates[-1]
 
@@ -93,14 +93,15 @@ class Server:
         return seconds
 
     def turn(self):
-        """Examples per second, after one unmeasured epoch: during the turns of the others the
+        """Images or tokens per second, after one unmeasured epoch: while the others ran, the
         caches and pages of this process went cold."""
         self.epoch()
         seconds = [self.epoch()]
         while sum(seconds) < TURN:
             seconds.append(self.epoch())
         size = self.workload.batch_size
-        return len(self.data["train"][0]) // size * size * len(seconds) / sum(seconds)
+        examples = len(self.data["train"][0]) // size * size
+        return self.workload.units * examples * len(seconds) / sum(seconds)
 
     def learned(self):
         """{"loss", "accuracy", "memory"} after `learning` epochs."""

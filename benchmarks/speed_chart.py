@@ -17,7 +17,7 @@ def draw(measured):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(2, 2, figsize=(10, 6.2), layout="constrained")
+    figure, panels = pyplot.subplots(3, 2, figsize=(10, 9.3), layout="constrained")
     for panel, (workload, runners) in zip(panels.flat, measured.items(), strict=True):
         for name, pair in runners.items():
             rate, huge = (statistics.median(pair[pages].rates) for pages in (False, True))
@@ -30,5 +30,5 @@ def draw(measured):
         panel.set_xlim(0, 1.18 * panel.dataLim.x1)
         panel.set_xticks([])
         panel.spines[["top", "right", "bottom"]].set_visible(False)
-    figure.suptitle("Training on the CPU, images per second; the pale part is what huge pages add")
+    figure.suptitle("Images or tokens per second on the CPU; the pale part is what huge pages add")
     figure.savefig(FILE, dpi=110)

@@ -25,6 +25,11 @@ SPEED_TARGETS = {
     ),
     "resnet": (SpeedTarget(JAX_PEERS, 1.3), SpeedTarget(("PyTorch",), 0.65)),
     "vit": (SpeedTarget(JAX_PEERS, 1.7), SpeedTarget(("PyTorch, compiled",), 1.2)),
+    "gpt": (
+        SpeedTarget(("Flax NNX",), 2),
+        SpeedTarget(("PyTorch", "PyTorch, compiled"), 1.2),
+    ),
+    "gpt_short": (SpeedTarget(("PyTorch", "PyTorch, compiled"), 1.5),),
     "mlp": (SpeedTarget(JAX_PEERS, 2), SpeedTarget(("PyTorch",), 3)),
 }
 # Each workload's peer, and the most peak memory as a multiple of that peer's.
@@ -34,10 +39,11 @@ MEMORY_TARGETS = {"convnext": ("Flax NNX", 1.2)}
 def targets_table(workload, clients):
     """The targets of a workload, and whether they are reached without and with huge pages."""
     rows = []
+    unit = "tokens" if workload.startswith("gpt") else "images"
     for peers, at_least in SPEED_TARGETS[workload]:
         values = [smallest_multiple(clients, peers, huge) for huge in (False, True)]
         reached = [value is not None and value >= at_least for value in values]
-        label = f"images/s, ours / {' or '.join(peers)}"
+        label = f"{unit}/s, ours / {' or '.join(peers)}"
         rows.append([label, f"at least {at_least}", *result_cells(values, reached)])
     if workload in MEMORY_TARGETS:
         peer, at_most = MEMORY_TARGETS[workload]

@@ -45,7 +45,7 @@ def main():
     args = arguments()
     measured, messages = {}, []
     for name in args.workloads:
-        clients, missing = compare(WORKLOADS[name], ["ours", *args.peers], args.data, args.rounds)
+        clients, missing = compare(WORKLOADS[name], peers_of(name, args), args.data, args.rounds)
         measured[name] = clients
         messages += [f"{name}: {message}" for message in unfair_peers(clients)]
         table = section(name, clients, missing, args.data)
@@ -74,6 +74,10 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--data", help="the folder that holds mnist/")
     return parser.parse_args()
+
+
+def peers_of(name, args):
+    return ["ours", *(peer for peer in args.peers if peer in WORKLOADS[name].peers)]
 
 
 def compare(workload, peers, data, rounds):
@@ -157,11 +161,12 @@ def section(name, clients, missing, data):
     """A workload's section of RESULTS.md."""
     workload = WORKLOADS[name]
     images = "MNIST" if data else "the digits that the program draws"
+    data = "stories that the program writes" if workload.is_text else images
     arguments = ", ".join(f"{key} {value}" for key, value in workload.args.items())
     shape = " x ".join(map(str, workload.shape))
-    recipe = f"batch {workload.batch_size}, {shape}, AdamW, float32, {images}"
+    recipe = f"batch {workload.batch_size}, {shape}, AdamW, float32, {data}"
     tables = [
-        speed_table(clients, missing),
+        speed_table(workload.unit, clients, missing),
         learning_table(workload, clients),
         targets_table(name, clients),
     ]
@@ -169,15 +174,15 @@ def section(name, clients, missing, data):
     return "\n\n".join([about, *tables, f"{NOTES} {versions()}."])
 
 
-def speed_table(clients, missing):
-    """Images per second, and our speed as a multiple of each, under the same conditions."""
+def speed_table(unit, clients, missing):
+    """Speeds, and ours as a multiple of each, under the same conditions."""
     rows = []
     for name, pair in clients.items():
         rates = [spread(client.rates) for client in pair.values()]
         ratios = ["1" if name == OURS else spread(client.multiples) for client in pair.values()]
         rows.append([name, rates[0], ratios[0], rates[1], ratios[1]])
     rows += [[name, f"none: {why}", "", "", ""] for name, why in missing.items()]
-    head = ["", "images/s", "ours / theirs", "images/s, huge pages", "ours / theirs, huge pages"]
+    head = ["", f"{unit}/s", "ours / theirs", f"{unit}/s, huge pages", "ours / theirs, huge pages"]
     return markdown(head, rows)
 
 
@@ -189,7 +194,7 @@ def learning_table(workload, clients):
         memory = [f"{client.learned['memory'] / 2**20:,.0f}" for client in (plain, huge)]
         learned = [f"{plain.learned['loss']:.3f}", f"{plain.learned['accuracy']:.3f}"]
         rows.append([name, f"{plain.parameters:,}", *learned, short(plain.first_epoch), *memory])
-    loss = f"loss after {workload.learning} epochs of {workload.examples:,} images"
+    loss = f"loss after {workload.learning} epochs of {workload.examples:,} examples"
     first_epoch = "s from process start to the end of the first epoch"
     head = ["", "parameters", loss, "test accuracy", first_epoch]
     return markdown([*head, "peak memory, MiB", "with huge pages"], rows)

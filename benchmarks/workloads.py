@@ -8,19 +8,20 @@ import numpy as np
 from data_loader.digits import digits
 from data_loader.loader import random_stream
 from data_loader.mnist import mnist
+from data_loader.stories import written
 
 COLOUR_STREAMS = {"train": 0, "test": 1}  # the random stream of each set's colours
 
 
 class Workload(NamedTuple):
-    """A model of model/<model>.py with `args`, trained on images of `shape`, ten classes, in
-    float32. Muon updates the linear and convolution weights between features; AdamW, with
-    `adamw_lr`, updates the last layer and everything else."""
+    """A model of model/<model>.py with `args`, trained on images of `shape` or on texts of that
+    length, in float32. Muon updates the linear and convolution weights between features; AdamW,
+    with `adamw_lr`, updates the last layer and everything else."""
 
     name: str
     model: str
     args: dict
-    shape: tuple[int, int, int]  # (H, W, C)
+    shape: tuple[int, ...]  # (H, W, C), or (T,)
     batch_size: int
     lr: float
     epochs: int = 10  # of the whole recipe: the length of the schedule
@@ -33,6 +34,21 @@ class Workload(NamedTuple):
     label_smoothing: float = 0.0
     examples: int | None = None  # the first ones of each set; None: all
     learning: int = 1  # the number of epochs after which all peers must have learned alike
+    classes: int = 10  # or the size of the vocabulary
+    peers: tuple[str, ...] = ("flax", "equinox", "haiku", "keras", "torch")
+
+    @property
+    def is_text(self):
+        return len(self.shape) == 1
+
+    @property
+    def unit(self):
+        return "tokens" if self.is_text else "images"
+
+    @property
+    def units(self):
+        """Units in an example."""
+        return self.shape[0] if self.is_text else 1
 
 
 IMAGE, VIT = (28, 28, 1), {"patch": 4, "dim": 64, "depth": 4, "heads": 4}
@@ -46,16 +62,36 @@ WORKLOADS = {
         ("mlp", {"dims": (128, 128)}, IMAGE, 128, 0.001, 28_672, 6),
     )
 }
+# The GPT of nanoGPT's example for a CPU, and one with longer texts and larger batches.
+GPT, TEXT = {"dim": 128, "depth": 4, "heads": 4}, {"classes": 65, "peers": ("flax", "torch")}
+WORKLOADS |= {
+    name: Workload(
+        name, "gpt", GPT, (length,), batch, 0.001, examples=batch * steps, learning=5, **TEXT
+    )
+    for name, length, batch, steps in (("gpt", 128, 32, 8), ("gpt_short", 64, 12, 40))
+}
 
 
 def data_for(workload, dir=None):
     """{"train": (x, y), "test": (x, y)}: MNIST of the folder `dir`, or our drawn digits without it;
-    x is float32 in [0, 1], NHWC."""
+    x is float32 in [0, 1], NHWC. For texts: windows of stories that we write, and the characters
+    that follow."""
+    if workload.is_text:
+        return {name: windows(workload, seed) for name, seed in COLOUR_STREAMS.items()}
     sets = (mnist(dir) if dir else digits()).load()
     return {
         name: prepared(*sets[name][: workload.examples], workload.shape, stream)
         for name, stream in COLOUR_STREAMS.items()
     }
+
+
+def windows(workload, seed):
+    text = "".join(document.text for document in written(seed, workload.examples))
+    tokens = np.unique(list(text), return_inverse=True)[1].astype(np.int32)
+    length = workload.shape[0]
+    starts = length * np.arange(workload.examples)[:, None]
+    rows = tokens[starts + np.arange(length + 1)]
+    return rows[:, :-1], rows[:, 1:]
 
 
 def prepared(x, y, shape, stream):

@@ -4,6 +4,7 @@
 from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -130,7 +131,41 @@ class MLP(nnx.Module):
         return self.layers(x.reshape(x.shape[0], -1))
 
 
+class DecoderBlock(nnx.Module):
+    def __init__(self, dim, heads, *, rngs):
+        self.norm1, self.norm2 = nnx.LayerNorm(dim, rngs=rngs), nnx.LayerNorm(dim, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(heads, dim, decode=False, rngs=rngs)
+        self.expand = nnx.Linear(dim, 4 * dim, rngs=rngs)
+        self.project = nnx.Linear(4 * dim, dim, rngs=rngs)
+
+    def __call__(self, x, mask):
+        x = x + self.attention(self.norm1(x), mask=mask)
+        return x + self.project(nnx.gelu(self.expand(self.norm2(x)), approximate=False))
+
+
+class GPT(nnx.Module):
+    def __init__(self, shape, vocab_size, dim, depth, heads, *, rngs):
+        small = nnx.initializers.normal(0.02)
+        self.tokens = nnx.Embed(vocab_size, dim, embedding_init=small, rngs=rngs)
+        self.positions = nnx.Embed(shape[0], dim, embedding_init=small, rngs=rngs)
+        self.blocks = nnx.List([DecoderBlock(dim, heads, rngs=rngs) for _ in range(depth)])
+        self.norm = nnx.LayerNorm(dim, rngs=rngs)
+
+    def __call__(self, x):
+        mask = nnx.make_causal_mask(x)
+        y = self.tokens(x) + self.positions(jnp.arange(x.shape[1]))
+        for block in self.blocks:
+            y = block(y, mask)
+        return self.tokens.attend(self.norm(y))
+
+
 MODELS = {"convnext": ConvNeXt, "resnet": ResNet, "vit": ViT, "mlp": MLP}
+
+
+def model_of(workload, rngs):
+    if workload.is_text:
+        return GPT(workload.shape, workload.classes, **workload.args, rngs=rngs)
+    return MODELS[workload.model](workload.shape, **workload.args, rngs=rngs)
 
 
 class Trainer:
@@ -138,7 +173,7 @@ class Trainer:
 
     def __init__(self, workload, data):
         self.data, self.batch_size = data, workload.batch_size
-        self.model = MODELS[workload.model](workload.shape, **workload.args, rngs=nnx.Rngs(0))
+        self.model = model_of(workload, nnx.Rngs(0))
         params = nnx.state(self.model, nnx.Param)
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         adamw_or_muon = optimizer_of(workload, len(data["train"][0]), decayed)

@@ -23,7 +23,7 @@ class Trainer:
     def __init__(self, workload, data):
         self.workload, self.data = workload, data
         factory = getattr(importlib.import_module(f"model.{workload.model}"), workload.model)
-        self.model = factory(workload.shape, 10, **workload.args)
+        self.model = factory(workload.shape, workload.classes, **workload.args)
         params, _ = jax.eval_shape(self.model.init, jax.random.key(0))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         self.turns = Turns()

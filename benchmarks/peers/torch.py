@@ -135,7 +135,57 @@ def mlp(shape, dims):
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], 10))
 
 
+class DecoderBlock(nn.Module):
+    """As nanoGPT's: one product for queries, keys and values, and PyTorch's fused attention."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.c_attn, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x):
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.c_attn(self.norm1(x)).split(x.shape[2], dim=2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, shape, vocab_size, dim, depth, heads):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab_size, dim), nn.Embedding(shape[0], dim)
+        self.blocks = nn.Sequential(*(DecoderBlock(dim, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocab_size, bias=False)
+        self.head.weight = self.tokens.weight
+        self.apply(initialize)
+        for block in self.blocks:  # what is added to x begins smaller, as in GPT-2
+            for layer in (block.out, block.mlp[2]):
+                nn.init.normal_(layer.weight, std=0.02 / (2 * depth) ** 0.5)
+
+    def forward(self, x):
+        steps = torch.arange(x.shape[1])
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(steps))))
+
+
+def initialize(module):
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
 MODELS = {"convnext": convnext, "resnet": resnet, "vit": ViT, "mlp": mlp}
+
+
+def model_of(workload):
+    if workload.is_text:
+        return GPT(workload.shape, workload.classes, **workload.args)
+    return MODELS[workload.model](workload.shape, **workload.args)
 
 
 class Trainer:
@@ -145,13 +195,13 @@ class Trainer:
         torch.manual_seed(0)
         formats = torch.channels_last, torch.contiguous_format
         layout = {"memory_format": formats[0 if "channels_last" in variant else 1]}
-        arrays = {
-            name: (torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y).long())
-            for name, (x, y) in data.items()
-        }
-        self.data = {name: (x.contiguous(**layout), y) for name, (x, y) in arrays.items()}
+        self.data = {}
+        for name, (x, y) in data.items():
+            x, y = torch.from_numpy(x), torch.from_numpy(y).long()
+            x = x.long() if workload.is_text else x.permute(0, 3, 1, 2).contiguous(**layout)
+            self.data[name] = x, y
         self.batch_size, self.layout = workload.batch_size, layout
-        self.model = MODELS[workload.model](workload.shape, **workload.args).to(**layout)
+        self.model = model_of(workload).to(**layout)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         if "compile" in variant:
             self.model = torch.compile(self.model)
@@ -168,9 +218,11 @@ class Trainer:
         loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.long)
         self.model.train()
         for rows in batches:
-            inputs, labels = x[rows].contiguous(**self.layout), y[rows]
+            inputs, labels = x[rows], y[rows]
+            if inputs.ndim == 4:
+                inputs = inputs.contiguous(**self.layout)
             logits = self.model(inputs)
-            loss = self.loss_fn(logits, labels)
+            loss = self.loss_fn(logits.flatten(0, -2), labels.flatten())
             loss.backward()
             for optimizer in self.optimizers:
                 optimizer.step()
@@ -178,7 +230,7 @@ class Trainer:
             for scheduler in self.schedulers:
                 scheduler.step()
             loss_sum += loss.detach()
-            correct += (logits.argmax(1) == labels).sum()
+            correct += (logits.argmax(-1) == labels).sum()
         return (loss_sum / len(batches)).item()
 
     def accuracy(self):
@@ -186,10 +238,10 @@ class Trainer:
         self.model.eval()
         with torch.no_grad():
             correct = [
-                (self.model(x).argmax(1) == y).sum()
+                (self.model(x).argmax(-1) == y).sum()
                 for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)
             ]
-        return (sum(correct) / len(x)).item()
+        return (sum(correct) / y.numel()).item()
 
 
 def optimizers(model, workload):

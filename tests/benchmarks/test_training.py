@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.peers import ours
 from benchmarks.targets import OURS, targets_table, unfair_peers
-from benchmarks.workloads import WORKLOADS, prepared
+from benchmarks.workloads import WORKLOADS, prepared, windows
 
 PEERS = Path(ours.__file__).parent
 FRAMEWORKS = {"flax", "equinox", "haiku", "keras", "torch", "tensorflow"}
 SIZES = {"convnext": 13_810, "resnet": 78_042, "vit": 204_682, "mlp": 118_282}
+SIZES |= {"gpt": 817_408, "gpt_short": 809_216}
 
 
 def client(multiple=1.0, **learned):
@@ -24,6 +25,11 @@ def client(multiple=1.0, **learned):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_models_have_the_sizes_for_which_the_targets_were_set(name):
     workload = WORKLOADS[name]
+    if workload.is_text:
+        x, y = windows(workload._replace(examples=8), 0)
+        assert x.shape == y.shape == (8, *workload.shape) and x.max() < workload.classes
+        assert ours.trainer(workload, {"train": (x, y)}, "").parameters == SIZES[name]
+        return
     white, labels = np.full((8, 28, 28, 1), 255, np.uint8), np.zeros(8, np.uint8)
     x, y = prepared(white, labels, workload.shape, 0)
     assert (x.shape, x.dtype, y.dtype) == ((8, *workload.shape), np.float32, np.int32)
