@@ -8,6 +8,8 @@ from functools import partial
 import jax
 
 from benchmarks.peers.batches import accuracy_of
+from model.generate import Sampling, generate
+from model.gpt import gpt
 from training.fit import fit
 from training.loss import cross_entropy
 from training.optimizers import adamw
@@ -79,6 +81,22 @@ class Turns:
         self.view = view
         self.done.put(view.metrics["train_loss"])
         self.resume.get()
+
+
+class Writer:
+    """Generated text, as in a notebook."""
+
+    def __init__(self, workload):
+        self.model = gpt(workload.shape, workload.classes, **workload.args)
+        self.params, _ = self.model.init(jax.random.key(0))
+
+    def write(self, prompt, count, temperature, top_k):
+        sampling = Sampling(temperature, top_k)
+        return generate(self.model, self.params, [prompt], count, sampling)[0]
+
+
+def writer(workload, variant):
+    return Writer(workload)
 
 
 def trainer(workload, data, variant):
