@@ -20,6 +20,8 @@ NAMES = {
     ("ours", ""): "Rawtree",
     ("torch_writer", "eager"): "PyTorch",
     ("torch_writer", "compile"): "PyTorch, compiled",
+    ("torch_writer", "eager one_thread"): "PyTorch, one thread",
+    ("torch_writer", "compile one_thread"): "PyTorch, compiled, one thread",
 }
 
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers.torch import GPT
 
-VARIANTS = ("eager", "compile")
+VARIANTS = ("eager", "compile", "eager one_thread", "compile one_thread")
 
 
 class Step(nn.Module):
@@ -39,10 +39,12 @@ class Step(nn.Module):
 class Writer:
     def __init__(self, workload, variant):
         torch.manual_seed(0)
+        if "one_thread" in variant:  # two threads may wait for each other longer than they work
+            torch.set_num_threads(1)
         args = workload.args
         model = GPT(workload.shape, workload.classes, **args).eval()
         self.step = Step(model, workload.shape[0], args["dim"], args["heads"])
-        if variant == "compile":
+        if "compile" in variant:
             self.step = torch.compile(self.step)
 
     @torch.inference_mode()
