@@ -13,7 +13,7 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 WINDOWS = os.name == "nt"
 
-STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(/.*)"  # a leaf of equal blocks, numbered first-last
+STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
 
 
 class UserError(Exception):
@@ -92,11 +92,11 @@ def is_stacked(name):
     return re.fullmatch(STACKED, name) is not None
 
 
-def single_names(name, count):
-    """The names of the `count` leaves that are stacked in one; [] if it does not hold so many."""
+def single_names(name, shape):
+    """The names of the leaves that are stacked in one of this shape; [] if it cannot be one."""
     before, first, last, after = re.fullmatch(STACKED, name).groups()
     numbers = range(int(first), int(last) + 1)
-    return [f"{before}{i}{after}" for i in numbers] if len(numbers) == count else []
+    return [f"{before}{i}{after}" for i in numbers] if shape[:1] == (len(numbers),) else []
 
 
 def match_rules(rules, names, default=None):

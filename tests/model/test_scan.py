@@ -99,6 +99,7 @@ def test_the_program_does_not_grow_with_the_number_of_blocks(name):
     assert operations(True, scan=True) < 1.2 * shallow < operations(True, scan=False)
 
 
+@pytest.mark.slow
 @ALL
 def test_a_model_takes_params_of_both_forms(name):
     model, params, state, x = made(name, scan=True)

@@ -212,12 +212,16 @@ def in_blocks(seed, scan):
     return {"blocks": stacked if scan else blocks, "out": jnp.ones((4, 9))}
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if "include" not in name])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon decay"])
 def test_each_of_stacked_blocks_is_updated_as_by_itself(name):
     def updates(scan):
-        params, state = in_blocks(0, scan), OURS[name].init(in_blocks(0, scan))
+        params, options = in_blocks(0, scan), {"xla_backend_optimization_level": 0}
+        update, state = (
+            jax.jit(OURS[name].update, compiler_options=options),
+            OURS[name].init(params),
+        )
         for seed in (1, 2):
-            updates, state = jax.jit(OURS[name].update)(in_blocks(seed, scan), state, params)
+            updates, state = update(in_blocks(seed, scan), state, params)
         return unrolled(updates)
 
     assert_same([updates(True)], [updates(False)], rtol=1e-4, atol=1e-6)

@@ -28,11 +28,11 @@ def restacked(arrays, wanted):
     which says a model's `scan`."""
     arrays, others = dict(arrays), [name for name in arrays if name not in wanted]
     for name in filter(is_stacked, others):
-        if names := single_names(name, arrays[name].shape[:1]):
+        if names := single_names(name, arrays[name].shape):
             arrays |= zip(names, np.asarray(arrays.pop(name)), strict=True)
     for name, leaf in wanted.items():
         if name not in arrays and is_stacked(name):
-            names = single_names(name, leaf.shape[:1])
+            names = single_names(name, leaf.shape)
             parts = [arrays.get(single) for single in names]
             shapes = {array is not None and array.shape for array in parts}
             if len(shapes) == 1 and parts[0] is not None:
