@@ -13,6 +13,8 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 
 WINDOWS = os.name == "nt"
 
+STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
+
 
 class UserError(Exception):
     """A mistake that the user can fix; printed as one message without a traceback, exit code 2."""
@@ -82,6 +84,19 @@ def map_named(fn, tree, *rest):
     from jax.tree_util import tree_map_with_path
 
     return tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
+
+
+def is_stacked(name):
+    """Whether a leaf holds those of equal blocks along its first axis, as `blocks/0-11/norm/scale`
+    does (model/layers/blocks.py)."""
+    return re.fullmatch(STACKED, name) is not None
+
+
+def single_names(name, shape):
+    """The names of the leaves that are stacked in one of this shape; [] if it cannot be one."""
+    before, first, last, after = re.fullmatch(STACKED, name).groups()
+    numbers = range(int(first), int(last) + 1)
+    return [f"{before}{i}{after}" for i in numbers] if shape[:1] == (len(numbers),) else []
 
 
 def match_rules(rules, names, default=None):

@@ -30,13 +30,13 @@ class Step(NamedTuple):
     looped: bool  # whether it may run inside a compiled loop
 
 
-def step_of(model, shape, batch, precision="float32"):
-    """The step of a model for images of `shape`, in batches of size `batch`."""
+def step_of(model, shape, batch, precision="float32", tokens=False):
+    """The step of a model for images of `shape`, or texts of tokens, in batches of size `batch`."""
     recipe = recipe_of(model, optimizer=adamw(), precision=precision)
     objective = recipe.objective
     pair = (
-        jax.ShapeDtypeStruct((batch, *shape), jnp.float32),
-        jax.ShapeDtypeStruct((batch,), jnp.int32),
+        jax.ShapeDtypeStruct((batch, *shape), jnp.int32 if tokens else jnp.float32),
+        jax.ShapeDtypeStruct((batch, *shape) if tokens else (batch,), jnp.int32),
     )
     trees = jax.eval_shape(partial(first_trees, model), SEED)
     looped = not loops_are_slow(objective, *trees, pair)

@@ -19,6 +19,7 @@ from inference.input_shape import channels_last, known_shape
 from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
+from model.layers.blocks import unrolled
 from training.checkpoint.pretrained import Pretrained
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.record import check_known
@@ -166,7 +167,7 @@ def load_to_export(
     if form.layout == "nchw":
         inputs = channels_first(inputs)
     function = partial(forward, parts.model, inside, form)
-    trees = {"params": params, "state": state}
+    trees = unrolled({"params": params, "state": state})  # with `scan`, too, block after block
     return Exportable(function, trees, inputs, outside, form, parts, data_error, weights.record)
 
 

@@ -1,5 +1,6 @@
 """A small ConvNeXt: large depthwise kernels between 1x1 convolutions (Liu et al., 2022)."""
 
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -7,11 +8,11 @@ import jax
 from model.base import Model
 from model.checks import Count, Depth, check_image, check_widths, checked
 from model.layers.activations import gelu
+from model.layers.blocks import apply_blocks, blocks_init, check_blocks, equal_runs
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
 from model.layers.pool import global_avg_pool
-from model.layers.remat import check_remat, recomputed
 
 
 @checked
@@ -26,30 +27,35 @@ def convnext(
     patch: Count = 4,
     depths: tuple[Depth, ...] | None = None,
     remat: str | None = None,
+    scan: bool = False,
 ) -> Model:
     """One stage per width in `dims`; the stem divides the image size by `patch`, later stages by 2.
 
     `depths` is the number of blocks in each stage, by default one. The head is a linear map in two
     factors with `head_dim` features between them. Blocks whose names (`blocks/0` and so on) match
-    the regex `remat` are recomputed in the backward pass to save memory.
+    the regex `remat` are recomputed in the backward pass to save memory. `scan` compiles one block
+    for all blocks of a stage.
     """
     check_image(input_shape)
     check_widths("dims", dims)
     check_size(input_shape, patch, dims)
-    stages = stages_of(dims, depths)
-    names = [f"blocks/{i}" for i in range(len(stages))]
-    check_remat(remat, names)
+    plan = [(stage,) for stage in stages_of(dims, depths)]
+    check_blocks(remat, plan, scan)
+    apply_block = partial(block_apply, residual=residual)
+
+    def init_block(key, stage):
+        return block_init(key, dims[stage], kernel, expansion)
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
-        blocks = zip(jax.random.split(blocks, len(stages)), stages, strict=True)
+        keys = jax.random.split(blocks, len(plan))
         downs = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
         return {
             "stem": {
                 "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False),
                 "norm": layer_norm_init(dims[0]),
             },
-            "blocks": [block_init(k, dims[stage], kernel, expansion) for k, stage in blocks],
+            "blocks": blocks_init(keys, plan, init_block, scan),
             "downsample": [down_init(k, *widths) for k, widths in downs],
             "head": {
                 "norm": layer_norm_init(dims[-1]),
@@ -61,13 +67,11 @@ def convnext(
     def apply(params, state, x, *, train=False, key=None):
         stem, head = params["stem"], params["head"]
         x = layer_norm(stem["norm"], conv2d(stem["conv"], x, stride=patch, padding="VALID"))
-        steps = pairwise((0, *stages))
-        for name, block, (previous, stage) in zip(names, params["blocks"], steps, strict=True):
-            if stage > previous:
+        for numbers, (stage,) in equal_runs(plan):
+            if stage > 0:
                 down = params["downsample"][stage - 1]
                 x = conv2d(down["conv"], layer_norm(down["norm"], x), stride=2, padding="VALID")
-            y = recomputed(remat, name, block_apply)(block, x)
-            x = x + y if residual else y
+            x, _ = apply_blocks(apply_block, numbers, params["blocks"], x, remat=remat)
         x = layer_norm(head["norm"], global_avg_pool(x))
         return linear(head["classes"], linear(head["hidden"], x)), state
 
@@ -111,7 +115,8 @@ def block_init(key, dim, kernel, expansion):
     }
 
 
-def block_apply(params, x):
-    """The depthwise kernel mixes positions, the 1x1 convolutions mix channels."""  # (B, H, W, C)
-    x = layer_norm(params["norm"], conv2d(params["dwconv"], x))
-    return conv2d(params["project"], gelu(conv2d(params["expand"], x)))
+def block_apply(params, x, *, residual):
+    """(x, None): the depthwise kernel mixes positions, the 1x1 convolutions mix channels."""
+    y = layer_norm(params["norm"], conv2d(params["dwconv"], x))  # (B, H, W, C)
+    y = conv2d(params["project"], gelu(conv2d(params["expand"], y)))
+    return x + y if residual else y, None

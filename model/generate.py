@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from model.layers.blocks import unrolled
+
 CHUNK = 16  # tokens of one call: few enough to watch, enough to hide what a call costs
 SHORTEST = 16  # prompts are padded to powers of 2 from here on, so that few lengths are compiled
 
@@ -41,6 +43,7 @@ def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0,
     """The same piece by piece, as arrays (prompts, n) with the next n tokens of every text."""
     context, sampling = context_of(model), sampling or Sampling()
     texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
+    params = unrolled(params)  # a loop over blocks would copy the cache for every token
     check(texts, context, sampling)
     programs, ended = compiled(model, sampling), np.zeros(len(texts), bool)
     cache, position, made = None, context, 0

@@ -16,7 +16,7 @@ from model.base import Model
 from model.checks import Count, Depth, Rate, checked
 from model.layers.activations import gelu, gelu_tanh, silu
 from model.layers.attention import attend, split_heads
-from model.layers.blocks import apply_blocks, blocks_init
+from model.layers.blocks import apply_blocks, blocks_init, check_blocks, unrolled
 from model.layers.cache import empty_cache, visible, written
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
@@ -24,7 +24,6 @@ from model.layers.embedding import embedding, embedding_init, unembedding
 from model.layers.initializers import normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
-from model.layers.remat import check_remat
 from model.layers.rotary import rotary, rotation
 
 NORMS = {"layer": (layer_norm_init, layer_norm), "rms": (rms_norm_init, rms_norm)}
@@ -86,7 +85,7 @@ def gpt(
     """
     kv_heads = kv_heads or heads
     check_heads(dim, heads, kv_heads, positions)
-    check_remat(remat, [f"blocks/{i}" for i in range(depth)], scan)
+    check_blocks(remat, [()] * depth, scan)
     hidden = hidden or (-(-8 * dim // 24) * 8 if feed_forward == "swiglu" else 4 * dim)
     sizes = (vocab_size, length or input_shape[0], dim, depth, heads, kv_heads)
     choices = (positions, norm, feed_forward, hidden, qk_norm, tied, bias, eps, rotary_base)
@@ -97,9 +96,10 @@ def gpt(
 def init(form, key):
     k1, k2, k3, *block_keys = jax.random.split(key, form.depth + 3)
     norm_init, _ = NORMS[form.norm]
+    plan = [()] * form.depth  # equal blocks
     params = {
         "tokens": embedding_init(k1, form.vocab_size, form.dim),
-        "blocks": blocks_init(block_keys, partial(block_init, form), form.scan),
+        "blocks": blocks_init(block_keys, plan, partial(block_init, form), form.scan),
         "norm": norm_init(form.dim, form.bias),
     }
     if form.positions == "learned":
@@ -124,10 +124,11 @@ def apply(form, params, state, x, *, train=False, key=None):
     block = partial(block_apply, form, angles=angles, mask=mask, where=where, train=train)
     entries = written_before["blocks"] if written_before else None
     y = drop(first, y, form.dropout, train=train)
-    y, entries = apply_blocks(block, params["blocks"], y, keys, entries, remat=form.remat)
+    blocks, numbers = params["blocks"], range(form.depth)
+    y, entries = apply_blocks(block, numbers, blocks, y, keys, entries, remat=form.remat)
     if written_before:
         position = written_before["position"] + tokens.shape[1]
-        state = state | {"cache": {"position": position, "blocks": entries}}
+        state = state | {"cache": {"position": position, "blocks": unrolled(entries)}}
     y = NORMS[form.norm][1](params["norm"], y, eps=form.eps)
     return unembedding(params["tokens"], y) if form.tied else linear(params["head"], y), state
 
@@ -135,8 +136,9 @@ def apply(form, params, state, x, *, train=False, key=None):
 def cache(form, batch_size, size=None):
     """A state with an empty cache, with room for `size` tokens, by default the longest text."""
     head_dim = form.dim // form.heads
-    sizes = (batch_size, size or form.length, form.kv_heads, head_dim, form.depth)
-    return {"cache": empty_cache(*sizes, form.scan)}
+    return {
+        "cache": empty_cache(batch_size, size or form.length, form.kv_heads, head_dim, form.depth)
+    }
 
 
 def check_heads(dim, heads, kv_heads, positions):

@@ -8,6 +8,7 @@ from model.base import Model
 from model.checks import Count, Depth, Rate, check_image, checked
 from model.layers.activations import gelu
 from model.layers.attention import attention, attention_init
+from model.layers.blocks import apply_blocks, blocks_init, check_blocks
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.dropout import drop_path as skip
 from model.layers.dropout import dropout as drop
@@ -15,7 +16,6 @@ from model.layers.dropout import split_key
 from model.layers.embedding import embedding_init
 from model.layers.linear import linear, linear_init
 from model.layers.norm import layer_norm, layer_norm_init
-from model.layers.remat import check_remat, recomputed
 
 
 @checked
@@ -30,12 +30,13 @@ def vit(
     dropout: Rate = 0.0,
     drop_path: Rate = 0.0,
     remat: str | None = None,
+    scan: bool = False,
 ) -> Model:
     """`depth` pre-norm blocks over patches of patch x patch pixels.
 
     The rate of stochastic depth grows from 0 in the first block to `drop_path` in the last. Blocks
     whose names (`blocks/0` and so on) match the regex `remat` are recomputed in the backward pass
-    to save memory.
+    to save memory. `scan` compiles one block for all of them.
     """
     check_image(input_shape)
     height, width, channels = input_shape
@@ -45,17 +46,17 @@ def vit(
         )
     if dim % heads:
         raise ValueError(f"heads: {heads} must divide dim ({dim})")
-    names = [f"blocks/{i}" for i in range(depth)]
-    check_remat(remat, names)
+    plan = [(dim, expansion)] * depth
+    check_blocks(remat, plan, scan)
     tokens = (height // patch) * (width // patch)
-    path_rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)]
+    path_rates = [drop_path * i / max(depth - 1, 1) for i in range(depth)] if drop_path else None
 
     def init(key):
         k1, k2, k3, *block_keys = jax.random.split(key, depth + 3)
         params = {
             "patches": conv2d_init(k1, channels, dim, patch),
             "positions": embedding_init(k2, tokens, dim),
-            "blocks": [block_init(k, dim, expansion) for k in block_keys],
+            "blocks": blocks_init(block_keys, plan, block_init, scan),
             "norm": layer_norm_init(dim),
             "head": linear_init(k3, dim, num_classes),
         }
@@ -66,11 +67,9 @@ def vit(
         x = conv2d(params["patches"], x, stride=patch, padding="VALID")
         x = x.reshape(x.shape[0], tokens, dim) + params["positions"]["weight"]  # (B, T, D)
         x = drop(first, x, dropout, train=train)
-        blocks = zip(names, params["blocks"], path_rates, keys, strict=True)
-        for name, block, path_rate, k in blocks:
-            settings = {"heads": heads, "dropout": dropout, "drop_path": path_rate, "train": train}
-            apply_block = partial(block_apply, **settings)
-            x = recomputed(remat, name, apply_block)(block, x, k)
+        block = partial(block_apply, heads=heads, dropout=dropout, train=train)
+        blocks, numbers = params["blocks"], range(depth)
+        x, _ = apply_blocks(block, numbers, blocks, x, keys, path_rates, remat=remat)
         x = layer_norm(params["norm"], x).mean(1)  # (B, D)
         return linear(params["head"], x), state
 
@@ -88,10 +87,11 @@ def block_init(key, dim, expansion):
     }
 
 
-def block_apply(params, x, key, *, heads, dropout, drop_path, train):
-    """Attention mixes the tokens, a perceptron the features of each token; both are added to x."""
+def block_apply(params, x, key, drop_path, *, heads, dropout, train):
+    """(x, None): attention mixes the tokens, a perceptron the features of each token; both are
+    added to x."""
     k1, k2, k3, k4 = split_key(key, 4)
     y = attention(params["attention"], layer_norm(params["norm1"], x), heads=heads)
     x = x + skip(k2, drop(k1, y, dropout, train=train), drop_path, train=train)
     y = linear(params["project"], gelu(linear(params["expand"], layer_norm(params["norm2"], x))))
-    return x + skip(k4, drop(k3, y, dropout, train=train), drop_path, train=train)
+    return x + skip(k4, drop(k3, y, dropout, train=train), drop_path, train=train), None

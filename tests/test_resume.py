@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.processes import ROOT, call, run, start, wait_for_line
+from training.checkpoint.restore import restacked
 from training.checkpoint.storage import load
 
 SMALL = {
@@ -100,6 +102,29 @@ def test_a_changed_config_is_refused_with_its_differences_without_override(workd
     code, out, _ = run(workdir, *changes, "--resume", folder, "--override")
     assert code == 0
     assert "Changed: optimizer.args.lr: 0.01 -> 0.5" in out
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_with_scan_switched_on(tmp_path):
+    """With the optimizer's state, so that it ends as if nothing had been switched."""
+    model = {"name": "vit", "args": {"dim": 8, "depth": 2, "heads": 2, "patch": 14}}
+    config = SMALL | {"model": model, "optimizer": "muon", "schedule": "constant"}
+    (tmp_path / "scan.json").write_text(json.dumps(config))
+    assert run(tmp_path, "-c", "scan.json", "training.epochs=1")[0] == 0
+    whole = only_run(tmp_path)
+    switched = tmp_path / "switched"
+    subprocess.run(["cp", "-a", str(whole), str(switched)], check=True)
+    assert run(tmp_path, "--resume", whole, "training.epochs=2")[0] == 0
+    changes = ["training.epochs=2", "model.args.scan=true"]
+    code, out, err = run(tmp_path, "--resume", switched, *changes)
+    assert code == 0 and "Changed: model.args.scan: false -> true" in out, err
+    expected, _ = load(whole / "checkpoint-epoch_2.params")
+    arrays, _ = load(switched / "checkpoint-epoch_2.params")
+    assert arrays["params/blocks/0-1/expand/weight"].shape == (2, 8, 32)
+    arrays = restacked(arrays, expected)
+    assert arrays.keys() == expected.keys()
+    for name in [name for name in expected if name.startswith(("params/", "opt/"))]:
+        np.testing.assert_allclose(arrays[name], expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow

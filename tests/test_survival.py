@@ -68,12 +68,18 @@ FOLDER += ["data.args.color=gray", "loader.prefetch=1"]
 RECORDS = ['data={"name": "grain", "args": {"train": "records/train-*", "workers": 0}}']
 RECORDS += ["data.args.test=records/test-*", "data.args.num_classes=10", "training.replicas=2"]
 RECORDS += ["loader.prefetch=3", "loader.eval_batch_size=50"]
+TOKENS = ['data={"name": "tokens", "args": {"train": "tokens/train-*.bin", "length": 16}}']
+TOKENS += ["data.args.val=tokens/val.bin", "data.args.vocab_size=20", "training.accumulate=2"]
+TOKENS += ['model={"name": "gpt", "args": {"dim": 8, "depth": 2, "heads": 2, "dropout": 0.1}}']
+TOKENS += ["model.args.scan=true", "preprocess=[]", "callbacks=[]", "checkpoint.monitor=val_loss"]
 IN_FOLDER, IN_RECORDS = "an image folder, many features", "record files with replicas"
+IN_TOKENS = "windows of memory-mapped tokens"
 FORMS = {
     "resident": [],
     "streamed with replicas, every step logged": [*STREAMED, *WATCHED],
     IN_FOLDER: [*FOLDER, *AT_ONCE],
     IN_RECORDS: [*RECORDS, *AT_ONCE],
+    IN_TOKENS: [*TOKENS, *WATCHED[:2]],
 }
 
 
@@ -98,6 +104,10 @@ def form(request, tmp_path_factory):
             path = workdir / "images" / name / str(y[i]) / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(x[i, :, :, 0]).save(path)
+    (workdir / "tokens").mkdir()
+    for name, count in {"train-0": 3000, "train-1": 5000, "val": 500}.items():
+        tokens = np.random.default_rng(count).integers(0, 20, count, np.uint16)
+        tokens.tofile(workdir / "tokens" / f"{name}.bin")
     assert train(workdir, *FORMS[request.param], "title=Reference").returncode == 0
     return workdir, FORMS[request.param], next((workdir / "saved" / "Reference").iterdir())
 

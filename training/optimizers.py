@@ -7,7 +7,16 @@ import jax.numpy as jnp
 
 from ranges import Fraction, NonNegative, Positive, checked, regex
 from training.base import Optimizer
-from training.transforms import NO_DECAY, add_decay, matching, partition, scale, stateless
+from training.transforms import (
+    NO_DECAY,
+    add_decay,
+    matching,
+    of_blocks,
+    partition,
+    scale,
+    stateless,
+)
+from utils import is_stacked, map_named
 
 BY_ADAMW = r".*(embed|head).*"
 
@@ -164,7 +173,7 @@ def lamb(
 
     def update(grads, state, params):
         changes, state = unscaled.update(grads, state, params)
-        return scale(lr, jax.tree.map(with_norm_of, params, changes)), state
+        return scale(lr, map_named(of_blocks(with_norm_of), params, changes)), state
 
     return Optimizer(unscaled.init, update, "step")
 
@@ -202,9 +211,11 @@ def orthogonal(matrix, iterations=5, eps=1e-8):
     return x.T if is_tall else x
 
 
-def is_matrix(leaf):
-    """Whether a leaf is a matrix, or the kernel (H, W, in, out) of a convolution with in > 1."""
-    return leaf.ndim == 2 or (leaf.ndim == 4 and leaf.shape[2] > 1)
+def is_matrix(name, leaf):
+    """Whether a leaf, or that of each of stacked blocks, is a matrix, or the kernel (H, W, in, out)
+    of a convolution with in > 1."""
+    shape = leaf.shape[is_stacked(name) :]
+    return len(shape) == 2 or (len(shape) == 4 and shape[2] > 1)
 
 
 def orthogonal_step(direction):
@@ -221,7 +232,7 @@ def muon_of_matrices(lr, beta, weight_decay, exclude, include):
         step = state["step"] + 1
         m = moving_average(beta, state["m"], grads)
         ahead = moving_average(beta, unbiased(beta, step + 1, m), unbiased(beta, step, grads))
-        direction = jax.tree.map(orthogonal_step, ahead)
+        direction = map_named(of_blocks(orthogonal_step), ahead)
         updates = scale(-lr, add_decay(direction, params, weight_decay, exclude, include))
         return updates, {"step": step, "m": m}
 
@@ -249,7 +260,7 @@ def muon(
     regex(by_adamw=by_adamw)
 
     def label(tree):
-        kinds = {name: "muon" if is_matrix(leaf) else "adamw" for name, leaf in tree.items()}
+        kinds = {n: "muon" if is_matrix(n, leaf) else "adamw" for n, leaf in tree.items()}
         return kinds | {name: "adamw" for name in tree if re.fullmatch(by_adamw, name)}
 
     matrices = muon_of_matrices(lr, beta, weight_decay, exclude, include)

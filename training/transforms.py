@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ranges import NonNegative, Positive, checked, regex
 from training.base import Optimizer, Schedule
-from utils import UserError, map_named, match_rules, named_leaves
+from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
 NO_DECAY = r"(.*/)?(bias|scale)"
 NO_STEP = "takes no step, as it only changes gradients; end a chain with an optimizer, such as sgd"
@@ -16,6 +16,11 @@ NO_STEP = "takes no step, as it only changes gradients; end a chain with an opti
 def scale(factor, tree):
     """A tree times a number; the leaves keep their dtypes, whatever the dtype of the number."""
     return jax.tree.map(lambda x: (factor * x).astype(x.dtype), tree)
+
+
+def of_blocks(fn):
+    """fn(leaf, ...) as a function of (name, leaf, ...), by itself for each of stacked blocks."""
+    return lambda name, *leaves: (jax.vmap(fn) if is_stacked(name) else fn)(*leaves)
 
 
 def stateless(change, kind=""):

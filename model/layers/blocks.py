@@ -1,60 +1,125 @@
-"""A stack of equal blocks: one after the other, or as one block in a loop over stacked params.
+"""Blocks that follow each other: each by itself, or equal ones as one block in a loop.
 
-With `scan`, the params of all blocks are one tree whose leaves have the block as their first axis,
-so that a single block is compiled, however many there are.
+Each by itself, their params are a list with one tree for each block. With `scan` they are a dict.
+There, equal blocks in a row, such as 0 to 11, are one tree with the name "0-11", whose leaves have
+the block as their first axis, and one block is compiled for all of them. Blocks of their own have
+their number as their name. Whatever treats a leaf as one matrix, such as an optimizer, sees by such
+a name that it is a stack of them.
 """
+
+import re
+from itertools import groupby
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from model.layers.remat import recomputed
+from model.layers.remat import check_remat, recomputed
+
+NAME = r"(\d+)(?:-(\d+))?"  # of one block, or of equal ones
 
 
-def blocks_init(keys, block_init, scan):
-    """The params of a block for each key: a list of them, or one stacked tree."""
-    if scan:
-        return jax.vmap(block_init)(jnp.stack(list(keys)))
-    return [block_init(key) for key in keys]
+def equal_runs(plan):
+    """[(the numbers of equal blocks in a row, their entry in the plan)]. A plan has an entry for
+    each block; blocks with the same entry are equal."""
+    runs, first = [], 0
+    for entry, equal in groupby(plan):
+        runs.append((range(first, first + len(list(equal))), entry))
+        first = runs[-1][0].stop
+    return runs
 
 
-def apply_blocks(block, blocks, x, *extras, remat=None):
-    """(x after all blocks, the second results of the blocks).
+def check_blocks(remat, plan, scan):
+    """Raise for a regex `remat` that does not fit the blocks."""
+    check_remat(remat, [f"blocks/{i}" for i in range(len(plan))])
+    for numbers, _ in equal_runs(plan) if scan and remat is not None else ():
+        matching = [i for i in numbers if re.fullmatch(remat, f"blocks/{i}")]
+        if 0 < len(matching) < len(numbers):
+            name = run_name(numbers)
+            raise ValueError(
+                f"remat: {remat!r} matches only some of the blocks {name}, which are compiled as "
+                "one with scan; match all or none of them"
+            )
 
-    block(params, x, *extra) -> (x, result). Each of `extras` is a list with one tree for each
-    block, None for all, or, if the blocks are stacked, a stacked tree. The results have the form of
-    the blocks.
+
+def run_name(numbers):
+    """The name of equal blocks with these numbers."""
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+
+def blocks_init(keys, plan, block_init, scan):
+    """block_init(key, *entry of the plan) of all blocks, as a list or, with `scan`, as a dict."""
+    if not scan:
+        return [block_init(key, *entry) for key, entry in zip(keys, plan, strict=True)]
+    blocks = {}
+    for numbers, entry in equal_runs(plan):
+        init = lambda key, entry=entry: block_init(key, *entry)  # noqa: E731
+        own = [keys[i] for i in numbers]
+        blocks[run_name(numbers)] = init(*own) if len(own) == 1 else jax.vmap(init)(jnp.stack(own))
+    return blocks
+
+
+def apply_blocks(block, numbers, blocks, x, *extras, remat=None):
+    """(x after the blocks with these numbers, which are equal; the second results of each).
+
+    block(params, x, *extra) -> (x, result). Each of `extras` has one tree for each block, in the
+    form of the blocks or as a list, or is None. The results have the form of the blocks.
     """
-    if not isinstance(blocks, list):
-        return scanned(block, blocks, x, extras, remat)
+    is_dict, name = isinstance(blocks, dict), run_name(numbers)
+    if is_dict and len(numbers) > 1:
+        extras = [stacked(tree, numbers) for tree in extras]
+        x, result = scanned(block, numbers, blocks[name], x, extras, remat)
+        return x, {name: result}
     results = []
-    for i, params in enumerate(blocks):
-        extra = [None if values is None else values[i] for values in extras]
+    for i in numbers:
+        params, *extra = (of_block(tree, i) for tree in (blocks, *extras))
         x, result = recomputed(remat, f"blocks/{i}", block)(params, x, *extra)
         results.append(result)
-    return x, results
+    return x, {name: results[0]} if is_dict else results
 
 
-def scanned(block, blocks, x, extras, remat):
+def scanned(block, numbers, params, x, extras, remat):
     """The same as a loop over stacked params."""
-    block = block if remat is None else jax.checkpoint(block, prevent_cse=False)
-    extras = [stack(values) if isinstance(values, list) else values for values in extras]
-
-    def step(x, each):
-        params, *extra = each
-        return block(params, x, *extra)
-
-    return lax.scan(step, x, (blocks, *extras))
+    if remat is not None and re.fullmatch(remat, f"blocks/{numbers[0]}"):
+        block = jax.checkpoint(block, prevent_cse=False)
+    return lax.scan(lambda x, each: block(each[0], x, *each[1:]), x, (params, *extras))
 
 
-def stack(trees):
-    """One tree whose leaves have a first axis, from a list of trees of one form."""
-    if all(tree is None for tree in trees):
+def of_block(trees, i):
+    """The tree of one block."""
+    return trees[str(i)] if isinstance(trees, dict) else None if trees is None else trees[i]
+
+
+def stacked(trees, numbers):
+    """The trees of equal blocks as one tree whose leaves have a first axis."""
+    if isinstance(trees, dict):
+        return trees[run_name(numbers)]
+    own = [] if trees is None else [trees[i] for i in numbers]
+    if all(tree is None for tree in own):
         return None
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
 
 
-def unstack(tree):
-    """A list of trees, from one whose leaves have a first axis."""
-    count = len(jax.tree.leaves(tree)[0])
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(count)]
+def joined(results):
+    """The results of all blocks, from those of each run of equal ones."""
+    if isinstance(results[0], dict):
+        return {name: result for run in results for name, result in run.items()}
+    return [result for run in results for result in run]
+
+
+def unrolled(tree):
+    """The same tree with lists of blocks in place of stacked ones; a model takes both."""
+    if isinstance(tree, list):
+        return [unrolled(value) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    names = [re.fullmatch(NAME, str(name)) for name in tree]
+    if not all(names) or not any(name[2] for name in names):
+        return {name: unrolled(value) for name, value in tree.items()}
+    blocks = {}
+    for name, value in zip(names, tree.values(), strict=True):
+        first, last = int(name[1]), int(name[2] or name[1])
+        for i in range(first, last + 1):
+            leaf_of_block = lambda leaf, i=i - first: leaf[i]  # noqa: E731
+            blocks[i] = jax.tree.map(leaf_of_block, value) if name[2] else value
+    return [blocks[i] for i in sorted(blocks)]

@@ -9,15 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def empty_cache(batch, size, heads, dim, depth, stacked=False):
+def empty_cache(batch, size, heads, dim, depth):
     """Room for `size` tokens of each of `batch` texts, in `depth` blocks."""
-    leading = (depth,) if stacked else ()
 
     def entry():
-        return tuple(jnp.zeros((*leading, batch, size, heads, dim)) for _ in ("keys", "values"))
+        return tuple(jnp.zeros((batch, size, heads, dim)) for _ in ("keys", "values"))
 
-    blocks = entry() if stacked else [entry() for _ in range(depth)]
-    return {"position": jnp.zeros(batch, jnp.int32), "blocks": blocks}
+    return {"position": jnp.zeros(batch, jnp.int32), "blocks": [entry() for _ in range(depth)]}
 
 
 def written(entry, new, where):

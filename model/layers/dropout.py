@@ -10,8 +10,10 @@ def dropout(key, x, rate, *, train):
 
 
 def drop_path(key, x, rate, *, train):
-    """Zeroes each example with probability `rate`: stochastic depth, on a residual branch."""
-    return drop(key, x, rate, (x.shape[0], *[1] * (x.ndim - 1))) if train and rate else x
+    """Zeroes each example with probability `rate`: stochastic depth, on a residual branch. The rate
+    is traced where equal blocks that differ in it are compiled as one; None is a rate of 0."""
+    drops = train and (isinstance(rate, jax.Array) or rate)
+    return drop(key, x, rate, (x.shape[0], *[1] * (x.ndim - 1))) if drops else x
 
 
 def drop(key, x, rate, shape):
@@ -21,7 +23,7 @@ def drop(key, x, rate, shape):
             "call apply(..., train=True, key=key)"
         )
     kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(kept, x / (1 - rate), 0)
+    return jnp.where(kept, x / jnp.asarray(1 - rate, x.dtype), 0)
 
 
 def split_key(key, count):

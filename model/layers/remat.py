@@ -10,14 +10,11 @@ def recomputed(pattern, name, block):
     return jax.checkpoint(block) if pattern is not None and re.fullmatch(pattern, name) else block
 
 
-def check_remat(pattern, names, scan=False):
-    """Raise for a pattern that is not a regular expression or that matches no block, or, if all
-    blocks are compiled as one, only some of them."""
+def check_remat(pattern, names):
+    """Raise for a pattern that is not a regular expression or that matches no block."""
     try:
         matches = [pattern is None or re.fullmatch(pattern, name) for name in names]
     except re.error as error:
         raise ValueError(f"remat: {pattern!r} is not a regular expression: {error}") from error
-    if scan and any(matches) and not all(matches):
-        raise ValueError(f"remat: {pattern!r} matches some of the blocks; with scan, match all")
     if not any(matches):
         raise ValueError(f"remat: {pattern!r} matches none of the blocks: {', '.join(names)}")

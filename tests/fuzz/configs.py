@@ -19,6 +19,10 @@ def config_of(base):
     config.pop("$schema")
     if config["data"]["name"] == "cifar10":
         config["data"] = {"name": "arrays", "args": {"train": "color.npz", "test": "color.npz"}}
+    if config["data"]["name"] == "tokens":
+        config["data"] = {"name": "stories", "args": {"count": 400, "length": 64}}
+        config["model"]["args"] |= {"dim": 16, "depth": 2, "heads": 2}
+        config["schedule"]["args"]["warmup_steps"] = 1
     return config
 
 

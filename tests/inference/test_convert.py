@@ -12,13 +12,17 @@ import jax
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import save_file
 
 from inference import convert_tflite
 from inference.load import NHWC, Form, load_to_export
 from inference.runtimes import open_model
 from tests.inference.conftest import MODELS, output_folder, own_weights, read_report
+from tests.model.compare import random_params
 from tests.processes import ROOT
 from training.checkpoint import safetensor_file, storage
+from utils import named_leaves
+from wiring.build import build
 
 ONNX = ("--name", "small", "--formats", "onnx")
 
@@ -53,6 +57,30 @@ def test_both_formats_compute_what_jax_computes(small, convert, tmp_path):
         error = f"{report['checks'][0]['absolute_error']:.1e}"
         row = rf"^small.{format} +native +{report['nodes']} .* random +1 +{error}"
         assert re.search(row, printed, re.M)
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_equal_blocks_that_were_trained_as_one_are_exported_one_after_the_other(
+    small, tmp_path, name
+):
+    """So that the files are those of the same model without `scan`."""
+    args = {"resnet": {"widths": [4]}, "vit": {"dim": 8, "heads": 2, "patch": 7}}[name]
+    config = json.loads(small.config.read_text(encoding="utf-8"))
+    programs = []
+    for scan in (False, True):
+        model = {"name": name, "args": args | {"depth": 2, "scan": scan}}
+        (tmp_path / "scan.json").write_text(json.dumps(config | {"model": model}))
+        if not scan:
+            init = build(config | {"model": model}, "config.json").model.init
+            params, state = random_params(init)
+            weights = named_leaves(params) | named_leaves({"state": state})
+            save_file({n: np.asarray(a) for n, a in weights.items()}, tmp_path / "a.safetensors")
+        loaded = load_to_export(tmp_path / "scan.json", tmp_path / "a.safetensors")
+        x = np.zeros((2, 28, 28, 1), np.float32)
+        programs.append((str(jax.make_jaxpr(loaded.function)(loaded.weights, x)), loaded.weights))
+    (plain, weights), (scanned, same) = programs
+    assert plain == scanned
+    jax.tree.map(np.testing.assert_array_equal, same, weights)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from model.layers.blocks import unrolled
 from training import schedules
 from training.optimizers import adagrad, adam, adamw, lamb, lion, muon, rmsprop, sgd
 from training.transforms import chain, clip_by_value, scheduled
@@ -196,6 +197,34 @@ def test_vmap_over_replicas_equals_each_replica_alone(name):
         assert_same(
             [jax.tree.map(lambda leaf, i=i: leaf[i], together)], [alone], rtol=1e-5, atol=1e-7
         )
+
+
+def in_blocks(seed, scan):
+    """Params or gradients of three equal blocks, one by one or stacked."""
+    draw = np.random.default_rng(seed)
+    shapes = {"weight": (6, 4), "bias": (4,), "norm/scale": (5,), "conv/weight": (3, 3, 2, 4)}
+    shapes |= {"deep/weight": (3, 3, 1, 4)}
+    blocks = [
+        {n: jnp.asarray(draw.normal(size=s), jnp.float32) for n, s in shapes.items()}
+        for _ in range(3)
+    ]
+    stacked = {"0-2": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+    return {"blocks": stacked if scan else blocks, "out": jnp.ones((4, 9))}
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon decay"])
+def test_each_of_stacked_blocks_is_updated_as_by_itself(name):
+    def updates(scan):
+        params, options = in_blocks(0, scan), {"xla_backend_optimization_level": 0}
+        update, state = (
+            jax.jit(OURS[name].update, compiler_options=options),
+            OURS[name].init(params),
+        )
+        for seed in (1, 2):
+            updates, state = update(in_blocks(seed, scan), state, params)
+        return unrolled(updates)
+
+    assert_same([updates(True)], [updates(False)], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import jax
@@ -14,11 +16,12 @@ import optax
 import pytest
 
 from data_loader.base import class_names
+from tests.processes import call
 from training.base import Optimizer
 from training.optimizers import adamw
 from training.schedules import cosine
 from training.update import gradient_update
-from utils import UserError
+from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override, read
 from wiring.parts import KINDS, find
@@ -312,10 +315,43 @@ def train(folder, *arguments):
     )
 
 
-def test_every_shipped_config_builds(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def token_files(folder, count=300 * 2**19):
+    """Files as llm.c writes them, empty but for their header, where the recipe for GPT-2 looks."""
+    data = read(ROOT / "configs" / "gpt2_124m.json")["data"]["args"]
+    for pattern in (data["train"], data["val"]):
+        path = folder / pattern.replace("*", "000001")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = np.zeros(256, np.int32)
+        header[:3] = 20240520, 1, count
+        header.tofile(path)
+        os.truncate(path, 4 * 256 + 2 * count)  # a hole, which takes no room
+
+
+def test_every_shipped_config_builds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    token_files(tmp_path)
     for path in [ROOT / "config.json", *sorted((ROOT / "configs").glob("*.json"))]:
         assert build(read(path), path.name).model is not None
+
+
+@pytest.mark.slow
+def test_the_recipe_for_gpt2_is_what_it_says(tmp_path):
+    """124 million parameters; half a million tokens per step; matrices are updated by Muon."""
+    token_files(tmp_path)
+    config = ROOT / "configs" / "gpt2_124m.json"
+    code, out, err = call(tmp_path, "-c", config, "--check")
+    assert code == 0, err
+    assert re.search(r"blocks/0-11/perceptron/expand/weight +\[12, 768, 3072\] ", out)
+    assert re.search(r"^all +124,4\d\d,\d\d\d ", out, re.M)
+    given = read(config)
+    assert given["loader"]["batch_size"] * given["data"]["args"]["length"] == 2**19
+    with chdir(tmp_path):
+        parts = build(given, config.name)
+    params, _ = jax.eval_shape(parts.model.init, jax.random.key(0))
+    state = named_leaves(jax.eval_shape(parts.optimizer.init, params))
+    by_muon = {name.split("/m/")[1] for name in state if "/muon/m/" in name}
+    matrices = [name for name in named_leaves(params) if name.endswith("/weight")]
+    assert by_muon == {name for name in matrices if name.startswith("blocks/")}
 
 
 def test_every_kind_has_parts():

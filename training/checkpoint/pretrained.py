@@ -50,11 +50,13 @@ class Pretrained:
         return f"the weights of {self.path}{fresh}"
 
     def check(self, params, state):
-        """Refuse a file that does not fit these params and state, which may be shapes."""
+        """The arrays by the names of the model's leaves. Refuse a file that does not fit these
+        params and state, which may be shapes."""
         leaves = self.wanted(params, state)
         wanted = {name: restore.as_stored(leaf) for name, leaf in leaves.items()}
         fresh = {n for n in self.arrays if any(re.fullmatch(regex, n) for regex in self.fresh)}
         stored = {name: array for name, array in self.arrays.items() if name not in fresh}
+        stored = restore.restacked(stored, wanted)
         lines = restore.differences(stored, wanted, castable, called=self.called)
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
             lines.append(
@@ -62,6 +64,7 @@ class Pretrained:
                 "initial values (docs/configure.md#start-from-pretrained-weights)"
             )
         restore.refuse(f"{self.path}: does not fit the model", lines)
+        return stored
 
     def wanted(self, params, state):
         """{name: leaf} of what the file must have."""
@@ -74,17 +77,18 @@ class Pretrained:
 
     def called(self, name):
         """A name in the model, with its name in the file if that is different."""
-        return name if self.names[name] == name else f"{name} (in the file: {self.names[name]})"
+        old = self.names.get(name, name)  # arrays that were stacked here have no name in the file
+        return name if old == name else f"{name} (in the file: {old})"
 
     def __call__(self, params, state):
         """(params, state) with the arrays of the file, on the host; fresh leaves are unchanged."""
-        self.check(params, state)
+        stored = self.check(params, state)
         loaded = self.wanted(params, state)
 
         def merge(name, leaf):
             if name not in loaded:
                 return leaf
-            array = np.asarray(self.arrays[name], restore.as_stored(leaf).dtype)
+            array = np.asarray(stored[name], restore.as_stored(leaf).dtype)
             return restore.typed(array, leaf)
 
         return map_named(merge, params), map_named(merge, {"state": state})["state"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.checkpoint.probe import difference, same_input
-from utils import UserError, map_named, named_leaves
+from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
 logger = logging.getLogger("main")
 
@@ -18,8 +18,26 @@ def filled(path, arrays, like):
     """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree."""
     wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
     stored = {name: array for name, array in arrays.items() if name.split("/")[0] in like}
+    stored = restacked(stored, wanted)
     refuse(f"{path}: does not fit this run", differences(stored, wanted, operator.eq, "run"))
-    return map_named(lambda name, leaf: typed(arrays[name], leaf), like)
+    return map_named(lambda name, leaf: typed(stored[name], leaf), like)
+
+
+def restacked(arrays, wanted):
+    """The arrays with those of equal blocks stacked, or not, as they are among the `wanted` leaves,
+    which says a model's `scan`."""
+    arrays, others = dict(arrays), [name for name in arrays if name not in wanted]
+    for name in filter(is_stacked, others):
+        if names := single_names(name, arrays[name].shape):
+            arrays |= zip(names, np.asarray(arrays.pop(name)), strict=True)
+    for name, leaf in wanted.items():
+        if name not in arrays and is_stacked(name):
+            names = single_names(name, leaf.shape)
+            parts = [arrays.get(single) for single in names]
+            shapes = {array is not None and array.shape for array in parts}
+            if len(shapes) == 1 and parts[0] is not None:
+                arrays[name] = np.stack([arrays.pop(single) for single in names])
+    return arrays
 
 
 def sums_so_far(arrays, zeros):

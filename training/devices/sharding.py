@@ -3,8 +3,9 @@ params by rules, everything else is replicated.
 
 A rule is [regex, [axis of the mesh or null, ...]]: it shards each axis of the leaves that it
 matches. The first matching rule counts; axes that it leaves out stay whole. A preset is a function
-that returns the same from a leaf's name and shape. The optimizer's state and the averaged weights
-are sharded like the params that they belong to.
+that returns the same from a leaf's name and shape. The first axis of leaves that hold those of
+several equal blocks stays whole, and rules are about the others. The optimizer's state and the
+averaged weights are sharded like the params that they belong to.
 """
 
 import difflib
@@ -19,7 +20,7 @@ from training.devices import mesh as meshes
 from training.devices import placing
 from training.devices.mesh import AXES
 from training.devices.options import check_sharding
-from utils import UserError, map_named, match_rules, named_leaves
+from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
 SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded one costs an exchange
 
@@ -141,10 +142,13 @@ def cuts_by(rules, leaves, sizes):
     except UserError as error:
         raise UserError(f"sharding: {error}") from error
     for name, cut in cuts.items():
+        blocks = is_stacked(name)  # an axis that stays whole; rules are about that of one block
+        shape = leaves[name].shape[blocks:]
         if cut is None:
-            cuts[name] = preset(name, leaves[name].shape, sizes)
+            cut = preset(name, shape, sizes)
         else:
-            check_cut(name, leaves[name].shape, cut, sizes)
+            check_cut(name, shape, cut, sizes)
+        cuts[name] = (*(None,) * blocks, *cut) if cut else ()
     return cuts
 
 

@@ -30,7 +30,7 @@ FINISHED = "finished.json"  # left by a run that was trained to its end
 TOKENIZER = "tokenizer.json"
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
-FREE += ("checkpoint", "logging", "mesh", "sharding")
+FREE += ("checkpoint", "logging", "mesh", "sharding", "model.args.scan")
 SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
 ABSENT = "(absent)"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")

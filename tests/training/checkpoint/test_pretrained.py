@@ -2,6 +2,7 @@
 
 import logging
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from model.base import Model
+from model.gpt import gpt
+from model.layers.blocks import unrolled
 from model.layers.linear import linear, linear_init
 from model.mlp import mlp
+from tests.model.compare import random_params
 from training.checkpoint.pretrained import Pretrained, pretrained_from
 from training.checkpoint.probe import Probe
 from training.checkpoint.storage import save
@@ -101,6 +105,28 @@ def test_other_collections_of_a_file_are_not_ignored(tmp_path):
         *model
     )
     np.testing.assert_array_equal(state["norm"]["mean"], 1)
+
+
+def test_weights_load_whether_blocks_are_stacked_or_not(tmp_path):
+    """Under names of another program, too."""
+    shapes = partial(
+        random_params, lambda key, **sizes: gpt((4,), 5, heads=2, **sizes).init(key)[0]
+    )
+    together = shapes(dim=4, depth=3, scan=True)
+    trees = [unrolled(together), together]
+    for stored, wanted in (trees, trees[::-1]):
+        save(tmp_path / "a.params", {"params": stored}, {})
+        params, _ = Pretrained(tmp_path / "a.params")(wanted, {})
+        assert_same(params, wanted)
+    file = {f"h.{name}": np.asarray(leaf) for name, leaf in named_leaves(trees[0]).items()}
+    save_file(file, tmp_path / "other.safetensors")
+    rename = [[r"h\.(.*)", r"\1"]]
+    params, _ = Pretrained(tmp_path / "other.safetensors", rename=rename)(trees[1], {})
+    assert_same(params, trees[1])
+    wide = shapes(dim=8, depth=3, scan=True)
+    message = r"blocks/0-2/norm1/scale: the file has \(3, 4\), the model has \(3, 8\)"
+    with pytest.raises(UserError, match=message):
+        Pretrained(tmp_path / "other.safetensors", rename=rename).check(wide, {})
 
 
 def test_fine_tuning_keeps_a_fresh_head_whatever_the_file_has_for_it(tmp_path):

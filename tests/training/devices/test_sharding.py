@@ -130,6 +130,22 @@ def test_tensor_shards_columns_then_rows():
     assert convolutions["blocks/0/expand/weight"] == (None, None, None, "tensor")
 
 
+@pytest.mark.parametrize("rules", [None, "fsdp", [[".*/expand/weight", ["fsdp"]], "tensor"]])
+def test_the_axis_of_stacked_blocks_stays_whole(rules):
+    sizes = {"fsdp": 2, "tensor": 1 if rules == "fsdp" else 2}
+    one_by_one = specs(shapes(vit((8, 8, 1), 10, depth=4)), rules, **sizes)
+    together = specs(shapes(vit((8, 8, 1), 10, depth=4, scan=True)), rules, **sizes)
+    assert "blocks/0-3/expand/weight" in together
+    for name, spec in together.items():
+        single = name.replace("0-3", "2")
+        is_cut = single != name and any(one_by_one[single])
+        assert spec[-len(one_by_one[single]) :] == one_by_one[single], name
+        assert not is_cut or spec[0] is None, name
+    error = r"sharding: blocks/0-3/attention/out/bias \(64,\): the rule names 2 axes"
+    with pytest.raises(UserError, match=error):
+        specs(shapes(vit((8, 8, 1), 10, scan=True)), [["blocks/.*", [None, "fsdp"]]], **sizes)
+
+
 def test_rules_come_before_the_preset_and_may_leave_a_leaf_unsharded():
     rules = [["blocks/0/expand/weight", ["fsdp"]], [".*/project/.*", []], "fsdp"]
     vit_specs = specs(VIT, rules, fsdp=4)
@@ -267,13 +283,16 @@ cube = {"data": 2, "fsdp": 2, "tensor": 2}
 both, streamed = {"data": 4, "fsdp": 2}, {"device_budget_mb": 0}
 transformer = vit((8, 8, 1), 3, dim=32, depth=1, heads=4, dropout=0.1)
 residual = resnet((8, 8, 1), 3, widths=(16,), depth=1)
+deep = vit((8, 8, 1), 3, dim=32, depth=2, heads=4, dropout=0.1, scan=True)
 expand = {"blocks/0/expand/weight": ("fsdp", "tensor")}
+stacked = {"blocks/0-1/expand/weight": (None, "fsdp", "tensor")}
 project = {"blocks/0/project/weight": (None, None, "tensor", "fsdp")}
 few = {
-    "vit": (transformer, cube, expand, {}),
+    "vit": (deep, cube, stacked, {}),
     "streamed": (mlp((8, 8, 1), 3, dims=(4,)), both, {}, streamed | {"accumulate": 2}),
 }
 more = {
+    "vit": (transformer, cube, expand, {}),
     "resnet": (residual, {"fsdp": -1}, {"blocks/0/first/conv/weight": rows}, {}),
     "convnext": (convnext((8, 8, 1), 3, dims=(32,)), cube, project, {}),
     "dropout": (small, both, {}, streamed),
