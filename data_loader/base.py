@@ -14,7 +14,8 @@ class Dataset(Protocol):
 
     It may also have `read_batches(order, collate_fn)`, its own way to yield one batch for each row
     of indices; and `in_epoch(seed, epoch)`, the dataset of the same length that a shuffled epoch
-    reads in its place, which depends on nothing else, so that a resumed run reads the same.
+    reads in its place, which depends on nothing else, so that a resumed run reads the same. With
+    `tokens_per_example`, how many tokens an example predicts, log lines have tokens per second.
     """
 
     def __len__(self): ...

@@ -57,6 +57,10 @@ class Subset:
         """The tokenizer of the whole dataset, if it has one."""
         return getattr(self.dataset, "tokenizer", None)
 
+    @property
+    def tokens_per_example(self):
+        return getattr(self.dataset, "tokens_per_example", None)
+
     def __getitem__(self, index):
         index = self.indices[index]
         return self.dataset[index if takes_rows(self.dataset) else int(index)]

@@ -10,6 +10,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+from data_loader.tokenizers.saved import first_tokens
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 STOPPED = 130  # the exit code that shells use for Ctrl-C
@@ -125,21 +126,6 @@ def tokenizer_of(loaded):
             "as --tokenizer tokenizer.json"
         )
     return loaded.tokenizer
-
-
-def first_tokens(tokenizer, prompt):
-    """The tokens of the prompt; those of a new document begin after the end of another one."""
-    if prompt:
-        try:
-            return tokenizer.encode(prompt)
-        except UserError as error:
-            raise UserError(f"prompt: {error}") from error
-    if tokenizer.end_of_text is None:
-        raise UserError(
-            "prompt: is empty; this tokenizer has no token that ends a document, after which a new "
-            "one could begin; give the text a beginning"
-        )
-    return [tokenizer.end_of_text]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ ALLOWED = {
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
         {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
-        | {"data_loader.tokenizers"},
+        | {"data_loader.tokenizers", "model.generate"},  # sample_text lets a model write
         True,
     ),
     "inference": (

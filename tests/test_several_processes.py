@@ -221,6 +221,26 @@ def test_pretrained_weights_may_be_sharded_too(workdir):
 
 
 @pytest.mark.torture
+def test_a_language_model_that_is_sharded_writes_as_in_one_process_and_only_once(workdir):
+    options = {"prompts": ["Once", ""], "tokens": 20, "every_n_steps": 3}
+    config = CONFIG | {
+        "model": {"name": "gpt", "args": {"dim": 16, "depth": 1, "heads": 2}},
+        "data": {"name": "stories", "args": {"length": 16, "count": 30}},
+        "preprocess": [],
+        "training": {"epochs": 1, "limit_batches": 6},
+        "callbacks": [{"name": "sample_text", "args": options}],
+    }
+    (workdir / "text.json").write_text(json.dumps(config))
+    texts = []
+    for processes in ("1", "2"):
+        folder = f"text_{processes}"
+        train(workdir, "-c", "text.json", "--processes", processes, f"checkpoint.dir={folder}")
+        [path] = (workdir / folder).glob("two/*/samples.jsonl")
+        texts.append(path.read_text())
+    assert texts[0] == texts[1] and len(texts[0].splitlines()) == 4
+
+
+@pytest.mark.torture
 def test_different_configs_are_an_error(workdir):
     arguments = [str(ROOT / "train.py"), "-c", "config.json", "checkpoint.dir=other"]
     (workdir / "seeds.py").write_text(

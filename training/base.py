@@ -129,6 +129,8 @@ class Update(NamedTuple):
 
     init: Callable  # params -> (opt_state, averaged params or None)
     step: Callable  # (TrainState, batch, valid) -> TrainState
+    # what a step costs, in forward passes of the objective, if that is known
+    passes: int | None = None
 
 
 # an object with any of the hooks of training/watching/hooks.py

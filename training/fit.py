@@ -17,6 +17,7 @@ from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
 from training.devices.processes import agreed, is_first
 from training.devices.signals import Signals
+from training.devices.utilisation import utilisation
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.objective import supervised
@@ -164,7 +165,9 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         *watchers,
     ]
     best = (lambda: best_weights(keeper, trainer)) if keeper else None
-    return Loop(run, recipe, team, reader, Clock(trainer), rates, best=best, agree=agreed)
+    tokens = getattr(sets["train"], "tokens_per_example", None)
+    clock = Clock(trainer, tokens, utilisation(trainer))
+    return Loop(run, recipe, team, reader, clock, rates, best=best, agree=agreed)
 
 
 def metric_log(recipe, folder, record, checkpoint):

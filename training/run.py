@@ -17,6 +17,7 @@ SHOWN = 4  # values in repr(run)
 BLOCK = 4096  # steps whose learning rates are computed at once
 # The reported values that differ from run to run.
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
+TIMES += ("tokens_per_second", "mfu")
 
 
 @dataclass(repr=False)
@@ -121,10 +122,11 @@ class Run:
 
 
 class Clock:
-    """How fast a run trains; time spent on compiling is reported separately."""
+    """How fast a run trains; time spent on compiling is reported separately. `tokens` are those of
+    an example, if examples are texts; `utilisation(examples_per_second)` is the MFU, if known."""
 
-    def __init__(self, trainer):
-        self.trainer = trainer
+    def __init__(self, trainer, tokens=None, utilisation=None):
+        self.trainer, self.tokens, self.utilisation = trainer, tokens, utilisation
         self.start_epoch(0.0)
         self.start_training()
 
@@ -157,11 +159,12 @@ class Clock:
         now = self.now() | ({"time": done} if done else {})
         compiled = now["compiled"] - mark["compiled"]
         seconds = max(now["time"] - mark["time"] - compiled, 1e-6)
-        return {
-            "steps_per_second": steps / seconds,
-            "examples_per_second": examples / seconds,
-            "waiting": min((now["waited"] - mark["waited"]) / seconds, 1.0),
-        }
+        rates = {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds}
+        if self.tokens:
+            rates["tokens_per_second"] = self.tokens * examples / seconds
+        if self.utilisation:
+            rates["mfu"] = self.utilisation(examples / seconds)
+        return rates | {"waiting": min((now["waited"] - mark["waited"]) / seconds, 1.0)}
 
     def elapsed(self):
         """The seconds of this epoch so far."""

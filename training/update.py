@@ -36,7 +36,7 @@ def gradient_update(
         new = ts._replace(params=params, state=state, opt=opt, ema=averaged)
         return accepted(ts, new, grads, losses, metrics, mask)
 
-    return Update(init, step)
+    return Update(init, step, passes=3)  # a backward pass costs two forward passes
 
 
 def step_key(ts):

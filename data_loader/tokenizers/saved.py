@@ -45,6 +45,21 @@ def tokenizer_file(path, pattern=None):
         raise UserError(f"{path}: is no tokenizer, but binary; name {FORMS}") from error
 
 
+def first_tokens(tokenizer, prompt):
+    """The tokens of the prompt; those of a new document begin after the end of another one."""
+    if prompt:
+        try:
+            return tokenizer.encode(prompt)
+        except UserError as error:
+            raise UserError(f"prompt: {error}") from error
+    if tokenizer.end_of_text is None:
+        raise UserError(
+            "prompt: is empty; this tokenizer has no token that ends a document, after which a new "
+            "one could begin; give the text a beginning"
+        )
+    return [tokenizer.end_of_text]
+
+
 def streamed(tokenizer, tokens):
     """The text of tokens, piece by piece as they come: a character that several tokens make up
     appears with the last of them."""

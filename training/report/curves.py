@@ -12,7 +12,7 @@ POINTS = 40_000  # on a page, so that it stays below a few MB
 FEW = 12  # charts of a kind that are visible at once; the others are folded
 WAITS = 0.005  # a smaller share of time is only given in the text
 LEAVES = 300  # rows of the table of leaves
-TITLES = {"examples_per_second": "examples per second", "waiting": "share of time waiting"}
+TITLES = {"waiting": "share of time waiting", "mfu": "model FLOPs utilisation (MFU)"}
 ELSEWHERE = {"seconds", "compile_seconds"}  # given in the text
 # The styles of sets, the training set first, where the colour stands for the run.
 STYLES = ("dash", "line", "sparse", "dashdot")
@@ -101,8 +101,9 @@ def extra_names(runs):
     names = list(dict.fromkeys(name for run in runs for name in run.metrics.names()))
     rates = [name for name in names if name.startswith("learning_rate")]
     shown = {f"{name}_{metric}" for run in runs for name, metric in run.metrics.pairs()}
-    slower = {"steps_per_second"} if "examples_per_second" in names else set()
-    hidden = shown | ELSEWHERE | set(rates) | slower
+    speeds = [f"{unit}_per_second" for unit in ("steps", "examples", "tokens")]
+    slower = [name for name in speeds if name in names][:-1]
+    hidden = {*shown, *ELSEWHERE, *rates, *slower}
     rest = [name for name in names if "/" not in name and name not in hidden]
     return ["learning_rate"] * bool(rates) + rest
 

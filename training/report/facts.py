@@ -106,8 +106,12 @@ def time_of(run):
 
 def throughput(run):
     """The usual speed: the median, since the first epoch compiles."""
-    rates = finite_values(run, "examples_per_second")
-    return f"{plain(float(np.median(rates)))} examples/s" if len(rates) else None
+    for unit in ("tokens", "examples"):
+        if len(rates := finite_values(run, f"{unit}_per_second")):
+            mfu = finite_values(run, "mfu")
+            share = f" (MFU {np.median(mfu):.1%})" if len(mfu) else ""
+            return f"{plain(float(np.median(rates)))} {unit}/s{share}"
+    return None
 
 
 def finite_values(run, name):

@@ -12,6 +12,7 @@ from training.report.markup import DOT, Html, data, empty, tag
 from training.report.mistakes import first_batch, mistakes
 from training.report.pictures import pictures
 from training.report.read import read_run
+from training.report.samples import samples
 from utils import UserError
 
 HERE = Path(__file__).parent
@@ -39,8 +40,9 @@ def page(runs, target):
     run, ends = runs[0], []
     if len(runs) == 1:
         names, ends = [run.title, run.name], sorted(run.metrics.epoch_at)
-        parts = [header(run), glance(run), curves(runs), mistakes(run), pictures(run)]
-        parts += [first_batch(run), configuration(run), environment(run), files(run, target)]
+        parts = [header(run), glance(run), curves(runs), samples(run), mistakes(run)]
+        parts += [pictures(run), first_batch(run), configuration(run), environment(run)]
+        parts.append(files(run, target))
     else:
         names = [run.label for run in runs[:4]]
         parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]

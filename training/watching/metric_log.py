@@ -80,7 +80,8 @@ class MetricLog:
         self.log_each_step(run)
         position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
-        logger.info("Epoch %d [%s] -- Loss: %.4f", run.epoch, share, run.metrics["train_loss"])
+        loss, rates = run.metrics["train_loss"], in_words(report.line)
+        logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, rates)
         values = {**run.metrics, **report.line}
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
@@ -161,6 +162,14 @@ class MetricLog:
     def close(self, run):
         """End the trackers; whether all of them ended."""
         return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
+
+
+def in_words(rates):
+    """The rates that a line shows: of tokens, and the model FLOPs utilisation, where known."""
+    tokens, mfu = rates.get("tokens_per_second"), rates.get("mfu")
+    shown = [f"{tokens:,.0f} tokens/s"] if tokens is not None else []
+    shown += [f"MFU {mfu:.1%}"] if mfu is not None else []
+    return f" -- {', '.join(shown)}" if shown else ""
 
 
 def for_trackers(named):

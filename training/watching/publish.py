@@ -1,4 +1,4 @@
-"""Pass a run's values, pictures and histograms to its trackers, without ever delaying the run.
+"""Pass a run's values, pictures, histograms and texts to its trackers, without ever delaying it.
 
 A tracker (kind "trackers", training/watching/trackers/) is any object with some of these methods.
 They are called in order in a thread of the tracker's own, so they may be slow.
@@ -7,6 +7,7 @@ start(about)                    before all others; if the run resumes, about.ste
 scalars(step, values)           {name: number}; a number may be NaN
 image(step, name, png)          the bytes of a PNG file
 histogram(step, name, values)   an array with one axis, read-only
+text(step, name, text)          such as what a language model wrote
 back_to(step)                   the run continues from an earlier step; later values are void
 finish(metrics)                 the run has ended, with these last values
 
@@ -37,7 +38,7 @@ SILENT_SECONDS = 2.0  # of waiting for a tracker at the end before a log line sa
 MOST_ITEMS = 1000  # that may wait for one tracker
 MOST_BYTES = 2**29
 STOP = "stop"
-METHODS = ("start", "scalars", "image", "histogram", "back_to", "finish")
+METHODS = ("start", "scalars", "image", "histogram", "text", "back_to", "finish")
 
 
 class About(NamedTuple):
@@ -86,6 +87,11 @@ class Publisher:
         copy = self.attempt(f"histogram {name}", step, flat_copy, values)
         for channel in channels if copy is not None else ():
             channel.put("histogram", step, name, copy, size=copy.nbytes)
+
+    def text(self, step, name, text):
+        """Publish a text."""
+        for channel in self.channels_for("text"):
+            channel.put("text", step, name, str(text), size=len(str(text)))
 
     def back_to(self, step):
         """Publish that the run continues from an earlier step."""

@@ -7,6 +7,9 @@ from types import MappingProxyType
 import jax
 
 from data_loader.tokenizers.saved import from_json
+from model.generate import generate
+from training.devices.placing import fetched
+from training.devices.processes import several
 from training.objective import outputs, with_precision
 from training.watching.publish import Publisher
 
@@ -14,7 +17,7 @@ READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "stat
 READ += ("signal", "finished")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
 SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
-SHOWN += ("classes", "tokenizer", "first_examples(count)")
+SHOWN += ("classes", "tokenizer", "first_examples(count)", "generate(prompts, tokens, ...)")
 
 
 class View:
@@ -30,13 +33,15 @@ class View:
     sets           {name: dataset}, raw
     folder         of the run, or None
     config         as resolved; of `fit`, its options and its `config`
-    publish        shows pictures in the report and on trackers, and histograms on trackers:
+    publish        shows pictures in the report and on trackers, histograms and texts on trackers:
                    publish.image(view.step, name, array)
     params, state  a copy of the params that are evaluated, and of their running statistics
     model          the Model: model.apply(view.params, view.state, x) -> (output, state)
     apply(x)       its output for a batch, with the params that are evaluated; compiled once
     predict(x)     the same for a batch of raw inputs, which are preprocessed first
     states()       the TrainState of each replica; the next step takes its arrays away
+    generate(prompts, tokens, sampling, seed=0, stop=None)  what a language model writes after
+                   prompts, arrays of tokens (see model/generate.py)
     learning_rate()  {name: value} at the latest step, where known
     classes        the names of the classes, or None
     tokenizer      the one that made the tokens, or None
@@ -64,6 +69,7 @@ class View:
             model = with_precision(recipe.model, recipe.training.precision)
             programs = [jax.jit(partial(outputs, model, fns)) for fns in ((), recipe.preprocess)]
             vars(self).update(model=recipe.model, _apply=programs[0], _predict=programs[1])
+            vars(self).update(_writer=model)
         vars(self).update(_recipe=recipe, _tokenizer=tokenizer)
 
     def apply(self, x):
@@ -74,6 +80,15 @@ class View:
 
     def predict(self, x):
         return self._predict(*self._run.evaluated_weights(), x)
+
+    def generate(self, prompts, tokens, sampling=None, *, seed=0, stop=None):
+        params, state = self._run.evaluated_weights()
+        if several():  # each process writes the same text by itself
+            params, state = jax.device_put(
+                jax.tree.map(fetched, (params, state)), jax.local_devices()[0]
+            )
+        options = {"state": state, "seed": seed, "stop": stop}
+        return generate(self._writer, params, prompts, tokens, sampling, **options)
 
     def __getattr__(self, name):
         run = vars(self)["_run"]

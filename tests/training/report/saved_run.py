@@ -94,6 +94,12 @@ def save_pictures(folder, matrix=((8, 2), (1, 9)), evil=False):
     return picture
 
 
+def save_samples(folder, *rows):
+    """Write the file of the callback sample_text."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (folder / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
 def save_evil(folder):
     """A run in which every text is an attack."""
     last = {"epoch": 5, "step": 50, "test_loss": 1.0}
@@ -109,6 +115,7 @@ def save_evil(folder):
     (folder / "train.log").write_text(f"[main WARNING] {EVIL}\n")
     (folder / EVIL.replace("/", "")).write_text("")
     save_pictures(folder, evil=True)
+    save_samples(folder, {"step": 3, "epoch": 1, "prompt": EVIL, "text": EVIL})
     return folder
 
 

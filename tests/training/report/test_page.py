@@ -6,7 +6,16 @@ import json
 import re
 from urllib.parse import unquote, urlsplit
 
-from tests.training.report.saved_run import CONFIG, EVIL, Page, report, rows, save, save_evil
+from tests.training.report.saved_run import (
+    CONFIG,
+    EVIL,
+    Page,
+    report,
+    rows,
+    save,
+    save_evil,
+    save_samples,
+)
 from training.report.page import write_report
 
 
@@ -113,3 +122,36 @@ def test_text_from_files_stays_text(tmp_path):
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
             f"script-src 'sha256-{digest}'"
         )
+
+
+def test_samples_of_a_language_model_by_step(tmp_path):
+    folder = save(tmp_path / "run")
+    row = {"step": 1, "epoch": 1, "prompt": "Once <b>", "text": " upon\n  a time"}
+    others = [row | {"step": step, "text": f" of {step}"} for step in range(1, 101)]
+    odd = ["", "damaged", "[1]", row | {"step": "7"}, row | {"text": None}, row | {"epoch": []}]
+    long, many = {"text": "x" * 99_999}, [row | {"step": 102}] * 20
+    last = row | long | {"step": 102}
+    save_samples(folder, *others, *odd, last, *many, '{"step": 103, "epo')
+    page = report(folder)
+    headings = [text for text in page.texts("h3") if text.startswith("step")]
+    assert headings == ["step 102 \N{MIDDLE DOT} epoch 1"]  # the newest is open
+    steps = [int(text.split()[1]) for text in page.texts("summary") if text.startswith("step")]
+    assert steps == sorted(steps, reverse=True) and len(steps) == 39 and steps[-1] == 1
+    assert "and those of 61 more steps in samples.jsonl" in page.source
+    texts = page.texts("pre", class_="sample")
+    assert len(texts[0]) < 5000
+    assert texts[-1] == "Once <b> of 1"
+    assert "<b>Once &lt;b&gt;</b> upon\n  a time</pre>" in page.source
+    assert texts.count("Once <b> upon\n  a time") == 7
+    assert "and 13 more in samples.jsonl" in page.source
+
+
+def test_samples_that_lie_elsewhere_are_not_shown(tmp_path):
+    folder = save(tmp_path / "run")
+    secret = tmp_path / "secret"
+    secret.write_text('{"step": 1, "epoch": 1, "prompt": "", "text": "secret"}\n')
+    (folder / "samples.jsonl").symlink_to(secret)
+    page = report(folder)
+    assert "secret" not in page.source.replace(str(secret), "") and "is a link" in page.source
+    (folder / "samples.jsonl").unlink()
+    assert "Samples" not in report(folder).source

@@ -22,20 +22,22 @@ def test_trackers_get_every_value_in_order_as_it_was_when_published():
     publisher.scalars(8, values)
     publisher.image(8, "grid", picture)
     publisher.histogram(9, "w", weights)
+    publisher.text(9, "samples", "Once")
     publisher.back_to(8)
     values["loss"], values["more"] = 9.0, 1.0
     weights[:], picture[:] = -1, 255
     publisher.scalars(9, {"loss": float("nan")})
     gate.set()
     assert publisher.close({"test_loss": 0.25})
-    methods = ["start", "scalars", "image", "histogram", "back_to", "scalars", "finish"]
-    assert [call[0] for call in slow.calls] == methods
-    started, first, image, histogram, back, second, finished = slow.calls
+    methods = ["start", "scalars", "image", "histogram", "text", "back_to"]
+    assert [call[0] for call in slow.calls] == [*methods, "scalars", "finish"]
+    started, first, image, histogram, text, back, second, finished = slow.calls
     assert started == ("start", ABOUT)
     assert first == ("scalars", 8, {"loss": 0.5}) and type(first[2]["loss"]) is float
     assert image[1:3] == (8, "grid")
     assert np.asarray(Image.open(io.BytesIO(image[3]))).tolist() == [[0] * 3] * 2
     assert histogram[1:3] == (9, "w") and histogram[3].tolist() == [0, 1, 2, 3, 4, 5]
+    assert text == ("text", 9, "samples", "Once")
     assert back == ("back_to", 8)
     assert np.isnan(second[2]["loss"])
     assert finished == ("finish", {"test_loss": 0.25})

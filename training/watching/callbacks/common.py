@@ -3,13 +3,13 @@
 import json
 import logging
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from file_io import atomic_write, inside
+from file_io import MOST_LINES, atomic_write, inside, parse_json, read_file
 from training.loss import along
 from training.metrics import classes
 from training.watching.metric_log import append
@@ -99,6 +99,20 @@ def append_lines(view, name, lines):
         return
     with write_errors(view, view.folder / name):
         append(view.folder / name, "".join(f"{line}\n" for line in lines))
+
+
+def cut_back(view, name, step):
+    """Remove the lines after a step from a file in the run's folder, as the run continues there and
+    writes them again."""
+    path = view.folder and view.folder / name
+    text = read_file(path, MOST_LINES).decode(errors="replace") if path and path.exists() else ""
+    lines = text.splitlines(keepends=True)
+    kept = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too
+            kept += [line] if parse_json(line)["step"] <= step else []
+    if kept != lines:
+        atomic_write(path, "".join(kept).encode())
 
 
 @contextmanager

@@ -3,13 +3,11 @@
 import json
 import logging
 import math
-from contextlib import suppress
 from typing import Annotated
 
-from file_io import MOST_LINES, atomic_write, parse_json, read_file
 from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
-from training.watching.callbacks.common import append_lines
+from training.watching.callbacks.common import append_lines, cut_back
 from training.watching.metric_log import sayable
 
 logger = logging.getLogger("main")
@@ -52,8 +50,8 @@ class GradientSpikeMonitor:
         new = [row for row in zip(*columns, strict=True) if row[0] > self.memory["step"]]
         if not new:
             return
-        if self.memory is not self.written and view.folder is not None:
-            cut_back(view.folder / FILE, self.memory["step"] or new[0][0] - 1)
+        if self.memory is not self.written:
+            cut_back(view, FILE, self.memory["step"] or new[0][0] - 1)
         spikes = [spike for row in new if (spike := self.spike(view.epoch, *row))]
         self.written = self.memory
         if spikes:
@@ -87,15 +85,3 @@ def warn(epoch, spikes):
         "was usual; see %s",
         epoch, len(spikes), worst["step"], worst["norm"], worst["ema"], FILE,
     )  # fmt: skip
-
-
-def cut_back(path, step):
-    """Remove the lines after a step from a file, as the run continues there and rewrites them."""
-    text = read_file(path, MOST_LINES).decode(errors="replace") if path.exists() else ""
-    lines = text.splitlines(keepends=True)
-    kept = []
-    for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # an incomplete line is removed too
-            kept += [line] if parse_json(line)["step"] <= step else []
-    if kept != lines:
-        atomic_write(path, "".join(kept).encode())

@@ -13,8 +13,8 @@ BINS = 64
 # What the run itself writes into its folder: files, folders, and how the names of others begin.
 OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "evaluator.json")
 OF_THE_RUN += ("comparison.html", "finished.json", "gradient_spikes.jsonl", "metrics.jsonl")
-OF_THE_RUN += ("model", "pictures", "profile", "report.html", "train.log", "user_modules")
-OF_THE_RUN += ("wandb", "wandb_id")
+OF_THE_RUN += ("model", "pictures", "profile", "report.html", "samples.jsonl", "train.log")
+OF_THE_RUN += ("user_modules", "wandb", "wandb_id")
 BEGINNINGS = (".", "checkpoint-", "evaluation-", "events.out.tfevents")
 
 

@@ -17,5 +17,8 @@ class Console:
         text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
         logger.info("Step %d: %s", step, text)
 
+    def text(self, step, name, text):
+        logger.info("Step %d: %s\n%s", step, name, text)
+
     def back_to(self, step):
         logger.info("The values logged for the steps after %d are void", step)

@@ -55,6 +55,9 @@ class Jsonl:
     def scalars(self, step, values):
         self.write(step, sayable(values))
 
+    def text(self, step, name, text):
+        self.write(step, {name: text})
+
     def back_to(self, step):
         if self.shared:
             self.write(step, {"back_to": True})

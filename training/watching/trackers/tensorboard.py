@@ -1,6 +1,7 @@
 """Event files for TensorBoard in the run's folder: tensorboard --logdir saved"""
 
 import os
+import re
 import socket
 from struct import pack, unpack
 from time import time
@@ -56,6 +57,12 @@ class TensorBoard:
         fields |= {"sum": finite.sum(), "sum_squares": finite @ finite}
         fields |= {"bucket": counts, "bucket_limit": edges[1:]}  # only the upper edges
         self.summary(step, {"tag": name, "histo": fields})
+
+    def text(self, step, name, text):
+        from tensorboardX.summary import text as text_summary
+
+        # TensorBoard reads it as Markdown, in which an indented line is shown as it is.
+        self.write(step, summary=text_summary(name, re.sub("^", "    ", text, flags=re.M)))
 
     def back_to(self, step):
         self.last, self.step = {}, step

@@ -1,5 +1,6 @@
 """Log a run to Weights & Biases. Training never waits for it, and it never prompts for a login."""
 
+import html
 import logging
 import os
 import re
@@ -113,6 +114,12 @@ class Wandb:
 
         if (histogram := counts_and_edges(values)) is not None:
             self.run.log({name: wandb.Histogram(np_histogram=histogram), "step": step})
+
+    def text(self, step, name, text):
+        import wandb
+
+        shown = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
+        self.run.log({name: wandb.Html(shown, inject=False), "step": step})
 
     def back_to(self, step):
         self.run.log({"back_to": step, "step": step})

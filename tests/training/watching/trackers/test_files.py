@@ -37,6 +37,19 @@ def test_the_console_logs_every_value(caplog):
     ]
 
 
+def test_texts_are_logged_and_kept_with_their_step(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "main")
+    console().text(22, "samples", "Once\nupon")
+    assert [record.getMessage() for record in caplog.records] == ["Step 22: samples\nOnce\nupon"]
+    tracked = started(jsonl(), tmp_path)
+    tracked.text(3, "samples", "Once\nupon")
+    tracked.text(4, "samples", "a time")
+    tracked.back_to(3)
+    (line,) = (tmp_path / "tracked.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert (row["step"], row["samples"]) == (3, "Once\nupon")
+
+
 def test_csv_adds_a_column_for_each_new_name(tmp_path):
     table = started(csv_tracker(), tmp_path)
     table.scalars(1, {"train_loss": 0.1, "a, b": 1 / 3})

@@ -43,6 +43,7 @@ def test_tensorboard_reads_every_kind_of_value(tmp_path):
     tracker.histogram(2, "weight", values)
     tracker.histogram(2, "constant", np.full(7, 1e8, np.float32))
     tracker.histogram(2, "neighbours", np.array([1.0, np.nextafter(1.0, 2.0)]))
+    tracker.text(2, "samples", "Once *upon*\na time <b>")
     tracker.histogram(2, "nothing", np.array([np.nan]))
     events = read(tmp_path)  # although the file is still open
     assert series(tmp_path, "train_loss") == [(1, 0.5), (2, 0.25)]
@@ -50,6 +51,9 @@ def test_tensorboard_reads_every_kind_of_value(tmp_path):
     (image,) = events.Images("confusion_matrix-test")
     assert (image.step, image.width, image.height) == (2, 5, 3)
     assert image.encoded_image_string == file.getvalue()
+    (event,) = events.Tensors("samples/text_summary")
+    assert (event.step, event.tensor_proto.string_val) == (2, [b"    Once *upon*\n    a time <b>"])
+    assert "samples/text_summary" in events.PluginTagToContent("text")
     (event,) = events.Histograms("weight")
     histogram = event.histogram_value
     moments = (histogram.num, histogram.sum, histogram.sum_squares)

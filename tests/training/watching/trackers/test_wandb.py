@@ -41,6 +41,7 @@ run.scalars(1, {"train_loss": 0.5, "learning_rate": 1e-3})
 run.scalars(2, {"train_loss": float("nan")})
 run.image(2, "grid", np.zeros((3, 5), np.uint8))
 run.histogram(2, "weight", np.array([0.0, 1.0, 1.0]))
+run.text(2, "samples", "Once <b>\\n upon")
 assert run.close({"test_loss": 0.75})
 run = publisher("run_a", 2, mode="offline")
 run.scalars(3, {"train_loss": 0.25})
@@ -172,7 +173,7 @@ def test_an_offline_run_holds_values_config_and_pictures(folder):
         "model/name": "mlp",
         "model/args/sizes": "[4, 2]",
     }
-    assert [row["step"] for row in history] == [1, 2, 2, 2]
+    assert [row["step"] for row in history] == [1, 2, 2, 2, 2]
     assert (history[0]["train_loss"], history[0]["learning_rate"]) == (0.5, 1e-3)
     assert math.isnan(history[1]["train_loss"])
     image = [history[2][f"grid/{key}"] for key in ("_type", "width", "height")]
@@ -180,6 +181,9 @@ def test_an_offline_run_holds_values_config_and_pictures(folder):
     path = offline_runs(folder)[0] / "files" / history[2]["grid/path"]
     assert path.read_bytes().startswith(b"\x89PNG")
     assert history[3]["weight/_type"] == "histogram" and sum(history[3]["weight/values"]) == 3
+    assert history[4]["samples/_type"] == "html-file"
+    path = offline_runs(folder)[0] / "files" / history[4]["samples/path"]
+    assert "Once &lt;b&gt;\n upon" in path.read_text()
     assert summary["test_loss"] == 0.75
 
 

@@ -1,0 +1,75 @@
+"""What a language model wrote while it was trained: the texts in samples.jsonl, by step."""
+
+import json
+
+from file_io import inside, lines_of
+from training.report.markup import DOT, folded, note, section, tag
+
+FILE = "samples.jsonl"
+STEPS = 40  # that are shown, from the whole run; all of them are in the file
+OPEN = 1  # of these, the newest ones, which are not folded
+TEXTS = 8  # of a step
+LONGEST = 4000  # characters of a text
+MOST_BYTES = 2**26  # that are read
+
+
+def samples(run):
+    """The part of the page about samples; None if there are none."""
+    path = run.folder / FILE
+    try:
+        steps = read_samples(inside(run.folder, FILE)) if path.exists() else {}
+    except OSError as error:
+        fault = f"{FILE} cannot be read: {error.strerror or error}"
+        return section("Samples", tag("p.problem", fault))
+    if not steps:
+        return None
+    newest = sorted(steps, reverse=True)
+    shown = spread(newest, STEPS)
+    parts = []
+    for i, step in enumerate(shown):
+        title, texts = title_of(step, steps[step]), texts_of(steps[step])
+        parts.append(tag("div", tag("h3", title), texts) if i < OPEN else folded(title, texts))
+    left = len(newest) - len(shown)
+    more = f"and those of {left} more steps in {FILE}" if left else None
+    return section("Samples", parts, note(more))
+
+
+def read_samples(path):
+    """{step: [row, ...]} of the valid lines."""
+    steps, size = {}, 0
+    for line in lines_of(path):
+        size += len(line)
+        if size > MOST_BYTES:
+            break
+        try:
+            row = json.loads(line)
+            known = all(isinstance(row[name], str) for name in ("prompt", "text"))
+            if known and type(row["step"]) is int and type(row["epoch"]) is int:
+                steps.setdefault(row["step"], []).append(row)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # one that is damaged, or being written
+    return steps
+
+
+def spread(ordered, most):
+    """At most so many of them, the first and the last among them."""
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
+
+
+def title_of(step, rows):
+    return f"step {step:,}{DOT}epoch {rows[0]['epoch']:,}"
+
+
+def texts_of(rows):
+    """The texts of a step, each after its prompt."""
+    texts = [
+        tag("pre.sample", tag("b", cut(row["prompt"])), cut(row["text"])) for row in rows[:TEXTS]
+    ]
+    more = f"and {len(rows) - TEXTS} more in {FILE}" if len(rows) > TEXTS else None
+    return [*texts, note(more)]
+
+
+def cut(text):
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

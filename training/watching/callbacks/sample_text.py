@@ -1,0 +1,110 @@
+"""Let a language model write while it is trained."""
+
+import json
+import logging
+from typing import Annotated
+
+from data_loader.base import Tokenizer
+from data_loader.tokenizers.saved import first_tokens
+from model.generate import Sampling, check, context_of
+from ranges import Count, CountOrZero, NonNegative, Range, checked
+from training.base import Callback
+from training.watching.callbacks.common import append_lines, cut_back
+from utils import UserError
+
+logger = logging.getLogger("main")
+
+FILE = "samples.jsonl"
+SHOWN = 3  # samples of a step in the log; all of them are in the file
+WIDTH = 120  # characters of a sample in the log
+
+Probability = Annotated[float, Range("above 0 and at most 1", exclusiveMinimum=0, maximum=1)]
+
+
+@checked
+def sample_text(
+    prompts: tuple[str, ...] = ("",),
+    tokens: Count = 200,
+    temperature: NonNegative = 1.0,
+    top_k: Count | None = None,
+    top_p: Probability | None = None,
+    seed: CountOrZero = 0,
+    every_n_epochs: Count = 1,
+    every_n_steps: Count | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Callback:
+    """Let the model continue each of `prompts`, and show the texts.
+
+    It does so after every `every_n_epochs` epochs and, with `every_n_steps`, also within them. The
+    prompt "" begins a new document. `tokens`, `temperature`, `top_k`, `top_p` and `seed` are those
+    of inference/generate.py; the seed is the same at all steps, so that the texts can be compared.
+    The texts are in the log (their beginnings), in samples.jsonl, in the report and on trackers.
+    The `tokenizer` is that of the data.
+    """
+    if not prompts:
+        raise ValueError('prompts: is empty; give at least one, "" for a new document')
+    if tokenizer is not None and not hasattr(tokenizer, "encode"):
+        raise ValueError("tokenizer: is not trained yet; leave it out to use that of the data")
+    sampling = Sampling(temperature, top_k, top_p)
+    return SampleText(prompts, tokens, sampling, seed, every_n_epochs, every_n_steps, tokenizer)
+
+
+class SampleText:
+    def __init__(self, prompts, tokens, sampling, seed, every_n_epochs, every_n_steps, tokenizer):
+        self.prompts, self.tokens, self.sampling, self.seed = prompts, tokens, sampling, seed
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        self.own_tokenizer = tokenizer
+        if every_n_steps:
+            self.steps_left = lambda step: every_n_steps - step % every_n_steps
+            self.on_step_end = self.within_epoch
+
+    def on_training_start(self, view):
+        self.memory = {"step": -1}  # the last one after which the model wrote
+        # The memory that matches the file; another one was restored from a checkpoint.
+        self.written = None
+        self.tokenizer = self.own_tokenizer or view.tokenizer
+        if self.tokenizer is None:
+            raise UserError(
+                "sample_text: the data has no tokenizer, so no prompt can be read; name the "
+                "`tokenizer` of the data, or give sample_text one as its `tokenizer`"
+            )
+        try:
+            self.starts = [first_tokens(self.tokenizer, prompt) for prompt in self.prompts]
+            check(self.starts, context_of(view.model), self.sampling)
+        except (UserError, ValueError) as error:
+            raise UserError(f"sample_text: {error}") from error
+
+    def within_epoch(self, view):
+        if view.step % self.every_n_steps == 0:  # other calls are for log lines
+            self.sample(view)
+
+    def on_epoch_end(self, view):
+        self.sample(view)
+
+    def sample(self, view):
+        """Let the model write, and show it."""
+        step, before = view.step, self.memory["step"]
+        if step == before:
+            return  # the last step of an epoch
+        stop = self.tokenizer.end_of_text
+        options = {"seed": self.seed, "stop": stop}
+        made = view.generate(self.starts, self.tokens, self.sampling, **options)
+        texts = [self.tokenizer.decode(tokens) for tokens in made]
+        pairs = list(zip(self.prompts, texts, strict=True))
+        if self.memory is not self.written or step < before:
+            cut_back(view, FILE, step - 1)  # a resumed run writes these lines again
+        self.memory = self.written = {"step": step}
+        where = {"step": step, "epoch": view.epoch}
+        lines = [json.dumps(where | {"prompt": prompt, "text": text}) for prompt, text in pairs]
+        append_lines(view, FILE, lines)
+        view.publish.text(step, "samples", "\n\n-----\n\n".join(p + text for p, text in pairs))
+        for prompt, text in pairs[:SHOWN]:
+            logger.info("Step %d [sample] %s", step, beginning(prompt + text))
+        if len(pairs) > SHOWN:
+            logger.info("Step %d [sample] and %d more in %s", step, len(pairs) - SHOWN, FILE)
+
+
+def beginning(text):
+    """The beginning of a text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..."
