@@ -2,7 +2,7 @@
 
     python -m inference.generate saved/<title>/<run> --prompt "Once upon a time" --tokens 200
 
-The text appears as it is written. From Python: `load(path).generate("Once upon a time")`.
+The text appears as it is written. From Python: `generate` of model/generate.py.
 """
 
 import argparse

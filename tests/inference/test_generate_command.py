@@ -3,10 +3,13 @@ mistake."""
 
 import json
 
+import numpy as np
 import pytest
 
 import train
 from inference.generate import main
+from inference.load import load
+from utils import UserError
 
 CONFIG = {
     "title": "Tiny",
@@ -39,6 +42,19 @@ def test_the_command_writes_what_the_run_logged_as_its_last_sample(run, capsys):
     assert main([str(run), "--prompt", "Once upon", "--top-k", "5"]) == 0
     row = json.loads((run / "samples.jsonl").read_text().splitlines()[-1])
     assert capsys.readouterr().out == row["prompt"] + row["text"] + "\n"
+
+
+@pytest.mark.slow
+def test_a_loaded_decoder_takes_texts_of_any_length_up_to_its_context(run):
+    loaded = load(run)
+    tokens = loaded.tokenizer.encode("Once upon a time")
+    whole = loaded.predict(tokens[None])
+    assert whole.shape == (1, 16, loaded.tokenizer.vocab_size)
+    np.testing.assert_allclose(loaded.predict(tokens[None, :5]), whole[:, :5], atol=1e-5)
+    with pytest.raises(UserError, match="takes texts of up to 16 tokens, got 17"):
+        loaded.predict(np.zeros((1, 17), int))
+    with pytest.raises(UserError, match=r"add an axis in front, as x\[None\]"):
+        loaded.predict(tokens[:5])
 
 
 MISTAKES = {
