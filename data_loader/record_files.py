@@ -68,7 +68,7 @@ def paths(pattern):
     if not files:
         raise UserError(
             f"{pattern}: no such file; name one file, or several with a pattern such as "
-            "data/train-*.array_record"
+            f"data/train-*{os.path.splitext(pattern)[1] or '.array_record'}"
         )
     for path in files if "*" in pattern else ():
         if numbered := re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path):

@@ -2,7 +2,7 @@
 
     python -m inference.generate saved/<title>/<run> --prompt "Once upon a time" --tokens 200
 
-The text appears as it is written. From Python: `load(path).generate("Once upon a time")`.
+The text appears as it is written. From Python: `generate` of model/generate.py.
 """
 
 import argparse
@@ -76,6 +76,7 @@ def write(arguments):
         from data_loader.tokenizers.saved import tokenizer_file
 
         tokenizer = tokenizer_file(arguments.tokenizer)
+        check_tokenizer(tokenizer, loaded, arguments.tokenizer)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     for sample in range(arguments.samples):
         if sample:
@@ -117,6 +118,21 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
         yield from streamed(tokenizer, chain.from_iterable(rows))
     except ValueError as error:
         raise UserError(str(error).replace("prompt 0", "prompt")) from error
+
+
+def check_tokenizer(tokenizer, loaded, file):
+    """Refuse a tokenizer whose tokens mean something else to the model."""
+    if loaded.tokenizer and loaded.tokenizer.to_json() != tokenizer.to_json():
+        raise UserError(
+            f"--tokenizer: {file} is another tokenizer than the one that {loaded.path} was trained "
+            "with, which is recorded there; leave --tokenizer out"
+        )
+    known = loaded.record.get("facts", {}).get("vocab_size")
+    if known and tokenizer.vocab_size > known:
+        raise UserError(
+            f"--tokenizer: {file} has {tokenizer.vocab_size} tokens, but {loaded.path} was trained "
+            f"on {known}; name the tokenizer that made its tokens"
+        )
 
 
 def tokenizer_of(loaded):

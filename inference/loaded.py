@@ -74,7 +74,8 @@ class Loaded:
 
     def checked_length(self, x):
         """The number of inputs; raises if they are not what the model was trained on."""
-        wanted = self.inputs
+        wanted, is_decoder = self.inputs, getattr(self.model, "cache", None)
+        shapes = any_length if is_decoder else exact_shapes
         if wanted is not None and shapes(x) == shapes(wanted):
             fix = "this is one input; add an axis in front, as x[None]"
             raise UserError(f"predict: x must have one row per input; {fix}")
@@ -99,9 +100,14 @@ def recorded_tokenizer(record, source):
     return text and from_json(text, f"{source}: tokenizer")
 
 
-def shapes(tree):
+def exact_shapes(tree):
     """The shape of every leaf, by name."""
     return {name: np.shape(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def any_length(tree):
+    """The number of axes of every leaf, by name: a decoder of text takes texts of any length."""
+    return {name: np.ndim(leaf) for name, leaf in named_leaves(tree).items()}
 
 
 def forms(tree):

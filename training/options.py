@@ -162,7 +162,7 @@ def monitor_for(monitor, sets, otherwise):
     return f"{'val' if 'val' in validation else validation[0]}_loss"
 
 
-LOW_IS_GOOD = {"loss", "error", "mse", "rmse", "mae", "perplexity"}
+LOW_IS_GOOD = {"loss", "error", "mse", "rmse", "mae", "perplexity", "bits"}
 HIGH_IS_GOOD = {"accuracy", "f1", "precision", "recall", "auc", "iou"}
 
 

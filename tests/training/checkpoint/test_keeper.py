@@ -99,7 +99,14 @@ def test_the_last_and_the_best_are_kept(tmp_path, losses, options, kept):
 
 
 @pytest.mark.parametrize(
-    ("monitor", "best"), [("test_accuracy", 3), ("val_loss", 1), ("test_f1", 3), ("train_rmse", 1)]
+    ("monitor", "best"),
+    [
+        ("test_accuracy", 3),
+        ("val_loss", 1),
+        ("test_f1", 3),
+        ("train_rmse", 1),
+        ("val_bits_per_byte", 1),
+    ],
 )
 def test_the_name_of_a_metric_decides_whether_low_or_high_is_good(tmp_path, monitor, best):
     keeper = Keeper(tmp_path, CheckpointOptions(monitor=monitor, keep=1))

@@ -68,11 +68,20 @@ class SampleText:
                 "sample_text: the data has no tokenizer, so no prompt can be read; name the "
                 "`tokenizer` of the data, or give sample_text one as its `tokenizer`"
             )
+        self.starts = [self.start(*pair) for pair in enumerate(self.prompts)]
         try:
-            self.starts = [first_tokens(self.tokenizer, prompt) for prompt in self.prompts]
             check(self.starts, context_of(view.model), self.sampling)
-        except (UserError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"sample_text: {error}") from error
+
+    def start(self, i, prompt):
+        """The tokens of one prompt."""
+        try:
+            return first_tokens(self.tokenizer, prompt)
+        except UserError as error:
+            raise UserError(
+                f"sample_text: {str(error).replace('prompt', f'prompt {i}', 1)}"
+            ) from error
 
     def within_epoch(self, view):
         if view.step % self.every_n_steps == 0:  # other calls are for log lines

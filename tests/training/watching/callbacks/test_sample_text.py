@@ -145,7 +145,7 @@ def test_fit_takes_a_tokenizer_where_the_data_has_none(tmp_path):
     [
         ({"tokenizer": None}, "sample_text: the data has no tokenizer"),
         ({"model": bigrams(cache=False)}, "sample_text: the model cannot generate: it has no"),
-        ({"prompts": ("ab", "ax")}, "sample_text: prompt: .*'x'"),
+        ({"prompts": ("ab", "ax")}, "sample_text: prompt 1: .*'x'"),
         ({"prompts": ("ab", "a" * 9)}, "sample_text: prompt 1: has 9 tokens, .* context has 8"),
         ({"tokenizer": ByteTokenizer()}, None),
     ],

@@ -1,0 +1,78 @@
+"""`python -m inference.generate`: the text that a run logged as a sample, and one message for each
+mistake."""
+
+import json
+
+import numpy as np
+import pytest
+
+import train
+from inference.generate import main
+from inference.load import load
+from utils import UserError
+
+CONFIG = {
+    "title": "Tiny",
+    "model": {"name": "gpt", "args": {"dim": 8, "depth": 1, "heads": 1}},
+    "data": {"name": "stories", "args": {"count": 20, "length": 16}},
+    "loader": {"batch_size": 32},
+    "loss": "cross_entropy",
+    "metrics": ["bits_per_byte"],
+    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
+    "training": {"epochs": 1, "limit_batches": 3, "ema": 0.9},
+    "logging": {"report": False},
+    "callbacks": [{"name": "sample_text", "args": {"prompts": ["Once upon"], "top_k": 5}}],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run."""
+    folder = tmp_path_factory.mktemp("generate")
+    config = folder / "config.json"
+    config.write_text(json.dumps(CONFIG | {"checkpoint": {"dir": str(folder)}, "run_name": "run"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        assert train.main(["-c", str(config)]) == 0
+    return folder / "Tiny" / "run"
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_the_run_logged_as_its_last_sample(run, capsys):
+    assert main([str(run), "--prompt", "Once upon", "--top-k", "5"]) == 0
+    row = json.loads((run / "samples.jsonl").read_text().splitlines()[-1])
+    assert capsys.readouterr().out == row["prompt"] + row["text"] + "\n"
+
+
+@pytest.mark.slow
+def test_a_loaded_decoder_takes_texts_of_any_length_up_to_its_context(run):
+    loaded = load(run)
+    tokens = loaded.tokenizer.encode("Once upon a time")
+    whole = loaded.predict(tokens[None])
+    assert whole.shape == (1, 16, loaded.tokenizer.vocab_size)
+    np.testing.assert_allclose(loaded.predict(tokens[None, :5]), whole[:, :5], atol=1e-5)
+    with pytest.raises(UserError, match="takes texts of up to 16 tokens, got 17"):
+        loaded.predict(np.zeros((1, 17), int))
+    with pytest.raises(UserError, match=r"add an axis in front, as x\[None\]"):
+        loaded.predict(tokens[:5])
+
+
+MISTAKES = {
+    "prompt: line 1, column 2: the character 'Ω' (U+03A9)": ["--prompt", "OΩ"],
+    "prompt: has 17 tokens, the model's context has 16": ["--prompt", "a" * 17],
+    "latin.txt: is not UTF-8: invalid continuation byte at byte 3": ["--prompt-file", "latin.txt"],
+    "--tokenizer: bytes.json is another tokenizer": ["--tokenizer", "bytes.json", "--prompt", "O"],
+    "--tokens: must be at least 1": ["--tokens", "0", "--prompt", "O"],
+    "top_p: must be above 0": ["--top-p", "0", "--prompt", "O"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_one_message(run, capsys, monkeypatch, message):
+    monkeypatch.chdir(run)
+    (run / "latin.txt").write_bytes("caf\u00e9 au lait".encode("latin1"))
+    (run / "bytes.json").write_text('{"type": "bytes"}')
+    assert main([str(run), *MISTAKES[message]]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and "Traceback" not in shown.err and not shown.out
