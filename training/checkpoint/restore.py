@@ -62,7 +62,8 @@ def differences(stored, wanted, same_type, whose="model", called=str):
         if not same_type(array.dtype, leaf.dtype):
             has, needs = (f"{a.dtype} {a.shape}" for a in (array, leaf))
         if has != needs:
-            fix = " (transpose it)" if has == needs[::-1] else ""
+            swapped = isinstance(has, tuple) and sorted(has) == sorted(needs)
+            fix = " (transpose it)" if swapped else ""
             misfit.append(f"{called(name)}: the file has {has}, the {whose} has {needs}{fix}")
     return missing + extra + misfit
 
