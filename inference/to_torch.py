@@ -51,8 +51,9 @@ def to_torch(model, out, rules, force=False):
     if out.exists() and not force:
         raise UserError(f"{out}: exists; pass --force to replace it")
     checkpoint, rules = checkpoint_at(model), read_rules(rules, "--rules")
+    leaves = Pretrained(checkpoint).arrays
     try:
-        arrays = written(rules, Pretrained(checkpoint).arrays)
+        arrays = written(rules, leaves)
     except UserError as error:
         raise UserError(f"{checkpoint}: cannot be written: {error}") from error
     with atomic_file(out) as file:

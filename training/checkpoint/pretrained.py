@@ -1,5 +1,6 @@
 """The weights that a run starts from: a checkpoint, or a safetensors file of another program."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 from training.base import TrainState, evaluated_part
 from training.checkpoint import restore
 from training.checkpoint.grids import resized
-from training.checkpoint.rules import converted, read_rules
+from training.checkpoint.rules import converted, read_rules, rule_file
 from training.checkpoint.shards import load_weights
 from training.checkpoint.storage import checkpoints
 from utils import UserError, map_named, match_rules, named_leaves
@@ -24,6 +25,26 @@ def pretrained_from(option):
     if option is None:
         return None
     return Pretrained(**option) if isinstance(option, dict) else Pretrained(option)
+
+
+def check_arguments(config):
+    """Refuse a config whose model would compute something else with weights of its rule file."""
+    option, model = config["training"].get("pretrained"), config["model"]
+    rules = option.get("rules") if isinstance(option, dict) else None
+    if not isinstance(rules, str) or not isinstance(model, dict):
+        return
+    content, name = rule_file(rules, f"{OPTION}.rules")
+    needed = content.get("model", {})
+    if model["name"] != needed.get("name"):
+        return
+    given, lines = model.get("args", {}), []
+    for key, value in needed.get("args", {}).items():
+        found = list(given[key]) if isinstance(given.get(key), tuple) else given.get(key)
+        if key in given and found != value:
+            values = f"{json.dumps(value)}, got {json.dumps(found)}"
+            lines.append(f"model.args.{key}: the weights of {name} need {values}")
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 class Pretrained:

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).with_name("rule_files")
 STAND_INS = {
     "zeros like ": np.zeros_like,
     "copy of ": np.asarray,
-    "zero for ": lambda leaf: np.int64(0),
+    "zero for ": lambda leaf: np.zeros((), np.int64),
 }
 FORM = re.compile("[A-Z1]+->[A-Z1]+")
 SHAPE = 'a rule is [regex, name of a leaf or list of names or null], with a form such as "OI->IO"'
@@ -66,22 +66,26 @@ def read_rules(value, key="rules"):
     """The Rules of an option: a list of them, the name of a ready rule file, or a path."""
     if isinstance(value, list | tuple):
         return [rule_of(rule, key) for rule in value]
+    content, name = rule_file(value, key)
+    rules = [rule_of(rule, name) for rule in content["rules"]]
+    return expanded(rules, content.get("where", {}), name)
+
+
+def rule_file(value, key="rules"):
+    """(the content of a rule file, given by its name or its path, what to call it in messages)."""
     path = FOLDER / f"{value}.json"
     if not re.fullmatch(r"\w+", str(value)) or not path.exists():
         path = Path(value).expanduser()
         if not path.exists():
-            ready = ", ".join(ready_files())
-            raise UserError(
-                f"{key}: no rule file {str(value)!r}; there are {ready}, or give a path"
-            )
+            ready = f"there are {', '.join(ready_files())}, or give a path"
+            raise UserError(f"{key}: no rule file {str(value)!r}; {ready}")
     content, name = read_json(path), path if path.parent != FOLDER else f"rules {value}"
     if not {"rules"} <= set(content) <= {"about", "model", "where", "rules"}:
         keys = "rules, and may have about, model and where"
         raise UserError(f"{name}: must have the key {keys}; it has {', '.join(content)}")
     if not isinstance(content["rules"], list):
         raise UserError(f"{name}: rules must be a list, got {content['rules']!r}")
-    rules = [rule_of(rule, name) for rule in content["rules"]]
-    return expanded(rules, content.get("where", {}), name)
+    return content, name
 
 
 def ready_files():

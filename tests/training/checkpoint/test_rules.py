@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from training.checkpoint.grids import resized
-from training.checkpoint.pretrained import Pretrained
+from training.checkpoint.pretrained import Pretrained, check_arguments
 from training.checkpoint.rules import converted, read_rules, ready_files, written
 from training.checkpoint.storage import save
 from training.options import TrainingOptions
@@ -40,7 +40,7 @@ THEIRS = {
     "layers.0.qkv.bias": BIAS,
     "bn.running_mean": rng.random(3),
     "bn.running_var": rng.random(3),
-    "bn.num_batches_tracked": np.int64(0),
+    "bn.num_batches_tracked": np.array(0),
     "key.bias": np.zeros(4),
     "head": PLACE,
 }
@@ -257,3 +257,18 @@ def test_the_option_takes_rules(rules):
 def test_the_option_refuses_what_are_no_rules(rules):
     with pytest.raises(ValueError, match="pretrained: rules must be the name or path of a rule"):
         TrainingOptions(pretrained={"path": "a", "rules": rules})
+
+
+def test_a_model_that_would_compute_something_else_is_refused():
+    def check(rules="gpt2", name="gpt", **arguments):
+        pretrained = {"path": "a", "rules": rules}
+        model = {"name": name, "args": arguments}
+        check_arguments({"training": {"pretrained": pretrained}, "model": model})
+
+    check(feed_forward="gelu_tanh", positions="learned")
+    check("resnet18", "resnet", depths=(2, 2, 2, 2), bottleneck=False)
+    check(name="my_models.gpt", feed_forward="gelu")
+    check([["a", "b"]], feed_forward="gelu")
+    expected = r'^model.args.feed_forward: the weights of rules gpt2 need "gelu_tanh", got "gelu"$'
+    with pytest.raises(UserError, match=expected):
+        check(feed_forward="gelu")
