@@ -4,6 +4,7 @@ from functools import partial
 from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
 
 from model.base import Model
 from model.checks import Count, Depth, check_image, check_widths, checked
@@ -22,19 +23,23 @@ def convnext(
     dims: tuple[Count, ...] = (8, 16, 32),
     kernel: Count = 7,
     expansion: Count = 2,
-    head_dim: Count = 64,
+    head_dim: Count | None = 64,
     residual: bool = False,
     patch: Count = 4,
     depths: tuple[Depth, ...] | None = None,
     remat: str | None = None,
     scan: bool = False,
+    bias: bool = False,
+    layer_scale: float | None = None,
 ) -> Model:
     """One stage per width in `dims`; the stem divides the image size by `patch`, later stages by 2.
 
     `depths` is the number of blocks in each stage, by default one. The head is a linear map in two
-    factors with `head_dim` features between them. Blocks whose names (`blocks/0` and so on) match
-    the regex `remat` are recomputed in the backward pass to save memory. `scan` compiles one block
-    for all blocks of a stage.
+    factors with `head_dim` features between them, or a plain one if that is null. `bias` gives the
+    convolutions biases; `layer_scale` is the initial value of a learned factor for each feature
+    that a block returns. Blocks whose names (`blocks/0` and so on) match the regex `remat` are
+    recomputed in the backward pass to save memory. `scan` compiles one block for all blocks of a
+    stage.
     """
     check_image(input_shape)
     check_widths("dims", dims)
@@ -44,7 +49,7 @@ def convnext(
     apply_block = partial(block_apply, residual=residual)
 
     def init_block(key, stage):
-        return block_init(key, dims[stage], kernel, expansion)
+        return block_init(key, dims[stage], kernel, expansion, bias, layer_scale)
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
@@ -52,16 +57,12 @@ def convnext(
         downs = zip(jax.random.split(downs, len(dims) - 1), pairwise(dims), strict=True)
         return {
             "stem": {
-                "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=False),
+                "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=bias),
                 "norm": layer_norm_init(dims[0]),
             },
             "blocks": blocks_init(keys, plan, init_block, scan),
-            "downsample": [down_init(k, *widths) for k, widths in downs],
-            "head": {
-                "norm": layer_norm_init(dims[-1]),
-                "hidden": linear_init(hidden, dims[-1], head_dim),
-                "classes": linear_init(classes, head_dim, num_classes),
-            },
+            "downsample": [down_init(k, *widths, bias) for k, widths in downs],
+            "head": head_init(hidden, classes, dims[-1], head_dim, num_classes),
         }, {}
 
     def apply(params, state, x, *, train=False, key=None):
@@ -73,7 +74,8 @@ def convnext(
                 x = conv2d(down["conv"], layer_norm(down["norm"], x), stride=2, padding="VALID")
             x, _ = apply_blocks(apply_block, numbers, params["blocks"], x, remat=remat)
         x = layer_norm(head["norm"], global_avg_pool(x))
-        return linear(head["classes"], linear(head["hidden"], x)), state
+        x = linear(head["hidden"], x) if "hidden" in head else x
+        return linear(head["classes"], x), state
 
     return Model(init, apply)
 
@@ -98,25 +100,35 @@ def stages_of(dims, depths):
     return [stage for stage, depth in enumerate(depths) for _ in range(depth)]
 
 
-def down_init(key, in_dim, out_dim):
+def down_init(key, in_dim, out_dim, bias):
     return {
         "norm": layer_norm_init(in_dim),
-        "conv": conv2d_init(key, in_dim, out_dim, 2, bias=False),
+        "conv": conv2d_init(key, in_dim, out_dim, 2, bias=bias),
     }
 
 
-def block_init(key, dim, kernel, expansion):
+def head_init(k1, k2, dim, head_dim, num_classes):
+    norm = {"norm": layer_norm_init(dim)}
+    if head_dim is None:
+        return norm | {"classes": linear_init(k2, dim, num_classes)}
+    hidden, classes = linear_init(k1, dim, head_dim), linear_init(k2, head_dim, num_classes)
+    return norm | {"hidden": hidden, "classes": classes}
+
+
+def block_init(key, dim, kernel, expansion, bias, layer_scale):
     k1, k2, k3 = jax.random.split(key, 3)
-    return {
-        "dwconv": conv2d_init(k1, dim, dim, kernel, groups=dim, bias=False),
+    params = {
+        "dwconv": conv2d_init(k1, dim, dim, kernel, groups=dim, bias=bias),
         "norm": layer_norm_init(dim),
-        "expand": conv2d_init(k2, dim, expansion * dim, 1, bias=False),
-        "project": conv2d_init(k3, expansion * dim, dim, 1, bias=False),
+        "expand": conv2d_init(k2, dim, expansion * dim, 1, bias=bias),
+        "project": conv2d_init(k3, expansion * dim, dim, 1, bias=bias),
     }
+    return params if layer_scale is None else params | {"scale": jnp.full(dim, layer_scale)}
 
 
 def block_apply(params, x, *, residual):
     """(x, None): the depthwise kernel mixes positions, the 1x1 convolutions mix channels."""
     y = layer_norm(params["norm"], conv2d(params["dwconv"], x))  # (B, H, W, C)
     y = conv2d(params["project"], gelu(conv2d(params["expand"], y)))
+    y = y * params["scale"] if "scale" in params else y
     return x + y if residual else y, None

@@ -1,8 +1,11 @@
-"""A vision transformer with mean pooling (Dosovitskiy et al., 2020; Beyer et al., 2022)."""
+"""A vision transformer (Dosovitskiy et al., 2020), with mean pooling as in Beyer et al., 2022, or
+a class token."""
 
 from functools import partial
+from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from model.base import Model
 from model.checks import Count, Depth, Rate, check_image, checked
@@ -31,9 +34,12 @@ def vit(
     drop_path: Rate = 0.0,
     remat: str | None = None,
     scan: bool = False,
+    pool: Literal["mean", "token"] = "mean",
+    eps: float = 1e-6,
 ) -> Model:
     """`depth` pre-norm blocks over patches of patch x patch pixels.
 
+    The head reads the mean of all patches, or, with `pool="token"`, a learned token before them.
     The rate of stochastic depth grows from 0 in the first block to `drop_path` in the last. Blocks
     whose names (`blocks/0` and so on) match the regex `remat` are recomputed in the backward pass
     to save memory. `scan` compiles one block for all of them.
@@ -55,23 +61,29 @@ def vit(
         k1, k2, k3, *block_keys = jax.random.split(key, depth + 3)
         params = {
             "patches": conv2d_init(k1, channels, dim, patch),
-            "positions": embedding_init(k2, tokens, dim),
+            "positions": embedding_init(k2, tokens + (pool == "token"), dim),
             "blocks": blocks_init(block_keys, plan, block_init, scan),
             "norm": layer_norm_init(dim),
             "head": linear_init(k3, dim, num_classes),
         }
+        if pool == "token":
+            params["token"] = jnp.zeros(dim)
         return params, {}
 
     def apply(params, state, x, *, train=False, key=None):
         first, *keys = split_key(key, depth + 1)
         x = conv2d(params["patches"], x, stride=patch, padding="VALID")
-        x = x.reshape(x.shape[0], tokens, dim) + params["positions"]["weight"]  # (B, T, D)
+        x = x.reshape(x.shape[0], tokens, dim)  # (B, T, D)
+        if pool == "token":
+            token = jnp.broadcast_to(params["token"].astype(x.dtype), (x.shape[0], 1, dim))
+            x = jnp.concatenate([token, x], axis=1)
+        x = x + params["positions"]["weight"]
         x = drop(first, x, dropout, train=train)
-        block = partial(block_apply, heads=heads, dropout=dropout, train=train)
+        block = partial(block_apply, heads=heads, dropout=dropout, eps=eps, train=train)
         blocks, numbers = params["blocks"], range(depth)
         x, _ = apply_blocks(block, numbers, blocks, x, keys, path_rates, remat=remat)
-        x = layer_norm(params["norm"], x).mean(1)  # (B, D)
-        return linear(params["head"], x), state
+        x = layer_norm(params["norm"], x[:, :1] if pool == "token" else x, eps=eps)
+        return linear(params["head"], x.mean(1)), state
 
     return Model(init, apply)
 
@@ -87,11 +99,12 @@ def block_init(key, dim, expansion):
     }
 
 
-def block_apply(params, x, key, drop_path, *, heads, dropout, train):
+def block_apply(params, x, key, drop_path, *, heads, dropout, eps, train):
     """(x, None): attention mixes the tokens, a perceptron the features of each token; both are
     added to x."""
     k1, k2, k3, k4 = split_key(key, 4)
-    y = attention(params["attention"], layer_norm(params["norm1"], x), heads=heads)
+    y = attention(params["attention"], layer_norm(params["norm1"], x, eps=eps), heads=heads)
     x = x + skip(k2, drop(k1, y, dropout, train=train), drop_path, train=train)
-    y = linear(params["project"], gelu(linear(params["expand"], layer_norm(params["norm2"], x))))
+    y = layer_norm(params["norm2"], x, eps=eps)
+    y = linear(params["project"], gelu(linear(params["expand"], y)))
     return x + skip(k4, drop(k3, y, dropout, train=train), drop_path, train=train), None

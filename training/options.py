@@ -48,8 +48,10 @@ class PretrainedOptions(TypedDict, total=False):
 
     path: Required[str]
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
-    # (regex, replacement) applied to the names in the file; null leaves a leaf out
-    rename: tuple[tuple[str, str | None], ...]
+    # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
+    rules: str | tuple
+    rename: tuple  # rules that come before these, each of which must match a name
+    interpolate: tuple[str, ...]  # regexes of position embeddings resized to the model's image
     probe: bool  # refuse weights if the code in model/ computes something else now; default true
 
 
@@ -63,13 +65,19 @@ def check_pretrained(value):
     for key in [key for key in value if key not in keys]:
         hint = did_you_mean(key, keys)
         problems.append(f"no such key {key!r}{hint} ({', '.join(keys)})")
-    path, fresh, rename = value.get("path"), value.get("fresh", ()), value.get("rename", ())
+    path, rename, rules = value.get("path"), value.get("rename", ()), value.get("rules", ())
     if not isinstance(path, str | PathLike) or not path:
         problems.append(f"path must be the path of a checkpoint, got {path!r}")
-    if not is_list(fresh) or not all(isinstance(regex, str) for regex in fresh):
-        problems.append(f"fresh must be a list of regexes, got {fresh!r}")
-    if not is_list(rename) or not all(is_list(rule) and is_renaming(*rule) for rule in rename):
+    for key in ("fresh", "interpolate"):
+        regexes = value.get(key, ())
+        if not is_list(regexes) or not all(isinstance(regex, str) for regex in regexes):
+            problems.append(f"{key} must be a list of regexes, got {regexes!r}")
+    if not is_list(rename) or not all(is_rule(rule) for rule in rename):
         problems.append(f"rename must be a list of [regex, replacement or null], got {rename!r}")
+    named = isinstance(rules, str | PathLike) and rules
+    if not named and not (is_list(rules) and all(is_rule(rule) for rule in rules)):
+        forms = "the name or path of a rule file, or a list of [regex, leaf or null, form]"
+        problems.append(f"rules must be {forms}, got {rules!r}")
     if not isinstance(value.get("probe", True), bool):
         problems.append(f"probe must be true or false, got {value['probe']!r}")
     if problems:
@@ -86,9 +94,9 @@ def is_list(value):
     return isinstance(value, list | tuple)
 
 
-def is_renaming(regex=None, replacement=0, *more):
-    """Whether the items of a list are a regex and its replacement."""
-    return isinstance(regex, str) and isinstance(replacement, str | None) and not more
+def is_rule(value):
+    """Whether a value has the form of a rule (training/checkpoint/rules.py has the rest)."""
+    return is_list(value) and len(value) in (2, 3) and isinstance(value[0], str)
 
 
 @dataclass(frozen=True)

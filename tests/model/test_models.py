@@ -14,19 +14,26 @@ from tests.model.compare import normal, quick_jit
 from utils import named_leaves
 
 SMALL = {"dims": (8, 16), "kernel": 3, "head_dim": 16}
+TINY = {"residual": True, "bias": True, "layer_scale": 0.5, "head_dim": None}
 MODELS = {
     "convnext": convnext((8, 8, 1), 10, **SMALL),
     "convnext_residual": convnext((9, 12, 3), 10, **SMALL, residual=True),
     "mlp": mlp((6, 5), 10, dims=(64, 32)),
+    "convnext_tiny": convnext((9, 12, 3), 10, (8, 16), 3, **TINY),
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
+    "resnet_50": resnet((9, 17, 2), 10, (8, 16), depths=(2, 1), bottleneck=True, large_images=True),
     "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
+    "vit_token": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2, pool="token"),
 }
 SHAPES = {
     "convnext": (8, 8, 1),
     "convnext_residual": (9, 12, 3),
     "mlp": (6, 5),
+    "convnext_tiny": (9, 12, 3),
     "resnet": (6, 7, 2),
+    "resnet_50": (9, 17, 2),
     "vit": (8, 4, 2),
+    "vit_token": (8, 4, 2),
 }
 ALL = pytest.mark.parametrize("name", MODELS)
 
@@ -144,6 +151,8 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
         (mlp, {"num_classes": 0}, "num_classes: must be at least 1, got 0"),
         (resnet, {"widths": (-1,)}, "widths: must be at least 1, got -1"),
         (resnet, {"depth": 0}, "depth: must be at least 1, got 0"),
+        (resnet, {"depths": (1, 1)}, "depths: needs one number for each of the 3 widths, got 2"),
+        (vit, {"pool": "max"}, "pool: must be one of 'mean', 'token', got 'max'"),
         (vit, {"heads": 3}, r"heads: 3 must divide dim \(64\)"),
         (
             vit,
@@ -156,3 +165,39 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
 def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):
     with pytest.raises(ValueError, match="^" + message):
         factory(**{"input_shape": (28, 28, 1), "num_classes": 10} | arguments)
+
+
+@pytest.mark.parametrize(
+    "model, count",
+    [
+        (
+            resnet(
+                (224, 224, 3), 1000, (64, 128, 256, 512), depths=(2, 2, 2, 2), large_images=True
+            ),
+            11_689_512,
+        ),
+        (
+            resnet(
+                (224, 224, 3),
+                1000,
+                (64, 128, 256, 512),
+                depths=(3, 4, 6, 3),
+                large_images=True,
+                bottleneck=True,
+            ),
+            25_557_032,
+        ),
+        (vit((224, 224, 3), 1000, 16, 384, 12, 6, pool="token"), 22_050_664 - 12 * 384),
+        (
+            convnext(
+                (224, 224, 3), 1000, (96, 192, 384, 768), depths=(3, 3, 9, 3), expansion=4, **TINY
+            ),
+            28_589_128,
+        ),
+    ],
+)
+def test_models_have_as_many_parameters_as_those_published(model, count):
+    """Torchvision's and timm's resnet18, resnet50, vit_small_patch16_224 (without the biases of
+    keys) and convnext_tiny."""
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count

@@ -1,5 +1,6 @@
 """The weights that a run starts from: a checkpoint, or a safetensors file of another program."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,12 +9,15 @@ import numpy as np
 
 from training.base import TrainState, evaluated_part
 from training.checkpoint import restore
-from training.checkpoint.storage import checkpoints, load
+from training.checkpoint.grids import resized
+from training.checkpoint.rules import converted, read_rules, rule_file
+from training.checkpoint.shards import load_weights
+from training.checkpoint.storage import checkpoints
 from utils import UserError, map_named, match_rules, named_leaves
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
-RENAME = "training.pretrained.rename"
+OPTION = "training.pretrained"
 
 
 def pretrained_from(option):
@@ -23,25 +27,48 @@ def pretrained_from(option):
     return Pretrained(**option) if isinstance(option, dict) else Pretrained(option)
 
 
+def check_arguments(config):
+    """Refuse a config whose model would compute something else with weights of its rule file."""
+    option, model = config["training"].get("pretrained"), config["model"]
+    rules = option.get("rules") if isinstance(option, dict) else None
+    if not isinstance(rules, str) or not isinstance(model, dict):
+        return
+    content, name = rule_file(rules, f"{OPTION}.rules")
+    needed = content.get("model", {})
+    if model["name"] != needed.get("name"):
+        return
+    given, lines = model.get("args", {}), []
+    for key, value in needed.get("args", {}).items():
+        found = list(given[key]) if isinstance(given.get(key), tuple) else given.get(key)
+        if key in given and found != value:
+            values = f"{json.dumps(value)}, got {json.dumps(found)}"
+            lines.append(f"model.args.{key}: the weights of {name} need {values}")
+    if lines:
+        raise UserError("\n".join(lines))
+
+
 class Pretrained:
     """The weights to start from; of a checkpoint, the averaged ones if there are any, since they
     were evaluated. Names are those of the model's table, such as `head/weight`; the leaves of its
     state are called `state/...`, also in the safetensors file of another program. `fresh` lists
-    regexes of the leaves that keep their initial values. `rename` lists pairs (regex, replacement)
-    for the names in the file; the first match wins, and None as replacement ignores the array."""
+    regexes of the leaves that keep their initial values. `rules` turn the arrays of another program
+    into leaves: a list, the name of a ready rule file, or a path; `rename` lists rules that come
+    before these, each of which must match a name. `interpolate` lists regexes of the position
+    embeddings of an image that are resized."""
 
-    def __init__(self, path, fresh=(), rename=(), probe=True):
+    def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True):
         path = Path(path).expanduser()
         check_regexes("fresh", fresh)
-        check_regexes("rename", [regex for regex, _ in rename])
-        if (Path(path) / "config.json").exists():
-            names = ", ".join(checkpoints(path))
-            raise UserError(f"{path}: is a run's folder; name one of its checkpoints ({names})")
-        arrays, self.record = load(path)  # the record is empty in a file of another program
-        self.path, self.fresh = path, fresh
-        arrays_by_old_name = weights(arrays)
-        self.names = renamed(path, arrays_by_old_name, rename)  # {name in the model: in the file}
-        self.arrays = {name: arrays_by_old_name[old] for name, old in self.names.items()}
+        check_regexes("interpolate", interpolate)
+        renaming = read_rules(rename, f"{OPTION}.rename")
+        self.rules = [*renaming, *read_rules(rules, f"{OPTION}.rules")]
+        if (path / "config.json").exists() and (names := checkpoints(path)):
+            what = f"is a run's folder; name one of its checkpoints ({', '.join(names)})"
+            raise UserError(f"{path}: {what}")
+        arrays, self.record = load_weights(path)  # the record is empty in another program's file
+        self.path, self.fresh, self.interpolate = path, fresh, interpolate
+        self.arrays = weights(arrays)
+        check_matches(path, renaming, self.arrays)
         # With fresh leaves, such as a new head, the output differs anyway.
         self.probe = restore.probe_of(arrays) if probe and not fresh else {}
 
@@ -50,45 +77,60 @@ class Pretrained:
         return f"the weights of {self.path}{fresh}"
 
     def check(self, params, state):
-        """The arrays by the names of the model's leaves. Refuse a file that does not fit these
-        params and state, which may be shapes."""
-        leaves = self.wanted(params, state)
-        wanted = {name: restore.as_stored(leaf) for name, leaf in leaves.items()}
-        fresh = {n for n in self.arrays if any(re.fullmatch(regex, n) for regex in self.fresh)}
-        stored = {name: array for name, array in self.arrays.items() if name not in fresh}
+        """Refuse a file that does not fit these params and state, which may be shapes."""
+        self.leaves(params, state)
+
+    def leaves(self, params, state):
+        """{name: array} for the leaves of these params and state that are not fresh."""
+        shapes = named_leaves(params) | named_leaves({"state": state})
+        arrays, origin = converted(
+            self.path, self.rules, self.arrays, restore.of_single_blocks(shapes)
+        )
+        wanted = {n: restore.as_stored(leaf) for n, leaf in self.wanted(shapes).items()}
+        for name in self.matching("interpolate", self.interpolate, wanted):
+            if name in arrays:
+                arrays[name] = resized(arrays[name], wanted[name].shape)
+        fresh = {name for name in arrays if any(re.fullmatch(regex, name) for regex in self.fresh)}
+        stored = {name: array for name, array in arrays.items() if name not in fresh}
         stored = restore.restacked(stored, wanted)
-        lines = restore.differences(stored, wanted, castable, called=self.called)
+
+        def called(name):
+            """A name in the model, with its name in the file if that is different."""
+            # Arrays that were stacked here have no name in the file.
+            return with_origin(name, self.arrays, *origin[name]) if name in origin else name
+
+        lines = restore.differences(stored, wanted, castable, called=called)
         if any(line.startswith(("missing", "unexpected", "it has none")) for line in lines):
             lines.append(
-                "`rename` gives arrays the model's names, `fresh` lists the leaves that keep their "
-                "initial values (docs/configure.md#start-from-pretrained-weights)"
+                "`rules` turn arrays into the model's leaves, `fresh` lists the leaves that keep "
+                "their initial values (docs/configure.md#start-from-pretrained-weights)"
             )
+        if any(line.endswith("(transpose it)") for line in lines):
+            lines.append('a rule with a form transposes: [regex, name of the leaf, "OI->IO"]')
         restore.refuse(f"{self.path}: does not fit the model", lines)
         return stored
 
-    def wanted(self, params, state):
+    def wanted(self, leaves):
         """{name: leaf} of what the file must have."""
-        leaves = named_leaves(params) | named_leaves({"state": state})
-        try:
-            loaded = match_rules([(regex, False) for regex in self.fresh], leaves, default=True)
-        except UserError as error:
-            raise UserError(f"training.pretrained.fresh: {error}") from error
-        return {name: leaf for name, leaf in leaves.items() if loaded[name]}
+        fresh = self.matching("fresh", self.fresh, leaves)
+        return {name: leaf for name, leaf in leaves.items() if name not in fresh}
 
-    def called(self, name):
-        """A name in the model, with its name in the file if that is different."""
-        old = self.names.get(name, name)  # arrays that were stacked here have no name in the file
-        return name if old == name else f"{name} (in the file: {old})"
+    def matching(self, option, regexes, names):
+        """The names that match the regexes of an option, each of which must match one."""
+        try:
+            matches = match_rules([(regex, True) for regex in regexes], names, default=False)
+        except UserError as error:
+            raise UserError(f"{OPTION}.{option}: {error}") from error
+        return [name for name, is_match in matches.items() if is_match]
 
     def __call__(self, params, state):
         """(params, state) with the arrays of the file, on the host; fresh leaves are unchanged."""
-        stored = self.check(params, state)
-        loaded = self.wanted(params, state)
+        loaded = self.leaves(params, state)
 
         def merge(name, leaf):
             if name not in loaded:
                 return leaf
-            array = np.asarray(stored[name], restore.as_stored(leaf).dtype)
+            array = np.asarray(loaded[name], restore.as_stored(leaf).dtype)
             return restore.typed(array, leaf)
 
         return map_named(merge, params), map_named(merge, {"state": state})["state"]
@@ -114,32 +156,20 @@ def weights(arrays):
     }
 
 
-def renamed(path, names, rules):
-    """{name after the rules: name in the file}"""
-    for regex, _ in rules:
-        if not any(re.fullmatch(regex, name) for name in names):
-            has = restore.some(names)
-            raise UserError(f"{RENAME}: {regex!r} matches no name in {path}, which has {has}")
-    old_names = {}
-    for old in names:
-        name = new_name(old, rules)
-        if name in old_names:
-            raise UserError(f"{RENAME}: {old_names[name]} and {old} in {path} both become {name}")
-        if name is not None:
-            old_names[name] = old
-    return old_names
+def with_origin(name, arrays, source, rule):
+    """The name of a leaf, with that of its array in the file, and the rule that has changed it."""
+    if rule is None:
+        return name
+    changed = f" {arrays[source].shape}, by {rule.text}" if rule.form or rule.targets[1:] else ""
+    return f"{name} (in the file: {source}{changed})"
 
 
-def new_name(name, rules):
-    """A name after the first rule that matches all of it; None if that rule ignores the array."""
-    for regex, replacement in rules:
-        if match := re.fullmatch(regex, name):
-            try:
-                return None if replacement is None else match.expand(replacement)
-            except (re.error, IndexError) as error:
-                rule = f"[{regex!r}, {replacement!r}]"
-                raise UserError(f"{RENAME}: {rule} cannot be applied: {error}") from error
-    return name
+def check_matches(path, rules, names):
+    """Refuse a rule that matches nothing."""
+    for rule in rules:
+        if not any(re.fullmatch(rule.regex, name) for name in names):
+            why = f"matches no name in {path}, which has {restore.some(names)}"
+            raise UserError(f"{OPTION}.rename: {rule.regex!r} {why}")
 
 
 def check_regexes(key, regexes):
@@ -149,7 +179,7 @@ def check_regexes(key, regexes):
             re.compile(regex)
         except re.error as error:
             why = f"{regex!r} is not a regular expression: {error}"
-            raise UserError(f"training.pretrained.{key}: {why}") from error
+            raise UserError(f"{OPTION}.{key}: {why}") from error
 
 
 def castable(stored, wanted):

@@ -40,6 +40,16 @@ def restacked(arrays, wanted):
     return arrays
 
 
+def of_single_blocks(leaves):
+    """The shapes of the leaves by name, with those of stacked blocks one by one."""
+    shapes = {}
+    for name, leaf in leaves.items():
+        names = single_names(name, leaf.shape) if is_stacked(name) else []
+        single = jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if names else leaf
+        shapes |= dict.fromkeys(names or [name], single)
+    return shapes
+
+
 def sums_so_far(arrays, zeros):
     """(the sums of an unfinished epoch in a checkpoint, whether its next log line can use them).
     Groups of sums that are now measured differently start again at `zeros`."""
@@ -80,7 +90,8 @@ def differences(stored, wanted, same_type, whose="model", called=str):
         if not same_type(array.dtype, leaf.dtype):
             has, needs = (f"{a.dtype} {a.shape}" for a in (array, leaf))
         if has != needs:
-            fix = " (transpose it)" if has == needs[::-1] else ""
+            swapped = isinstance(has, tuple) and sorted(has) == sorted(needs)
+            fix = " (transpose it)" if swapped else ""
             misfit.append(f"{called(name)}: the file has {has}, the {whose} has {needs}{fix}")
     return missing + extra + misfit
 

@@ -39,6 +39,12 @@ FOREIGN = {
     rb"\x80[\x02-\x05][^\0]": "a pickle",
     rb"PK[\3\5][\4\6]": "a zip file, as torch.save and numpy.savez write",
 }
+FROM_TORCH = (
+    'for a file of PyTorch: python -c "import sys, torch; from safetensors.torch import save_file; '
+    "tensors = torch.load(sys.argv[1], 'cpu', weights_only=True); "
+    'save_file({k: v.clone().contiguous() for k, v in tensors.items()}, sys.argv[2])" '
+    "FROM.bin TO.safetensors"
+)
 
 
 def write(path, arrays, record):
@@ -141,7 +147,7 @@ def read_header(path, file):
         for magic, what in FOREIGN.items():
             if re.match(magic, start):
                 why = "it is not read, since that could run code: save its arrays as safetensors"
-                raise Damaged(f"{path}: is {what}; {why}")
+                raise Damaged(f"{path}: is {what}; {why}; {FROM_TORCH}")
         if TEXT.match(start):
             raise not_valid(path, "it begins like a text file")
         if size < 8:

@@ -12,6 +12,7 @@ import numpy as np
 
 from data_loader.base import Arrays, class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
+from training.checkpoint.pretrained import check_arguments
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
@@ -39,6 +40,7 @@ def checked_recipe(parts, resumed=False):
     fit."""
     try:
         check_hooks(parts.callbacks)
+        check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
         return recipe, check_shapes(recipe, parts.data.example, sizes_of(parts), resumed)
     except UserError as error:

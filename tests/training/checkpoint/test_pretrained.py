@@ -154,7 +154,7 @@ def test_every_difference_is_listed_under_the_models_names(tmp_path):
         pretrained.check(*jax.eval_shape(lambda: FRESH))
     first, *lines, fix = str(caught.value).splitlines()
     assert first.endswith("a.params: does not fit the model")
-    assert "`rename`" in fix and "`fresh`" in fix
+    assert "`rules`" in fix and "`fresh`" in fix
     assert sorted(lines) == [
         "  head/bias: the file has int32 (3,), the model has float32 (3,)",
         "  head/weight: the file has (9, 3), the model has (5, 3)",
@@ -211,15 +211,15 @@ def test_a_float_is_not_accepted_for_an_integer(tmp_path):
         ),
         (
             {"rename": [["head/(.*)", r"\2"]]},
-            r"training.pretrained.rename: ['head/(.*)', '\\2'] cannot be applied: invalid group",
+            r'training.pretrained.rename: ["head/(.*)", "\\2"] cannot be applied: invalid group',
         ),
         (
             {"rename": [["head/(.*)", r"\g<a>"]]},
-            r"training.pretrained.rename: ['head/(.*)', '\\g<a>'] cannot be applied: unknown",
+            r'training.pretrained.rename: ["head/(.*)", "\\g<a>"] cannot be applied: unknown',
         ),
         (
             {"rename": [["head/.*", "head/bias"]]},
-            "training.pretrained.rename: head/bias and head/weight in ",
+            'pretrained.rename: ["head/.*", "head/bias"]: head/bias and head/weight in ',
         ),
         ({"rename": [["head/(.*)", r"hidden/0/\1"]]}, "both become hidden/0/"),
     ],

@@ -1,0 +1,288 @@
+"""Rules that turn the arrays of another library into the leaves of a model, and back.
+
+A rule is a list [regex, target] or [regex, target, form]. The regex matches the whole name of an
+array in the file. The target is one of these:
+
+- the name of a leaf, in which \\1 is the first group of the regex. The form, such as "OI->IO",
+  names the axes of the array and of the leaf, one letter each; 1 is an axis of length one.
+- a list of names: the array is split along its last axis, after the form. null leaves out a part;
+  written for the other library, the part is zeros.
+- null: the model has no such leaf, so the array is ignored. The form says what is written for the
+  other library: "zeros like NAME", "copy of NAME", "zero for NAME" (a single integer, for each leaf
+  of that name), or nothing.
+
+Of several rules that match, the first one counts whose leaf the model has.
+"""
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from file_io import read_json
+from training.checkpoint import restore
+from training.checkpoint.regexes import leaf_pattern, name_of_array, name_of_leaf, pieces
+from utils import UserError
+
+FOLDER = Path(__file__).with_name("rule_files")
+STAND_INS = {
+    "zeros like ": np.zeros_like,
+    "copy of ": np.asarray,
+    "zero for ": lambda leaf: np.zeros((), np.int64),
+}
+FORM = re.compile("[A-Z1]+->[A-Z1]+")
+SHAPE = 'a rule is [regex, name of a leaf or list of names or null], with a form such as "OI->IO"'
+
+
+class Rule(NamedTuple):
+    regex: str
+    targets: tuple  # names of leaves, and None for what the model has not
+    form: str = ""  # "OI->IO", or what stands in for an array that the model has not
+    text: str = ""  # the rule as it was written
+
+    @property
+    def stand_in(self):
+        """(function, name of a leaf) of what is written for an array that the model has not."""
+        for start, function in STAND_INS.items():
+            if self.form.startswith(start):
+                return function, self.form.removeprefix(start)
+        return None
+
+    def names(self, match):
+        """The targets for the name that the regex matches."""
+        try:
+            return [target and match.expand(target) for target in self.targets]
+        except (re.error, IndexError) as error:
+            raise UserError(f"{self.text} cannot be applied: {error}") from error
+
+
+# --- reading rules
+
+
+def read_rules(value, key="rules"):
+    """The Rules of an option: a list of them, the name of a ready rule file, or a path."""
+    if isinstance(value, list | tuple):
+        return [rule_of(rule, key) for rule in value]
+    content, name = rule_file(value, key)
+    rules = [rule_of(rule, name) for rule in content["rules"]]
+    return expanded(rules, content.get("where", {}), name)
+
+
+def rule_file(value, key="rules"):
+    """(the content of a rule file, given by its name or its path, what to call it in messages)."""
+    path = FOLDER / f"{value}.json"
+    if not re.fullmatch(r"\w+", str(value)) or not path.exists():
+        path = Path(value).expanduser()
+        if not path.exists():
+            ready = f"there are {', '.join(ready_files())}, or give a path"
+            raise UserError(f"{key}: no rule file {str(value)!r}; {ready}")
+    content, name = read_json(path), path if path.parent != FOLDER else f"rules {value}"
+    if not {"rules"} <= set(content) <= {"about", "model", "where", "rules"}:
+        keys = "rules, and may have about, model and where"
+        raise UserError(f"{name}: must have the key {keys}; it has {', '.join(content)}")
+    if not isinstance(content["rules"], list):
+        raise UserError(f"{name}: rules must be a list, got {content['rules']!r}")
+    return content, name
+
+
+def ready_files():
+    """The names of the rule files that are part of this project."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def rule_of(value, where):
+    """A rule, checked."""
+    match value:
+        case [str(regex), [*targets], *form]:
+            pass
+        case [str(regex), target, *form]:
+            targets = [target]
+        case _:
+            targets = []
+    if not targets or not all(isinstance(target, str | None) for target in targets):
+        raise UserError(f"{where}: {SHAPE}; got {shown(value)}")
+    text = f"{where}: {shown(value)}"
+    if len(form) > 1 or not all(isinstance(part, str) for part in form):
+        raise UserError(f"{text}: the form must be one text such as 'OI->IO'")
+    try:
+        re.compile(regex)
+    except re.error as error:
+        raise UserError(f"{where}: {regex!r} is not a regular expression: {error}") from error
+    rule = Rule(regex, tuple(targets), form[0] if form else "", text)
+    check_form(rule)
+    return rule
+
+
+def check_form(rule):
+    """Refuse a form that says nothing about arrays like these."""
+    if not rule.form:
+        return
+    if rule.targets == (None,):
+        if not rule.stand_in:
+            forms = ", ".join(repr(f"{start}NAME") for start in STAND_INS)
+            raise UserError(f"{rule.text}: with null, the form must be one of {forms}")
+        return
+    axes = [side.replace("1", "") for side in rule.form.split("->")]
+    same = len(axes) == 2 and sorted(axes[0]) == sorted(axes[1]) == sorted(set(axes[0]))
+    if not FORM.fullmatch(rule.form) or not same:
+        why = "must name the same axes on both sides, once each, as in 'OIHW->HWIO'"
+        raise UserError(f"{rule.text}: the form {why}")
+
+
+def shown(value):
+    return json.dumps(value, default=str)
+
+
+def expanded(rules, tables, name):
+    """The rules, with each word of `where` replaced by each of its pairs (in a regex, in a
+    target)."""
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise UserError(f"{name}: where must be an object of objects {{regex: target}}")
+    for word in tables:
+        if not any(word in rule.regex for rule in rules):
+            raise UserError(f"{name}: where: no regex of a rule has the word {word!r}")
+    result = []
+    for rule in rules:
+        words = [word for word in tables if word in rule.regex]
+        for pairs in itertools.product(*(tables[word].items() for word in words)):
+            regex, ours = rule.regex, [*rule.targets, rule.form]
+            for word, (theirs, target) in zip(words, pairs, strict=True):
+                regex = regex.replace(word, theirs)
+                ours = [text and text.replace(word, target) for text in ours]
+            *targets, form = ours
+            result.append(rule._replace(regex=regex, targets=tuple(targets), form=form))
+    return result
+
+
+# --- into the model
+
+
+def chosen(rules, names, leaves):
+    """{name in the file: (its rule, the names of the leaves)}; without a rule it is (None, [its own
+    name])."""
+    result = {}
+    for name in names:
+        matches = [(rule, m) for rule in rules if (m := re.fullmatch(rule.regex, name))]
+        options = [(rule, rule.names(match)) for rule, match in matches] or [(None, [name])]
+        fits = (o for o in options if o[1] == [None] or any(target in leaves for target in o[1]))
+        result[name] = next(fits, options[0])
+    return result
+
+
+def converted(path, rules, arrays, leaves):
+    """({name of a leaf: array}, {name of a leaf: (name in the file, rule)}) of the arrays of a
+    file."""
+    found, origin, copies = {}, {}, []
+    for name, (rule, targets) in chosen(rules, arrays, leaves).items():
+        if targets == [None]:
+            if rule.form.startswith("copy of "):
+                match = re.fullmatch(rule.regex, name)
+                copies.append((name, match.expand(rule.stand_in[1]), rule))
+            continue
+        array = arranged(path, name, arrays[name], rule)
+        for target, part in split(array, targets, leaves).items():
+            if target in origin:
+                both = f"{origin[target][0]} and {name} in {path} both become {target}"
+                raise UserError(f"{rule.text}: {both}" if rule else both)
+            found[target], origin[target] = part, (name, rule)
+    for name, leaf, rule in copies:
+        if leaf in origin and not np.array_equal(arrays[name], arrays[origin[leaf][0]]):
+            why = f"{name} must be a copy of {origin[leaf][0]}, and it is not"
+            raise UserError(
+                f"{path}: {why} ({rule.text}); the model needs a leaf of its own for it"
+            )
+    return found, origin
+
+
+def arranged(path, name, array, rule):
+    """An array with the axes of the leaf."""
+    if rule is None or not rule.form:
+        return array
+    theirs, ours = rule.form.split("->")
+    if array.ndim != len(theirs) or any(
+        n != 1 for n, axis in zip(array.shape, theirs, strict=True) if axis == "1"
+    ):
+        raise UserError(
+            f"{path}: {name} has the shape {array.shape}, which does not fit {rule.text}"
+        )
+    return with_axes(array, theirs, ours)
+
+
+def with_axes(array, before, after):
+    """An array whose axes are called `before`, in the order `after`; 1 is an axis of length one."""
+    array = array.reshape([n for n, axis in zip(array.shape, before, strict=True) if axis != "1"])
+    before, kept = before.replace("1", ""), after.replace("1", "")
+    array = array.transpose([before.index(axis) for axis in kept])
+    places = [i for i, axis in enumerate(after) if axis == "1"]
+    return np.expand_dims(array, places)
+
+
+def split(array, targets, leaves):
+    """{name of a leaf: its part of the last axis}. A list of names divides it by the sizes of the
+    leaves; what the model has not shares the rest."""
+    if len(targets) == 1:
+        return {targets[0]: array}
+    total = array.shape[-1] if array.ndim else 0
+    sizes = [leaves[t].shape[-1] if t in leaves and leaves[t].shape else None for t in targets]
+    left, open_ = total - sum(size or 0 for size in sizes), sizes.count(None)
+    if left < 0 or left % max(open_, 1) or (left and not open_):
+        return dict.fromkeys(filter(None, targets), array)  # reported with its shape
+    ends = np.cumsum([left // open_ if size is None else size for size in sizes])
+    parts = np.split(array, ends[:-1], axis=-1)
+    return {target: part for target, part in zip(targets, parts, strict=True) if target}
+
+
+# --- out of the model
+
+
+def written(rules, leaves):
+    """{name: array} for the other library, of {name of a leaf: array}."""
+    arrays, used = {}, set()
+    for rule in rules:
+        if not rule.stand_in and rule.targets == (None,):
+            continue
+        make, anchor = rule.stand_in or (None, next(filter(None, rule.targets)))
+        items, pattern = backwards(rule, anchor)
+        for leaf, match in [(leaf, pattern.fullmatch(leaf)) for leaf in leaves]:
+            if not match or (leaf in used and not make):
+                continue
+            name = name_of_array(items, match)
+            if make:
+                arrays.setdefault(name, make(leaves[leaf]))
+                continue
+            if name in arrays:
+                raise UserError(f"{rule.text}: {name} is already written by another rule")
+            names = [t and name_of_leaf(t, rule.regex, match) for t in rule.targets]
+            arrays[name] = joined(rule, names, leaves)
+            used |= set(names)
+    if rest := [leaf for leaf in leaves if leaf not in used]:
+        some = restore.some(rest)
+        raise UserError(f"no rule writes {len(rest)} of the {len(leaves)} leaves: {some}")
+    return arrays
+
+
+def backwards(rule, target):
+    """(the pieces of a rule's regex, the pattern of the leaves that it can write)."""
+    try:
+        items = pieces(rule.regex)
+        return items, leaf_pattern(target, rule.regex, items)
+    except (ValueError, LookupError) as error:
+        raise UserError(f"{rule.text}: cannot be applied backwards: {error}") from error
+
+
+def joined(rule, names, leaves):
+    """The array of the other library of these leaves."""
+    if missing := [name for name in names if name and name not in leaves]:
+        raise UserError(f"{rule.text}: the model has no {', '.join(missing)}")
+    known = [name for name in names if name]
+    parts = [np.asarray(leaves[n]) if n else np.zeros_like(leaves[known[-1]]) for n in names]
+    array = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    if not rule.form:
+        return array
+    theirs, ours = rule.form.split("->")
+    if array.ndim != len(ours):
+        raise UserError(f"{rule.text}: {known[0]} has the shape {array.shape}, which does not fit")
+    return np.ascontiguousarray(with_axes(array, ours, theirs))
