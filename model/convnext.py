@@ -44,6 +44,7 @@ def convnext(
     stages = stages_of(dims, depths)
     names = [f"blocks/{i}" for i in range(len(stages))]
     check_remat(remat, names)
+    form = (kernel, expansion, bias, layer_scale)
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
@@ -54,10 +55,7 @@ def convnext(
                 "conv": conv2d_init(stem, input_shape[-1], dims[0], patch, bias=bias),
                 "norm": layer_norm_init(dims[0]),
             },
-            "blocks": [
-                block_init(k, dims[stage], kernel, expansion, bias, layer_scale)
-                for k, stage in blocks
-            ],
+            "blocks": [block_init(k, dims[stage], *form) for k, stage in blocks],
             "downsample": [down_init(k, *widths, bias) for k, widths in downs],
             "head": head_init(hidden, classes, dims[-1], head_dim, num_classes),
         }, {}
