@@ -72,12 +72,7 @@ def vit(
 
     def apply(params, state, x, *, train=False, key=None):
         first, *keys = split_key(key, depth + 1)
-        x = conv2d(params["patches"], x, stride=patch, padding="VALID")
-        x = x.reshape(x.shape[0], tokens, dim)  # (B, T, D)
-        if pool == "token":
-            token = jnp.broadcast_to(params["token"].astype(x.dtype), (x.shape[0], 1, dim))
-            x = jnp.concatenate([token, x], axis=1)
-        x = x + params["positions"]["weight"]
+        x = embed(params, x, patch)
         x = drop(first, x, dropout, train=train)
         block = partial(block_apply, heads=heads, dropout=dropout, eps=eps, train=train)
         blocks, numbers = params["blocks"], range(depth)
@@ -86,6 +81,16 @@ def vit(
         return linear(params["head"], x.mean(1)), state
 
     return Model(init, apply)
+
+
+def embed(params, x, patch):
+    """(B, H, W, channels) -> (B, T, D): the patches, after the class token if there is one."""
+    x = conv2d(params["patches"], x, stride=patch, padding="VALID")
+    x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
+    if "token" in params:
+        token = jnp.broadcast_to(params["token"].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
+        x = jnp.concatenate([token, x], axis=1)
+    return x + params["positions"]["weight"]
 
 
 def block_init(key, dim, expansion):

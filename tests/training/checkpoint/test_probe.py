@@ -71,7 +71,7 @@ def test_full_optimization_and_saving_to_a_file_make_no_difference(name, tmp_pat
         (
             "resnet",
             "conv2d",
-            lambda params, x, stride=1: conv2d(
+            lambda params, x, stride=1, padding="SAME": conv2d(
                 params, x, stride=stride, padding=same_as_torch(params, x)
             ),
         ),
