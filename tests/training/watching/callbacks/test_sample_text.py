@@ -86,7 +86,7 @@ def likeliest(table, prompt, tokens):
     return LETTERS.decode(written)
 
 
-@pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.parametrize("ema", [None, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_texts_are_those_of_the_evaluated_weights_of_their_step(tmp_path, ema, caplog):
     caplog.set_level(logging.INFO, "main")
     weights = Weights()
@@ -108,7 +108,7 @@ def test_texts_are_those_of_the_evaluated_weights_of_their_step(tmp_path, ema, c
     assert "Samples" in page and "step 3" in page
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_is_the_same_with_and_without_samples(tmp_path, replicas):
     samples = sample_text(PROMPTS, tokens=5, every_n_steps=3)
     with_samples = run(tmp_path, [samples], replicas=replicas)
@@ -120,6 +120,7 @@ def test_training_is_the_same_with_and_without_samples(tmp_path, replicas):
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_writes_the_same_texts_once(tmp_path):
     def samples():
         return sample_text(PROMPTS[:2], tokens=9, temperature=2.0, every_n_steps=1)
