@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.sampling import check
-
 TOKEN, LOGITS, POSITION, NEXT = "token", "logits", "position", "next/"  # names in the file
 
 
@@ -62,9 +60,10 @@ def steps(decoder, prompts, count, choose):
 
 def stream(decoder, prompt, count, sampling, *, seed=0, stop=None):
     """Up to `count` tokens that follow a prompt, one by one; the text ends before `stop`."""
-    check([prompt], decoder.context, sampling)
     random = np.random.default_rng(seed)
-    for [token] in steps(decoder, [prompt], count, lambda logits: draw(random, logits, sampling)):
+    (rows, *_), _ = decoder.inputs[TOKEN]
+    prompts = [prompt] * (rows or 1)  # of a file for a fixed number of texts, the first one is read
+    for token, *_ in steps(decoder, prompts, count, lambda x: draw(random, x, sampling)):
         if token == stop:
             return
         yield token

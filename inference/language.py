@@ -19,7 +19,7 @@ from inference.signatures import check_signatures, merged
 from inference.verify import take
 from model.generate import Sampling, context_of, generate
 from model.layers.blocks import unstack
-from utils import RunError, named_leaves
+from utils import RunError, UserError, named_leaves
 
 SIGNATURE = "decode"  # of the step within a TFLite file
 WHOLE = "serving_default"  # of the logits of a whole text
@@ -40,7 +40,12 @@ class LanguageExporter(Exporter):
 
     def __init__(self, arguments, loaded, *rest):
         self.trained, self.context = loaded, context_of(loaded.parts.model)
-        loaded = unrolled(loaded)
+        if arguments.demo:
+            raise UserError(
+                "--demo: writes a page for one input; leave it out, and let the files of a "
+                "language model write with predict.py --prompt"
+            )
+        loaded = loaded._replace(weights=unrolled(loaded.parts.model, loaded.weights))
         if not arguments.free and all(len(x.shape) == 1 for x in jax.tree.leaves(loaded.inputs)):
             arguments = changed(arguments, free=[f"1:length:1-{self.context}"])
         super().__init__(arguments, loaded, *rest)
@@ -134,14 +139,13 @@ def with_end(stem):
     return stem.with_name(f"{stem.name}_{SIGNATURE}")
 
 
-def unrolled(loaded):
-    """The model with a list of the params of its blocks, where they are stacked: a loop in a file
-    would copy the weights of each block whenever it reaches it."""
-    params = loaded.weights["params"]
-    if not is_stacked(loaded.parts.model):
-        return loaded
-    params = params | {"blocks": unstack(params["blocks"])}
-    return loaded._replace(weights=loaded.weights | {"params": params})
+def unrolled(model, weights):
+    """The weights of a decoder with a list of the params of its blocks, where they are stacked: a
+    loop in a file would copy the weights of each block whenever it reaches it."""
+    if not is_stacked(model):
+        return weights
+    params = weights["params"]
+    return weights | {"params": params | {"blocks": unstack(params["blocks"])}}
 
 
 def is_stacked(model):

@@ -121,7 +121,7 @@ class LiteRTSignature:
     def __init__(self, path, signature):
         from ai_edge_litert.interpreter import Interpreter
 
-        self.path = path
+        self.path, self.started = path, False
         self.runner = Interpreter(str(path), num_threads=1).get_signature_runner(signature)
         self.inputs, self.outputs = (
             {
@@ -132,7 +132,11 @@ class LiteRTSignature:
         )
 
     def __call__(self, arrays):
-        return self.runner(**arrays)
+        if self.started:
+            return self.runner(**arrays)
+        self.started = True
+        with quiet():  # it prints the name of its delegate
+            return self.runner(**arrays)
 
 
 class StableHloModel:
