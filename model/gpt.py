@@ -171,7 +171,7 @@ def token_positions(tokens, segments, cache):
 def positions_at(params, where):
     """The learned vectors of positions."""
     if where.ndim == 1:  # the first ones: a slice, whose gradient is no scatter
-        return params["weight"][: where.shape[0]]
+        return lax.slice_in_dim(params["weight"], 0, where.shape[0])
     return embedding(params, where)
 
 
