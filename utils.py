@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Exit codes. STOPPED: a signal stopped the run after it had written a checkpoint.
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
+INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 
 WINDOWS = os.name == "nt"
 
@@ -36,6 +37,22 @@ class RunError(Exception):
 
     Printed as one message without a traceback, exit code 1.
     """
+
+
+def run_command(command, interrupted="interrupted"):
+    """The exit code of a command, which returns one, or None where all is done; a user's mistake
+    and Ctrl-C end in one message."""
+    try:
+        return command() or DONE
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except (RunError, OSError) as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return INTERRUPTED
 
 
 def first_line(error):

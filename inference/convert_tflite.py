@@ -18,7 +18,7 @@ ROOT = HERE.parent
 sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
 from inference.progress import interrupts  # noqa: E402
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
+from utils import DONE, FAILED, UserError, open_closed_streams, run_command  # noqa: E402
 
 FORMATS = ("tflite", "onnx", "stablehlo")
 DEFAULT_FORMATS = ("tflite", "onnx")
@@ -27,7 +27,6 @@ PRECISIONS = ("float16", "dynamic", "int8")
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
 # options that also take the overrides that follow them
 SWALLOWING = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
-STOPPED = 130  # the exit code that shells use for Ctrl-C
 
 
 def main(argv=None):
@@ -35,21 +34,15 @@ def main(argv=None):
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        with interrupts() as check:
-            arguments = parse(argv)
-            from inference.export import export
+    return run_command(lambda: converted(argv), "Stopped; nothing was written")
 
-            return exit_code(export(arguments, ROOT, check))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
-    except (RunError, OSError) as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("Stopped; nothing was written", file=sys.stderr)
-        return STOPPED
+
+def converted(argv):
+    with interrupts() as check:
+        arguments = parse(argv)
+        from inference.export import export
+
+        return exit_code(export(arguments, ROOT, check))
 
 
 def exit_code(failed):

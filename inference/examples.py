@@ -1,12 +1,14 @@
 """Real examples of a config's data, in the form that an exported function takes."""
 
 import jax
+import numpy as np
 
 from data_loader.base import has_items
 from data_loader.base import loaded as load_datasets
 from data_loader.loader import collate, collated, fingerprint
 from inference.load import prepare
-from inference.lowering.trace import named
+from inference.lowering.trace import UNBATCHED, named
+from inference.verify import take
 from utils import UserError
 
 
@@ -76,3 +78,25 @@ class Examples:
             found = ", ".join(named(raw, "input"))
             raise UserError(f"the data's inputs are {found}, the model takes {', '.join(names)}")
         return dict(zip(names, prepared, strict=True)), targets
+
+
+class Rows:
+    """Given examples, {input: array}, in place of a config's data."""
+
+    test_set, source = None, "the example"
+
+    def __init__(self, inputs, batch):
+        self.inputs = inputs
+        self.count = 1 if batch == UNBATCHED else len(next(iter(inputs.values())))
+
+    def first(self, count):
+        """The first rows, or all if there is no batch."""
+        return take(self.inputs, 0, count)
+
+    def spread(self, count):
+        """Rows at equal distances."""
+        if self.count == 1:
+            return self.inputs
+        count = min(count, self.count)
+        rows = np.arange(count) * self.count // count
+        return {name: array[rows] for name, array in self.inputs.items()}

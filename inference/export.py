@@ -18,11 +18,12 @@ from inference.child import Child
 from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
+from inference.language import LanguageExporter, is_decoder
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
 from inference.packages import import_tensorflow
 from inference.progress import Progress
 from inference.sizes import parse_free
-from inference.verify import table
+from inference.verify import table, title
 from utils import WINDOWS, RunError, UserError
 from wiring.own_modules import COPIES
 
@@ -62,7 +63,8 @@ def export_with(child, check, progress, arguments, root):
     folder = folder or Path(arguments.out) / loaded.parts.title
     check_free(folder, arguments.force)
     with temporary_folder(folder) as work:
-        exporter = Exporter(arguments, loaded, child.call, check, progress)
+        kind = LanguageExporter if is_decoder(loaded) else Exporter
+        exporter = kind(arguments, loaded, child.call, check, progress)
         reports, failures = exporter.reports(work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
@@ -71,6 +73,7 @@ def export_with(child, check, progress, arguments, root):
             check()
             replace(work, folder, arguments.force)
             lines = [table(reports), *accuracies(reports), *exporter.warnings(reports)]
+            lines += decoding(reports)
             print(*lines, f"Written: {folder}", sep="\n")
     print(*failures.values(), sep="\n", end="\n" if failures else "", file=sys.stderr)
     outputs = [*arguments.formats, *(["demo"] if arguments.demo else [])]
@@ -192,6 +195,8 @@ def describe(work, code, exporter, reports, failures):
     for path, file in loaded.parts.own_files().items():
         (work / COPIES / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, work / COPIES / path)
+    if tokenizer := loaded.record.get("tokenizer"):
+        (work / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     config = {key: value for key, value in loaded.config.items() if key != "$schema"}
     (work / "config.json").write_text(
         json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8"
@@ -238,6 +243,16 @@ def versions():
         with suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
     return installed
+
+
+def decoding(reports):
+    """The table of the decode steps of a language model, and how they write."""
+    steps = {name: report["decode"] for name, report in reports.items() if "decode" in report}
+    if steps:
+        yield table(steps, signatures=False)  # they name every array of the cache
+    for report in steps.values():
+        texts, tokens, same = (report["greedy"][key] for key in ("texts", "tokens", "same"))
+        yield f"{title(report)}: {same:.1%} of {texts} x {tokens} greedy tokens are those of JAX"
 
 
 def accuracies(reports):

@@ -35,6 +35,7 @@ from inference.verify import (
 from utils import RunError, UserError, first_line
 
 NEEDED = {"tflite": ("tensorflow", "ai_edge_litert"), "onnx": ("onnx", "onnxruntime")}
+MOST_OUTPUTS = 2**30  # bytes that are scored; those of a language model may be without end
 MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
@@ -232,6 +233,8 @@ class Exporter:
                 return None
             outputs += results
             targets.append(target)
+            if sum(array.nbytes for array in outputs) > MOST_OUTPUTS:
+                break
         try:
             return scores(self.loaded, np.concatenate(outputs), np.concatenate(targets))
         except (UserError, ValueError, TypeError) as error:

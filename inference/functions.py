@@ -20,13 +20,13 @@ import numpy as np
 
 from inference.child import Child
 from inference.convert_tflite import FORMATS, parse
+from inference.examples import Rows
 from inference.exporter import Exporter
 from inference.load import NHWC, Exportable
 from inference.lowering.trace import UNBATCHED, named
 from inference.metadata import add_metadata
 from inference.packages import import_tensorflow
 from inference.signatures import check_signatures, merged
-from inference.verify import take
 from model.base import Model
 from utils import UserError, named_leaves
 
@@ -204,28 +204,6 @@ def example_arrays(loaded, arguments, example):
     specs, leaves = jax.tree.leaves(loaded.inputs), jax.tree.leaves(example)
     arrays = [np.asarray(leaf).astype(spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
     return dict(zip(names, arrays, strict=False))
-
-
-class Rows:
-    """The caller's example in place of a config's data."""
-
-    test_set, source = None, "the example"
-
-    def __init__(self, inputs, batch):
-        self.inputs = inputs
-        self.count = 1 if batch == UNBATCHED else len(next(iter(inputs.values())))
-
-    def first(self, count):
-        """The first rows, or all if there is no batch."""
-        return take(self.inputs, 0, count)
-
-    def spread(self, count):
-        """Rows at equal distances."""
-        if self.count == 1:
-            return self.inputs
-        count = min(count, self.count)
-        rows = np.arange(count) * self.count // count
-        return {name: array[rows] for name, array in self.inputs.items()}
 
 
 def existing(folder):

@@ -2,7 +2,7 @@
 
     python -m inference.generate saved/<title>/<run> --prompt "Once upon a time" --tokens 200
 
-The text appears as it is written. From Python: `generate` of model/generate.py.
+The text appears as it is written. From Python: `load(path).generate("Once upon a time")`.
 """
 
 import argparse
@@ -11,33 +11,29 @@ from itertools import chain
 from pathlib import Path
 
 from data_loader.tokenizers.saved import first_tokens
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
-
-STOPPED = 130  # the exit code that shells use for Ctrl-C
+from model.sampling import Sampling, check, until
+from utils import UserError, run_command
 
 
 def main(argv=None):
     """Run the command line; a user's mistake ends in one message and an exit code."""
-    try:
-        arguments = parse(argv)
-        write(arguments)
-        return DONE
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
-    except (RunError, OSError) as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return STOPPED
+    return run_command(lambda: write(parse(argv)), interrupted="")
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(description="Continue a text with a trained language model.")
     add = parser.add_argument
     add("model", help="a run's folder, or one of its checkpoints")
-    add("--prompt", default="", help="the beginning of the text (default: a new document)")
+    add_text_options(add)
+    add("--samples", type=int, default=1, help="how many texts to write (default: 1)")
+    add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
+    add("--trust", action="store_true", help="allow a stored config to import its dotted names")
+    return parser.parse_args(argv)
+
+
+def add_text_options(add):
+    """The options that choose what is written."""
+    add("--prompt", help="the beginning of the text (default: a new document)")
     add("--prompt-file", metavar="FILE", help="a file with the beginning of the text, in UTF-8")
     add("--tokens", type=int, default=200, help="how many tokens to write (default: 200)")
     add(
@@ -54,21 +50,15 @@ def parse(argv):
         help="draw from the fewest tokens that together have the probability P",
     )
     add("--seed", type=int, default=0, help="another seed, another text (default: 0)")
-    add("--samples", type=int, default=1, help="how many texts to write (default: 1)")
     add("--tokenizer", metavar="FILE", help="a tokenizer (default: the one that the run recorded)")
-    add("-c", "--config", help="the config (default: the one stored in the checkpoint)")
-    add("--trust", action="store_true", help="allow a stored config to import its dotted names")
-    return parser.parse_args(argv)
 
 
 def write(arguments):
     """Load the model and print the texts."""
-    for name in ("tokens", "samples"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name}: must be at least 1, got {getattr(arguments, name)}")
-    prompt = prompt_of(arguments)
+    prompt, sampling = checked_text(arguments)
+    if arguments.samples < 1:
+        raise UserError(f"--samples: must be at least 1, got {arguments.samples}")
     from inference.load import load
-    from model.generate import Sampling
 
     loaded = load(arguments.model, config=arguments.config, trust=arguments.trust)
     tokenizer = None
@@ -76,8 +66,8 @@ def write(arguments):
         from data_loader.tokenizers.saved import tokenizer_file
 
         tokenizer = tokenizer_file(arguments.tokenizer)
-        check_tokenizer(tokenizer, loaded, arguments.tokenizer)
-    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+        vocab_size = loaded.record.get("facts", {}).get("vocab_size")
+        check_tokenizer(tokenizer, loaded.tokenizer, vocab_size, arguments.tokenizer)
     for sample in range(arguments.samples):
         if sample:
             print("\n---")
@@ -87,9 +77,19 @@ def write(arguments):
         print()
 
 
+def checked_text(arguments):
+    """(the prompt, the Sampling) of the options of `add_text_options`."""
+    if arguments.tokens < 1:
+        raise UserError(f"--tokens: must be at least 1, got {arguments.tokens}")
+    if arguments.seed < 0:
+        raise UserError(f"--seed: must be 0 or more, got {arguments.seed}")
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    return prompt_of(arguments), sampling
+
+
 def prompt_of(arguments):
     if not arguments.prompt_file:
-        return arguments.prompt
+        return arguments.prompt or ""
     if arguments.prompt:
         raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
     path = Path(arguments.prompt_file)
@@ -105,7 +105,7 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
     """The prompt and then the text that follows it, piece by piece, up to the end of the
     document."""
     from data_loader.tokenizers.saved import streamed
-    from model.generate import check, context_of, stream, until
+    from model.generate import context_of, stream
 
     tokenizer = tokenizer or tokenizer_of(loaded)
     start, stop = first_tokens(tokenizer, prompt), tokenizer.end_of_text
@@ -120,21 +120,6 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
         raise UserError(str(error).replace("prompt 0", "prompt")) from error
 
 
-def check_tokenizer(tokenizer, loaded, file):
-    """Refuse a tokenizer whose tokens mean something else to the model."""
-    if loaded.tokenizer and loaded.tokenizer.to_json() != tokenizer.to_json():
-        raise UserError(
-            f"--tokenizer: {file} is another tokenizer than the one that {loaded.path} was trained "
-            "with, which is recorded there; leave --tokenizer out"
-        )
-    known = loaded.record.get("facts", {}).get("vocab_size")
-    if known and tokenizer.vocab_size > known:
-        raise UserError(
-            f"--tokenizer: {file} has {tokenizer.vocab_size} tokens, but {loaded.path} was trained "
-            f"on {known}; name the tokenizer that made its tokens"
-        )
-
-
 def tokenizer_of(loaded):
     if loaded.tokenizer is None:
         raise UserError(
@@ -142,6 +127,22 @@ def tokenizer_of(loaded):
             "as --tokenizer tokenizer.json"
         )
     return loaded.tokenizer
+
+
+def check_tokenizer(tokenizer, recorded, vocab_size, source):
+    """Refuse a tokenizer with which the model was not trained; `recorded` is the one with which it
+    was, None if that is unknown."""
+    fix = "pass the tokenizer that the model was trained with"
+    if recorded is not None and tokenizer.to_json() != recorded.to_json():
+        raise UserError(
+            f"--tokenizer: {source} is another tokenizer than the one that the run recorded; "
+            f"{fix}, or none"
+        )
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        count = tokenizer.vocab_size
+        raise UserError(
+            f"--tokenizer: {source} has {count} tokens, the model knows {vocab_size}; {fix}"
+        )
 
 
 if __name__ == "__main__":

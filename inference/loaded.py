@@ -8,8 +8,10 @@ import jax
 import numpy as np
 
 from data_loader.tokenizers.saved import from_json
+from inference.generate import text_pieces
 from inference.lowering.trace import place
 from model.base import Model
+from model.sampling import Sampling
 from training.objective import outputs
 from utils import UserError, first_line, named_leaves
 
@@ -62,6 +64,17 @@ class Loaded:
         except Exception as error:  # the model and the preprocessing may be the user's own
             why = f"{type(error).__name__}: {first_line(error)} ({place(error)})"
             raise UserError(f"predict: fails on inputs of {forms(batch)}: {why}") from error
+
+    def generate(self, prompt="", tokens=200, **options):
+        """The prompt and the text that follows it, of up to `tokens` tokens; without a prompt, a
+        new document. `options` are temperature, top_k, top_p and seed, as on the command line."""
+        seed = options.pop("seed", 0)
+        try:
+            sampling = Sampling(**options)
+        except TypeError as error:
+            known = ", ".join([*Sampling._fields, "seed"])
+            raise UserError(f"generate: {error}; the options are {known}") from error
+        return "".join(text_pieces(self, prompt, tokens, sampling, seed))
 
     @cached_property
     def tokenizer(self):

@@ -1,6 +1,8 @@
-"""Print the predictions of a checkpoint or an exported file for images or arrays.
+"""Print the predictions of a checkpoint or an exported file for images or arrays; or the text that
+an exported language model writes.
 
     python inference/predict.py MODEL INPUT...
+    python inference/predict.py FOLDER --prompt "Once upon a time"
 
 Inputs are raw, as in the config's data; the config's preprocessing is applied here, unless the
 exported file contains it.
@@ -24,27 +26,18 @@ ROOT = HERE.parent
 sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
 from file_io import atomic_file  # noqa: E402
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError, open_closed_streams  # noqa: E402
+from inference.generate import add_text_options, checked_text  # noqa: E402
+from utils import UserError, open_closed_streams, run_command  # noqa: E402
 
-INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit codes that shells use for SIGINT and SIGPIPE
+BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
 MAX_NUMBERS = 8  # printed per output
 
 
 def main(argv=None):
     """Run the command line; a user's mistake ends in one message and an exit code."""
     arguments = parse(argv)
-    try:
-        predict(arguments)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
-    except (RunError, OSError) as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return DONE
+    is_text = arguments.prompt is not None or arguments.prompt_file
+    return run_command(lambda: (write if is_text else predict)(arguments))
 
 
 def parse(argv):
@@ -52,10 +45,13 @@ def parse(argv):
         description="Print a model's predictions for images or arrays."
     )
     add = parser.add_argument
-    add("model", help="a checkpoint, a .tflite, a .onnx or a .stablehlo")
+    add(
+        "model",
+        help="a checkpoint, a .tflite, a .onnx or a .stablehlo; or the folder of a language model",
+    )
     add(
         "inputs",
-        nargs="+",
+        nargs="*",
         metavar="INPUT",
         help="images, a folder of them, or one .npz or .npy file",
     )
@@ -74,15 +70,31 @@ def parse(argv):
     add("--top", type=int, default=3, help="how many classes to print (default: 3)")
     add("--batch", type=int, default=64, help="the batch size (default: 64)")
     add("--csv", metavar="FILE", help="write all outputs to this file")
-    arguments = parser.parse_args(argv)
+    add_text_options(parser.add_argument_group("text, for an exported language model").add_argument)
+    arguments = parser.parse_intermixed_args(argv)
     for name in ("top", "batch"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name}: must be at least 1")
     return arguments
 
 
+def write(arguments):
+    """Print a text that an exported language model continues, as it is written."""
+    if arguments.inputs or arguments.csv:
+        raise UserError("--prompt: the model continues this text; leave out the inputs and --csv")
+    prompt, sampling = checked_text(arguments)
+    from inference.writer import open_writer
+
+    writer = open_writer(arguments.model, arguments.tokenizer)
+    for piece in writer.pieces(prompt, arguments.tokens, sampling, arguments.seed):
+        print_now(piece, end="")
+    print_now("")
+
+
 def predict(arguments):
     """Print the likeliest classes or the first numbers of each input; write all with --csv."""
+    if not arguments.inputs:
+        raise UserError("INPUT: is missing; name images or arrays, or a text that begins, --prompt")
     # Imported here so that an interrupt during these long imports is caught, too.
     from inference.predictor import open_predictor, predictions
 
@@ -158,10 +170,10 @@ def as_text(row, digits=9):
     return (f"{float(value):.{digits}g}" for value in row)
 
 
-def print_now(text):
+def print_now(text, end="\n"):
     """Print without buffering; exit if the reader has closed the pipe, as `| head` does."""
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except BrokenPipeError:
         # Python flushes stdout at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

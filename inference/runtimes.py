@@ -6,11 +6,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-import jax
-import jax.export
 import numpy as np
 
-from inference.lowering.trace import named
 from inference.packages import quiet
 from utils import UserError, first_line
 
@@ -18,8 +15,8 @@ from utils import UserError, first_line
 PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert", ".stablehlo": "jax"}
 
 
-def open_model(path):
-    """The model in a file, by its suffix."""
+def open_model(path, signature=None):
+    """The model in a file, by its suffix; of a TFLite file, one of its signatures."""
     path = Path(path)
     suffix = path.suffix.lower()
     package = PACKAGES.get(suffix)
@@ -32,7 +29,7 @@ def open_model(path):
             f"{path}: running it needs {package}: pip install -r inference/requirements.txt"
         )
     try:
-        return MODELS[suffix](path)
+        return LiteRTSignature(path, signature) if signature else MODELS[suffix](path)
     except Exception as error:  # damaged files raise many kinds
         raise UserError(f"{path}: cannot be read as {suffix[1:]}: {first_line(error)}") from error
 
@@ -118,10 +115,39 @@ class LiteRTModel:
         return sum(op["op_name"] != "DELEGATE" for op in self.interpreter._get_ops_details())
 
 
+class LiteRTSignature:
+    """A signature of several in LiteRT; `inputs` and `outputs` as in OnnxModel."""
+
+    def __init__(self, path, signature):
+        from ai_edge_litert.interpreter import Interpreter
+
+        self.path, self.started = path, False
+        self.runner = Interpreter(str(path), num_threads=1).get_signature_runner(signature)
+        self.inputs, self.outputs = (
+            {
+                name: (free_as_none(detail["shape_signature"]), detail["dtype"])
+                for name, detail in details.items()
+            }
+            for details in (self.runner.get_input_details(), self.runner.get_output_details())
+        )
+
+    def __call__(self, arrays):
+        if self.started:
+            return self.runner(**arrays)
+        self.started = True
+        with quiet():  # it prints the name of its delegate
+            return self.runner(**arrays)
+
+
 class StableHloModel:
     """A StableHLO file in JAX on the CPU; `inputs` and `outputs` as in OnnxModel."""
 
     def __init__(self, path):
+        # Imported here, since the other runtimes need no JAX.
+        import jax.export
+
+        from inference.lowering.trace import named
+
         self.exported = jax.export.deserialize(bytearray(path.read_bytes()))
         (inputs,), _ = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
         outputs = jax.tree.unflatten(self.exported.out_tree, self.exported.out_avals)
@@ -135,6 +161,8 @@ class StableHloModel:
         self.path = path
 
     def __call__(self, arrays):
+        import jax
+
         inputs = jax.tree.unflatten(self.structure, [arrays[name] for name in self.inputs])
         with jax.default_device(jax.devices("cpu")[0]):
             leaves = jax.tree.leaves(self.call(inputs))

@@ -197,14 +197,15 @@ def largest_error(got, want):
     return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max(initial=0))
 
 
-def table(reports):
-    """{format: report} as a table for the terminal."""
+def table(reports, signatures=True):
+    """{format: report} as a table for the terminal, with the names and types of what each file
+    takes and returns."""
     checks = [check for report in reports.values() for check in report["checks"]]
     has_classes = any("same_argmax" in check for check in checks)
     rows = [[name for name in COLUMNS.split(",") if has_classes or name != "same class"]]
     for report in reports.values():
         for i, check in enumerate(report["checks"]):
-            file = [report["file"], report["route"], str(report["nodes"])]
+            file = [title(report), report["route"], str(report["nodes"])]
             file = [*file, format_bytes(report["bytes"])] if i == 0 else [""] * 4
             size = str(check["batch"] or "-")
             is_first_kind = check["data"] == report["checks"][0]["data"]
@@ -216,8 +217,14 @@ def table(reports):
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    signatures = [f"{report['file']}: {signature(report)}" for report in reports.values()]
-    return "\n".join([*lines, *signatures])
+    if signatures:
+        lines += [f"{title(report)}: {signature(report)}" for report in reports.values()]
+    return "\n".join(lines)
+
+
+def title(report):
+    """A file, and which of its signatures if it has several."""
+    return " ".join(filter(None, [report["file"], report.get("signature")]))
 
 
 def error_cells(check, judged):

@@ -48,8 +48,7 @@ def convnext(
     check_blocks(remat, plan, scan)
     apply_block = partial(block_apply, residual=residual)
 
-    def init_block(key, stage):
-        return block_init(key, dims[stage], kernel, expansion, bias, layer_scale)
+    init_block = partial(init_of_stage, dims, (kernel, expansion, bias, layer_scale))
 
     def init(key):
         stem, blocks, downs, hidden, classes = jax.random.split(key, 5)
@@ -113,6 +112,10 @@ def head_init(k1, k2, dim, head_dim, num_classes):
         return norm | {"classes": linear_init(k2, dim, num_classes)}
     hidden, classes = linear_init(k1, dim, head_dim), linear_init(k2, head_dim, num_classes)
     return norm | {"hidden": hidden, "classes": classes}
+
+
+def init_of_stage(dims, form, key, stage):
+    return block_init(key, dims[stage], *form)
 
 
 def block_init(key, dim, kernel, expansion, bias, layer_scale):

@@ -21,6 +21,7 @@ from model.layers.cache import empty_cache, visible, written
 from model.layers.dropout import dropout as drop
 from model.layers.dropout import split_key
 from model.layers.embedding import embedding, embedding_init, unembedding
+from model.layers.forms import are_free
 from model.layers.initializers import normal
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import layer_norm, layer_norm_init, rms_norm, rms_norm_init
@@ -163,13 +164,16 @@ def token_positions(tokens, segments, cache):
     if segments is None:
         return steps
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-    return steps - lax.cummax(jnp.where(begins, steps, 0), axis=1)
+    starts = jnp.where(begins, steps, 0)
+    if are_free(tokens.shape[1:]):  # exported formats have no cumulative maximum of a free size
+        return steps - jnp.where(steps[:, None] >= steps, starts[:, None], 0).max(-1)
+    return steps - lax.cummax(starts, axis=1)
 
 
 def positions_at(params, where):
     """The learned vectors of positions."""
     if where.ndim == 1:  # the first ones: a slice, whose gradient is no scatter
-        return params["weight"][: where.shape[0]]
+        return lax.slice_in_dim(params["weight"], 0, where.shape[0])
     return embedding(params, where)
 
 

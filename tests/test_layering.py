@@ -43,6 +43,7 @@ ALLOWED = {
             "model.base",
             "model.generate",
             "model.layers",
+            "model.sampling",
             "data_loader",
         }
         | {"training.checkpoint", "training.objective", "training.recipe"},

@@ -4,16 +4,25 @@ A cache has room for a fixed number of tokens, since its shapes are compiled. Ea
 has its own position: the number of tokens that were read in it. What lies behind it is hidden.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+
+class Entry(NamedTuple):
+    """What one block keeps: arrays (B, S, K, D)."""
+
+    keys: jax.Array
+    values: jax.Array
 
 
 def empty_cache(batch, size, heads, dim, depth):
     """Room for `size` tokens of each of `batch` texts, in `depth` blocks."""
 
     def entry():
-        return tuple(jnp.zeros((batch, size, heads, dim)) for _ in ("keys", "values"))
+        return Entry(*(jnp.zeros((batch, size, heads, dim)) for _ in Entry._fields))
 
     return {"position": jnp.zeros(batch, jnp.int32), "blocks": [entry() for _ in range(depth)]}
 
@@ -21,7 +30,7 @@ def empty_cache(batch, size, heads, dim, depth):
 def written(entry, new, where):
     """The keys and values of one block, (B, S, K, D), with those of T new tokens, (B, T, K, D), at
     the positions `where`, (B, T), which follow each other."""
-    return tuple(write(cache, x, where) for cache, x in zip(entry, new, strict=True))
+    return Entry(*(write(cache, x, where) for cache, x in zip(entry, new, strict=True)))
 
 
 def write(cache, new, where):

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.layers.attention import attention, attention_init
+from model.layers.attention import attend, attention, attention_init
 from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
 from model.layers.norm import group_norm
 from model.layers.pool import avg_pool, global_avg_pool, max_pool
+from model.layers.rotary import rotary, rotation
+from tests.inference.layer_cases import grouped, heads
 from tests.inference.made import learned, scale_and_bias, weights
 
 PLAINLY = {"xla_backend_optimization_level": 0}
@@ -34,6 +36,9 @@ SEQUENCES = {
     "attention": lambda x: attention(ATTENTION, x, heads=2),
     "attention, causal": lambda x: attention(ATTENTION, x, heads=4, causal=True),
     "causal, to a context": lambda x: attention(ATTENTION, x, x[:, 1:], heads=2, causal=True),
+    "attend": lambda x: attend(heads(x, 2), heads(x, 2), heads(x, 2), causal=True),
+    "attend, one key for two queries": lambda x: attend(*grouped(x, x), causal=True),
+    "rotary": lambda x: rotary(heads(x, 2), rotation(jnp.arange(x.shape[1]), 4)),
     "positions": lambda x: x + jnp.arange(x.shape[1])[:, None] / x.shape[1],
     "halves": halves,
     "sorted rows": first_and_last,

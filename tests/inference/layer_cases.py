@@ -3,12 +3,13 @@
 import numpy as np
 
 from model.layers import activations
-from model.layers.attention import attention, attention_init
+from model.layers.attention import attend, attention, attention_init
 from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
-from model.layers.embedding import embedding
-from model.layers.linear import linear, linear_init
+from model.layers.embedding import embedding, unembedding
+from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm
 from model.layers.pool import avg_pool, global_avg_pool, global_max_pool, max_pool
+from model.layers.rotary import rotary, rotation
 from tests.inference.made import learned, scale_and_bias, weights
 
 ACTIVATIONS = {
@@ -36,6 +37,18 @@ STATISTICS = {"mean": weights(8), "var": np.abs(weights(8)) + 0.5}
 ATTENTION = learned(attention_init, 8)
 CROSS = learned(attention_init, 8, context_dim=6)
 
+TABLE = weights(5, 8)
+
+
+def heads(x, count):
+    return x.reshape(*x.shape[:2], count, -1)
+
+
+def grouped(x, context):
+    """Queries of 4 heads, and keys and values of 2."""
+    return heads(x, 4), heads(context[..., ::2], 2), heads(context[..., 1::2], 2)
+
+
 SEQUENCES = {
     "linear": lambda x, *_: linear(LINEAR, x),
     "linear of vectors": lambda x, *_: linear(LINEAR, x[:, 0]),
@@ -49,6 +62,17 @@ SEQUENCES = {
         ATTENTION, x, heads=2, causal=True, mask=mask
     ),
     "attention to a context": lambda x, context, *_: attention(CROSS, x, context, heads=4),
+    "attend": lambda x, *_: attend(heads(x, 2), heads(x[..., ::-1], 2), heads(x, 2), causal=True),
+    "attend, one key for two queries": lambda x, *_: attend(*grouped(x, x)),
+    "attend, the same, causal": lambda x, *_: attend(*grouped(x, x), causal=True),
+    "attend, the same, with a mask": lambda x, _, mask, *__: attend(*grouped(x, x), mask),
+    "attend, the same, both": lambda x, _, mask, *__: attend(
+        *grouped(x, x), mask.repeat(4, axis=1), causal=True
+    ),
+    "attend, a step": lambda x, _, mask, *__: attend(*grouped(x[:, :1], x), mask[:, :, :1]),
+    "rotary": lambda x, *_: rotary(heads(x, 2), rotation(np.arange(5), 4)),
+    "linears": lambda x, *_: linears([LINEAR, PLAIN_LINEAR], x),
+    "unembedding": lambda x, *_: unembedding({"weight": TABLE}, x),
     "embedding": lambda _, __, ___, ids: embedding({"weight": LINEAR["weight"]}, ids),
 }
 

@@ -12,6 +12,7 @@ from inference.runtimes import open_model
 from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
 from inference.to_onnx import onnx_model, write_onnx
 from inference.to_tflite import write_tflite
+from model.gpt import gpt
 from tests.inference.cases import GROUPS, ONNX_GAPS, TFLITE_GAPS
 from tests.inference.free_cases import FREE, jax_results, together
 from tests.inference.onnx_runtime import run
@@ -57,6 +58,42 @@ def test_attention_at_any_length_has_no_more_than_the_nodes_for_its_shapes():
         for free in ([], texts)
     ]
     assert counts[1] <= counts[0] + 8
+
+
+LLAMA = {"positions": "rotary", "norm": "rms", "feed_forward": "swiglu", "kv_heads": 2}
+# {name: (arguments of gpt, the largest number of nodes in ONNX)}
+DECODERS = {
+    "gpt-2": ({"feed_forward": "gelu_tanh"}, 83),
+    "llama": (LLAMA | {"bias": False, "tied": False, "qk_norm": True}, 185),
+    "scan": ({"scan": True}, 60),
+    "segments": ({}, 118),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_equals_jax_for_texts_of_any_length(name, tmp_path):
+    arguments, most = DECODERS[name]
+    model, random = gpt((12,), 11, dim=16, depth=2, **arguments), np.random.default_rng(0)
+    params = jax.tree.map(lambda p: 5 * p, model.init(jax.random.key(0))[0])
+    tokens = jax.ShapeDtypeStruct((12,), np.int32)
+    inputs = {"segments": tokens, "tokens": tokens} if name == "segments" else {"input": tokens}
+
+    def function(params, inputs):
+        x = inputs if name == "segments" else inputs["input"]
+        return model.apply(params, {}, x)[0]
+
+    free = free_axes(inputs, parse_free(["1:length:1-12"]))
+    traced_decoder = trace(function, params, free_shapes(inputs, free))
+    assert len(onnx_model(traced_decoder).graph.node) <= most
+    for format, write in WRITE.items():
+        write(traced_decoder, path := tmp_path / f"decoder.{format}")
+        decoder = open_model(path)
+        for shape in ((1, 12), (3, 7)):
+            given = {"segments": np.sort(random.integers(1, 4, shape, np.int32), 1)}
+            given |= {key: random.integers(0, 11, shape, np.int32) for key in ("tokens", "input")}
+            given = {key: given[key] for key in inputs}
+            assert_equal(decoder(given), function(params, given))
 
 
 def test_a_multiple_of_a_number_can_be_divided_by_it(tmp_path):

@@ -7,6 +7,7 @@ With several replicas, a checkpoint `checkpoint-epoch_3` has one file or folder 
 import importlib.util
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -199,11 +200,17 @@ def delete(path):
     return True
 
 
+# The evaluator's file is written by another process, which may be running.
+LEFTOVER = r"\.checkpoint-.*\.tmp|\.(?!evaluator\.json).+\.\d+\.tmp"
+
+
 def remove_leftovers(folder):
-    """Remove what a process left behind that was killed while writing."""
-    names = ("config.json", "environment.json", "finished.json", "checkpoint-*")
-    leftovers = [path for name in names for path in Path(folder).glob(f".{name}.*tmp")]
-    former = Path(folder).glob(".checkpoint-*.former")
+    """Remove what a process left behind that was killed while writing: files of atomic_file, and
+    checkpoints that are folders."""
+    folder = Path(folder)
+    hidden = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]
+    leftovers = [path for path in hidden if re.fullmatch(LEFTOVER, path.name)]
+    former = folder.glob(".checkpoint-*.former")
     leftovers += [path for path in former if path.with_name(path.stem[1:]).exists()]
     for path in leftovers:
         if path.is_dir() and not path.is_symlink():

@@ -103,4 +103,27 @@ def weighted_mean(t, q, k, v, mask, bias, *, causal, scale, lowest):
     return t.transpose(y, (0, 2, 1, 3))
 
 
-LAYERS = {"attention": attention, "weighted_mean": weighted_mean}
+def attend(t, q, k, v, mask, *, causal):
+    """`weighted_mean`, in which several heads of queries may share one head of keys."""
+    (batch, length, heads, dim), groups = q.shape, k.shape[2]
+    scale = 1 / math.sqrt(dim)
+    if heads == groups or (t.opset >= 23 and mask is None):
+        options = {"causal": causal, "scale": scale, "lowest": None}
+        return weighted_mean(t, q, k, v, mask, None, **options)
+    shared = heads // groups
+    # The queries of one group are the rows of one matrix.
+    q = t.transpose(
+        t.reshape(t.Mul(q, t.number(scale)), (batch, length, groups, shared, dim)), (0, 2, 3, 1, 4)
+    )
+    q = t.reshape(q, (batch, groups, shared * length, dim))
+    scores = t.MatMul(q, t.transpose(k, (0, 2, 3, 1)))
+    if causal or mask is not None:
+        scores = t.reshape(scores, (batch, heads, length, k.shape[1]))
+        scores = masked(t, scores, length, k.shape[1], causal, mask)
+        scores = t.reshape(scores, (batch, groups, shared * length, k.shape[1]))
+    y = t.MatMul(t.Softmax(scores, axis=-1), t.transpose(v, (0, 2, 1, 3)))
+    y = t.transpose(t.reshape(y, (batch, groups, shared, length, dim)), (0, 3, 1, 2, 4))
+    return t.reshape(y, (batch, length, heads, dim))
+
+
+LAYERS = {"attention": attention, "attend": attend, "weighted_mean": weighted_mean}

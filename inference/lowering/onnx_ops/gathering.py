@@ -50,7 +50,7 @@ def read(t, x, windows, starts):
     """The windows, read by the simplest possible node."""
     if not windows.index_axes and not windows.batched:
         axes = [axis for axis in starts if not is_same(windows.sizes[axis], x.shape[axis])]
-        begins = {axis: t.Reshape(starts[axis], [1]) for axis in axes}
+        begins = {axis: one_number(t, starts[axis]) for axis in axes}
         part = slice_at(t, x, begins, windows.sizes)
         dropped = [axis for axis in range(len(x.shape)) if axis not in windows.window]
         return t.Squeeze(part, np.array(dropped, np.int64)) if dropped else part
@@ -92,13 +92,22 @@ def slice_at(t, x, begins, sizes):
     if not begins:
         return x
     low = t.Concat(*begins.values(), axis=0) if len(begins) > 1 else next(iter(begins.values()))
-    high = t.Add(low, t.shape([sizes[axis] for axis in begins]))
+    length = t.shape([sizes[axis] for axis in begins])
+    is_known = isinstance(low, Value) and isinstance(length, np.ndarray)
+    high = constant(low.data + length) if is_known else t.Add(low, length)
     return t.Slice(x, low, high, np.array(list(begins), np.int64))
 
 
 def begin(t, start, size, length):
     """The start of a slice, moved so that the slice ends inside, as a tensor of one number."""
-    return t.Reshape(clamped(t, t.cast(start, np.int64), size - length), [1])
+    return one_number(t, clamped(t, t.cast(start, np.int64), size - length))
+
+
+def one_number(t, start):
+    """A start as a tensor with one axis."""
+    if isinstance(start, Value) and start.constant:
+        return constant(start.data.reshape(1))
+    return t.Reshape(start, [1])
 
 
 def dynamic_slice(t, x, *starts, slice_sizes, **_):

@@ -18,6 +18,18 @@ def linear(t, params, x):
     return t.Add(t.MatMul(x, params["weight"]), params["bias"])
 
 
+def linears(t, layers, x):
+    """One product for each, so that every weight keeps its name."""
+    return [linear(t, params, x) for params in layers]
+
+
+def unembedding(t, params, x):
+    """The table is transposed in the file's graph, since `embedding` reads it as it is."""
+    dtype = t.out[0].dtype
+    table = t.Transpose(t.cast(params["weight"], dtype), perm=(1, 0))
+    return t.MatMul(t.cast(x, dtype), table)
+
+
 def embedding(t, params, ids):
     """As in JAX: nan for an id past the end, and a negative id counts from the end."""
     weight = params["weight"]
@@ -81,7 +93,9 @@ def by_statistics(t, params, statistics, x, *, eps):
 
 LAYERS = {
     "linear": linear,
+    "linears": linears,
     "embedding": embedding,
+    "unembedding": unembedding,
     "layer_norm": in_float32(layer_norm),
     "rms_norm": in_float32(rms_norm),
     "group_norm": in_float32(group_norm),

@@ -49,8 +49,11 @@ def window_starts(t, windows):
 
 def clamped(t, start, limit):
     """A start, moved so that its window lies inside."""
-    if isinstance(start, Value) and start.constant and is_number(limit):
-        return constant(np.clip(start.data, 0, limit))
+    if isinstance(start, Value) and start.constant:
+        if is_number(limit):
+            return constant(np.clip(start.data, 0, limit))
+        if not start.data.any():  # the first position is inside, whatever the limit
+            return start
     if is_number(limit):
         return t.Clip(start, np.int64(0), np.int64(limit))
     return t.Max(t.Min(start, scalar(t, limit)), np.int64(0))

@@ -39,18 +39,17 @@ def sizes_of(x):
     return [-1, *(size_of(x, axis) for axis in range(1, len(x.shape)))]
 
 
-def earlier(scores):
-    """Whether a key is not after a query: (T, S)."""
-    if None not in scores.shape[-2:]:
-        return np.tril(np.ones(scores.shape[-2:], bool))
-    rows = tf.reshape(tf.range(size_of(scores, 2)), (-1, 1))
-    return rows >= tf.reshape(tf.range(size_of(scores, 3)), (1, -1))
+def earlier(queries, keys):
+    """Whether a key is not after a query: (T, S), of these sizes."""
+    if not any(map(tf.is_tensor, (queries, keys))):
+        return np.tril(np.ones((queries, keys), bool))
+    return tf.reshape(tf.range(queries), (-1, 1)) >= tf.reshape(tf.range(keys), (1, -1))
 
 
-def masked(scores, causal, mask, lowest=LOWEST):
-    """The scores with the lowest number at masked positions."""
+def masked(scores, causal, mask, lowest=LOWEST, sizes=None):
+    """The scores with the lowest number at masked positions; `sizes` are their last two."""
     if causal:
-        past = earlier(scores)  # (T, S)
+        past = earlier(*(sizes or (size_of(scores, 2), size_of(scores, 3))))
         combine = np.logical_and if is_constant(mask, past) else tf.logical_and
         mask = past if mask is None else combine(past, mask)
     return scores if mask is None else tf.where(mask, scores, np.float32(lowest))
@@ -58,11 +57,44 @@ def masked(scores, causal, mask, lowest=LOWEST):
 
 def weighted_mean(target, q, k, v, mask, bias, *, causal, scale, lowest):
     """Attention without its projections, of (batch, position, head, feature)."""
+    sizes = free_sizes(target)
     q, k, v = (tf.transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
     scores = tf.matmul(q * np.float32(scale), k, transpose_b=True)  # (B, H, T, S)
     scores = scores if bias is None else scores + bias
-    y = tf.matmul(tf.nn.softmax(masked(scores, causal, mask, lowest)), v)
+    y = tf.matmul(tf.nn.softmax(masked(scores, causal, mask, lowest, sizes)), v)
     return tf.transpose(y, (0, 2, 1, 3))
 
 
-LAYERS = {"attention": attention, "weighted_mean": weighted_mean}
+def free_sizes(target):
+    """The numbers of queries and keys. Free ones are computed from the file's inputs, so that all
+    layers share that."""
+    queries, keys, *_ = target.operand_shapes
+    return target.size(queries[1]), target.size(keys[1])
+
+
+def attend(target, q, k, v, mask, *, causal):
+    """`weighted_mean`, in which several heads of queries may share one head of keys."""
+    (batch, length, heads, dim), (_, context, groups, _), *_ = target.operand_shapes
+    scale = np.float32(1 / math.sqrt(dim))
+    if heads == groups:
+        options = {"causal": causal, "scale": scale, "lowest": LOWEST}
+        return weighted_mean(target, q, k, v, mask, None, **options)
+    shared = heads // groups
+
+    def reshape(x, *shape):
+        return tf.reshape(x, target.new_sizes(shape))
+
+    # The queries of one group are the rows of one matrix.
+    q = tf.transpose(reshape(q * scale, batch, length, groups, shared, dim), (0, 2, 3, 1, 4))
+    q = reshape(q, batch, groups, shared * length, dim)
+    scores = tf.matmul(q, tf.transpose(k, (0, 2, 1, 3)), transpose_b=True)
+    if causal or mask is not None:
+        scores = reshape(scores, batch, heads, length, context)
+        scores = masked(scores, causal, mask, sizes=free_sizes(target))
+        scores = reshape(scores, batch, groups, shared * length, context)
+    y = tf.matmul(tf.nn.softmax(scores), tf.transpose(v, (0, 2, 1, 3)))
+    y = tf.transpose(reshape(y, batch, groups, shared, length, dim), (0, 3, 1, 2, 4))
+    return reshape(y, batch, length, heads, dim)
+
+
+LAYERS = {"attention": attention, "attend": attend, "weighted_mean": weighted_mean}

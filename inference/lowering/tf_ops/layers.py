@@ -32,6 +32,15 @@ def linear(target, params, x):
 
 
 @folds
+def linears(target, layers, x):
+    return [linear(target, params, x) for params in layers]
+
+
+def unembedding(target, params, x):
+    return tf.matmul(x, params["weight"], transpose_b=True)
+
+
+@folds
 def conv2d(target, params, x, *, stride, padding, dilation):
     weight, stride, dilation = params["weight"], pair(stride), pair(dilation)
     geometry = tuple(x.shape[1:3]), tuple(weight.shape[:2]), stride, dilation
@@ -139,7 +148,7 @@ def global_avg_pool(target, x):
 LAYERS = {
     f.__name__: f
     for f in (
-        *(linear, conv2d, conv_transpose2d, embedding),
+        *(linear, linears, conv2d, conv_transpose2d, embedding, unembedding),
         *(max_pool, avg_pool, global_max_pool, global_avg_pool),
     )
 }

@@ -57,6 +57,7 @@ def slice_(target, x, *, start_indices, limit_indices, strides):
     ends = [None if end == size else target.size(end) for end, size in limits]
     steps = strides or (1,) * len(ends)
     parts = zip(start_indices, ends, steps, strict=True)
+    x = tf.convert_to_tensor(x) if any(map(tf.is_tensor, ends)) else x  # no slice of an array
     return x[tuple(slice(target.size(start), end, step) for start, end, step in parts)]
 
 

@@ -459,14 +459,21 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()  # has not been replaced
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / ".notes.tmp").mkdir()  # a file of the user
+    (tmp_path / ".evaluator.json.77.tmp").write_text("")  # of a process that may be running
+    (tmp_path / ".metrics.csv.77.tmp").write_text("half")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / ".confusion matrix.png.78.tmp").write_text("half")
     storage.remove_leftovers(tmp_path)
     left = [
         ".checkpoint-epoch_1.orbax.former",
+        ".evaluator.json.77.tmp",
         ".notes.tmp",
         "checkpoint-epoch_2.orbax",
         "metrics.jsonl",
+        "pictures",
     ]
     assert sorted(p.name for p in tmp_path.iterdir()) == left
+    assert not any((tmp_path / "pictures").iterdir())
 
 
 def test_the_safetensors_library_reads_a_checkpoint(tmp_path):

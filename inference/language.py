@@ -1,0 +1,200 @@
+"""Export a language model as two functions: the logits of a whole text, of any length, and a decode
+step, which continues texts token by token with a cache as inputs and outputs."""
+
+from argparse import Namespace
+from collections import OrderedDict
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+
+from inference.decoding import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
+from inference.examples import Rows
+from inference.exporter import Exporter, described, remove
+from inference.load import NHWC, Exportable
+from inference.metadata import add_metadata, size_names
+from inference.runtimes import open_model
+from inference.signatures import check_signatures, merged
+from inference.verify import take
+from model.generate import Sampling, context_of, generate
+from utils import RunError, UserError, named_leaves
+
+SIGNATURE = "decode"  # of the step within a TFLite file
+WHOLE = "serving_default"  # of the logits of a whole text
+LENGTH = 200  # tokens of the greedy texts that are compared
+GREEDY = Sampling(temperature=0)
+PROMPTS = (8, 3)  # tokens of the prompts of these texts
+LARGEST = 2**28  # bytes of the caches with which a step is verified
+
+
+def is_decoder(loaded):
+    """Whether a loaded model can write."""
+    return getattr(loaded.parts.model, "cache", None) is not None
+
+
+class LanguageExporter(Exporter):
+    """Exports a decoder as both functions: it is the exporter of the first one, and has another for
+    the `step`."""
+
+    def __init__(self, arguments, loaded, *rest):
+        self.trained, self.context = loaded, context_of(loaded.parts.model)
+        if arguments.demo:
+            raise UserError(
+                "--demo: writes a page for one input; leave it out, and let the files of a "
+                "language model write with predict.py --prompt"
+            )
+        if not arguments.free and all(len(x.shape) == 1 for x in jax.tree.leaves(loaded.inputs)):
+            arguments = changed(arguments, free=[f"1:length:1-{self.context}"])
+        super().__init__(arguments, loaded, *rest)
+        self.texts = texts(self)
+        self.step = step_exporter(self, rest)
+
+    def reports(self, stem):
+        """Write the files of each format; returns ({format: report}, {format: error}). A report has
+        that of the step as `decode`."""
+        reports, failures = super().reports(stem)
+        for name in list(reports):
+            try:
+                reports[name] |= {"decode": self.step_report(name, stem, reports[name])}
+            except Exception as error:  # converters raise many kinds
+                del reports[name]
+                failures[name] = f"{name}: the decode step: {described(error)}"
+                for path in (stem, with_end(stem)):
+                    remove(path.with_name(f"{path.name}.{name}"))
+            self.check()
+        return reports, failures
+
+    def step_report(self, format, stem, whole):
+        """The report of the step, which is written beside the file of the report `whole`."""
+        path = with_end(stem).with_name(f"{with_end(stem).name}.{format}")
+        report = self.step.report(format, path)
+        signature = None
+        if format == "tflite":
+            file = path.with_name(whole["file"])
+            self.merge(file, path)
+            path, signature = file, SIGNATURE
+            both = {"file": path.name, "bytes": path.stat().st_size}
+            whole |= both
+            report |= both | {"signature": signature}
+        report["context"] = self.context
+        report["greedy"] = self.greedy(open_model(path, signature), report)
+        return report
+
+    def merge(self, path, step):
+        """Make one TFLite file of two, which shares their weights."""
+        work = path.with_name(f"merged {path.name}")
+        files = {WHOLE: path, SIGNATURE: step}
+        work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
+        sizes = size_names(self.traced) | size_names(self.step.traced)
+        add_metadata(work, self.facts(path.stem) | {"sizes": sizes})
+        exporters = {WHOLE: self, SIGNATURE: self.step}
+        inputs = {
+            name: take(next(iter(each.cases.values()))[0], 0, each.batches[0])
+            for name, each in exporters.items()
+        }
+        check_signatures(work, files, inputs)
+        work.replace(path)
+        step.unlink()
+
+    def greedy(self, model, report):
+        """How many of the likeliest tokens of a text of JAX are those of the file, whose logits
+        follow the same text. In float32, all are, or their logits are equal within its tolerance.
+        """
+        rows = self.arguments.batch or len(PROMPTS)
+        sizes = [min(PROMPTS[i % len(PROMPTS)], self.context) for i in range(rows)]
+        prompts = [self.texts[i % len(self.texts)][:size] for i, size in enumerate(sizes)]
+        trained, weights = self.trained.parts.model, self.trained.weights
+        options = {"state": weights["state"]}
+        with jax.default_device(jax.devices("cpu")[0]):
+            texts = generate(trained, weights["params"], prompts, LENGTH, GREEDY, **options)
+        expected, same, behind = iter(np.stack(texts, 1)), [], []
+
+        def follow(logits):
+            want, got = next(expected), logits.argmax(-1)
+            same.append(got == want)
+            lead = logits[np.arange(rows), got] - logits[np.arange(rows), want]
+            behind.append(lead.max() / np.abs(logits).max())
+            return want
+
+        decoder = Decoder(model, model.inputs, self.context)
+        for _ in steps(decoder, prompts, LENGTH, follow):
+            pass
+        if report["precision"] == self.step.traced.precision and max(behind) > report["tolerance"]:
+            raise RunError(
+                f"{report['file']}: writes another text than JAX: token {np.argmax(behind)} of a "
+                f"greedy text is another one, whose logit is larger by {max(behind):.2g} of their "
+                "scale; --tolerance sets another limit"
+            )
+        return {"tokens": LENGTH, "texts": rows, "same": round(float(np.mean(same)), 4)}
+
+
+def changed(arguments, **values):
+    return Namespace(**vars(arguments) | values)
+
+
+def with_end(stem):
+    return stem.with_name(f"{stem.name}_{SIGNATURE}")
+
+
+def step_function(model, structure, names, weights, inputs):
+    """The logits of the next token, and the cache, of one more token of each text."""
+    cache = jax.tree.unflatten(structure, [inputs[name] for name in names])
+    state = weights["state"] | {"cache": cache}
+    token = inputs[TOKEN][:, None]
+    logits, state = model.apply(weights["params"], state, token, train=False, key=None)
+    new = named_leaves(state["cache"])
+    return OrderedDict({LOGITS: logits[:, 0]} | {NEXT + name: new[name] for name in new})
+
+
+def step_exporter(forward, rest):
+    """The exporter of the step; `rest` are the last arguments of an Exporter."""
+    loaded, texts, model = forward.loaded, forward.texts, forward.loaded.parts.model
+    cache = jax.eval_shape(lambda: model.cache(1)["cache"])
+    names = list(named_leaves(cache))
+    inputs = filled_caches(model, loaded.weights, texts)
+    one = OrderedDict(
+        (name, jax.ShapeDtypeStruct(array.shape[1:], array.dtype)) for name, array in inputs.items()
+    )
+    parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
+    parts = SimpleNamespace(**parts, config={"title": loaded.config.get("title")})
+    function = partial(step_function, model, jax.tree.structure(cache), names)
+    step = Exportable(function, loaded.weights, one, (), NHWC, parts, "", loaded.record)
+    batches = forward.arguments.batches or [
+        size for size in (1, 3, len(texts)) if size <= len(texts)
+    ]
+    names = {"free": [], "inputs": None, "input_names": [], "output_names": []}
+    batches = None if forward.arguments.batch else list(dict.fromkeys(batches))
+    arguments = changed(forward.arguments, batches=batches, **names)
+    return Exporter(arguments, step, *rest, examples=Rows(inputs, forward.arguments.batch))
+
+
+def filled_caches(model, weights, texts):
+    """{input: array} of a step after the beginnings of texts, of all lengths."""
+    rows, context = texts.shape
+
+    @jax.jit
+    def read(weights):
+        state = weights["state"] | model.cache(rows)
+        return model.apply(weights["params"], state, texts, train=False, key=None)[1]["cache"]
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        cache = named_leaves(jax.tree.map(np.asarray, read(weights)))
+    position = np.linspace(context - 1, 0, rows).astype(np.int32)
+    cache = {POSITION: position} | {name: x for name, x in cache.items() if name != POSITION}
+    return {TOKEN: texts[np.arange(rows), position]} | cache
+
+
+def texts(forward):
+    """Rows of tokens that fill the context: those of the data, or random ones."""
+    model = forward.loaded.parts.model
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: model.cache(1)))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    rows = min(64, max(3, LARGEST // size))
+    kind = "real" if "real" in forward.cases else next(iter(forward.cases))
+    inputs = forward.cases[kind][0]
+    tokens = inputs["tokens"] if "tokens" in inputs else next(iter(inputs.values()))
+    tokens = np.asarray(tokens, np.int32).reshape(-1)
+    # Each row begins elsewhere in the text.
+    starts = np.arange(rows)[:, None] * max(1, len(tokens) // rows)
+    return np.take(tokens, starts + np.arange(forward.context), mode="wrap")

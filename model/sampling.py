@@ -1,0 +1,38 @@
+"""How a decoder's next token is drawn, and what it may be given; without JAX, since exported files
+are used without it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Sampling(NamedTuple):
+    """How the next token is drawn from the logits."""
+
+    temperature: float = 1.0  # below 1, likely tokens become more likely; 0: always the likeliest
+    top_k: int | None = None  # only the k likeliest tokens
+    top_p: float | None = None  # only the fewest tokens that together have this probability
+
+
+def check(prompts, context, sampling):
+    for i, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {i}: is empty; begin with at least one token")
+        if len(prompt) > context:
+            raise ValueError(
+                f"prompt {i}: has {len(prompt)} tokens, the model's context has {context}; "
+                "shorten the prompt"
+            )
+    temperature, top_k, top_p = sampling
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature: must be 0 or more, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k: must be at least 1, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
+
+
+def until(stop, text):
+    """The index of the first `stop` in a text, or the text's length."""
+    found = np.flatnonzero(text == stop) if stop is not None else ()
+    return found[0] if len(found) else len(text)
