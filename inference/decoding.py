@@ -30,7 +30,7 @@ class Decoder(NamedTuple):
 
     def read(self, texts):
         """The cache with all tokens of the texts but the last ones, which come next."""
-        lengths, cache = np.array([len(text) - 1 for text in texts], np.int32), None
+        lengths = np.array([len(text) - 1 for text in texts], np.int32)
         cache = self.empty(len(texts))
         for i in range(lengths.max()):
             _, cache = self.step([text[i] if i < len(text) else 0 for text in texts], cache)
