@@ -337,13 +337,13 @@ def test_a_model_with_statistics_and_dropout():
 
 def test_a_users_own_update_compiled_as_a_whole():
     def own(objective, optimizer):
-        init, step = gradient_update(objective, optimizer)
+        whole = gradient_update(objective, optimizer)
 
         @jax.jit
         def own_step(ts, batch, valid):
-            return step(ts, (logarithm(batch[0]), batch[1]), valid)
+            return whole.step(ts, (logarithm(batch[0]), batch[1]), valid)
 
-        return Update(init, own_step)
+        return Update(whole.init, own_step)
 
     message = search(net(jnp.tanh), update=own)
     assert message.startswith(FORWARD.replace(", after body/bias", ""))
