@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
+from utils import UserError, run_command
 
 
 def main(argv=None):
@@ -21,18 +21,13 @@ def main(argv=None):
     add("out", help="the safetensors file to write")
     add("--rules", required=True, help="a ready rule file, such as gpt2, or the path of one")
     add("--force", action="store_true", help="replace the file if it exists")
-    arguments = parser.parse_args(argv)
-    try:
-        arrays = to_torch(arguments.model, arguments.out, arguments.rules, arguments.force)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
-    except (RunError, OSError) as error:
-        print(error, file=sys.stderr)
-        return FAILED
+    return run_command(lambda: write(parser.parse_args(argv)))
+
+
+def write(arguments):
+    arrays = to_torch(arguments.model, arguments.out, arguments.rules, arguments.force)
     numbers = sum(array.size for array in arrays.values())
     print(f"Wrote {arguments.out}: {len(arrays)} arrays with {numbers:,} numbers")
-    return DONE
 
 
 def to_torch(model, out, rules, force=False):
@@ -43,6 +38,7 @@ def to_torch(model, out, rules, force=False):
     from file_io import atomic_file
     from inference.load import checkpoint_at
     from training.checkpoint.pretrained import Pretrained
+    from training.checkpoint.restore import restacked
     from training.checkpoint.rules import read_rules, written
 
     out = Path(out).expanduser()
@@ -51,7 +47,7 @@ def to_torch(model, out, rules, force=False):
     if out.exists() and not force:
         raise UserError(f"{out}: exists; pass --force to replace it")
     checkpoint, rules = checkpoint_at(model), read_rules(rules, "--rules")
-    leaves = Pretrained(checkpoint).arrays
+    leaves = restacked(Pretrained(checkpoint).arrays, {})  # blocks of `scan` one by one
     try:
         arrays = written(rules, leaves)
     except UserError as error:

@@ -93,8 +93,8 @@ class TransformerBlock(nnx.Module):
         self.expand = nnx.Linear(dim, 4 * dim, rngs=rngs)
         self.project = nnx.Linear(4 * dim, dim, rngs=rngs)
 
-    def __call__(self, x):
-        x = x + self.attention(self.norm1(x))
+    def __call__(self, x, mask=None):
+        x = x + self.attention(self.norm1(x), mask=mask)
         return x + self.project(nnx.gelu(self.expand(self.norm2(x)), approximate=False))
 
 
@@ -131,24 +131,12 @@ class MLP(nnx.Module):
         return self.layers(x.reshape(x.shape[0], -1))
 
 
-class DecoderBlock(nnx.Module):
-    def __init__(self, dim, heads, *, rngs):
-        self.norm1, self.norm2 = nnx.LayerNorm(dim, rngs=rngs), nnx.LayerNorm(dim, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(heads, dim, decode=False, rngs=rngs)
-        self.expand = nnx.Linear(dim, 4 * dim, rngs=rngs)
-        self.project = nnx.Linear(4 * dim, dim, rngs=rngs)
-
-    def __call__(self, x, mask):
-        x = x + self.attention(self.norm1(x), mask=mask)
-        return x + self.project(nnx.gelu(self.expand(self.norm2(x)), approximate=False))
-
-
 class GPT(nnx.Module):
     def __init__(self, shape, vocab_size, dim, depth, heads, *, rngs):
         small = nnx.initializers.normal(0.02)
         self.tokens = nnx.Embed(vocab_size, dim, embedding_init=small, rngs=rngs)
         self.positions = nnx.Embed(shape[0], dim, embedding_init=small, rngs=rngs)
-        self.blocks = nnx.List([DecoderBlock(dim, heads, rngs=rngs) for _ in range(depth)])
+        self.blocks = nnx.List([TransformerBlock(dim, heads, rngs=rngs) for _ in range(depth)])
         self.norm = nnx.LayerNorm(dim, rngs=rngs)
 
     def __call__(self, x):

@@ -8,6 +8,7 @@ import pytest
 from inference import to_torch
 from model.convnext import convnext
 from model.gpt import gpt
+from model.layers.blocks import unrolled
 from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import quick_jit
@@ -242,3 +243,17 @@ def test_our_weights_compute_the_same_in_the_library(case, tmp_path):
         theirs.load_state_dict(load_file(out), strict=True)
     theirs.eval()
     assert_close(their_logits(theirs, x), quick_jit(ours.apply)(params, state, x)[0])
+
+
+def test_stacked_blocks_are_written_one_by_one(tmp_path):
+    sizes = {"dim": 16, "depth": 2, "heads": 2, "feed_forward": "gelu_tanh"}
+    params, _ = gpt((8,), 20, **sizes, scan=True).init(jax.random.key(0))
+    files = {"plain": unrolled(params), "scan": params}
+    arrays = {}
+    for name, tree in files.items():
+        save(tmp_path / f"{name}.params", {"params": tree}, {})
+        out = tmp_path / f"{name}.safetensors"
+        arrays[name] = to_torch.to_torch(tmp_path / f"{name}.params", out, "gpt2")
+    assert arrays["plain"].keys() == arrays["scan"].keys()
+    for name, array in arrays["plain"].items():
+        np.testing.assert_array_equal(arrays["scan"][name], array, err_msg=name)
