@@ -38,7 +38,10 @@ ALONG = {
         jnp.pad(x, ((0, 0), (1, 2), (0, 1)), constant_values=7),
         jnp.pad(x, ((0, 0), (1, 1), (2, 0)), mode="edge"),
     ),
-    "pad, negative": lambda x: lax.pad(x, 1.5, ((0, 0, 0), (-1, 2, 0), (1, -2, 0))),
+    "pad, negative": lambda x: (
+        lax.pad(x, 1.5, ((0, 0, 0), (-1, 2, 0), (1, -2, 0))),
+        lax.pad(x[..., :1], 1.5, ((0, 0, 0), (0, 0, 0), (3, -2, 0))),  # more than there is
+    ),
     "pad, interior": lambda x: lax.pad(x, 1.5, ((0, 0, 0), (1, 0, 1), (0, -1, 2))),
     "slice": lambda x: (x[:, 1:3], x[:, ::2, 1::3], x[:, -2:], x[:, 1], x[:, 1, 2]),
     "rev": lambda x: (x[:, ::-1], jnp.flip(x, (1, 2))),

@@ -52,12 +52,13 @@ def symbolic_same(pads, size, kernel, stride, dilation):
 
 
 def padded(x, pads):
-    """An image with zeros around it; negative pads cut it off."""
-    if any(p < 0 for pair in pads for p in pair):
-        (top, bottom), (left, right) = [[max(-p, 0) for p in pair] for pair in pads]
-        x = x[:, top : -bottom or None, left : -right or None]
+    """An image with zeros around it; negative pads cut it off, with the zeros of the other side."""
     added = [[max(p, 0) for p in pair] for pair in pads]
-    return tf.pad(x, [(0, 0), *added, (0, 0)]) if any(map(any, added)) else x
+    x = tf.pad(x, [(0, 0), *added, (0, 0)]) if any(map(any, added)) else x
+    if all(p >= 0 for pair in pads for p in pair):
+        return x
+    (top, bottom), (left, right) = [[max(-p, 0) for p in pair] for pair in pads]
+    return x[:, top : -bottom or None, left : -right or None]
 
 
 def out_size(size, kernel, stride, pads, dilation):

@@ -67,14 +67,20 @@ def cut(x, parts):
 
 
 def pad(target, x, value, *, padding_config):
-    """Padding around the numbers and between them; a negative padding cuts off numbers."""
+    """Padding around the numbers and between them; a negative padding cuts off numbers, also of the
+    padding on the other side."""
     for axis, (_, _, between) in enumerate(padding_config):
         x = pad_between(x, value, axis, between) if between else x
     pads = [[low, high] for low, high, _ in padding_config]
-    if any(is_negative(size) for pair in pads for size in pair):
-        kept = enumerate((cut_off(low), -cut_off(high) or None) for low, high in pads)
-        x = cut(x, dict(kept))
-        pads = [[0 if is_negative(size) else size for size in pair] for pair in pads]
+    x = pad_around(target, x, value, [[0 if is_negative(n) else n for n in pair] for pair in pads])
+    if not any(is_negative(size) for pair in pads for size in pair):
+        return x
+    kept = ((cut_off(low), -cut_off(high) or None) for low, high in pads)
+    return cut(x, dict(enumerate(kept)))
+
+
+def pad_around(target, x, value, pads):
+    """Padding with these numbers of values before and after each axis."""
     if all(isinstance(size, int) for pair in pads for size in pair):
         return tf.pad(x, pads, constant_values=value) if any(map(any, pads)) else x
     shape = [
