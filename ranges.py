@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 import re
+import sys
 from numbers import Real
 from types import UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
@@ -40,12 +41,21 @@ class Range:
         require(arguments, self.holds, self.words)
 
     def holds(self, x):
-        """Whether this is a number, finite and in the range."""
+        """Whether this is a number, finite and in the range. One that only the compiled program
+        knows was checked before (training.vary)."""
+        if is_traced(x):
+            return True
         try:
             inside = all(LIMITS[key](x, limit) for key, limit in self.keywords.items())
             return inside and x < math.inf
         except TypeError:
             return False
+
+
+def is_traced(x):
+    """Whether this is an array that only a compiled program knows."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.core.Tracer)
 
 
 class NeedsTrust:

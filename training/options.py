@@ -113,6 +113,9 @@ class TrainingOptions:
     # the type that the model computes in; params and optimizer state stay in float32
     precision: Literal["float32", "bfloat16"] = "float32"
     replicas: Annotated[Count, at_most(4096)] = 1  # how many seeds are trained side by side
+    # {path of a number: its value in each replica}, for numbers of the model, loss, optimizer and
+    # so on; the replicas then have the same seed unless "seed" is among them
+    vary: dict | None = None
     accumulate: Count = 1  # how many microbatches a batch is cut into
     # at a step whose loss, gradients or new state are not finite
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
@@ -127,6 +130,9 @@ class TrainingOptions:
     def __post_init__(self):
         check_options(self)
         check_pretrained(self.pretrained)
+        for path, values in (self.vary or {}).items():
+            if not is_list(values) or not values:
+                raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}")
 
 
 @dataclass(frozen=True)

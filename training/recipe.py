@@ -39,6 +39,9 @@ class Recipe(NamedTuple):
     make_update: Callable  # (unroll) -> Update
     watch: Watch  # what is measured
     rates: dict  # {name: learning rate, a number or a function of the step}
+    seeds: tuple  # one for each replica
+    numbers: tuple  # for each replica {path: number}, in which it differs from others
+    again: Callable  # (numbers) -> the Recipe with these in their place
     preprocess: tuple
     augment: tuple
     callbacks: tuple
@@ -48,6 +51,10 @@ class Recipe(NamedTuple):
     training: TrainingOptions
     checkpoint: CheckpointOptions
     logging: LoggingOptions
+
+    def of(self, numbers):
+        """The recipe of a replica with these numbers, which may be inputs of a program."""
+        return self.again(numbers) if numbers else self
 
     def reader(self, trainer=None):
         """What turns tallies into named values; norms of single leaves need the trainer's names."""
@@ -97,12 +104,11 @@ class Recipe(NamedTuple):
 
 def compose(parts, plan):
     """The Recipe of `parts`, an object with an attribute for each key of a config."""
-    seed, replicas = parts.seed, parts.training.replicas
+    seed, replicas, vary = parts.seed, parts.training.replicas, parts.training.vary or {}
+    numbers = tuple({path: parts.vary[path][r] for path in parts.vary} for r in range(replicas))
     if not 0 <= seed <= 2**32 - replicas:
-        raise UserError(
-            f"seed: must be at least 0 and leave room for {replicas} replicas below 2**32, "
-            f"got {seed}"
-        )
+        room = f"leave room for {replicas} replicas below 2**32"
+        raise UserError(f"seed: must be at least 0 and {room}, got {seed}")
     functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
     check_ignored(parts.loss, functions)
     if kind_of(parts.optimizer) == "gradients":
@@ -124,7 +130,10 @@ def compose(parts, plan):
         parts.optimizer,
         configured(parts.update, objective, parts.optimizer, parts.training),
         watch,
-        parts.rates if "learning_rate" in watch.needs else {},
+        rates_of_replicas(parts, numbers) if "learning_rate" in watch.needs else {},
+        tuple(vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))),
+        numbers,
+        lambda numbers: compose(parts.again(parts, numbers), plan),
         tuple(parts.preprocess),
         tuple(parts.augment),
         tuple(parts.callbacks),
@@ -135,6 +144,14 @@ def compose(parts, plan):
         parts.checkpoint,
         parts.logging,
     )
+
+
+def rates_of_replicas(parts, numbers):
+    """The learning rates to log; those of each replica, if their numbers differ."""
+    if not any(numbers):
+        return parts.rates
+    rates = [parts.again(parts, own).rates for own in numbers]
+    return {f"{name}/{r}": rate for r, named in enumerate(rates) for name, rate in named.items()}
 
 
 def with_statistics(parts, statistics):

@@ -76,3 +76,9 @@ class Replicas:
         function = jax.vmap(function, in_axes=axes) if self.stacked else function
         options = {"options": options_for(looped), "shardings": shardings, "pool": self.pool}
         return Program(function, self.plan.whole, name, **options)
+
+
+def as_inputs(numbers):
+    """The numbers of a replica as a compiled program takes them."""
+    kinds = {int: np.int32, float: np.float32}
+    return {path: kinds[type(number)](number) for path, number in numbers.items()}

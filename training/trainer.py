@@ -19,7 +19,7 @@ from training.base import TrainState, key_data
 from training.feed import form_on_device, make_feeds
 from training.objective import check_per_example
 from training.programs import Start, loops_are_slow, placed
-from training.replicas import Replicas
+from training.replicas import Replicas, as_inputs
 from training.update import genuine, read_of, shapes_of_values, zero_sums
 from utils import UserError, named_leaves
 
@@ -34,8 +34,8 @@ class Trainer:
     def __init__(self, recipe, sets, stacked=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
-        seeds = range(recipe.seed, recipe.seed + options.replicas)
-        self.replicas = Replicas(seeds, self.plan, self.pool, stacked)
+        self.replicas = Replicas(recipe.seeds, self.plan, self.pool, stacked)
+        self.numbers = self.replicas.joined([as_inputs(numbers) for numbers in recipe.numbers])
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed, self.forms = self.feeds.get("train"), forms_of(sets)
         draw, whole = partial(first_trees, recipe.model), self.plan.whole
@@ -78,9 +78,10 @@ class Trainer:
         self.carry = jax.eval_shape(self.first_state, *self.trees, SEED)
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
-        self.program = self.feed.program("train", *training(self.update), self.looped, shardings)
+        step = training(recipe, self.looped)
+        self.program = self.feed.program("train", *step, self.looped, shardings)
         if not self.replicas.stacked:
-            self.program.begin((), placed(carry, shardings), *self.feed.forms())
+            self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.forms())
         self.zeros = self.replicas.start(zeros)
         # With rows or steps that are kept one by one, the whole is much more than a log line's
         # part.
@@ -94,7 +95,7 @@ class Trainer:
         used."""
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
         self.evaluations = {
-            name: feed.program(name, *evaluation(self.recipe.objective, name), self.looped)
+            name: feed.program(name, *evaluation(self.recipe, name), self.looped)
             for name, feed in held_out.items()
         }
         made = {}
@@ -112,7 +113,8 @@ class Trainer:
                 made[key] = self.replicas.start(empty), form
             self.tallies[name], carry = made[key]
             if name in sure and not self.replicas.stacked:
-                self.evaluations[name].begin((*self.trees, np.int32(0)), carry, *feed.forms())
+                consts = (*self.trees, np.int32(0), self.numbers[0])
+                self.evaluations[name].begin(consts, carry, *feed.forms())
 
     def suits(self, sets):
         """Whether it was made for sets of these shapes."""
@@ -125,7 +127,7 @@ class Trainer:
             return False
         lane = self.feed.peek()
         if lane is not None:
-            self.program.prepare((), self.states[0], *lane)
+            self.program.prepare(self.numbers[0], self.states[0], *lane)
         return lane is not None
 
     def compile_seconds(self):
@@ -201,7 +203,7 @@ class Trainer:
     def train(self, count):
         """Take up to `count` steps: (how many were taken, the epoch's sums so far, on the
         device)."""
-        return advance(self.feed, self.program, [()] * len(self.states), self.states, count)
+        return advance(self.feed, self.program, self.numbers, self.states, count)
 
     def new_window(self):
         """Begin the sums of the next log line; those of the last one are in its report."""
@@ -248,10 +250,10 @@ class Trainer:
         return self.read(tallies)
 
     def with_epoch(self, weights, epoch):
-        """What is constant in an evaluation, for each lane: (params, state, epoch)."""
+        """What is constant in an evaluation, for each lane: (params, state, epoch, numbers)."""
         stacked = self.replicas.stacked
         epoch = np.full(len(self.replicas.seeds), epoch, np.int32) if stacked else np.int32(epoch)
-        return [(*lane, epoch) for lane in weights]
+        return [(*lane, epoch, own) for lane, own in zip(weights, self.numbers, strict=True)]
 
     def evaluate_batches(self, name, consts, tallies, count):
         return advance(self.feeds[name], self.evaluations[name], consts, tallies, count)
@@ -274,22 +276,27 @@ def advance(feed, program, consts, carries, count):
     return taken, reports
 
 
-def training(update):
-    """(step, report) of training: the carry is the TrainState, the report is read from its sums."""
-    step = lambda _, ts, batch, valid: update.step(ts, batch, valid)  # noqa: E731
+def training(recipe, unroll):
+    """(step, report) of training: the constants are the replica's numbers, the carry is the
+    TrainState, the report is read from its sums."""
+
+    def step(numbers, ts, batch, valid):
+        return recipe.of(numbers).make_update(unroll=unroll).step(ts, batch, valid)
+
     return step, lambda ts: read_of(ts.sums)
 
 
-def evaluation(objective, name):
-    """(step, report) of an evaluation: the constants are (params, state, epoch), the carry is the
-    tally. The random key is a function of the set, the epoch and the examples before the batch."""
+def evaluation(recipe, name):
+    """(step, report) of an evaluation: the constants are (params, state, epoch, numbers), the carry
+    is the tally. The random key is a function of the set, the epoch and the examples before the
+    batch."""
     set_key = zlib.crc32(name.encode())
 
     def step(consts, seen, batch, valid):
-        *weights, epoch = consts
+        *weights, epoch, numbers = consts
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
         key = jax.random.fold_in(key, seen["examples"])
-        losses, _, metrics = objective(*weights, batch, key, False)
+        losses, _, metrics = recipe.of(numbers).objective(*weights, batch, key, False)
         mask = genuine(batch, valid)
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from utils import UserError
 from wiring import config as files
-from wiring import parts
+from wiring import parts, vary
 from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL, show
 from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
@@ -88,6 +88,7 @@ class Builder:
         built.own_files = partial(own_files, self.nodes.folders)
         for name, options in SECTIONS.items():
             setattr(built, name, self.section(name, options))
+        self.nodes.vary = vary.numbers(self.nodes, built.training)
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
         built.unfitted = self.unfitted(built.preprocess or [])
@@ -102,6 +103,8 @@ class Builder:
         for kind in ("model", "loss", "objective", "update", "optimizer"):
             setattr(built, kind, self.part(kind))
         self.check_optimizer(built.optimizer)
+        vary.check(self.nodes, built.training)
+        built.vary, built.again = self.nodes.varied, partial(vary.again, self)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
         built.beyond = [f"{self.source}: {line}" for line in self.nodes.beyond]

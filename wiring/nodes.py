@@ -5,6 +5,7 @@ A node is "name" or {"name": ..., "args": {...}}.
 
 from functools import partial
 
+from ranges import is_traced
 from utils import UnknownFact, UserError, where_and_why
 from wiring import kinds, parts
 from wiring.config import show
@@ -45,6 +46,9 @@ class Nodes:
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
         self.rates = {}  # {path: learning rate}
+        self.vary = {}  # training.vary: {path of a number: its value in each replica}
+        self.varied = {}  # what parts make of these values
+        self.inputs = {}  # {path: what a compiled program has in place of a number of the config}
 
     def problem(self, path, message):
         """Record a problem at a path of the config."""
@@ -183,7 +187,7 @@ class Nodes:
             return make(values)
         name = next((name for name in ("lr", "learning_rate") if name in accepted), None)
         rate = values.get(name, accepted[name].default) if name else None
-        if not isinstance(rate, int | float):
+        if not isinstance(rate, int | float) and not is_traced(rate):
             return make(values)
         self.stepping.add(path)
         self.rates[path] = rate
@@ -226,7 +230,9 @@ class Nodes:
         complete = not unknown
         for key, parameter in accepted.items():
             try:
-                if key in given:
+                if f"{path}.{key}" in self.vary:
+                    values[key] = self.varying(f"{path}.{key}", parameter)
+                elif key in given:
                     annotation = parameter.annotation
                     values[key] = convert(given[key], annotation, f"{path}.{key}", self.nested)
                 elif key in self.facts:
@@ -243,6 +249,18 @@ class Nodes:
         if not self.trusted:
             self.beyond += beyond(values, accepted, path)
         return values
+
+    def varying(self, path, parameter):
+        """A number that differs between replicas: the input of a compiled program, or the number of
+        the first replica."""
+        where = f"training.vary.{path}"
+        values = self.varied[path] = [
+            convert(value, parameter.annotation, f"{where}.{i}", self.nested)
+            for i, value in enumerate(self.vary[path])
+        ]
+        if not all(type(value) in (int, float) for value in values):
+            raise Misfit(where, f"must be a list of numbers, found {show(self.vary[path])}")
+        return self.inputs.get(path, values[0])
 
     def missing(self, key, name, path, signature):
         """Record a required argument that is missing.

@@ -15,6 +15,7 @@ from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
 from training.options import monitor_for
 from training.recipe import MissingLoss
+from training.replicas import as_inputs
 from training.tally import covers, per_leaf, phase_of, plain
 from training.update import zero_sums
 from utils import UserError, format_bytes, named_leaves, relative_path
@@ -46,7 +47,20 @@ def check_shapes(recipe, example, sizes, resumed=False):
     opt, ema = attempt("update: its state cannot be made", update.init, params)
     zeros = partial(zero_sums, recipe.objective, params, state, batch, watch=recipe.watch)
     step, seed, scale = (jax.ShapeDtypeStruct((), t) for t in (jnp.int32, jnp.uint32, jnp.float32))
-    return TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
+    ts = TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
+    if any(recipe.numbers):
+        trace_numbers(recipe, ts, batch)
+    return ts
+
+
+def trace_numbers(recipe, ts, batch):
+    """The numbers of training.vary can be inputs of the compiled step."""
+
+    def step(numbers, ts, batch):
+        return recipe.of(numbers).make_update(unroll=False).step(ts, batch, 1)
+
+    what = f"training.vary: {', '.join(recipe.numbers[0])} cannot all differ within one program"
+    attempt(what, step, as_inputs(recipe.numbers[0]), ts, batch)
 
 
 def shapes_of_batch(example, loader, set_name):

@@ -1,0 +1,51 @@
+"""training.vary: numbers of a config in which the replicas of a run differ.
+
+Each is an input of the compiled programs, which are traced with parts that are built again around
+these inputs (`again`).
+"""
+
+from types import SimpleNamespace
+
+from wiring.config import LARGEST_SEED, show
+
+AGAIN = ("model", "loss", "objective", "update", "optimizer")
+COMPILED = (*AGAIN, "schedule", "augment", "metrics")  # the parts of which programs consist
+
+
+def numbers(nodes, training):
+    """{path: the number of each replica} of training.vary, without the seed."""
+    vary = (training and training.vary) or {}
+    for path, values in vary.items():
+        if len(values) != training.replicas:
+            count = f"{len(values)} values for {training.replicas} replicas"
+            nodes.problem(f"training.vary.{path}", f"has {count}; give one for each")
+    return {path: values for path, values in vary.items() if path != "seed"}
+
+
+def check(nodes, training):
+    """All numbers exist, and belong to parts that are compiled."""
+    for path in [path for path in nodes.vary if path.split(".")[0] not in COMPILED]:
+        why = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
+        nodes.problem(f"training.vary.{path}", why)
+    if not nodes.problems:
+        for path in nodes.vary.keys() - nodes.varied.keys():
+            nodes.problem(f"training.vary.{path}", "no part of this config takes such a number")
+    seeds = ((training and training.vary) or {}).get("seed", ())
+    if not all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in seeds):
+        why = f"must be integers from 0 to {LARGEST_SEED}, found {show(list(seeds))}"
+        nodes.problem("training.vary.seed", why)
+
+
+def again(builder, parts, inputs):
+    """`parts` with `inputs`, {path: number}, in place of the numbers of training.vary: the numbers
+    of one replica, or the inputs of a program that is being compiled."""
+    new = type(builder)(
+        builder.config, builder.source, builder.nodes.trusted, builder.nodes.folders
+    )
+    nodes = new.nodes
+    nodes.facts, nodes.vary, nodes.inputs = builder.nodes.facts, builder.nodes.vary, inputs
+    made = {"augment": new.parts_of_list("augment"), "metrics": new.metrics()}
+    made["schedule"] = nodes.schedule = new.part("schedule")
+    made |= {kind: new.part(kind) for kind in AGAIN}
+    new.raise_problems()
+    return SimpleNamespace(**vars(parts) | made | {"rates": new.rates(made["schedule"])})
