@@ -122,7 +122,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_python(chromium):
     body = """
         return samplings.map((sampling) => {
             const random = randomNumbers(5), counts = new Array(logits.length).fill(0);
-            for (let i = 0; i < 20000; i++) counts[draw(logits, sampling, random)]++;
+            for (let i = 0; i < 10000; i++) counts[draw(logits, sampling, random)]++;
             return counts;
         });"""
     options = [
@@ -131,9 +131,9 @@ def test_tokens_are_drawn_with_the_probabilities_of_python(chromium):
     ]
     found = in_page(chromium, "sampling.js", body, logits=logits.tolist(), samplings=options)
     for sampling, counts in zip(samplings, found, strict=True):
-        drawn = draw(np.random.default_rng(0), np.tile(logits, (20_000, 1)), sampling)
+        drawn = draw(np.random.default_rng(0), np.tile(logits, (10_000, 1)), sampling)
         shares = np.bincount(drawn, minlength=12) / len(drawn)
-        np.testing.assert_allclose(np.array(counts) / 20_000, shares, atol=0.02)
+        np.testing.assert_allclose(np.array(counts) / 10_000, shares, atol=0.02)
         assert (np.array(counts) > 0).tolist() == (shares > 0).tolist(), sampling
 
 

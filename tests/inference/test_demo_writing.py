@@ -24,12 +24,12 @@ CONTEXT = 12
 
 @pytest.fixture(scope="module")
 def little(tmp_path_factory):
-    """(the page of an untrained model, a function that writes in JAX)"""
+    """(a function that writes the page of an untrained model, one that lets it write in JAX)"""
     from inference.lowering.trace import trace
     from inference.to_onnx import write_onnx
 
     tokenizer = CharacterTokenizer(" abcdefghijklmnopqrstuvwxyz")
-    model = gpt((CONTEXT,), tokenizer.vocab_size, dim=16, depth=2)
+    model = gpt((CONTEXT,), tokenizer.end_of_text, dim=16, depth=2)  # it ends no text
     params = jax.tree.map(lambda p: 5 * p, model.init(jax.random.key(0))[0])
     cache = jax.eval_shape(lambda: model.cache(1)["cache"])
     leaves = {TOKEN: jax.ShapeDtypeStruct((1,), np.int32)} | named_leaves(cache)
@@ -37,13 +37,15 @@ def little(tmp_path_factory):
     step = partial(step_function, model, jax.tree.structure(cache), list(named_leaves(cache)))
     path = tmp_path_factory.mktemp("little") / "little.onnx"
     write_onnx(trace(step, {"params": params, "state": {}}, OrderedDict(specs)), path)
-    page = path.with_suffix(".html")
-    write_text_page(path, page, "A <little> model", CONTEXT, page_tokenizer(tokenizer))
+
+    def page(end=None):
+        end = None if end is None else int(tokenizer.encode(end)[0])
+        known = page_tokenizer(tokenizer) | {"end": end}
+        write_text_page(path, path.with_suffix(".html"), "A <little> model", CONTEXT, known)
+        return path.with_suffix(".html")
 
     def write(prompt, count):
-        options = {"stop": tokenizer.end_of_text}
-        (new,) = generate(model, params, [tokenizer.encode(prompt)], count, GREEDY, **options)
-        return tokenizer.decode(new)
+        return tokenizer.decode(*generate(model, params, [tokenizer.encode(prompt)], count, GREEDY))
 
     return page, write
 
@@ -51,7 +53,8 @@ def little(tmp_path_factory):
 def fill(chromium, **values):
     """Type these values into the fields of the form."""
     for id, value in values.items():
-        chromium.js(f"document.getElementById('{id}').select()")
+        for method in ("focus", "select"):
+            chromium.js(f"document.getElementById('{id}').{method}()")
         chromium.ask("Input.insertText", text=str(value))
 
 
@@ -67,17 +70,18 @@ def start(chromium, button="write"):
 
 def test_what_is_typed_is_continued_and_the_ends_of_the_context_are_shown(chromium, little):
     page, write = little
-    chromium.open(page)
+    chromium.open(page())
     fill(chromium, prompt="once upon", tokens=30, temperature=0)
-    assert text(chromium, "count") == "9 tokens; the model has room for 12"
+    count = "9 tokens; the model has room for 12"
+    assert wait_for(lambda: text(chromium, "count"), lambda value: value == count)
     chromium.js("document.getElementById('prompt').focus()")
     press(chromium, "Enter", 13, modifiers=2)
     status = wait_for(lambda: text(chromium, "status"), bool)
     new = write("once upon", 30)
     assert len(new) == 30 and text(chromium, "text") == "once upon" + new
-    # It reads 9 tokens, and 4 of its own are written when 12 are read; then 6 more each time.
-    assert "The context of 12 tokens was full 5 times, where you see ┊" in status
-    assert chromium.js("document.querySelectorAll('#text .full').length") == 5
+    # 4 tokens are written when 12 are read, then 7 after each half that is read again.
+    assert "The context of 12 tokens was full 4 times, where you see ┊" in status
+    assert chromium.js("document.querySelectorAll('#text .full').length") == 4
     start(chromium, "reuse")
     assert chromium.js("document.getElementById('prompt').value") == "once upon" + new
     count = "39 tokens, but the model has room for 12: it reads the last 6"
@@ -91,7 +95,7 @@ def test_what_is_typed_is_continued_and_the_ends_of_the_context_are_shown(chromi
 
 
 def test_the_seed_decides_the_text_which_can_be_stopped(chromium, little):
-    chromium.open(little[0])
+    chromium.open(little[0]())
     options = "{tokens: 40, seed: %d, topK: 20, topP: 0.99}"
     texts = [chromium.js(f"write('once', {options % seed})") for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2] and texts[0].startswith("once")
@@ -105,14 +109,30 @@ def test_the_seed_decides_the_text_which_can_be_stopped(chromium, little):
     assert chromium.complaints() == []
 
 
+def test_a_text_ends_where_the_model_ends_it(chromium, little):
+    page, write = little
+    new = write("once", 30)
+    end = next(letter for letter in new if new.index(letter) > 1)
+    chromium.open(page(end))
+    fill(chromium, prompt="once", temperature=0)
+    start(chromium)
+    count = new.index(end)
+    status = wait_for(lambda: text(chromium, "status"), bool)
+    assert status.startswith(f"The model ended the text after {count} tokens")
+    assert text(chromium, "text") == "once" + new[:count]
+
+
 def test_mistakes_of_the_form_are_named(chromium, little):
-    chromium.open(little[0])
+    chromium.open(little[0]())
     fill(chromium, prompt="once 5")
     unknown = "Line 1, column 6: the model never saw the character “5” (U+0035)"
     assert wait_for(lambda: text(chromium, "problem"), bool).startswith(unknown)
     start(chromium)
-    wait_for(lambda: text(chromium, "progress"), lambda value: not value)
-    assert text(chromium, "problem").startswith(unknown) and not text(chromium, "text")
+    assert wait_for(lambda: text(chromium, "problem"), bool).startswith(unknown)
+    assert not text(chromium, "text")
+    chromium.js("document.getElementById('prompt').value = ''")
+    start(chromium)
+    assert wait_for(lambda: text(chromium, "problem"), bool).startswith("The prompt is empty, and")
     fill(chromium, prompt="once", topP=2, tokens=5)
     assert text(chromium, "problem") == ""
     start(chromium)  # the browser shows the message of the field
