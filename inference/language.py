@@ -64,7 +64,7 @@ class LanguageExporter(Exporter):
 
     def write_page(self, path, page):
         """Write a web page on which the decode step beside the ONNX file of the logits writes."""
-        step = path.with_name(f"{with_end(path).stem}{path.suffix}")
+        step = path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
         write_text_page(step, page, path.stem, self.context, self.tokenizer)
 
     def step_report(self, format, stem, whole):

@@ -17,6 +17,9 @@ async function* written(prompt, {tokens = 200, seed = 0, ...options} = {}) {
   let ended = false;
   for await (const {token, full, ...reading} of tokensAfter(start, tokens, choose)) {
     if (token !== undefined && (ended = token === known.end)) break;
+    if (token >= known.count) {
+      throw new Error(`The model wrote token ${token}; its tokenizer has only ${known.count}.`);
+    }
     yield token === undefined ? reading : {piece: textOf(known.bytesOf(token)), full};
   }
   yield {piece: textOf(), ended};

@@ -1,9 +1,7 @@
-// The tokenizers of data_loader/tokenizers: {end, encode(text) -> tokens, bytesOf(token)}. A token
-// may end within a character, so its text is known only together with what follows.
-const tokenizerOf = (known) => ({
-  end: known.end,
-  ...{bytes: byteTokenizer, characters: characterTokenizer, bpe: bpeTokenizer}[known.type](known),
-});
+// The tokenizers of data_loader/tokenizers: {end, count, encode(text) -> tokens, bytesOf(token)}. A
+// token may end within a character, so its text is known only together with what follows.
+const KINDS = {bytes: byteTokenizer, characters: characterTokenizer, bpe: bpeTokenizer};
+const tokenizerOf = (known) => ({...KINDS[known.type](known), end: known.end, count: known.count});
 const utf8 = (text) => new TextEncoder().encode(text);
 
 // The tokens of a prompt; those of a new document begin after the end of another one.

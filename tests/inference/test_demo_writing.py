@@ -1,5 +1,6 @@
 """The page on which a language model writes, in a browser: what it writes, and its form."""
 
+import re
 from collections import OrderedDict
 from functools import partial
 
@@ -38,9 +39,9 @@ def little(tmp_path_factory):
     path = tmp_path_factory.mktemp("little") / "little.onnx"
     write_onnx(trace(step, {"params": params, "state": {}}, OrderedDict(specs)), path)
 
-    def page(end=None):
+    def page(end=None, **facts):
         end = None if end is None else int(tokenizer.encode(end)[0])
-        known = page_tokenizer(tokenizer) | {"end": end}
+        known = page_tokenizer(tokenizer) | {"end": end} | facts
         write_text_page(path, path.with_suffix(".html"), "A <little> model", CONTEXT, known)
         return path.with_suffix(".html")
 
@@ -141,3 +142,11 @@ def test_mistakes_of_the_form_are_named(chromium, little):
     start(chromium)
     assert wait_for(lambda: text(chromium, "status"), bool)
     assert chromium.complaints() == []
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_named(chromium, little):
+    chromium.open(little[0](count=5))
+    fill(chromium, prompt="abc")
+    start(chromium)
+    problem = wait_for(lambda: text(chromium, "problem"), bool)
+    assert re.fullmatch(r"The model wrote token \d+; its tokenizer has only 5\.", problem)
