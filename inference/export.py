@@ -15,7 +15,6 @@ import jax
 
 from file_io import inside, read_json
 from inference.child import Child
-from inference.demo.page import write_demo
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.language import LanguageExporter, is_decoder
@@ -174,7 +173,7 @@ def files_written(report):
 def demo(path, exporter):
     """Write a page that runs the ONNX file; returns {} or {"demo": why there is none}."""
     try:
-        write_demo(path, path.with_suffix(".html"), exporter.loaded, exporter.loaded.classes)
+        exporter.write_page(path, path.with_suffix(".html"))
     except UserError as error:
         return {"demo": f"demo: {error}"}
     return {}

@@ -10,6 +10,7 @@ import numpy as np
 
 from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
 from inference.child import here
+from inference.demo.page import write_demo
 from inference.load import output_kind
 from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import UNBATCHED, place, trace
@@ -133,6 +134,10 @@ class Exporter:
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
+
+    def write_page(self, path, page):
+        """Write a web page that runs the ONNX file."""
+        write_demo(path, page, self.loaded, self.loaded.classes)
 
     def facts(self, title):
         """What a file says about itself."""

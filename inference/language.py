@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from inference.decoding import LOGITS, NEXT, POSITION, TOKEN, Decoder, steps
+from inference.demo.text import page_tokenizer, write_text_page
 from inference.examples import Rows
 from inference.exporter import Exporter, described, remove
 from inference.load import NHWC, Exportable
@@ -18,7 +19,7 @@ from inference.runtimes import open_model
 from inference.signatures import check_signatures, merged
 from inference.verify import take
 from model.generate import Sampling, context_of, generate
-from utils import RunError, UserError, named_leaves
+from utils import RunError, named_leaves
 
 SIGNATURE = "decode"  # of the step within a TFLite file
 WHOLE = "serving_default"  # of the logits of a whole text
@@ -39,11 +40,7 @@ class LanguageExporter(Exporter):
 
     def __init__(self, arguments, loaded, *rest):
         self.trained, self.context = loaded, context_of(loaded.parts.model)
-        if arguments.demo:
-            raise UserError(
-                "--demo: writes a page for one input; leave it out, and let the files of a "
-                "language model write with predict.py --prompt"
-            )
+        self.tokenizer = page_tokenizer(loaded.tokenizer) if arguments.demo else None
         if not arguments.free and all(len(x.shape) == 1 for x in jax.tree.leaves(loaded.inputs)):
             arguments = changed(arguments, free=[f"1:length:1-{self.context}"])
         super().__init__(arguments, loaded, *rest)
@@ -64,6 +61,11 @@ class LanguageExporter(Exporter):
                     remove(path.with_name(f"{path.name}.{name}"))
             self.check()
         return reports, failures
+
+    def write_page(self, path, page):
+        """Write a web page on which the decode step beside the ONNX file of the logits writes."""
+        step = path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
+        write_text_page(step, page, path.stem, self.context, self.tokenizer)
 
     def step_report(self, format, stem, whole):
         """The report of the step, which is written beside the file of the report `whole`."""

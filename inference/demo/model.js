@@ -1,22 +1,6 @@
-// Runs the model with ONNX Runtime in WebAssembly; this page contains both.
-const $ = (id) => document.getElementById(id);
-const facts = JSON.parse($("facts").textContent);
-const ARRAYS = {
-  float32: Float32Array, uint8: Uint8Array,
-  int8: Int8Array, int32: Int32Array, int64: BigInt64Array,
-};
+// Runs a model that takes one example, or a batch of them.
 const SIZE = facts.shape.reduce((a, b) => a * b, 1);  // of one example
-const ready = load().catch((error) => {
-  throw new Error(`The model does not run here: ${error.message ?? error}`);
-});
-
-async function load() {
-  const source = new Blob([await unpack("runtime")], {type: "text/javascript"});
-  const ort = await import(URL.createObjectURL(source));
-  ort.env.wasm.numThreads = 1;  // more threads need HTTP headers, which a local file does not have
-  ort.env.wasm.wasmBinary = await unpack("program");
-  const options = {executionProviders: ["wasm"]};
-  const session = await ort.InferenceSession.create(await unpack("model"), options);
+const ready = openModel(async (ort, session) => {
   const {name, type, shape: [batch]} = session.inputMetadata[0];
   check(session, type, batch);
   const array = (values) =>
@@ -25,7 +9,7 @@ async function load() {
   const zeros = tensor(new Array(SIZE).fill(0), [1, ...facts.shape]);
   await session.run({[name]: zeros});  // the first run is slower
   return {session, name, tensor, output: session.outputMetadata[0].shape};
-}
+});
 
 // Raise if this page cannot provide the model's input.
 function check(session, type, batch) {
@@ -35,16 +19,6 @@ function check(session, type, batch) {
   if (session.inputNames.length > 1) fail(session.inputNames.join(" and "), "one input");
   if (batch > 1) fail(`${batch} examples at once`, "one");
   if (!(type in ARRAYS)) fail(type, Object.keys(ARRAYS).join(", "));
-}
-
-// The bytes of an element of the page, which are compressed and encoded as base64.
-async function unpack(id) {
-  const text = atob($(id).textContent);
-  $(id).remove();
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).arrayBuffer();
 }
 
 // The first output for one or more examples; `values` may be nested.

@@ -20,6 +20,7 @@ SCRIPTS = (
     *("draw.js", "image.js", "numbers.js", "start.js"),
 )
 SIDES = range(8, 65)  # of the images that a user may draw
+LONGEST = 2**29 - 25  # characters of a text in Chromium, which reads the model as one
 
 
 def write_demo(model, page, loaded, classes=None):
@@ -28,8 +29,6 @@ def write_demo(model, page, loaded, classes=None):
     if len(leaves) != 1:
         raise UserError(f"--demo: needs a model with one input; this one takes {', '.join(leaves)}")
     (example,) = leaves.values()
-    if Path(f"{model}.data").exists():
-        raise UserError(f"--demo: {model.name} has its weights in a second file, which no page has")
     write_page(
         model,
         page,
@@ -57,7 +56,7 @@ def write_page(
         "labels": labels,
         **input_facts(shape, layout, pixels),
     }
-    atomic_write(page, document(Path(model).read_bytes(), facts).encode())
+    atomic_write(page, document(model, facts, "prediction.html", SCRIPTS).encode())
 
 
 def input_facts(shape, layout, pixels):
@@ -71,10 +70,12 @@ def input_facts(shape, layout, pixels):
     return {"input": "draw" if is_drawn else "image", **size, **pixels._asdict()}
 
 
-def document(model, facts):
-    """The page's text."""
+def document(model, facts, body, scripts, **contents):
+    """The text of a page that holds a model, and other contents by the ids of their elements."""
+    if Path(f"{model}.data").exists():
+        raise UserError(f"--demo: {model.name} has its weights in a second file, which no page has")
     files = runtime()
-    script = "\n".join(HERE.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join(map(part, ("session.js", *scripts)))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only this script may run, and the runtime that it unpacks. Without `connect-src`, the browser
     # does not let the page request anything.
@@ -82,17 +83,32 @@ def document(model, facts):
         "default-src 'none'; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}' blob: 'wasm-unsafe-eval'"
     )
-    return Template(HERE.joinpath("page.html").read_text(encoding="utf-8")).substitute(
+    contents |= {"runtime": files[SCRIPT], "program": files[PROGRAM]}
+    contents |= {"model": Path(model).read_bytes()}
+    elements = {
+        id: f'<script type="text/plain" id="{id}">{packed(content)}</script>'
+        for id, content in contents.items()
+    }
+    if len(elements["model"]) > LONGEST:
+        raise UserError(
+            f"--demo: {model.name} is larger than what a browser reads of a page, about "
+            f"{LONGEST * 3 // 4 >> 20} MiB; --quantize dynamic makes it smaller"
+        )
+    return Template(part("page.html")).substitute(
         policy=policy,
         title=html.escape(facts["title"]),
         version=VERSION,
-        style=HERE.joinpath("style.css").read_text(encoding="utf-8"),
+        style=part("style.css"),
+        body=part(body),
         script=script,
         facts=json.dumps(facts).replace("<", "\\u003c"),
-        runtime=packed(files[SCRIPT]),
-        program=packed(files[PROGRAM]),
-        model=packed(model),
+        packed="\n".join(elements.values()),
     )
+
+
+def part(name):
+    """The text of a file that is a part of pages."""
+    return HERE.joinpath(name).read_text(encoding="utf-8")
 
 
 def packed(content):

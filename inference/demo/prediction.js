@@ -18,16 +18,6 @@ async function request(values) {
   running = false;
 }
 
-// Run an action and show its error message, if it fails.
-async function attempt(action) {
-  $("problem").textContent = "";
-  try {
-    await action();
-  } catch (error) {
-    $("problem").textContent = error.message ?? error;
-  }
-}
-
 async function showPrediction(values) {
   await ready;  // so that the first measured time does not include unpacking
   const start = performance.now();

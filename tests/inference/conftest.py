@@ -15,6 +15,7 @@ from inference import convert_tflite, predict
 from model.convnext import convnext
 from tests.inference.made import linear_model
 from tests.processes import run
+from tests.training.browser import browser
 from utils import named_leaves
 
 CONFIG = {
@@ -77,6 +78,12 @@ def small(tmp_path_factory):
     assert run(folder, "-c", "config.json")[0] == 0
     (checkpoint,) = folder.glob("saved/Small/*/checkpoint-epoch_2.params")
     return SimpleNamespace(config=folder / "config.json", checkpoint=checkpoint)
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
 
 
 @pytest.fixture

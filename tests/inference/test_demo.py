@@ -14,11 +14,11 @@ from inference.demo.page import write_demo, write_page
 from inference.demo.pixels import Pixels
 from tests.inference.made import linear_model
 from tests.inference.test_demo_page import image, loaded_model
-from tests.training.browser import PROGRAM, browser
+from tests.training.browser import PROGRAM
 from training.preprocess import to_unit
 from training.watching.pictures import png
 
-pytestmark = pytest.mark.skipif(
+pytestmark = needs_page = pytest.mark.skipif(
     PROGRAM is None or runtime.cached() is None,
     reason="needs Chromium, and ONNX Runtime Web in the cache: python -m inference.demo.runtime",
 )
@@ -32,12 +32,6 @@ SEEN = """(() => {  // reads a copy, since reading may change how the page's own
     copy.drawImage(seen, 0, 0);
     return Array.from(copy.getImageData(0, 0, seen.width, seen.height).data);
 })()"""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 
 from inference import convert_tflite, predict
 from inference.decoding import LOGITS, NEXT, POSITION, TOKEN, Decoder, draw, steps
+from inference.demo.text import page_tokenizer
 from inference.language import step_function
 from inference.load import load
 from inference.runtimes import open_model
@@ -19,6 +20,7 @@ from model.generate import generate
 from model.gpt import gpt
 from model.layers.blocks import unrolled
 from model.sampling import Sampling
+from tests.inference.test_demo import needs_page
 from tests.processes import ROOT, captured, run
 from utils import UserError, named_leaves
 
@@ -245,8 +247,29 @@ def test_small_weights_write_almost_the_same_and_a_batch_may_be_fixed(checkpoint
 
 
 @pytest.mark.slow
-def test_a_page_of_a_language_model_is_refused(checkpoint, tmp_path, monkeypatch):
+@needs_page
+def test_the_page_writes_what_the_checkpoint_and_the_file_write(checkpoint, tmp_path, chromium):
+    """Past the end of the context, too, which has 24 tokens."""
+    code, printed = convert(checkpoint, tmp_path, "--demo", "--formats", "onnx")
+    assert code == 0, printed
+    folder = tmp_path / "little"
+    files = json.loads((folder / "verification.json").read_text())["files"]
+    assert {"little.html", "little.onnx", "little_decode.onnx"} <= {*files}
+    chromium.open(folder / "little.html")
+    for prompt in ("Once", "", "She was very gl"):
+        text = load(checkpoint).generate(prompt, 60, temperature=0)
+        options = ("--prompt", prompt, "--temperature", 0, "--tokens", 60)
+        assert write(folder, *options)[1] == text + "\n"
+        assert chromium.js(f"write({prompt!r}, {{tokens: 60, temperature: 0}})") == text
+    assert chromium.complaints() == []
+
+
+@pytest.mark.slow
+def test_a_page_without_a_tokenizer_is_refused_before_anything_is_written(
+    checkpoint, tmp_path, monkeypatch
+):
     monkeypatch.setattr("inference.export.runtime", lambda: None)
-    code, printed = convert(checkpoint, tmp_path, "--demo")
-    assert code == 2 and printed.startswith("--demo: ") and "predict.py" in printed, printed
+    monkeypatch.setattr("inference.language.page_tokenizer", lambda _: page_tokenizer(None))
+    code, printed = convert(checkpoint, tmp_path, "--demo", "--formats", "onnx")
+    assert code == 2 and printed.startswith("--demo: the run has recorded no tokenizer"), printed
     assert not list(tmp_path.iterdir())
