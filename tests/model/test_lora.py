@@ -40,8 +40,8 @@ def test_an_adapted_perceptron_computes_the_formula():
     np.testing.assert_allclose(merged["hidden"][0]["weight"], plain + 3 * a @ b, atol=1e-6)
     # the factors as a path of their own, beside the frozen weights
     y = x @ plain + 6 / 2 * (x @ a) @ b + w["hidden/0/bias"]
-    y = jax.nn.gelu(y, approximate=False) @ w["head/weight"] + w["head/bias"]
-    np.testing.assert_allclose(model.apply(params, state, x)[0], y, atol=1e-5)
+    y = np.maximum(y, 0) @ w["head/weight"] + w["head/bias"]
+    np.testing.assert_allclose(model.apply(params, state, x)[0], y, rtol=1e-5, atol=1e-5)
 
 
 def test_rank_stabilized_factors_count_more():
@@ -82,6 +82,7 @@ def test_a_model_computes_the_same_with_merged_factors(name):
         }
 
 
+@pytest.mark.slow
 def test_every_block_of_scan_has_factors_of_its_own():
     sizes, name = {"dim": 8, "depth": 3, "heads": 2}, "attention/query/weight"
     bases = [gpt((4,), 16, **sizes, scan=scan) for scan in (False, True)]

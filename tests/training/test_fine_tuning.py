@@ -229,6 +229,7 @@ def test_a_group_begins_to_learn_at_an_epoch():
 STUDENT = mlp((4,), 3, dims=(6,))
 
 
+@pytest.mark.slow
 def test_distillation_computes_the_formula_of_pytorch(base):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
@@ -251,6 +252,7 @@ def test_distillation_computes_the_formula_of_pytorch(base):
     np.testing.assert_array_equal(evaluated, expected)
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_its_teacher_alone(base):
     """The labels are wrong on purpose, and count nothing."""
     objective = partial(distillation, teacher=BASE, weights=str(base), weight=1.0)
