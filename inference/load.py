@@ -20,7 +20,7 @@ from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
-from training.checkpoint.pretrained import Pretrained
+from training.checkpoint.pretrained import Pretrained, merged, with_base
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.record import check_known
 from training.checkpoint.restore import check_meaning
@@ -96,10 +96,9 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
         config, raw = weights.record.get("config", {}), None
         classes = known_classes(weights.record, None) or []
         inputs = probed_spec(weights.probe)
-    params, state = checked_weights(weights, model, inputs, str(checkpoint))
-    return Loaded(
-        checkpoint, model, params, state, config, classes, tuple(preprocess), raw, weights.record
-    )
+    model, params, state = checked_weights(weights, model, inputs, config, str(checkpoint))
+    trees, record = (model, params, state), weights.record
+    return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record)
 
 
 def checkpoint_at(path):
@@ -123,15 +122,17 @@ def check_given(model, preprocess):
         raise UserError(f"load: preprocess must be a list of functions, got {preprocess!r}")
 
 
-def checked_weights(weights, model, inputs, source):
-    """(params, state) of a checkpoint, once they are known to be those of the model."""
+def checked_weights(weights, model, inputs, config, source):
+    """(the model, params, state) of a checkpoint, once they are known to belong together; of a
+    model with factors, such as `lora`, the plain one with merged weights."""
     shapes = model_shapes(model, source)
     weights.check(*shapes)
     params, state = weights(*shapes)
+    state = with_base(model, params, state, config, weights.record, source)
     if weights.probe and inputs is not None:
         probe = Probe(model, of_batch(inputs, EXAMPLES))(params, state)
         check_meaning(weights.path, weights.probe, probe, "use a checkout with the original model/")
-    return params, state
+    return merged(model, params, state)
 
 
 def load_to_export(
@@ -157,7 +158,7 @@ def load_to_export(
     raw, inputs = input_specs(parts, weights.record, shape)
     if inputs is None:
         raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
-    params, state = checked_weights(weights, parts.model, inputs, source)
+    parts.model, params, state = checked_weights(weights, parts.model, inputs, parts.config, source)
     check_applies(parts.model, (params, state), inputs, batch or 1, source, form)
     if form.preprocess and raw is None:
         reason = data_error or f"the data's inputs do not have the shape {tuple(shape)}"

@@ -3,14 +3,15 @@
     python -m inference.to_torch saved/<title>/<run> --rules gpt2 out.safetensors
 
 The rules are those of `training.pretrained`, applied backwards; the library's own model loads the
-file with all names and shapes as it expects them.
+file with all names and shapes as it expects them. Without rules the names are those of the model
+here. The factors of `lora` are merged into the weights.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from utils import UserError, run_command
+from utils import UserError, named_leaves, run_command
 
 
 def main(argv=None):
@@ -19,7 +20,7 @@ def main(argv=None):
     add = parser.add_argument
     add("model", help="a run's folder, or one of its checkpoints")
     add("out", help="the safetensors file to write")
-    add("--rules", required=True, help="a ready rule file, such as gpt2, or the path of one")
+    add("--rules", help="a ready rule file, such as gpt2, or the path of one; none: our names")
     add("--force", action="store_true", help="replace the file if it exists")
     return run_command(lambda: write(parser.parse_args(argv)))
 
@@ -30,15 +31,26 @@ def write(arguments):
     print(f"Wrote {arguments.out}: {len(arrays)} arrays with {numbers:,} numbers")
 
 
-def to_torch(model, out, rules, force=False):
+def plain_weights(checkpoint):
+    """{name: array} of a checkpoint, with those that its run has frozen."""
+    from inference.load import load
+    from training.checkpoint.pretrained import Pretrained
+
+    weights = Pretrained(checkpoint)
+    if "frozen" not in weights.record:
+        return weights.arrays
+    loaded = load(checkpoint)
+    return named_leaves(loaded.params) | named_leaves({"state": loaded.state})
+
+
+def to_torch(model, out, rules=None, force=False):
     """Write the weights of a checkpoint, or of the newest one of a run, and return {name: array};
     of a run with averaged weights, those."""
     from safetensors.numpy import save
 
     from file_io import atomic_file
     from inference.load import checkpoint_at
-    from training.checkpoint.pretrained import Pretrained
-    from training.checkpoint.restore import restacked
+    from training.checkpoint.restore import restacked  # blocks of `scan` one by one
     from training.checkpoint.rules import read_rules, written
 
     out = Path(out).expanduser()
@@ -46,10 +58,10 @@ def to_torch(model, out, rules, force=False):
         raise UserError(f"{out}: must end in .safetensors, the format that is written")
     if out.exists() and not force:
         raise UserError(f"{out}: exists; pass --force to replace it")
-    checkpoint, rules = checkpoint_at(model), read_rules(rules, "--rules")
-    leaves = restacked(Pretrained(checkpoint).arrays, {})  # blocks of `scan` one by one
+    checkpoint, rules = checkpoint_at(model), rules and read_rules(rules, "--rules")
+    arrays = plain_weights(checkpoint)
     try:
-        arrays = written(rules, leaves)
+        arrays = written(rules, restacked(arrays, {})) if rules else arrays
     except UserError as error:
         raise UserError(f"{checkpoint}: cannot be written: {error}") from error
     with atomic_file(out) as file:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 class Model(NamedTuple):
     """Two functions over two trees: the trained `params` and the running statistics `state`.
 
-    `state` is {} for a model without running statistics.
+    `state` is {} for a model without running statistics. What is in state["frozen"], if there is
+    such a key, is changed by no step and held by no checkpoint: it comes from
+    `training.pretrained`, also when a run is resumed.
     """
 
     init: Callable  # key -> (params, state)
@@ -15,3 +17,7 @@ class Model(NamedTuple):
     # of a decoder of text: (batch size, tokens) -> a state with an empty cache, with which `apply`
     # continues the texts that it has read
     cache: Callable | None = None
+    # of a model that adds to a frozen one, as `lora` does: the plain model, and
+    # merge(params, state) -> (params, state) of the plain model that computes the same
+    base: "Model | None" = None
+    merge: Callable | None = None

@@ -32,7 +32,8 @@ ALLOWED = {
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
         {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
-        | {"data_loader.tokenizers", "model.generate"},  # sample_text lets a model write
+        | {"data_loader.tokenizers", "model.base"}
+        | {"model.generate"},  # sample_text lets a model write
         True,
     ),
     "inference": (

@@ -117,6 +117,24 @@ class TrainState(NamedTuple):
         return getattr(self, evaluated_part(self._asdict())), self.state
 
 
+# How the names of weights begin that no step changes and no checkpoint holds (model/base.py).
+FROZEN = "state/frozen/"
+
+
+def has_frozen(state):
+    return isinstance(state, dict) and "frozen" in state
+
+
+def without_frozen(state):
+    """The running statistics of a model alone."""
+    return {k: v for k, v in state.items() if k != "frozen"} if has_frozen(state) else state
+
+
+def with_frozen(state, other):
+    """The state with the frozen weights of another one, if that has any."""
+    return state | {"frozen": other["frozen"]} if has_frozen(other) else state
+
+
 def evaluated_part(tree):
     """The part that is evaluated and exported: "ema" if there are averaged params, else "params".
     `tree` is a dict of a TrainState's parts, or of the leaves in a checkpoint."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, Never
 from data_loader.base import has_items, length
 from data_loader.loader import first_batches, split
 from training.checkpoint.keeper import Keeper
-from training.checkpoint.pretrained import pretrained_from
+from training.checkpoint.pretrained import digest_of_frozen, is_merged, pretrained_from
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
@@ -140,8 +140,11 @@ def trainer_of(recipe, sets):
 def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:
     """The Loop of a run with all of its watchers, and its trainer started."""
     recipe, training, record = recipe.for_sets(sets), recipe.training, record or {"config": {}}
-    pretrained = None if checkpoint else pretrained_from(training.pretrained)
+    pretrained = None
+    if not checkpoint or is_merged(recipe.model):  # no checkpoint holds frozen weights
+        pretrained = pretrained_from(training.pretrained, recipe.model)
     trainer.start(sets, pretrained)
+    record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe = Probe(recipe.model, probe_input(trainer.feed.shapes, recipe.preprocess))
     check_unchanged(trainer, probe, pretrained, checkpoint)
     run = Run(trainer, training.epochs, trainer.feed.steps)

@@ -4,12 +4,15 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ranges import NonNegative, Positive, checked, regex
+from ranges import NonNegative, Positive, Share, checked, regex
 from training.base import Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
 NO_DECAY = r"(.*/)?(bias|scale)"
+BLOCKS = r"blocks/(\d+)(?:-(\d+))?/.*"  # a leaf of one block, or of several that are stacked
+LAST = r"(norm|head)/.*"
 NO_STEP = "takes no step, as it only changes gradients; end a chain with an optimizer, such as sgd"
 
 
@@ -127,6 +130,41 @@ def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
         return scale(rate, updates), state
 
     return Optimizer(optimizer.init, update, kind_of(optimizer))
+
+
+@checked
+def layer_decay(optimizer: Optimizer, decay: Share, last: str = LAST) -> Optimizer:
+    """The updates of an optimizer, smaller by the factor `decay` for each layer further from the
+    output (Bao et al., 2021). The layers are the blocks, by their numbers; after them comes what
+    the regex `last` matches, and before them everything else."""
+    regex(last=last)
+
+    def init(params):
+        if not blocks_of(named_leaves(params)):
+            raise UserError("layer_decay: no param is in a block, as blocks/0/norm/scale is")
+        return optimizer.init(params)
+
+    def update(grads, state, params=None):
+        updates, state = optimizer.update(grads, state, params)
+        blocks = blocks_of(named_leaves(updates))
+        count = max(numbers[-1] for numbers in blocks.values()) + 1
+
+        def scaled_leaf(name, u):
+            if re.fullmatch(last, name):
+                return u
+            rates = decay ** (count - np.array(blocks.get(name, [-1]), float))
+            rates = rates.reshape(-1, *(1,) * (u.ndim - 1)) if len(rates) > 1 else rates[0]
+            return (u * rates).astype(u.dtype)
+
+        return map_named(scaled_leaf, updates), state
+
+    return Optimizer(matching(init, (last, LAST)), update, kind_of(optimizer))
+
+
+def blocks_of(names):
+    """{name of a leaf: the number of its block, or those of stacked blocks} of what is in one."""
+    matches = {name: re.fullmatch(BLOCKS, name) for name in names}
+    return {n: range(int(m[1]), int(m[2] or m[1]) + 1) for n, m in matches.items() if m}
 
 
 def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:

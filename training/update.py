@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from training import tally
-from training.base import Update, is_weighted
+from training.base import FROZEN, Update, is_weighted
 from utils import UserError, path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes, causes before their effects
@@ -155,7 +155,8 @@ def bad_leaf_name(ts, number):
 
 def made_floats(ts):
     """The floats of what a step makes, as [(name, leaf)], in the order of MADE."""
-    return [pair for name in MADE for pair in floats({name: getattr(ts, name)})]
+    made = [pair for name in MADE for pair in floats({name: getattr(ts, name)})]
+    return [(name, leaf) for name, leaf in made if not name.startswith(FROZEN)]
 
 
 def floats(tree):

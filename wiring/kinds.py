@@ -72,7 +72,7 @@ KINDS = {
         ),
         Kind(
             "objective",
-            ("training.objective",),
+            ("training.objective", "training.checkpoint.distillation"),
             "training.base:Objective",
             "a function (model, loss, metrics, preprocess, augment) -> Objective",
             f"{OWN}#an-objective",

@@ -31,6 +31,7 @@ def test_every_optimizer_says_its_kind(name):
         "sgd": {"lr": 0.1},
         "scaled": {"optimizer": adam(), "rate": 2.0},
         "groups": {"rules": ((".*", adam()),)},
+        "layer_decay": {"optimizer": adam(), "decay": 0.75},
         "scheduled": {"optimizer": adam(), "schedule": lambda step: 0.5},
     }
     optimizer = parts.find("optimizer")[0][name](**args.get(name, {}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from file_io import to_disk
-from training.base import key_data
+from training.base import key_data, without_frozen
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
@@ -237,7 +237,8 @@ class Keeper:
 
 def as_saved(ts, whole, position):
     """The tree that a checkpoint holds: its sums only within an epoch, and without the optimizer's
-    state if it is not whole."""
+    state if it is not whole. Frozen weights are read again from where the run had them."""
+    ts = ts._replace(state=without_frozen(ts.state))
     if not whole:
         return {"params": ts.params, "state": ts.state, "ema": ts.ema}
     tree = ts._asdict()

@@ -1,13 +1,22 @@
 """The weights that a run starts from: a checkpoint, or a safetensors file of another program."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.base import TrainState, evaluated_part
+from training.base import (
+    FROZEN,
+    TrainState,
+    evaluated_part,
+    has_frozen,
+    with_frozen,
+    without_frozen,
+)
 from training.checkpoint import restore
 from training.checkpoint.grids import resized
 from training.checkpoint.rules import converted, read_rules, rule_file
@@ -20,16 +29,67 @@ RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"
 OPTION = "training.pretrained"
 
 
-def pretrained_from(option):
+def pretrained_from(option, model=None):
     """The Pretrained for the config's `training.pretrained`: None, a path, or an object."""
     if option is None:
+        if is_merged(model):
+            raise UserError(f"{OPTION}: is missing; it names the weights that the model freezes")
         return None
-    return Pretrained(**option) if isinstance(option, dict) else Pretrained(option)
+    option = option if isinstance(option, dict) else {"path": option}
+    pretrained = Pretrained(**option, merge=getattr(model, "merge", None))
+    if "frozen" in pretrained.record:
+        fix = "write all weights: python -m inference.to_torch CHECKPOINT merged.safetensors"
+        raise UserError(f"{pretrained.path}: holds only what its run has trained; {fix}")
+    return pretrained
+
+
+def is_merged(model):
+    """Whether a model adds to the frozen weights of another one, as `lora` does."""
+    return getattr(model, "merge", None) is not None
+
+
+def with_base(model, params, state, config, record, source):
+    """The state with the frozen weights of the run with this config, if there are any; refused
+    unless a checkpoint, which has this record, was trained with them. The trees may be shapes."""
+    if not is_merged(model):
+        return state
+    pretrained = pretrained_from(config.get("training", {}).get("pretrained"), model)
+    state = with_frozen(state, pretrained(params, state)[1])
+    check_frozen(record, state, source, pretrained)
+    return state
+
+
+def merged(model, params, state):
+    """(the plain model, params, state) on the host; of another model all as it is."""
+    if not is_merged(model):
+        return model, params, state
+    return model.base, *jax.device_get(jax.jit(model.merge)(params, state))
+
+
+def digest_of_frozen(state):
+    """The SHA-256 of the frozen weights, {} without any."""
+    if not has_frozen(state):
+        return {}
+    digest = hashlib.sha256()
+    for name, leaf in named_leaves(state["frozen"]).items():
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8))
+    return {"frozen": digest.hexdigest()}
+
+
+def check_frozen(record, state, source, pretrained):
+    """Refuse frozen weights that are not those with which a checkpoint was trained."""
+    if has_frozen(state) and digest_of_frozen(state) != {"frozen": record.get("frozen")}:
+        why = f"its model freezes other weights than those of {pretrained.path}"
+        raise UserError(f"{source}: {why}, which have changed; restore them")
 
 
 def check_arguments(config):
     """Refuse a config whose model would compute something else with weights of its rule file."""
     option, model = config["training"].get("pretrained"), config["model"]
+    while isinstance(model, dict) and isinstance(model.get("args", {}).get("base"), dict):
+        model = model["args"]["base"]
     rules = option.get("rules") if isinstance(option, dict) else None
     if not isinstance(rules, str) or not isinstance(model, dict):
         return
@@ -54,9 +114,10 @@ class Pretrained:
     regexes of the leaves that keep their initial values. `rules` turn the arrays of another program
     into leaves: a list, the name of a ready rule file, or a path; `rename` lists rules that come
     before these, each of which must match a name. `interpolate` lists regexes of the position
-    embeddings of an image that are resized."""
+    embeddings of an image that are resized. Where a model adds to a frozen one, its function
+    `merge` is given, and the names are those of the frozen model."""
 
-    def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True):
+    def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True, merge=None):
         path = Path(path).expanduser()
         check_regexes("fresh", fresh)
         check_regexes("interpolate", interpolate)
@@ -66,7 +127,7 @@ class Pretrained:
             what = f"is a run's folder; name one of its checkpoints ({', '.join(names)})"
             raise UserError(f"{path}: {what}")
         arrays, self.record = load_weights(path)  # the record is empty in another program's file
-        self.path, self.fresh, self.interpolate = path, fresh, interpolate
+        self.path, self.fresh, self.interpolate, self.merge = path, fresh, interpolate, merge
         self.arrays = weights(arrays)
         check_matches(path, renaming, self.arrays)
         # With fresh leaves, such as a new head, the output differs anyway.
@@ -82,7 +143,9 @@ class Pretrained:
 
     def leaves(self, params, state):
         """{name: array} for the leaves of these params and state that are not fresh."""
-        shapes = named_leaves(params) | named_leaves({"state": state})
+        if self.merge:
+            params, state = self.of_base(params, state)
+        shapes = named_leaves(params) | named_leaves({"state": without_frozen(state)})
         arrays, origin = converted(
             self.path, self.rules, self.arrays, restore.of_single_blocks(shapes)
         )
@@ -110,6 +173,15 @@ class Pretrained:
         restore.refuse(f"{self.path}: does not fit the model", lines)
         return stored
 
+    def of_base(self, params, state):
+        """The shapes of the frozen model, whose fresh leaves must be trained."""
+        plain = jax.eval_shape(self.merge, params, state)
+        fresh = set(self.matching("fresh", self.fresh, named_leaves(plain[0])))
+        if untrained := sorted(fresh & state["frozen"].keys()):
+            why = f"{untrained[0]} is frozen by the model, so it cannot keep its initial values"
+            raise UserError(f"{OPTION}.fresh: {why}; train it (`whole` of lora)")
+        return plain
+
     def wanted(self, leaves):
         """{name: leaf} of what the file must have."""
         fresh = self.matching("fresh", self.fresh, leaves)
@@ -128,6 +200,7 @@ class Pretrained:
         loaded = self.leaves(params, state)
 
         def merge(name, leaf):
+            name = name.removeprefix(FROZEN)
             if name not in loaded:
                 return leaf
             array = np.asarray(loaded[name], restore.as_stored(leaf).dtype)

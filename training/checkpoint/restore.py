@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from training.base import FROZEN
 from training.checkpoint.probe import difference, same_input
 from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
@@ -15,12 +16,14 @@ logger = logging.getLogger("main")
 
 
 def filled(path, arrays, like):
-    """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree."""
-    wanted = {name: as_stored(leaf) for name, leaf in named_leaves(like).items()}
+    """The tree `like` with a checkpoint's arrays, whose names, shapes and types must all agree. Its
+    frozen weights stay, since no checkpoint holds them."""
+    leaves = {n: leaf for n, leaf in named_leaves(like).items() if not n.startswith(FROZEN)}
+    wanted = {name: as_stored(leaf) for name, leaf in leaves.items()}
     stored = {name: array for name, array in arrays.items() if name.split("/")[0] in like}
     stored = restacked(stored, wanted)
     refuse(f"{path}: does not fit this run", differences(stored, wanted, operator.eq, "run"))
-    return map_named(lambda name, leaf: typed(stored[name], leaf), like)
+    return map_named(lambda n, leaf: typed(stored[n], leaf) if n in wanted else leaf, like)
 
 
 def restacked(arrays, wanted):

@@ -17,6 +17,7 @@ import numpy as np
 from data_loader.base import loaded
 from file_io import MOST_LINES, lines_of, parse_json, read_json
 from training.checkpoint import storage
+from training.checkpoint.pretrained import with_base
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.record import is_number, is_object
 from training.checkpoint.restore import check_meaning, probe_of
@@ -182,6 +183,7 @@ class CheckpointEvaluation:
         if parts.loader.eval_collate_fn:  # the probe has the form of a batch of training
             batch = jax.tree.map(lambda a: form_on_device(np.asarray(a)[None]), parts.example)
         self.probe = Probe(parts.model, probe_input(batch, parts.preprocess))
+        self.parts = parts
 
     def row(self, folder, name):
         """The metrics of a checkpoint of a run."""
@@ -189,13 +191,16 @@ class CheckpointEvaluation:
         count, replicas = len(checkpoint.arrays), len(self.trainer.replicas.seeds)
         if count != replicas:
             raise UserError(f"{name}: replicas: it holds {count}, the config says {replicas}")
-        trees = weights_of(checkpoint, *self.trainer.trees)
+        params, state = self.trainer.trees
+        config, record = self.parts.config, checkpoint.record
+        state = with_base(self.parts.model, params, state, config, record, name)
+        trees = weights_of(checkpoint, params, state)
         for path, arrays, tree in zip(checkpoint.paths, checkpoint.arrays, trees, strict=True):
             if probe_of(arrays):
                 fix = "use the code with which it was trained"
                 check_meaning(path, probe_of(arrays), self.probe(*tree), fix)
         weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
-        metrics, record = {}, checkpoint.record
+        metrics = {}
         for each in self.sets:
             tallies = self.trainer.evaluate(each, weights=weights, epoch=record["epoch"])
             metrics |= self.reader.values(each, tallies)

@@ -5,7 +5,8 @@ import logging
 import jax
 import numpy as np
 
-from training.base import evaluated_part
+from training.base import evaluated_part, with_frozen
+from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
 from training.devices.placing import fetched
 from training.devices.processes import is_first, several
@@ -39,8 +40,8 @@ def point_of(checkpoint, trainer, folder):
     now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
     trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
     zeros, line_continues = trainer.zero_sums(), True
-    for tree, arrays in zip(trees, checkpoint.arrays, strict=True):
-        tree["sums"] = {}
+    for tree, arrays, ts in zip(trees, checkpoint.arrays, trainer.replica_states(), strict=True):
+        tree |= {"sums": {}, "state": with_frozen(tree["state"], ts.state)}
         if record["position"]:
             tree["sums"], line_continues = sums_so_far(arrays, zeros)
     if not line_continues:
@@ -93,8 +94,10 @@ def check_unchanged(trainer, probe, pretrained, checkpoint):
         return probe(*(trainer.put_weights(weights) if several() else weights))
 
     if pretrained:
-        logger.info("Starting from %s", pretrained)
+        logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
         pretrained.check_probe(outputs, ts.params, ts.state)
+    if checkpoint:
+        check_frozen(checkpoint.record, ts.state, checkpoint.name, pretrained)
     if checkpoint and probe_of(checkpoint.arrays[0]):
         path, arrays = checkpoint.paths[0], checkpoint.arrays[0]
         now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])

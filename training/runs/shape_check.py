@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from data_loader.loader import batch_of_copies
 from training.base import TrainState
-from training.checkpoint.pretrained import pretrained_from
+from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
 from training.options import monitor_for
@@ -38,8 +38,10 @@ def check_shapes(recipe, example, sizes, resumed=False):
         if hasattr(part, "sign"):
             part.sign()
     check_format(recipe.checkpoint.format)
-    if recipe.training.pretrained and not resumed:
-        pretrained_from(recipe.training.pretrained).check(params, state)
+    if not resumed or is_merged(recipe.model):
+        pretrained = pretrained_from(recipe.training.pretrained, recipe.model)
+        if pretrained:
+            pretrained.check(params, state)
     for name in ("train", "test"):
         recipe.plan.check_batch(recipe.loader.of(name).batch_size)
     recipe.plan.cuts(params)

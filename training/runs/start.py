@@ -12,6 +12,7 @@ import numpy as np
 
 from data_loader.base import Arrays, class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
+from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
@@ -84,7 +85,7 @@ def train(parts, root, named=None, override=False, temporary=None):
         parts, sets, record = resumed_run(run, parts, root, template, override, temporary)
     if parts is not as_built:  # preprocessing has its statistics now
         recipe = compose(parts, recipe.plan)
-    announce(parts, sets, run, template.params)
+    announce(parts, sets, run, template)
     done = train_in_folder(run, recipe, sets, record, trainer)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
@@ -224,10 +225,12 @@ def becomes_visible(folder):
     return folder.is_dir()
 
 
-def announce(parts, sets, run, params):
+def announce(parts, sets, run, template):
     """The first lines of a run."""
     logger.info("Start Training! [%s]", parts.title)
-    logger.info("The model has %d parameters", count(params))
+    frozen = count(template.state["frozen"]) if has_frozen(template.state) else 0
+    others = f", and {frozen} that are frozen" if frozen else ""
+    logger.info("The model has %d parameters%s", count(template.params), others)
     for name, size in sizes_of(parts).items():
         source = run_folder.source(sets.get(name, sets["train"]))
         logger.info("%s data: %d examples from %s", name.capitalize(), size, source)

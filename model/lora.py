@@ -1,0 +1,117 @@
+"""LoRA (Hu et al., 2021): train small factors that are added to the frozen weights of any model.
+
+A chosen leaf W (..., in, out) becomes W + scale * a @ b, with the factors a (..., in, rank) and
+b (rank, out), so a kernel (H, W, in, out) of a convolution counts as a matrix of H * W * in rows.
+Stacked blocks have factors of their own each. The params are {name of a leaf: {"a": ..., "b": ...}}
+and {name: leaf} of what is trained whole; all other weights are {name: leaf} in state["frozen"].
+"""
+
+import difflib
+import math
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from model.base import Model
+from model.checks import Count, checked
+from model.layers.blocks import NAME
+from model.layers.initializers import uniform_with_variance
+
+
+@checked
+def lora(
+    base: Model,
+    leaves: tuple[str, ...],
+    rank: Count = 8,
+    alpha: float | None = None,
+    rank_stabilized: bool = False,
+    whole: tuple[str, ...] = (),
+) -> Model:
+    """Train factors of `rank` for the weights of `base` that the regexes `leaves` match, and the
+    weights that `whole` matches, such as a new head; all others stay as `training.pretrained` has
+    them. The product of two factors counts `alpha / rank` times, `alpha` being `rank` by default,
+    or with `rank_stabilized` `alpha / sqrt(rank)` times (Kalajdzievski, 2023)."""
+    shapes, plain_state = jax.eval_shape(base.init, jax.random.key(0))
+    structure, shapes = jax.tree.structure(shapes), named(shapes)
+    if not isinstance(plain_state, dict):
+        raise ValueError(f"base: its state must be a dict, got {type(plain_state).__name__}")
+    trained = matching("whole", whole, shapes)
+    chosen = [name for name in matching("leaves", leaves, shapes) if name not in trained]
+    for name in chosen:
+        if len(shapes[name].shape) - is_stacked(name) < 2:
+            why = f"{name} {shapes[name].shape} is no matrix; name it in `whole`, or match fewer"
+            raise ValueError(f"leaves: {why}")
+    if not chosen:
+        raise ValueError("leaves: must name at least one leaf that is not trained whole")
+    if alpha is not None and alpha <= 0:
+        raise ValueError(f"alpha: must be above 0, got {alpha}")
+    scale = (alpha or rank) / (math.sqrt(rank) if rank_stabilized else rank)
+
+    def init(key):
+        params, state = base.init(key)
+        params, keys = named(params), jax.random.split(jax.random.fold_in(key, 1), len(chosen))
+        factors = {
+            name: factors_init(own, params[name], rank, is_stacked(name))
+            for name, own in zip(chosen, keys, strict=True)
+        }
+        frozen = {name: leaf for name, leaf in params.items() if name not in trained}
+        return factors | {name: params[name] for name in trained}, state | {"frozen": frozen}
+
+    def merge(params, state):
+        """(params, state) of the base with the factors in its weights."""
+        dtype = jax.tree.leaves(params)[0].dtype  # that of `training.precision`
+        frozen = {name: weight.astype(dtype) for name, weight in state["frozen"].items()}
+        for name in chosen:  # the sum of the two is rounded only once
+            change = scale * product(params[name], is_stacked(name))
+            frozen[name] = (state["frozen"][name] + change).astype(dtype)
+        merged = frozen | {name: params[name] for name in trained}
+        plain_state = {key: value for key, value in state.items() if key != "frozen"}
+        return jax.tree.unflatten(structure, [merged[name] for name in shapes]), plain_state
+
+    def apply(params, state, x, *, train=False, key=None):
+        output, plain_state = base.apply(*merge(params, state), x, train=train, key=key)
+        return output, plain_state | {"frozen": state["frozen"]}
+
+    return Model(init, apply, base.cache, base, merge)
+
+
+def factors_init(key, weight, rank, stacked):
+    """Factors whose product is 0: `a` is drawn as PyTorch draws a linear layer, `b` is 0."""
+    if stacked:
+        keys = jax.random.split(key, len(weight))
+        return jax.vmap(partial(factors_init, rank=rank, stacked=False))(keys, weight)
+    *axes, out = weight.shape
+    a = uniform_with_variance(key, (*axes, rank), 1 / (3 * math.prod(axes)))
+    return {"a": a.astype(weight.dtype), "b": jnp.zeros((rank, out), weight.dtype)}
+
+
+def product(factors, stacked):
+    """The change of a leaf, without its scale."""
+    multiply = partial(jnp.tensordot, axes=1)
+    return (jax.vmap(multiply) if stacked else multiply)(factors["a"], factors["b"])
+
+
+def is_stacked(name):
+    """Whether a leaf holds those of several blocks along its first axis."""
+    return any(match and match[2] for match in map(partial(re.fullmatch, NAME), name.split("/")))
+
+
+def named(tree):
+    """{name: leaf}, in the order of the tree."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def matching(argument, regexes, names):
+    """The names that the regexes match, each of which must match one."""
+    for regex in regexes:
+        try:
+            if any(re.fullmatch(regex, name) for name in names):
+                continue
+        except re.error as error:
+            raise ValueError(f"{argument}: {regex!r} is no regular expression: {error}") from error
+        near = difflib.get_close_matches(regex, names, n=4, cutoff=0.5) or list(names)[:4]
+        raise ValueError(f"{argument}: {regex!r} matches no name; near ones are {', '.join(near)}")
+    return [name for name in names if any(re.fullmatch(regex, name) for regex in regexes)]

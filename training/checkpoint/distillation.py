@@ -1,0 +1,75 @@
+"""Distillation: a model is trained to return what another one, its teacher, returns."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from model.base import Model
+from ranges import Positive, Share, checked
+from training.base import Objective, Weighted, is_weighted
+from training.checkpoint.pretrained import pretrained_from
+from training.objective import inputs, measure, summed, supervised
+from training.options import PretrainedOptions
+from utils import UserError
+
+
+@checked
+def distillation(
+    model,
+    loss,
+    metrics,
+    preprocess,
+    augment,
+    teacher: Model,
+    weights: str | PretrainedOptions,
+    temperature: Positive = 2.0,
+    weight: Share = 0.5,
+) -> Objective:
+    """Hinton et al. (2015): (1 - weight) * loss + weight * temperature**2 * KL divergence between
+    the probabilities of the teacher and of the model, both at this temperature. `weights` names the
+    teacher's, as `training.pretrained` does. An evaluation is as usual."""
+    plain = supervised(model, loss, metrics, preprocess, augment)
+    params, state = weights_of(teacher, weights)
+    divergence = jax.vmap(partial(soft_divergence, temperature=temperature))
+
+    def objective(own, own_state, batch, key, train):
+        if not train:
+            return plain(own, own_state, batch, key, train)
+        x, target = batch
+        augment_key, model_key = jax.random.split(key)
+        x = inputs(preprocess, augment, augment_key, x)
+        output, own_state = model.apply(own, own_state, x, train=True, key=model_key)
+        taught, _ = teacher.apply(params, state, x, train=False, key=None)
+        if output.shape != taught.shape:
+            shapes = f"{taught.shape[1:]}, the model {output.shape[1:]}"
+            raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
+        losses, terms = summed(jax.vmap(loss)(output, target))
+        losses = mixed(losses, divergence(output, taught), weight)
+        return losses, own_state, measure(metrics, output, target, terms)
+
+    return Objective(objective, plain.finish)
+
+
+def weights_of(teacher, option):
+    """(params, state) of the teacher on the host."""
+    shapes = jax.eval_shape(teacher.init, jax.random.key(0))
+    pretrained = pretrained_from(option, teacher)
+    if pretrained.fresh:
+        raise UserError("objective.args.weights.fresh: a teacher needs all of its weights")
+    return pretrained(*shapes)
+
+
+def mixed(hard, soft, weight):
+    """The loss per example; of a sequence, it keeps its weight."""
+    if isinstance(hard, dict):
+        raise UserError("objective: distillation takes no loss of several weighted terms")
+    if is_weighted(hard):
+        return Weighted(mixed(hard.value, soft, weight), hard.weight)
+    return (1 - weight) * hard + weight * soft
+
+
+def soft_divergence(output, taught, temperature):
+    """temperature**2 * KL(teacher || model) of one example; of a sequence, the mean."""
+    model, teacher = (jax.nn.log_softmax(a / temperature) for a in (output, taught))
+    return temperature**2 * (jnp.exp(teacher) * (teacher - model)).sum(-1).mean()
