@@ -30,7 +30,7 @@ def nnx(
     from flax import nnx
 
     facts = {"input_shape": input_shape, "num_classes": num_classes, "vocab_size": vocab_size}
-    new = constructor(module, arguments, facts, "rngs")
+    new = constructor(nnx.Module, module, arguments, facts, "rngs")
 
     def split(net):
         return nnx.split(net, nnx.Param, nnx.RngState, ...)
@@ -68,10 +68,11 @@ def linen(
     vocab_size: int | None = None,
 ) -> Model:
     """A module of Flax Linen. Its call gets a batch; the stream "dropout" has the key."""
+    from flax import linen
     from flax.core.meta import unbox
 
     facts = {"input_shape": input_shape, "num_classes": num_classes, "vocab_size": vocab_size}
-    net = constructor(module, arguments, facts)()
+    net = constructor(linen.Module, module, arguments, facts)()
 
     def init(key):
         variables = dict(unbox(net.init(key, one_input(facts), **mode(net, False))))
@@ -101,7 +102,7 @@ def equinox(
     import equinox as eqx
 
     facts = {"input_shape": input_shape, "num_classes": num_classes, "vocab_size": vocab_size}
-    new = eqx.nn.make_with_state(constructor(module, arguments, facts, "key"))
+    new = eqx.nn.make_with_state(constructor(eqx.Module, module, arguments, facts, "key"))
 
     def split(key):
         net, running = new(key=key)
@@ -145,7 +146,7 @@ def haiku(
     import haiku as hk
 
     facts = {"input_shape": input_shape, "num_classes": num_classes, "vocab_size": vocab_size}
-    new = constructor(module, arguments, facts)
+    new = constructor(hk.Module, module, arguments, facts)
 
     def forward(x, train):
         net = new()
@@ -174,15 +175,17 @@ def mode(net, train):
     return {name: value for name, value in flags.items() if name in accepted}
 
 
-def constructor(module, arguments, facts, *given):
+def constructor(base, module, arguments, facts, *given):
     """The module's class with these arguments and facts, as a function of the `given` ones, such as
     a key, of which the class gets those that it has."""
-    if not inspect.isclass(module) and not hasattr(module, "__name__"):
+    is_class, name = inspect.isclass(module), getattr(module, "__name__", "")
+    if not name:
         name = type(module).__name__
         raise ValueError(f"module: pass the class {name} and `arguments`, not an object of it")
-    of_class = inspect.isclass(module)  # a metaclass may hide the signature of a class
-    signature = inspect.signature(partial(module.__init__, None) if of_class else module)
-    accepted, name = signature.parameters, module.__name__
+    if is_class:
+        check_base(base, module, name)
+    signature = inspect.signature(partial(module.__init__, None) if is_class else module)
+    accepted = signature.parameters
     facts = {key: facts[key] for key in accepted if facts.get(key) is not None}
     arguments = facts | {key: tuples(value) for key, value in (arguments or {}).items()}
     present = [key for key in given if key in accepted]
@@ -192,7 +195,20 @@ def constructor(module, arguments, facts, *given):
         own = [key for key in accepted if key not in (*given, "parent", "name")]
         has = f"it has {', '.join(own)}" if own else "it has no arguments"
         raise ValueError(f"arguments: {name}: {error}; {has}") from None
-    return lambda **more: module(**arguments, **{key: more[key] for key in present})
+
+    def make(**more):
+        made = module(**arguments, **{key: more[key] for key in present})
+        check_base(base, type(made), f"what {name} returns")
+        return made
+
+    return make
+
+
+def check_base(base, cls, what):
+    """Refuse a class of another library than that of the adapter."""
+    if not issubclass(cls, base):
+        library = base.__module__.partition("._")[0].removesuffix(".module")
+        raise ValueError(f"module: {what} is not a Module of {library}; is it of another adapter?")
 
 
 def tuples(value):

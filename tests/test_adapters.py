@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 
 import adapters
 from inference import convert_tflite
@@ -60,8 +61,6 @@ def mean_loss(logits):
 
 
 def by_nnx(Net):
-    from flax import nnx
-
     net = Net(3, 4, rngs=nnx.Rngs(KEY))
     nnx.reseed(net, default=jax.random.split(DROPOUT, 1)[0])
     net.train()
@@ -251,9 +250,18 @@ def test_a_config_that_is_not_trusted_imports_no_module():
         build(config, "c", trusted=False)
 
 
-def test_an_object_of_a_class_is_refused():
-    with pytest.raises(ValueError, match="module: pass the class Net and `arguments`"):
-        adapters.linen(net_of("linen")(3), input_shape=(9, 9, 1))
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (linen.Dense(3), "module: pass the class Dense and `arguments`, not an object of it"),
+        (nnx.Linear, "module: Linear is not a Module of flax.linen; is it of another adapter"),
+        (lambda: nnx.relu, "module: what <lambda> returns is not a Module of flax.linen"),
+        (lambda x, train: x, r"arguments: <lambda>: missing .* 'x'; it has x, train"),
+    ],
+)
+def test_what_is_no_module_of_the_library_is_refused(module, message):
+    with pytest.raises(ValueError, match=message):
+        adapters.linen(module, input_shape=(9, 9, 1))
 
 
 @pytest.mark.parametrize(
