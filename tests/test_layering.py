@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN = {
+    "adapters",
     "utils",
     "file_io",
     "ranges",
@@ -29,6 +30,7 @@ ALLOWED = {
     "utils": ({"utils"}, False),  # with file_io.py and ranges.py
     "wiring": ({*UTILS, "wiring"}, False),
     "model": ({"model"}, True),
+    "adapters": ({"utils", "model.base"}, True),
     "data_loader": ({*UTILS, "data_loader"}, False),
     "training": (
         {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
@@ -63,7 +65,7 @@ ROOMS = {
 ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it puts a run together
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
 HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "grain"}
-HEAVY |= {"array_record", "crc32c", "tokenizers"}
+HEAVY |= {"array_record", "crc32c", "tokenizers", "equinox", "haiku"}
 # Folders whose files may import these at the top, since the files are only imported when needed.
 LAZY = {"tf_ops": {"tensorflow"}}
 
@@ -86,6 +88,8 @@ def imports(path, top_only=False):
 def files(layer):
     if layer == "utils":
         return [ROOT / f"{name}.py" for name in sorted(UTILS)]
+    if layer == "adapters":
+        return [ROOT / "adapters.py"]
     exported = {path.parent for path in (ROOT / layer).glob("*/verification.json")}
     return [p for p in sorted((ROOT / layer).rglob("*.py")) if not exported & set(p.parents)]
 
@@ -207,9 +211,10 @@ def test_requirements_has_every_package_that_anything_imports():
     required = packages_of("requirements.txt")
     assert all(required.values()), "a version is missing"
     required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
+    users = {"equinox": "", "dm-haiku": ""}  # the user's own libraries: adapters.py
     paths = [path for layer in ALLOWED for path in files(layer)]
     for path, packages in packages_imported(paths):
-        assert packages & required.keys(), f"{path} imports {packages}"
+        assert packages & (required | users).keys(), f"{path} imports {packages}"
     # The last two are used where they are installed; they need the same build of torch.
     required |= packages_of("tests/references.txt") | {"timm": "", "torchvision": ""}
     for path, packages in packages_imported((ROOT / "tests").rglob("*.py")):

@@ -17,6 +17,7 @@ class Kind(NamedTuple):
     some: tuple[str, ...] = ()  # and of these at least one; "on_*" is any name that begins so
 
 
+OTHER = "add_your_own.md#a-model-of-another-library"
 OWN, CALLBACKS = "add_your_own.md", "training.watching.callbacks"
 KINDS = {
     kind.name: kind
@@ -27,7 +28,7 @@ KINDS = {
             "model.base:Model",
             "a function that returns Model(init, apply): init(key) -> (params, state), "
             "apply(params, state, x, *, train=False, key=None) -> (output, state)",
-            f"{OWN}#a-model, one of another library in {OWN}#a-model-of-another-library",
+            f"{OWN}#a-model, one of another library in {OTHER}",
             attributes=("init", "apply"),
         ),
         Kind(
@@ -145,6 +146,9 @@ KINDS = {
     )
 }
 
+# {module of a class of another library: the adapter that makes it a model (adapters.py)}
+ADAPTERS = {"flax.nnx": "nnx", "flax.linen": "linen", "equinox": "equinox", "haiku": "haiku"}
+
 PLURAL = ("metrics", "callbacks", "trackers")  # kinds whose name is a plural
 
 
@@ -182,6 +186,10 @@ def why_not(function, kind):
         return ""
     if KINDS[kind].given:
         return "is a class; " + requirement(kind)
+    if kind == "model" and (adapter := adapter_for(function)):
+        args = f'{{"module": "{function.__module__}.{function.__qualname__}"}}'
+        fix = f'{{"name": "adapters.{adapter}", "args": {args}}}'
+        return f"is a class of {adapter}; name it as {fix}: docs/{OTHER}"
     present = {*dir(function), *annotations_of(function), *set_by_init(function)}
     if missing := lacking(kind, present):
         return f"is a class without {missing}; {requirement(kind)}"
@@ -189,6 +197,13 @@ def why_not(function, kind):
     if kind == "model" and apply and not takes_params_and_state(apply):
         return f"is a class whose `apply` takes other arguments; {requirement(kind)}"
     return ""
+
+
+def adapter_for(cls):
+    """The adapter for the library whose module a class extends; None for other classes."""
+    names = [f"{base.__module__}." for base in cls.__mro__]
+    matches = (a for m, a in ADAPTERS.items() for name in names if name.startswith(f"{m}."))
+    return next(matches, None)
 
 
 def annotations_of(cls):

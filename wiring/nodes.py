@@ -3,10 +3,11 @@
 A node is "name" or {"name": ..., "args": {...}}.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from ranges import is_traced
-from utils import UnknownFact, UserError, where_and_why
+from utils import UnknownFact, UserError
 from wiring import kinds, parts
 from wiring.config import show
 from wiring.own_modules import clash
@@ -111,6 +112,13 @@ class Nodes:
             message = f"{error}; {hidden}" if hidden else str(error)
             self.problem(path if isinstance(node, str) else f"{path}.name", message)
             raise Unbuilt from error
+
+    def own_function(self, name, path):
+        """The function or class of a dotted name that is an argument."""
+        if not isinstance(name, str) or "." not in name.strip("."):
+            form = "a dotted name, as my_nets.Net for Net in my_nets.py"
+            raise Misfit(path, f"must be {form}, found {show(name)}")
+        return self.function("", name, name, path)
 
     def metric(self, node, path):
         """A metric under a label; without a name, it is one that the objective returns."""
@@ -274,7 +282,10 @@ class Nodes:
         raise Unbuilt
 
     def nested(self, annotation, value, path):
-        """The part that an argument of another part names; NotImplemented for a plain value."""
+        """The part, or for a Callable the function or class, that an argument of another part
+        names; NotImplemented for a plain value."""
+        if annotation is Callable:
+            return self.own_function(value, path)
         kind = parts.kind_of(annotation)
         return self.part(kind, value, path) if kind else NotImplemented
 
@@ -294,25 +305,14 @@ class Nodes:
         except ValueError as error:
             if not (isinstance(error, UnknownFact) and self.problems):
                 parameters = parts.arguments(factory)
-                for line in str(error).splitlines() or [failure(factory, error)]:
+                for line in str(error).splitlines() or [parts.failure(factory, error)]:
                     known = line.partition(": ")[0] in parameters
                     self.problems.append(f"{path}.{line}" if known else f"{path}: {line}")
         except (Exception, SystemExit) as error:  # a user's factory may fail in any way
-            self.problem(path, failure(factory, error))
+            self.problem(path, parts.failure(factory, error))
         else:
             if kind is None or kinds.is_a(made, kind):
                 return made
-            message = f"{name_of(factory)} returned {type(made).__name__}, not a valid {kind}"
+            message = f"{parts.name_of(factory)} returned {type(made).__name__}, not a valid {kind}"
             self.problem(path.removesuffix(".args"), f"{message}; {kinds.requirement(kind)}")
         raise Unbuilt
-
-
-def failure(factory, error):
-    """The message for an error in a user's factory."""
-    ends = "it ends the program" if isinstance(error, SystemExit) else where_and_why(error)
-    return f"{name_of(factory)} fails: {ends}"
-
-
-def name_of(factory):
-    """The name of a function; other callable objects may have none."""
-    return getattr(factory, "__name__", type(factory).__name__)

@@ -22,6 +22,9 @@ FACTS += ("bytes_per_token",)
 # Facts that, if the data has them, replace the default of a parameter of the same name.
 NEW_DEFAULTS = ("ignore_label",)
 
+# {module: its package} of libraries whose parts a config often names.
+INSTALLED_AS = {"flax": "flax", "equinox": "equinox", "haiku": "dm-haiku", "optax": "optax"}
+
 
 @cache
 def marker(kind):
@@ -107,10 +110,27 @@ def imported(dotted, folders=()):
         module = import_from(folders, module_name)
     except (Exception, SystemExit) as error:  # a user's file may fail in any way
         why = error if isinstance(error, ImportError) else where_and_why(error)
-        raise UserError(f"{dotted!r} cannot be imported: {why}") from error
+        raise UserError(f"{dotted!r} cannot be imported: {why}{to_install(error)}") from error
     if not callable(getattr(module, name, None)):
         raise UserError(f"{module_name} has no function {name!r}{did_you_mean(name, dir(module))}")
     return getattr(module, name)
+
+
+def failure(factory, error):
+    """The message for an error in a user's factory."""
+    ends = "it ends the program" if isinstance(error, SystemExit) else where_and_why(error)
+    return f"{name_of(factory)} fails: {ends}{to_install(error)}"
+
+
+def name_of(factory):
+    """The name of a function; other callable objects may have none."""
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def to_install(error):
+    """How to install the library that an import did not find; "" for other errors and modules."""
+    package = INSTALLED_AS.get(error.name) if isinstance(error, ModuleNotFoundError) else None
+    return f"; pip install {package}" if package else ""
 
 
 def holds_kind(annotation, kind):

@@ -307,7 +307,12 @@ def library(monkeypatch):
     ("kind", "node", "found", "needed"),
     [
         ("model", "library.Net", "is a class whose `apply` takes other arguments", "a model must"),
-        ("model", "flax.linen.Conv", "whose `apply` takes other arguments", "a model must be"),
+        (
+            "model",
+            "flax.linen.Conv",
+            "is a class of linen; name it as {",
+            '"adapters.linen", "args": {',
+        ),
         ("model", "library.Adam", "is a class without init and apply", "a model must be"),
         ("loss", "library.Loss", "is a class", "a loss must be a function (output, target) ->"),
         ("metrics", ["library.Loss"], "is a class", "an entry of metrics must be a function"),

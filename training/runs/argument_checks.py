@@ -39,14 +39,15 @@ def check_model(model):
     if isinstance(model, str):
         fix = "pass what its function in model/ returns, as mlp(input_shape=(4,), num_classes=3)"
         raise UserError(f"model: {model!r} is only a name; {fix}")
+    classes = (model if isinstance(model, type) else type(model)).__mro__
+    if {base.__module__.split(".")[0] for base in classes} & {"flax", "equinox", "haiku"}:
+        fix = "wrap it: docs/add_your_own.md#a-model-of-another-library"
+        raise UserError(f"model: {classes[0].__name__} is of another library; {fix}")
     if isinstance(model, type) or not (hasattr(model, "init") and hasattr(model, "apply")):
         if callable(model) and hasattr(model, "__name__"):
             raise UserError(uncalled("model", model))
         fix = "pass a Model (model/base.py), as the functions in model/ return one"
         raise UserError(f"model: {type(model).__name__} has no init and apply; {fix}")
-    if type(model).__module__.split(".")[0] in ("flax", "equinox", "haiku"):
-        fix = "wrap it: docs/add_your_own.md#a-model-of-another-library"
-        raise UserError(f"model: {type(model).__name__} is of another library; {fix}")
 
 
 def check_optimizer(optimizer):

@@ -8,7 +8,7 @@ from typing import Never, get_type_hints
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, nnx
 
 from data_loader.digits import digits
 from model.mlp import mlp
@@ -55,6 +55,10 @@ def test_a_misspelled_argument_suggests_the_right_one(name, suggested):
     message = f"unexpected keyword argument '{name}'; did you mean '{suggested}'"
     with pytest.raises(TypeError, match=message):
         run(**{name: 3})
+
+
+class OfLinen(linen.Module):
+    pass
 
 
 def smooth(scale):
@@ -215,6 +219,8 @@ class NoView:
         ),
         ({"loss": mse}, r"the target \(\); .*store those of a regression as floats"),
         ({"model": linen.Dense(2)}, r"model: Dense is of another library; wrap it: docs/"),
+        ({"model": OfLinen()}, r"model: OfLinen is of another library; wrap it: docs/"),
+        ({"model": nnx.Dropout}, r"model: Dropout is of another library; wrap it: docs/"),
         ({"callbacks": [NoView()]}, r"NoView.on_epoch_end must take .*on_epoch_end\(self, view\)"),
         ({"batch_size": 0, "epochs": 0}, r"batch_size: must be .*got 0\n?.*epochs: must be"),
         ({"folder": __file__}, r"folder: .*test_arguments.py is a file; name a folder"),
