@@ -24,7 +24,8 @@ from utils import (
     open_closed_streams,
 )
 from wiring.build import build
-from wiring.config import override, read
+from wiring.config import override, read_layers, show
+from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import KINDS, listing
 
@@ -102,18 +103,19 @@ def run(arguments):
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
     folders = look_in(file.parent) if trusted else ()
-    config = read(file, arguments.overrides, trusted)
+    config, layers = read_layers(file, arguments.overrides, trusted)
+    where = trusted, folders, layers
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
-        return launch(arguments.processes, config, file.name, trusted, folders)
+        return launch(arguments.processes, config, file.name, *where)
     if not (arguments.check or arguments.evaluate or arguments.watch):
         from training.devices import joining
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
-        return fast_dev_run(file, config, trusted, folders)
-    parts = build(config, file.name, trusted, folders)
+        return fast_dev_run(file, config, *where)
+    parts = build(config, file.name, *where)
     if arguments.check:
-        return check(parts)
+        return check(parts, config, layers)
     from training.runs.program_cache import keep_programs
 
     keep_programs()
@@ -159,8 +161,8 @@ def report(folders):
     return DONE
 
 
-def check(parts):
-    """--check: print what would run."""
+def check(parts, config=None, layers=()):
+    """--check: print what would run, and where its values are from if not from one file alone."""
     from training.runs.shape_check import table
     from training.runs.start import checked_recipe
     from training.watching.console import check_logging
@@ -168,6 +170,9 @@ def check(parts):
     check_logging(ROOT)
     recipe, template = checked_recipe(parts)
     print(json.dumps(parts.config, indent=2))
+    if len(layers) > 1:
+        print("Where the values are from (all others are defaults):")
+        print(table_of_sources(config, layers, show))
     print(table(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()
@@ -176,7 +181,7 @@ def check(parts):
     return DONE
 
 
-def launch(processes, config, source, trusted, folders):
+def launch(processes, config, source, *where):
     """--processes: start processes that train together; mistakes are reported before they start."""
     from training.checkpoint.storage import check_format
     from training.devices.launcher import launch
@@ -189,18 +194,18 @@ def launch(processes, config, source, trusted, folders):
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # the accelerators are for the processes
-    parts = build(config, source, trusted, folders)
+    parts = build(config, source, *where)
     check_format(parts.checkpoint.format, processes)
     return launch(processes)
 
 
-def fast_dev_run(file, config, trusted, folders):
+def fast_dev_run(file, config, *where):
     """--fast-dev-run: two steps of everything, so that any mistake shows within seconds; nothing is
     left of them."""
     from training.devices import processes
     from training.runs.start import train
 
-    build(config, file.name, trusted, folders)  # what is changed below must be valid
+    build(config, file.name, *where)  # what is changed below must be valid
     # With several processes, all hosts must see the folder.
     base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
@@ -214,7 +219,7 @@ def fast_dev_run(file, config, trusted, folders):
         for i in positions(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
         # With the real number of steps, which schedules need.
-        parts = build(config, file.name, trusted, folders)
+        parts = build(config, file.name, *where)
         two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
         parts.training = replace(parts.training, **two_steps)
         parts.logging = replace(parts.logging, every_steps=1)
