@@ -221,6 +221,7 @@ def fast_dev_run(file, config, *where):
         # With the real number of steps, which schedules need.
         parts = build(config, file.name, *where)
         two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
+        two_steps |= {"max_steps": None, "max_seconds": None}
         parts.training = replace(parts.training, **two_steps)
         parts.logging = replace(parts.logging, every_steps=1)
         code = train(parts, ROOT, temporary=folder)

@@ -227,10 +227,10 @@ class Builder:
         except UserError as error:
             return self.nodes.problems.append(f"loader.{error}")
         facts["steps_per_epoch"] = -(-train_size // built.loader.batch_size)
-        if built.training:
-            limits = filter(None, (built.training.limit_batches, built.training.overfit_batches))
-            facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
-            facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
+        if options := built.training:
+            limits = filter(None, (options.limit_batches, options.overfit_batches))
+            steps = facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
+            facts["total_steps"] = min(steps * options.epochs, options.max_steps or 2**63)
 
     def example(self, built):
         """One example as it stands in a batch of training; None if there is no such batch."""
