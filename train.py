@@ -69,13 +69,22 @@ def parse(argv):
     add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
     add("--report", nargs="+", metavar="RUN", help="write report.html, or compare several runs")
+    add(
+        "--find-lr",
+        nargs="?",
+        type=steps_of_test,
+        const=100,
+        metavar="STEPS",
+        help="raise the learning rate over 100 steps, and suggest one",
+    )
+    add("--find-batch", action="store_true", help="try batch sizes, and suggest one")
     add("--processes", type=int, metavar="N", help="start N processes here that train together")
     add("--fast-dev-run", action="store_true", help="two steps of everything, then delete them")
     add("--debug", action="store_true", help="compile nothing: print and breakpoint() see values")
     add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
-    commands = ("check", "list", "resume", "evaluate", "watch", "report")
-    given = [f"--{name}" for name in commands if getattr(arguments, name)]
+    commands = ("check", "list", "resume", "evaluate", "watch", "report", "find_lr", "find_batch")
+    given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1 and given != ["--check", "--resume"]:
         parser.error(f"{' and '.join(given)} do not go together")
     if arguments.fast_dev_run and given:
@@ -89,6 +98,13 @@ def parse(argv):
     if processes is not None and (processes < 1 or (given and given != ["--resume"])):
         parser.error("--processes takes a number from 1, and goes with training alone")
     return arguments
+
+
+def steps_of_test(text):
+    """The number after --find-lr."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes a number of steps, got {text!r}; put it last")
+    return int(text)
 
 
 def run(arguments):
@@ -107,18 +123,28 @@ def run(arguments):
     where = trusted, folders, layers
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
         return launch(arguments.processes, config, file.name, *where)
-    if not (arguments.check or arguments.evaluate or arguments.watch):
+    finds = arguments.find_lr or arguments.find_batch
+    if not (arguments.check or arguments.evaluate or arguments.watch or finds):
         from training.devices import joining
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
         return fast_dev_run(file, config, *where)
+    config |= {"schedule": None} if finds else {}
     parts = build(config, file.name, *where)
     if arguments.check:
         return check(parts, config, layers)
     from training.runs.program_cache import keep_programs
 
     keep_programs()
+    if arguments.find_lr:
+        from training.runs.find_lr import find_lr
+
+        return find_lr(parts, arguments.find_lr)
+    if arguments.find_batch:
+        from training.runs.find_batch import find_batch
+
+        return find_batch(parts)
     if arguments.evaluate or arguments.watch:
         from training.runs.evaluate import evaluate, watch
 
