@@ -24,7 +24,8 @@ from utils import (
     open_closed_streams,
 )
 from wiring.build import build
-from wiring.config import override, read
+from wiring.config import override, read_layers, show
+from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import KINDS, listing
 
@@ -68,13 +69,22 @@ def parse(argv):
     add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
     add("--report", nargs="+", metavar="RUN", help="write report.html, or compare several runs")
+    add(
+        "--find-lr",
+        nargs="?",
+        type=steps_of_test,
+        const=100,
+        metavar="STEPS",
+        help="raise the learning rate over 100 steps, and suggest one",
+    )
+    add("--find-batch", action="store_true", help="try batch sizes, and suggest one")
     add("--processes", type=int, metavar="N", help="start N processes here that train together")
     add("--fast-dev-run", action="store_true", help="two steps of everything, then delete them")
     add("--debug", action="store_true", help="compile nothing: print and breakpoint() see values")
     add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
-    commands = ("check", "list", "resume", "evaluate", "watch", "report")
-    given = [f"--{name}" for name in commands if getattr(arguments, name)]
+    commands = ("check", "list", "resume", "evaluate", "watch", "report", "find_lr", "find_batch")
+    given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1 and given != ["--check", "--resume"]:
         parser.error(f"{' and '.join(given)} do not go together")
     if arguments.fast_dev_run and given:
@@ -90,6 +100,13 @@ def parse(argv):
     return arguments
 
 
+def steps_of_test(text):
+    """The number after --find-lr."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes a number of steps, got {text!r}; put it last")
+    return int(text)
+
+
 def run(arguments):
     """Do what the command line says."""
     if arguments.list:
@@ -102,21 +119,32 @@ def run(arguments):
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
     folders = look_in(file.parent) if trusted else ()
-    config = read(file, arguments.overrides, trusted)
+    config, layers = read_layers(file, arguments.overrides, trusted)
+    where = trusted, folders, layers
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
-        return launch(arguments.processes, config, file.name, trusted, folders)
-    if not (arguments.check or arguments.evaluate or arguments.watch):
+        return launch(arguments.processes, config, file.name, *where)
+    finds = arguments.find_lr or arguments.find_batch
+    if not (arguments.check or arguments.evaluate or arguments.watch or finds):
         from training.devices import joining
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
-        return fast_dev_run(file, config, trusted, folders)
-    parts = build(config, file.name, trusted, folders)
+        return fast_dev_run(file, config, *where)
+    config |= {"schedule": None} if finds else {}
+    parts = build(config, file.name, *where)
     if arguments.check:
-        return check(parts)
+        return check(parts, config, layers)
     from training.runs.program_cache import keep_programs
 
     keep_programs()
+    if arguments.find_lr:
+        from training.runs.find_lr import find_lr
+
+        return find_lr(parts, arguments.find_lr)
+    if arguments.find_batch:
+        from training.runs.find_batch import find_batch
+
+        return find_batch(parts)
     if arguments.evaluate or arguments.watch:
         from training.runs.evaluate import evaluate, watch
 
@@ -159,8 +187,8 @@ def report(folders):
     return DONE
 
 
-def check(parts):
-    """--check: print what would run."""
+def check(parts, config=None, layers=()):
+    """--check: print what would run, and where its values are from if not from one file alone."""
     from training.runs.shape_check import table
     from training.runs.start import checked_recipe
     from training.watching.console import check_logging
@@ -168,6 +196,9 @@ def check(parts):
     check_logging(ROOT)
     recipe, template = checked_recipe(parts)
     print(json.dumps(parts.config, indent=2))
+    if len(layers) > 1:
+        print("Where the values are from (all others are defaults):")
+        print(table_of_sources(config, layers, show))
     print(table(template.params, recipe.plan))
     try:
         recipe.plan.on_devices()
@@ -176,7 +207,7 @@ def check(parts):
     return DONE
 
 
-def launch(processes, config, source, trusted, folders):
+def launch(processes, config, source, *where):
     """--processes: start processes that train together; mistakes are reported before they start."""
     from training.checkpoint.storage import check_format
     from training.devices.launcher import launch
@@ -189,18 +220,18 @@ def launch(processes, config, source, trusted, folders):
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # the accelerators are for the processes
-    parts = build(config, source, trusted, folders)
+    parts = build(config, source, *where)
     check_format(parts.checkpoint.format, processes)
     return launch(processes)
 
 
-def fast_dev_run(file, config, trusted, folders):
+def fast_dev_run(file, config, *where):
     """--fast-dev-run: two steps of everything, so that any mistake shows within seconds; nothing is
     left of them."""
     from training.devices import processes
     from training.runs.start import train
 
-    build(config, file.name, trusted, folders)  # what is changed below must be valid
+    build(config, file.name, *where)  # what is changed below must be valid
     # With several processes, all hosts must see the folder.
     base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
@@ -214,8 +245,9 @@ def fast_dev_run(file, config, trusted, folders):
         for i in positions(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
         # With the real number of steps, which schedules need.
-        parts = build(config, file.name, trusted, folders)
+        parts = build(config, file.name, *where)
         two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
+        two_steps |= {"max_steps": None, "max_seconds": None}
         parts.training = replace(parts.training, **two_steps)
         parts.logging = replace(parts.logging, every_steps=1)
         code = train(parts, ROOT, temporary=folder)

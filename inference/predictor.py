@@ -68,7 +68,7 @@ def open_export(path, arguments):
     is_prepared = form.preprocess or arguments.prepared
     if file is None or (is_prepared and kind):
         return Predictor(model, inputs, size, (), form, kind or "numbers", classes)
-    record = {} if arguments.config else {"config": read(file)}
+    record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
     config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
     preprocess = () if is_prepared else tuple(build_preprocess(config, *rest))
     kind = kind or output_kind(config, form)

@@ -75,6 +75,27 @@ def test_the_resolved_config_repeats_the_run(small):
 
 
 @pytest.mark.slow
+def test_a_run_needs_no_longer_what_its_config_extends(small):
+    child = {"extends": "small.json", "training": {"epochs": 1}, "metrics": None}
+    (small / "child.json").write_text(json.dumps(child))
+    _, out, _ = run(small, "-c", "child.json", "--check", "seed=3")
+    shown = dict(line.rsplit("  ", 1) for line in out.splitlines() if " = " in line)
+    sources = {value.split(" = ")[0]: source for value, source in shown.items()}
+    assert sources["model.args.dims"] == "small.json"
+    assert sources["training.epochs"] == "child.json"
+    assert sources["seed"] == "command line"
+    run(small, "-c", "child.json")
+    (small / "small.json").unlink()
+    (folder,) = (small / "saved" / "Small").iterdir()
+    code, out, _ = run(small, "--resume", folder, "training.epochs=2")
+    assert code == 0
+    assert "Epoch 2 [test] avg Loss" in out
+    code, out, _ = run(small, "--evaluate", folder / "checkpoint-epoch_2.params")
+    assert code == 0
+    assert "test_loss" in out
+
+
+@pytest.mark.slow
 def test_pretrained_weights_are_loaded_strictly(small):
     run(small, "-c", "small.json")
     (folder,) = (small / "saved" / "Small").iterdir()

@@ -24,6 +24,7 @@ from inference import convert_tflite, predict
 from training.devices.options import check_sharding
 from wiring.build import Builder
 from wiring.config import SECTIONS, TOP_LEVEL, override, read
+from wiring.extends import merged
 from wiring.parts import KINDS, section_options
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,11 +130,13 @@ def test_modules_that_are_run_exist():
 def test_every_json_block_is_a_config_or_a_part_of_one(block):
     text = block.text.strip()
     given = json.loads(text if text.startswith("{") else f"{{{text}}}")
+    extends = given.pop("extends", None)
     assert given.keys() <= TOP_LEVEL.keys(), "mark JSON that is no config as text"
     for section in SECTIONS.keys() & given.keys():
         options = {field.name for field in fields(section_options(SECTIONS[section]))}
         assert given[section].keys() <= options
-    check_config(block.page, read(ROOT / "config.json") | given)
+    base = read(ROOT / "config.json")
+    check_config(block.page, merged(base, given) if extends else base | given)
 
 
 def test_the_sharding_rules_in_the_table_are_valid():

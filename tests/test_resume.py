@@ -71,6 +71,38 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
 
 
 @pytest.mark.slow
+def test_a_run_whose_budget_is_used_up_is_finished_and_continues_with_a_larger_one(workdir):
+    whole = only_run(workdir)
+    code, out, _ = run(workdir, "-c", "small.json", "title=Budget", "training.max_steps=13")
+    assert code == 0
+    assert "10 steps an epoch, 13 in all" in out
+    assert "Stopped by training.max_steps after step 13" in out
+    folder = only_run(workdir, "Budget")
+    finished = json.loads((folder / "finished.json").read_text())
+    assert (
+        finished["steps"] == 13 and finished["epochs"] == 1 and "test_loss" in finished["metrics"]
+    )
+    assert (folder / "report.html").exists()
+    assert (folder / "checkpoint-step_13.params").exists()
+    _, out, _ = run(workdir, "--resume", folder)
+    assert "has its 13 steps, and training.max_steps is 13; raise it to continue" in out
+    code, out, _ = run(workdir, "--resume", folder, "training.max_steps=20")
+    assert code == 0
+    assert "Changed: facts.total_steps: 13 -> 20" in out
+    one, other = (load(path / "checkpoint-epoch_2.params")[0] for path in (whole, folder))
+    assert [*one] == [*other] and not all(np.array_equal(one[k], other[k]) for k in one)
+    budget = ["schedule.name=cosine", "schedule.args.steps=20", "training.max_seconds=1e-6"]
+    _, out, _ = run(workdir, "-c", "small.json", "title=Seconds", *budget)
+    assert "Stopped by training.max_seconds (1e-06 s) after step" in out
+    folder = only_run(workdir, "Seconds")
+    _, out, _ = run(workdir, "--resume", folder)
+    assert "s, and training.max_seconds is 1e-06; raise it to continue" in out
+    assert run(workdir, "--resume", folder, "training.max_seconds=null")[0] == 0
+    other = load(folder / "checkpoint-epoch_2.params")[0]
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
 def test_auto_resumes_the_latest_unfinished_run_or_starts_a_new_one(workdir):
     config = {**SMALL, "resume": "auto"}
     (workdir / "auto.json").write_text(json.dumps(config))

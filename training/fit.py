@@ -32,6 +32,7 @@ from training.runs.arguments import (
     own_record,
     recipe_of,
 )
+from training.runs.budget import Budget
 from training.runs.dry_run import DryRun
 from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
 from training.runs.resume import holding
@@ -60,7 +61,8 @@ def fit(
     preprocess: Sequence[Callable] = (), augment: Sequence[Callable] = (),
     objective: Callable = supervised, update: Callable = gradient_update,
 
-    epochs: int = 10, seed: int = 0, replicas: int = 1, accumulate: int = 1,
+    epochs: int = 10, max_steps: int | None = None, max_seconds: float | None = None,
+    seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
     eval_every: int = 1, eval_initial: bool = False, test_at: Literal["epochs", "end"] = "epochs",
     limit_batches: int | None = None, overfit_batches: int = 0,
@@ -161,6 +163,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         *([keeper] if keeper else []),  # closed before the signals: no signal loses what it writes
         Signals(),
         Divergence(trainer, training, keeper, log),
+        Budget(training),
         DryRun(recipe, trainer, reader, rates, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,

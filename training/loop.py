@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from training.run import examples_of, ready_time
 from training.update import first_bad_step
 from training.watchers import NEVER, SAVES, Ahead, Report, Snapshot, check_watchers
 from utils import RunError, first_line
@@ -66,6 +67,7 @@ class Loop:
                 self.epoch()
             self.notify("on_stop")
             self.notify("on_stopped")
+            self.evaluate_unfinished_epoch()
             self.test_at_end()
             self.notify("on_training_end")
             if run.cut_short:
@@ -99,7 +101,9 @@ class Loop:
             if went_back:
                 return  # and begin this epoch again from there
         values = None if run.stopped else self.end_of_training(before)
-        evaluated = None if values is None else self.evaluate_in_epoch()
+        every = self.recipe.training.eval_every
+        sets = self.in_epochs if every and run.epoch % every == 0 else []
+        evaluated = None if values is None else self.evaluate(sets)
         if evaluated is None:
             run.metrics = {}  # an unfinished epoch has none
             return
@@ -224,11 +228,6 @@ class Loop:
         self.notify("on_pause")
         return bool(self.run.signal)
 
-    def evaluate_in_epoch(self):
-        """The metrics of the sets that are evaluated in epochs, where that is due."""
-        every = self.recipe.training.eval_every
-        return self.evaluate(self.in_epochs) if every and self.run.epoch % every == 0 else {}
-
     def evaluate_initial_params(self):
         """Evaluate before the first step, so that curves begin where the run does."""
         if self.recipe.training.eval_initial:
@@ -236,10 +235,20 @@ class Loop:
                 self.notify("on_extra_row", {"epoch": 0, "step": 0, "initial": True}, values)
             self.run.metrics, self.run.evaluated = {}, []
 
+    def evaluate_unfinished_epoch(self):
+        """The values of an epoch in which a budget ended; its checkpoint was written before."""
+        run = self.run
+        if run.out_of and run.position and not run.signal:
+            values = self.reader.values("train", [sums["epoch"] for sums in self.trainer.sums()])
+            if (evaluated := self.evaluate(self.in_epochs)) is not None:
+                run.metrics = values | evaluated
+                row = {"epoch": run.epoch, "step": run.step, "final": "the last weights"}
+                self.notify("on_extra_row", row, run.metrics)
+
     def test_at_end(self):
         """The test set, once, with the best checkpoint or, without one, the last weights."""
         run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
-        run.untested = bool(names and run.completed)
+        run.untested = bool(names and (run.completed or run.out_of))
         if not run.untested or run.signal:
             return
         label, trees = (self.best and self.best()) or ("the last weights", None)
@@ -283,6 +292,8 @@ class Loop:
         if reply.stop:
             run.stopped, run.stopped_by = True, reply.stop
             run.for_good = run.for_good or not reply.back_to
+        if reply.out_of:
+            run.stopped, run.stopped_by, run.out_of = True, reply.out_of, reply.out_of
         if reply.interrupt:
             run.stopped, run.signal = True, run.signal or reply.interrupt
         return bool(reply.back_to)
@@ -337,14 +348,3 @@ class Loop:
         except Exception as second:
             with suppress(Exception):
                 logger.warning("The state could not be saved: %s", first_line(second))
-
-
-def examples_of(sums, part="epoch"):
-    """How many examples all replicas have seen, in this epoch or since the last log line."""
-    return sum(int(s[part]["examples"]) for s in sums)
-
-
-def ready_time(sums):
-    """The time, if the device is done with them already."""
-    ready = all(leaf.is_ready() for leaf in jax.tree.leaves(sums))
-    return time.perf_counter() if ready else None

@@ -9,7 +9,15 @@ from os import PathLike
 from typing import Annotated, Literal, Required, TypedDict
 
 from data_loader.base import Batch
-from ranges import Count, CountOrZero, at_most, between_0_and_1, check_options, nonnegative
+from ranges import (
+    Count,
+    CountOrZero,
+    Positive,
+    at_most,
+    between_0_and_1,
+    check_options,
+    nonnegative,
+)
 from training.base import Tracker
 from utils import UserError
 
@@ -104,6 +112,9 @@ class TrainingOptions:
     """How long a run trains, and how."""
 
     epochs: Count = 10  # passes over the training set
+    # the steps after which the run ends, if its epochs have more; schedules end with them
+    max_steps: Count | None = None
+    max_seconds: Positive | None = None  # the seconds after which the run ends
     eval_every: CountOrZero = 1  # epochs between two evaluations; 0: never
     eval_initial: bool = False  # also evaluate before the first step
     # end: evaluate the test set only once, after training, with the best checkpoint

@@ -44,6 +44,7 @@ class Run:
     stopped: bool = False
     stopped_by: str | None = None  # what stopped it
     for_good: bool = False  # whether it is not to be resumed after that, as after early stopping
+    out_of: str | None = None  # the option of the budget that ended it
     signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
     untested: bool = False  # whether the final test was begun and is not done
     tested: Any = (
@@ -103,7 +104,7 @@ class Run:
         self.metrics = {name: float("nan") if v is None else v for name, v in values}
         self.history = point.history
         self.for_good = self.for_good or record["stopped"]
-        self.stopped = bool(self.signal) or self.for_good
+        self.stopped, self.out_of = bool(self.signal) or self.for_good, None
 
     @property
     def stopped_why(self):
@@ -270,3 +271,14 @@ def mean_of(replicas):
         for name, value in replicas[0].items()
     }
     return {name: value if np.ndim(value) else float(value) for name, value in means.items()}
+
+
+def examples_of(sums, part="epoch"):
+    """How many examples all replicas have seen, in this epoch or since the last log line."""
+    return sum(int(s[part]["examples"]) for s in sums)
+
+
+def ready_time(sums):
+    """The time, if the device is done with them already."""
+    ready = all(leaf.is_ready() for leaf in jax.tree.leaves(sums))
+    return time.perf_counter() if ready else None

@@ -1,5 +1,5 @@
 """Watchers: everything that happens during a run besides training itself. A log line, a checkpoint,
-a callback, a signal, the divergence policy, a time budget: each is a watcher, an object with any of
+a callback, a signal, the divergence policy, a budget: each is a watcher, an object with any of
 the methods below. The loop (training/loop.py) calls them in the order of its list. Those that
 begin with `on_` may return a Reply, which is the only way in which a watcher changes a run. With
 several processes, the watchers of all of them must reply the same: a watcher that goes by a clock
@@ -65,6 +65,7 @@ class Reply(NamedTuple):
 
     stop: str | None = None  # end the run for good, as early stopping does; the reason, for the log
     interrupt: str | None = None  # end it here, to be resumed later; the reason, such as a signal
+    out_of: str | None = None  # end it with an evaluation: this budget (an option) is used up
     lr_scale: float | None = None  # multiply all later updates by this
     save: str | None = None  # write a checkpoint of this kind, of SAVES (see Keeper.on_save)
     back_to: Any = None  # a Point to continue from

@@ -15,14 +15,14 @@ from wiring.values import forms, is_nest, outputs_of
 FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label")  # facts that a Data has as fields
 
 
-def build(config, source, trusted=True, folders=()):
+def build(config, source, trusted=True, folders=(), layers=()):
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
 
     All problems are raised as one UserError, in which `source` names the config. Dotted names of a
-    config that is not `trusted` are not imported. `folders` hold the user's own modules;
-    `own_files()` returns those that were imported (wiring/own_modules.py).
+    config that is not `trusted` are not imported. `folders` hold the user's own modules, of which
+    `own_files()` returns those imported; `layers` say which file each value is from.
     """
-    builder = Builder(config, source, trusted, folders)
+    builder = Builder(config, source, trusted, folders, layers)
     built = builder.build()
     builder.raise_problems()
     return built
@@ -62,15 +62,15 @@ class Builder:
     A part that cannot be built is None, and `nodes.problems` says why.
     """
 
-    def __init__(self, config, source, trusted=True, folders=()):
+    def __init__(self, config, source, trusted=True, folders=(), layers=()):
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
-        self.config, self.source = defaults | config, source
+        self.config, self.source, self.layers = defaults | config, source, layers
         self.nodes = Nodes(trusted, folders)
         self.recorded = {}  # facts that the data cannot change
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
-        return files.in_words(self.nodes.problems, self.source)
+        return files.in_words(self.nodes.problems, self.source, self.layers)
 
     def raise_problems(self):
         """Raise one UserError with all problems, if there are any."""
@@ -230,10 +230,10 @@ class Builder:
         except UserError as error:
             return self.nodes.problems.append(f"loader.{error}")
         facts["steps_per_epoch"] = -(-train_size // built.loader.batch_size)
-        if built.training:
-            limits = filter(None, (built.training.limit_batches, built.training.overfit_batches))
-            facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
-            facts["total_steps"] = facts["steps_per_epoch"] * built.training.epochs
+        if options := built.training:
+            limits = filter(None, (options.limit_batches, options.overfit_batches))
+            steps = facts["steps_per_epoch"] = min([facts["steps_per_epoch"], *limits])
+            facts["total_steps"] = min(steps * options.epochs, options.max_steps or 2**63)
 
     def example(self, built):
         """One example as it stands in a batch of training; None if there is no such batch."""

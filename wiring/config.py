@@ -8,6 +8,7 @@ from pathlib import Path
 
 from file_io import DEEPEST, is_deep, parse_json, read_file
 from utils import UserError, cut
+from wiring import extends
 
 REQUIRED = object()
 LARGEST_SEED = 2**32 - 1
@@ -57,7 +58,39 @@ def read(path, overrides=(), trusted=True):
 
     One that is not `trusted` may not say which hosts are contacted; an override may.
     """
+    return read_layers(path, overrides, trusted)[0]
+
+
+def read_layers(path, overrides=(), trusted=True):
+    """(the config, the Layers that it is made of: the files that it extends, itself, overrides)."""
     path = Path(path).expanduser()
+    if trusted:
+        layers = extends.layers_of(path, read_object)
+    else:
+        layers = [extends.Layer(str(path), read_object(path))]
+        refuse_untrusted(path, layers[0].says)
+    config = layers[0].says
+    for layer in layers[1:]:
+        config = extends.merged(config, layer.says)
+    for text in overrides:
+        config = override(config, text)
+    return config, [*layers, *map(extends.of_override, overrides)]
+
+
+def refuse_untrusted(path, config):
+    """The config of a run, which may come from anyone, reaches no other file, and no host."""
+    if config.get("distributed"):
+        fix = "remove it, and pass it as an override, as in distributed.coordinator=none"
+        why = "the config of a run does not say which hosts are contacted"
+        raise UserError(f"{path}: distributed: {why}; {fix}, or pass --trust if you trust it")
+    if "extends" in config:
+        why = "a config that is not known to be your own does not name other files"
+        fix = "remove it, name the config with -c, or pass --trust if you trust it"
+        raise UserError(f"{path}: extends: {why}; {fix}")
+
+
+def read_object(path):
+    """The object in one file."""
     try:
         text = read_file(path).decode("utf-8-sig")
     except FileNotFoundError:
@@ -82,12 +115,6 @@ def read(path, overrides=(), trusted=True):
         raise UserError(f"{path}: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: must contain an object {{...}}, found {show(config)}")
-    if not trusted and config.get("distributed"):
-        fix = "remove it, and pass it as an override, as in distributed.coordinator=none"
-        why = "the config of a run does not say which hosts are contacted"
-        raise UserError(f"{path}: distributed: {why}; {fix}, or pass --trust if you trust it")
-    for text in overrides:
-        config = override(config, text)
     return config
 
 
@@ -101,9 +128,13 @@ def without_repeats(pairs):
     return result
 
 
-def in_words(problems, source):
-    """Problems of a config, one per line, each starting with its name."""
-    lines = [cut(f"{source}: {problem}", LONGEST) for problem in problems[:MOST]]
+def in_words(problems, source, layers=()):
+    """Problems of a config, one per line, each starting with its name, or with that of the file
+    that it extends, where the value is from there."""
+    parents = [layer.source for layer in layers if layer.source != extends.COMMAND_LINE][:-1]
+    sources = [extends.source_of(problem.partition(":")[0], layers) for problem in problems[:MOST]]
+    named = [each if each in parents else source for each in sources]
+    lines = [cut(f"{a}: {b}", LONGEST) for a, b in zip(named, problems, strict=False)]
     more = len(problems) - len(lines)
     return "\n".join([*lines, f"{source}: {more} more problems"] if more else lines)
 

@@ -40,15 +40,31 @@ def make_schema():
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
     chain = {"type": "array", "items": reference("optimizer"), "minItems": 1}
     properties["optimizer"] = {"anyOf": [reference("optimizer"), chain]}
+    required = [key for key, default in TOP_LEVEL.items() if default is REQUIRED]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Rawtree config",
         "type": "object",
-        "properties": {key: properties[key] for key in TOP_LEVEL},
-        "required": [key for key, default in TOP_LEVEL.items() if default is REQUIRED],
+        "properties": {"extends": extends(), **{key: {} for key in TOP_LEVEL}},
         "additionalProperties": False,
+        "if": {"required": ["extends"]},
+        "then": {"properties": {key: changed(key) for key in TOP_LEVEL}},
+        "else": {"properties": {key: properties[key] for key in TOP_LEVEL}, "required": required},
         "$defs": {kind: part(kind) for kind in parts.KINDS},
     }
+
+
+def extends():
+    """The schema of `extends`: a file, or a list of files."""
+    path = {"type": "string", "minLength": 1}
+    about = "configs that this one is built on, relative to this file; later ones win"
+    return {"anyOf": [path, {"type": "array", "items": path}], "description": about}
+
+
+def changed(key):
+    """The schema of what a config changes in those that it extends: also null, and parts of a
+    part."""
+    return {"anyOf": [{"$ref": f"#/else/properties/{key}"}, {"type": ["object", "null"]}]}
 
 
 def sharding():

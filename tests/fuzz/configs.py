@@ -29,6 +29,7 @@ def config_of(base):
 def known_keys():
     """[(path, [values])]: every key that the schema of a config knows, and values for it."""
     schema, keys = json.loads((ROOT / "config.schema.json").read_text()), []
+    schema |= schema["else"]  # of a config that extends no other
     for name, section in schema["properties"].items():
         for key, value in section.get("properties", {}).items():
             keys.append(((name, key), samples(value)))

@@ -1,6 +1,7 @@
 """Whole runs of `fit`: exactness, determinism, one compilation, streaming, replicas, stopping."""
 
 import base64
+import json
 import os
 import signal
 import time
@@ -535,3 +536,41 @@ def test_the_finish_of_a_plain_objective_function_names_its_metrics():
 def test_an_empty_dataset_is_an_error():
     with pytest.raises(UserError, match="empty"):
         run((X[:0], Y[:0]))
+
+
+def trees_of(run):
+    return jax.tree.map(np.asarray, [ts._replace(sums=None) for ts in run.states()])
+
+
+@pytest.mark.parametrize("settings", [{}, {"replicas": 2}], ids=str)
+def test_max_steps_ends_a_run_at_that_step_and_a_larger_budget_continues_it(tmp_path, settings):
+    settings = DEFAULTS | settings
+    whole = fit(MODEL, (X, Y), (X, Y), **settings)
+    part = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, max_steps=13, **settings)
+    assert (part.step, part.completed, part.stopped_by) == (13, 1, "training.max_steps")
+    assert {"train_loss", "test_loss"} <= part.metrics.keys()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["final"] == "the last weights" and rows[-1]["step"] == 13
+    weights = fit(MODEL, (X, Y), folder=tmp_path, max_steps=13, resume="override", **settings)
+    assert_same(weights.params, part.params)
+    again = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, resume="override", **settings)
+    assert_same(trees_of(again), trees_of(whole))
+    assert [r["test_loss"] for r in again.history] == [r["test_loss"] for r in whole.history]
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert not [row for row in logged if row.get("final")]
+
+
+@pytest.mark.parametrize(("max_steps", "steps", "epochs"), [(10, 10, 1), (20, 20, 2), (30, 20, 2)])
+def test_max_steps_at_the_end_of_an_epoch(max_steps, steps, epochs):
+    run = fit(MODEL, (X, Y), (X, Y), max_steps=max_steps, test_at="end", **DEFAULTS)
+    assert (run.step, run.completed, len(run.history)) == (steps, epochs, epochs)
+    assert run.cut_short == (epochs == 1)
+    assert "test_loss" in run.metrics
+
+
+def test_max_seconds_ends_a_run_which_a_larger_budget_continues(tmp_path):
+    part = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, **{**DEFAULTS, "max_seconds": 1e-6})
+    assert part.stopped_by == "training.max_seconds (1e-06 s)"
+    assert part.step < 20
+    again = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, resume=True, **DEFAULTS)
+    assert_same(trees_of(again), trees_of(fit(MODEL, (X, Y), (X, Y), **DEFAULTS)))

@@ -44,6 +44,21 @@ def test_shipped_configs_are_valid(validator, path):
 
 
 @pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"augment": None, "model": {"args": {"dims": [8]}}, "checkpoint": {"keep": None}}, True),
+        ({"model": "mlp", "extends": ["a.json", "b.json"]}, True),
+        ({"modle": "mlp"}, False),
+        ({"model": 3}, False),
+        ({"extends": 3}, False),
+    ],
+)
+def test_the_schema_knows_a_config_that_extends_another(validator, change, good):
+    assert validator.is_valid({"extends": "base.json", **change}) is good
+
+
+@pytest.mark.parametrize(
     "change",
     [
         "modle=1",

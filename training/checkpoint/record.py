@@ -55,6 +55,8 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     "metrics": partial(is_object, is_valid=lambda v: v is None or type(v) is float or is_number(v)),
     **dict.fromkeys(("whole", "stopped"), lambda value: type(value) is bool),
     "elapsed": lambda value: type(value) is float and is_number(value) and value >= 0,
+    # of the whole run; earlier versions did not write it
+    "seconds": lambda value: value is None or (is_number(value) and value >= 0),
     "format": lambda value: type(value) is int,
     "lengths": partial(is_object, is_valid=is_count),
     "regular": lambda value: is_list(value, lambda name: type(name) is str),

@@ -46,6 +46,11 @@ def page(runs, target):
     else:
         names = [run.label for run in runs[:4]]
         parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
+    return document(names, parts, ends)
+
+
+def document(names, parts, ends=()):
+    """A whole document of these names and parts; `ends` are the steps that ended an epoch."""
     script = HERE.joinpath("script.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only this script runs, and nothing is fetched.
@@ -64,7 +69,7 @@ def page(runs, target):
         "body",
         tag("main", parts),
         tag("div", id="tip", role="status", hidden=True),
-        tag("div", data(ends if len(ends) <= EPOCHS else []), id="ends", hidden=True),
+        tag("div", data(list(ends) if len(ends) <= EPOCHS else []), id="ends", hidden=True),
         tag("script", Html(script)),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en")

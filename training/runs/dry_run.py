@@ -49,7 +49,9 @@ class DryRun:
         batch = jax.tree.leaves(trainer.feed.shapes)[0].shape[0]
         steps = "An epoch of unknown length"
         if run.steps is not None:
-            steps = f"{run.steps} steps an epoch, {run.steps * run.epochs} in all,"
+            in_all = run.steps * run.epochs
+            in_all = min(in_all, recipe.training.max_steps or in_all)
+            steps = f"{run.steps} steps an epoch, {in_all} in all,"
         count = len(trainer.replicas.seeds)
         replicas = f", {count} replicas" if count > 1 else ""
         devices = on_devices(trainer.plan.mesh)

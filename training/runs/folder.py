@@ -29,8 +29,9 @@ BEFORE_A_RUN = ("model", USER_MODULES, "train.log")  # what is written first
 FINISHED = "finished.json"  # left by a run that was trained to its end
 TOKENIZER = "tokenizer.json"
 # Keys that may differ when a run is resumed.
-FREE = ("training.epochs", "training.on_nonfinite", "training.rollbacks", "training.detect_nans")
-FREE += ("checkpoint", "logging", "mesh", "sharding", "model.args.scan")
+FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "training.on_nonfinite")
+FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
+FREE += ("model.args.scan",)
 SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
 ABSENT = "(absent)"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")

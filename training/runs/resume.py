@@ -20,6 +20,7 @@ from training.checkpoint.storage import (
     remove_leftovers,
 )
 from training.devices.processes import check_alike, from_first, is_first, together
+from training.runs.budget import nothing_left
 from training.runs.folder import FINISHED, FREE, cut_back, differences, flat, in_words, set_aside
 from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
@@ -220,17 +221,19 @@ def log_what_is_left(run, epochs):
         logger.info("%s: resuming after step %d", folder, checkpoint.record["step"])
 
 
-def at_its_end(run, epochs, override):
+def at_its_end(run, training, override):
     """Why there is nothing to resume, or None."""
     if run.checkpoint is None:
         return None
     record, marked = run.checkpoint.record, (run.folder / FINISHED).exists()
-    completed = epochs_of(run.checkpoint)
+    completed, epochs = epochs_of(run.checkpoint), training.epochs
     if completed > epochs or (completed == epochs and (marked or record["position"])):
         return (
             f"{run.folder}: has its {completed} epochs, and training.epochs is {epochs}; "
             "raise it to continue"
         )
+    if marked and (why := nothing_left(record, training)):
+        return f"{run.folder}: {why}; raise it to continue"
     if marked and record["stopped"] and not override:
         return (
             f"{run.folder}: a callback stopped it in epoch {record['epoch']}; "

@@ -73,8 +73,8 @@ def train(parts, root, named=None, override=False, temporary=None):
     check_alike(run_folder.flat(parts.config))
     check_logging(root)
     recipe, template = checked_recipe(parts, resumed=run is not None)
-    epochs = parts.training.epochs
-    if run is not None and (end := from_first(lambda: resume.at_its_end(run, epochs, override))):
+    options = parts.training
+    if run is not None and (end := from_first(lambda: resume.at_its_end(run, options, override))):
         if is_first():
             print(end)
         return DONE

@@ -1,0 +1,128 @@
+"""`extends` in a config: the files that it is built on, merged in order, and which of them gave
+each value."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from utils import UserError
+
+MOST_FILES = 100
+COMMAND_LINE = "command line"
+# Options for which null is a value, and not the default: null over them does not delete.
+NULL_IS_A_VALUE = (("checkpoint", "keep"), ("checkpoint", "monitor"))
+
+
+class Layer(NamedTuple):
+    """What one file, or one override, says; a later layer wins."""
+
+    source: str
+    says: dict
+
+
+def layers_of(path, read_object):
+    """The layers of the config at `path`: its parents in order, and the file itself last. A file
+    that is reached twice is taken once, where it comes first."""
+    layers, done = [], set()
+
+    def add(path, above):
+        file = path.resolve()
+        if file in above:
+            circle = " -> ".join(f.name for f in [*above[above.index(file) :], file])
+            raise UserError(f"{above[-1]}: extends: {circle} is a circle; remove one of them")
+        if file in done:
+            return
+        if len(done) + len(above) >= MOST_FILES:
+            raise UserError(f"{path}: extends: a config can have at most {MOST_FILES} files")
+        says = dict(read_object(path))
+        for parent in parents_of(path, says):
+            add(parent, [*above, file])
+        done.add(file)
+        layers.append(Layer(str(path), says))
+
+    add(path, [])
+    return layers
+
+
+def parents_of(path, says):
+    """The paths that `extends` names, which is taken out of the object; they are relative to the
+    file."""
+    named = says.pop("extends", [])
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"{path}: extends: must be a path or a list of paths, found {named!r:.60}")
+    files = [Path(os.path.normpath(path.parent / Path(name).expanduser())) for name in names]
+    for name, file in zip(names, files, strict=True):
+        if "\0" in name or not file.exists():
+            raise UserError(
+                f"{path}: extends: {name!r}: there is no such file ({file}); "
+                f"paths are relative to the file that names them"
+            )
+    return files
+
+
+def merged(base, over, path=()):
+    """The object `base` with what `over` says: objects are merged, null deletes, and everything
+    else replaces. A part with another name replaces the part and its args."""
+    result = dict(base)
+    for key, value in over.items():
+        inner = object_under(key, result.get(key), value)
+        if isinstance(value, dict) and inner is not None:
+            result[key] = merged(inner, value, (*path, key))
+        elif value is None and key in result and (*path, key) not in NULL_IS_A_VALUE:
+            del result[key]
+        else:
+            result[key] = value
+    return result
+
+
+def object_under(key, old, new):
+    """The object that a new one is merged into, or None if it replaces what is there. A name alone
+    is a part without args."""
+    if isinstance(old, str) and isinstance(new, dict) and "name" not in new:
+        return {"path" if key == "pretrained" else "name": old}
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return None
+    names = old.get("name"), new.get("name")
+    renamed = all(isinstance(name, str) for name in names) and names[0] != names[1]
+    return None if renamed and key != "args" else old
+
+
+def of_override(text):
+    """The Layer of one `path.to.key=value`; which value it is does not matter."""
+    says = True
+    for key in reversed(text.partition("=")[0].split(".")):
+        says = {key: says}
+    return Layer(COMMAND_LINE, says)
+
+
+def source_of(path, layers):
+    """The file, or the command line, that gave the value at a path; None for a default."""
+    return next((source for source, says in reversed(layers) if says_at(says, path)), None)
+
+
+def says_at(node, path):
+    """Whether an object sets a path, or what holds it."""
+    for key in path.split("."):
+        if not isinstance(node, dict):
+            return True
+        if key not in node:
+            return False
+        node = node[key]
+    return True
+
+
+def leaves(value, path=""):
+    """(path, value) of all values in nested objects; a list is one value."""
+    if not isinstance(value, dict) or not value:
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves(inner, f"{path}.{key}".lstrip("."))
+
+
+def table(config, layers, show):
+    """One line for each value of a config that is no default: what it is, and where it is from."""
+    rows = [(f"{path} = {show(value)}", source_of(path, layers)) for path, value in leaves(config)]
+    width = max(len(value) for value, _ in rows)
+    return "\n".join(f"{value:<{width}}  {source}" for value, source in rows)
