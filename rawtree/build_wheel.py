@@ -52,8 +52,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 def shipped():
     """{path in the package: path in the clone} of every file. A folder without __init__.py belongs
     to the package only by its data: exports and runs of a clone lie in such folders."""
-    found = {Path(path.name): path.name for path in ROOT.glob("*.py")}
-    found |= {Path(name): name for name in TOP_DATA}
+    found = {Path(path.name): Path(path.name) for path in ROOT.glob("*.py")}
+    found |= {Path(name): Path(name) for name in TOP_DATA}
     for package in sorted(path.parent for path in ROOT.glob("*/__init__.py")):
         if package.name not in NOT_SHIPPED:
             for path in inside(package):
