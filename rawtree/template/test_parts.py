@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rawtree.training.fit import fit
+from rawtree.training.metrics import accuracy
 from rawtree.training.optimizers import adamw
 
 from my_data import spirals
@@ -41,6 +42,7 @@ def test_the_model_learns_the_data():
         sets["train"],
         sets["test"],
         loss=focal,
+        metrics=[accuracy],
         optimizer=adamw(lr=0.01),
         epochs=10,
         batch_size=128,
