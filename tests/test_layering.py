@@ -20,6 +20,7 @@ OWN = {
     "training",
     "inference",
     "train",
+    "rawtree",
 }
 
 UTILS = {"utils", "file_io", "ranges"}
@@ -49,6 +50,8 @@ ALLOWED = {
         | {"training.checkpoint", "training.objective", "training.recipe"},
         True,
     ),
+    # The commands, and the files of a new project, which import as any user's do.
+    "rawtree": ({"rawtree"}, True),
 }
 # The rooms of training/, and the rooms below them that each may import besides the spine.
 ROOMS = {
