@@ -54,6 +54,8 @@ def shipped():
     to the package only by its data: exports and runs of a clone lie in such folders."""
     found = {Path(path.name): Path(path.name) for path in ROOT.glob("*.py")}
     found |= {Path(name): Path(name) for name in TOP_DATA}
+    for path in sorted(ROOT.glob("configs/*.json")):
+        found[path.relative_to(ROOT)] = path.relative_to(ROOT)
     for package in sorted(path.parent for path in ROOT.glob("*/__init__.py")):
         if package.name not in NOT_SHIPPED:
             for path in inside(package):

@@ -92,6 +92,7 @@ def test_the_wheel_holds_every_file_that_the_code_reads():
     wanted = {f for f in listed if f.split("/")[0] in packages and not f.endswith(".txt")}
     wanted |= {f for f in listed if "/" not in f and f.endswith(".py")}
     wanted |= {"config.schema.json", "logger_config.json"}
+    wanted |= {f for f in listed if f.startswith("configs/")}
     assert {Path(path).as_posix() for path in build_wheel.shipped().values()} == wanted
 
 
@@ -431,9 +432,26 @@ def test_a_project_may_have_files_of_the_same_names_as_rawtree(installed, collid
     assert not (colliding / "mark").exists()
 
 
+RECORDS = """
+from data_loader import points
+from rawtree.data_loader.records import write_records
+for name, dataset in points().load().items():
+    write_records(name, dataset)
+"""
+PARSE = """
+import utils
+from rawtree.data_loader.base import Parsed
+from rawtree.data_loader.records import numpy_example
+
+def doubled(record) -> Parsed:
+    x, y = numpy_example(record)
+    return 2 * x, y
+"""
+
+
 @pytest.mark.torture
 def test_other_processes_of_the_package(installed, colliding, monkeypatch):
-    """TensorFlow's, those that train together, and those that prepare text."""
+    """TensorFlow's, those that train together, those that prepare text, and those that read."""
     monkeypatch.setenv("MARK", str(colliding / "mark"))
     words = ["train", "-c", "config.json", "--processes", "2"]
     out, _ = installed(colliding, *words, JAX_PLATFORMS="cpu")
@@ -448,6 +466,13 @@ def test_other_processes_of_the_package(installed, colliding, monkeypatch):
     words = ["tokenize", "0.txt", "1.txt", "2.txt", "--out", "tokens", "--processes", "2"]
     installed(colliding, *words)
     assert (colliding / "tokens" / "train.bin").stat().st_size > 10_000
+    installed(colliding, "-c", RECORDS, program="python")
+    (colliding / "parse.py").write_text(PARSE)
+    files = {name: f"{name}-*.array_record" for name in ("train", "test")}
+    args = files | {"num_classes": 3, "workers": 2, "parse": "doubled"}
+    data = json.dumps({"name": "grain", "args": args})
+    out, _ = installed(colliding, "train", "-c", "config.json", f"data={data}")
+    assert "Epoch 2 [test] accuracy" in out
     assert not (colliding / "mark").exists()
 
 
