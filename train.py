@@ -20,6 +20,7 @@ from utils import (
     BAD_INPUT,
     DONE,
     FAILED,
+    PACKAGE,
     UserError,
     open_closed_streams,
 )
@@ -118,7 +119,7 @@ def run(arguments):
 
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
-    folders = look_in(file.parent) if trusted else ()
+    folders = look_in(file.parent)
     config, layers = read_layers(file, arguments.overrides, trusted)
     where = trusted, folders, layers
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
@@ -268,7 +269,7 @@ def positions(nodes, name):
 def leave(code):
     """End with an exit code. A process that failed waits neither for threads that compile what is
     no longer needed, nor for other processes, which may never come to their end."""
-    processes = sys.modules.get("training.devices.processes")
+    processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
     compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()
     if alone or (code != DONE and compiling):

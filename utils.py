@@ -13,6 +13,9 @@ DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 
 WINDOWS = os.name == "nt"
+# What stands before the names of Rawtree's modules: "rawtree." where pip has installed it, "" in a
+# clone (rawtree/__init__.py).
+PACKAGE = __name__.removesuffix("utils")
 
 STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
 

@@ -19,7 +19,7 @@ from data_loader.tokens import check_boundary
 from data_loader.windows import Stream, Windows, window_data
 from file_io import atomic_write
 from ranges import Count, CountOrZero, Fraction, checked
-from utils import RunError, UserError, user_cache
+from utils import PACKAGE, RunError, UserError, user_cache
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
 VERSION = 1  # of the cached files
@@ -116,7 +116,7 @@ def identity(tokenizer):
     be trained."""
     if hasattr(tokenizer, "to_json"):
         return tokenizer.to_json()
-    own = type(tokenizer).__module__.startswith("data_loader.")
+    own = type(tokenizer).__module__.startswith(f"{PACKAGE}data_loader.")
     return repr(tokenizer) if own else None
 
 

@@ -16,10 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from inference.packages import quiet
-from utils import RunError, UserError
+from utils import PACKAGE, RunError, UserError
 
-ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from inference.child import serve; serve()"
+ROOT = Path(__file__).resolve().parents[2 if PACKAGE else 1]  # where its first name is found
+# -P: nothing is imported from the working folder.
+OPTIONS = ("-P", "-X", "faulthandler")
+PROGRAM = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import serve; serve()"
 # The line in which C++ says why it ends the process.
 FATAL = re.compile(rb"^(?:F\d.*?\] |.*(?=Check failed)|LLVM ERROR: |.*(?=Assertion ))(.+)", re.M)
 MAX_OUTPUT = 100_000  # bytes of the child's output that are searched for the reason of its end
@@ -58,7 +60,7 @@ class Child:
             return
         self.output = tempfile.TemporaryFile()  # noqa: SIM115, `stop` closes it
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(ROOT), *self.prepare],
+            [sys.executable, *OPTIONS, "-c", PROGRAM, str(ROOT), *self.prepare],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.output,

@@ -15,7 +15,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 # The project's root must be on sys.path before the next import. Its folder inference/, which Python
 # puts there for a script, must not be: exports are written there, under names of their configs.
-sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
+if not __package__:
+    sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
 from inference.progress import interrupts  # noqa: E402
 from utils import DONE, FAILED, UserError, open_closed_streams, run_command  # noqa: E402

@@ -21,6 +21,7 @@ OWN = {
     "training",
     "inference",
     "train",
+    "rawtree",
 }
 
 UTILS = {"utils", "file_io", "ranges"}
@@ -52,6 +53,8 @@ ALLOWED = {
         | {"training.checkpoint", "training.objective", "training.recipe"},
         True,
     ),
+    # The commands, and the files of a new project, which import as any user's do.
+    "rawtree": ({"rawtree"}, True),
 }
 # The rooms of training/, and the rooms below them that each may import besides the spine.
 ROOMS = {

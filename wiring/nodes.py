@@ -79,7 +79,7 @@ class Nodes:
         Of a kind whose functions are called at run time, it is the function with its arguments.
         """
         name, args, extra = self.name_and_args(node, path, EXTRA_KEYS.get(kind, ()))
-        function = self.function(kind, name, node, path)
+        name, function = self.function(kind, name, node, path)
         if reason := kinds.why_not(function, kind):
             self.problem(path, f"{name!r} {reason}")
             raise Unbuilt
@@ -97,15 +97,15 @@ class Nodes:
         return self.call(function, values, f"{path}.args", kind)
 
     def function(self, kind, name, node, path):
-        """The function that a node names."""
-        if "." in name and not self.trusted:
-            self.problem(path, f"{name!r} would import code, {UNTRUSTED}")
-            raise Unbuilt
-        if "." in name and (hidden := clash(name, self.folders)):
-            self.problem(path, f"{name!r}: {hidden}")
+        """(the full name, the function) that a node names."""
+        name = parts.full_name(kind, name, self.folders)
+        hidden = clash(name, self.folders) if "." in name else ""
+        if "." in name and (hidden or not self.trusted):
+            why = f": {hidden}" if self.trusted else f" would import code, {UNTRUSTED}"
+            self.problem(path, f"{name!r}{why}")
             raise Unbuilt
         try:
-            return parts.resolve(kind, name, self.folders)
+            return name, parts.resolve(kind, name, self.folders)
         except UserError as error:
             imported = getattr(error.__cause__, "name", None)  # what an import did not find
             hidden = clash(imported, self.folders)

@@ -1,16 +1,26 @@
 """The user's own modules: in which folders dotted names find them, which files were imported, and
 which of them a module of Rawtree hides."""
 
+import ast
 import importlib
 import os
+import re
 import sys
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from utils import PACKAGE, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = "user_modules"  # the folder of a run that holds the user's modules as they were
 TOOLKIT = ("adapters", "benchmarks", "data_loader", "file_io", "huge_pages", "inference", "model")
-TOOLKIT += ("ranges", "tests", "train", "training", "utils", "wiring")
+TOOLKIT += ("ranges", "rawtree", "tests", "train", "training", "utils", "wiring")
+TOOLKIT = ("rawtree",) if PACKAGE else TOOLKIT
+# What a run or an export writes. The plain names of its config are Rawtree's, and it has resolved
+# those of the user's own parts to dotted names.
+WRITTEN = ("environment.json", "verification.json")
+UNREADABLE = "?"  # the return annotation of a function in a file that is not valid Python
 
 
 def look_in(folder):
@@ -45,6 +55,62 @@ def put_on_path(folders, name):
             sys.path.insert(0 if Path(folder).name == COPIES else len(sys.path), folder)
             return True
     return False
+
+
+def own_parts(annotation, folders):
+    """({name: dotted name}, {name: file}) of the functions in the user's own files: those with this
+    return annotation, and all others.
+
+    The files are those beside a config, and in the working folder if the config is below it. They
+    are read, not imported: importing all of them would run scripts that have nothing to do with
+    the config.
+    """
+    found, others = {}, {}
+    for path in project_files(folders):
+        for name, returned in functions_in(path, path.stat().st_mtime_ns).items():
+            if returned not in (annotation, UNREADABLE):
+                others.setdefault(name, path)
+            elif name in found:
+                both = f"{found[name].partition('.')[0]}.py and in {path.name}"
+                raise UserError(f"{name!r} is defined in {both}; rename one of them")
+            else:
+                found[name] = f"{path.stem}.{name}"
+    return found, others
+
+
+def project_files(folders):
+    """The files in which the plain names of a config are looked up before Rawtree's."""
+    folders = [folder for folder in folders if folder.name != COPIES]
+    if not folders or any((folders[0] / name).exists() for name in WRITTEN):
+        return
+    for folder in dict.fromkeys(folders):
+        if folders[0].is_relative_to(folder) and folder != ROOT:
+            yield from (p for p in sorted(folder.glob("*.py")) if p.stem.isidentifier())
+
+
+@cache
+def functions_in(path, _changed):
+    """{name: the last word of its return annotation} of the public functions of a file."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    try:
+        defined = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        found = {node.name: ast.unparse(node.returns or ast.Constant("")) for node in defined}
+    except (SyntaxError, ValueError):
+        found = dict.fromkeys(re.findall(r"^def (\w+)", text, re.MULTILINE), UNREADABLE)
+    words = {name: returned.strip("'\"").split(".")[-1] for name, returned in found.items()}
+    return {name: word for name, word in words.items() if not name.startswith("_")}
+
+
+def hidden_file(module, folders):
+    """What to do if a module that was imported hides the user's file of its name; "" if none."""
+    top, file = module.__name__.partition(".")[0], str(getattr(module, "__file__", None))
+    for path in [Path(folder) / f"{top}.py" for folder in folders]:
+        if path.is_file() and not Path(file).is_relative_to(path.parent):
+            return f"; {path} is hidden by {file}; rename it, as in my_{top}.py"
+    return ""
 
 
 def own_files(folders):
@@ -87,6 +153,7 @@ def clash(name, folders):
         for path in (Path(folder) / top, Path(folder) / f"{top}.py"):
             if path.exists() and is_own(top, folder):
                 theirs = ROOT / top if (ROOT / top).is_dir() else ROOT / f"{top}.py"
+                theirs = ROOT if PACKAGE else theirs
                 new = path.with_stem(f"my_{top}").name
                 return f"{path} is hidden by Rawtree's own {theirs}; rename it, as in {new}"
     return ""

@@ -12,9 +12,9 @@ import sys
 import typing
 from functools import cache
 
-from utils import UserError, where_and_why
+from utils import PACKAGE, UserError, where_and_why
 from wiring.kinds import KINDS
-from wiring.own_modules import import_from
+from wiring.own_modules import hidden_file, import_from, own_parts
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
@@ -29,8 +29,7 @@ INSTALLED_AS = {"flax": "flax", "equinox": "equinox", "haiku": "dm-haiku", "opta
 @cache
 def marker(kind):
     """The annotation object of a kind."""
-    module, name = KINDS[kind].marker.split(":")
-    return getattr(importlib.import_module(module), name)
+    return section_options(KINDS[kind].marker)
 
 
 def kind_of(annotation):
@@ -60,7 +59,7 @@ def find(kind):
 
 def modules(homes):
     """The names of all modules in the homes of a kind."""
-    for home in homes:
+    for home in [PACKAGE + home for home in homes]:
         folders = importlib.util.find_spec(home).submodule_search_locations
         if folders is None:
             yield home
@@ -78,6 +77,11 @@ def is_part(function, name, module_name, kind):
     return returned is marker(kind) or returned == marker(kind).__name__
 
 
+def full_name(kind, name, folders):
+    """The dotted name of a plain one, if a file of the user's own in these folders defines it."""
+    return own_parts(marker(kind).__name__, folders)[0].get(name, name)
+
+
 def resolve(kind, name, folders=()):
     """The function of this name; the error for an unknown name suggests the nearest and all.
 
@@ -88,8 +92,13 @@ def resolve(kind, name, folders=()):
     functions, broken = find(kind)
     if name in functions:
         return functions[name]
-    all_names = ", ".join(sorted(functions))
-    lines = [f"no {kind} {name!r}{did_you_mean(name, functions)} ({all_names})"]
+    own, others = own_parts(marker(kind).__name__, folders)
+    known = sorted({*functions, *own})
+    lines = [f"no {kind} {name!r}{did_you_mean(name, known)} ({', '.join(known)})"]
+    if name in others:
+        lines.append(
+            f"{others[name]} has a function {name!r}, but without `-> {marker(kind).__name__}`"
+        )
     for module_name in modules(KINDS[kind].homes):
         function = getattr(sys.modules.get(module_name), name, None)
         if inspect.isfunction(function) and function.__module__ == module_name:
@@ -112,7 +121,8 @@ def imported(dotted, folders=()):
         why = error if isinstance(error, ImportError) else where_and_why(error)
         raise UserError(f"{dotted!r} cannot be imported: {why}{to_install(error)}") from error
     if not callable(getattr(module, name, None)):
-        raise UserError(f"{module_name} has no function {name!r}{did_you_mean(name, dir(module))}")
+        hint = hidden_file(module, folders) or did_you_mean(name, dir(module))
+        raise UserError(f"{module_name} has no function {name!r}{hint}")
     return getattr(module, name)
 
 
@@ -141,9 +151,9 @@ def holds_kind(annotation, kind):
 
 
 def section_options(location):
-    """The dataclass of a section, from module:name."""
+    """The dataclass of a section, or the marker of a kind, from module:name."""
     module, name = location.split(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(PACKAGE + module), name)
 
 
 def did_you_mean(name, names):

@@ -1,25 +1,29 @@
 """config.schema.json, generated from signatures: editors complete and check configs by it.
 
-`python -m wiring.schema` writes the file.
+`python -m wiring.schema` writes the file; in a project, the user's own parts are in it too.
 """
 
+import argparse
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
 from typing import get_type_hints
 
+from utils import run_command
 from wiring import parts, values
 from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL
 from wiring.nodes import EXTRA_KEYS
+from wiring.own_modules import own_parts
 
 SINGLE = ("model", "data", "loss", "objective", "update", "schedule")
 LISTS = ("preprocess", "augment", "metrics", "callbacks")
 DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotted name is imported"}
 
 
-def make_schema():
-    """The schema of a whole config."""
+def make_schema(folders=()):
+    """The schema of a whole config; the folders hold parts of the user's own."""
     properties = {
         "$schema": {"type": "string"},
         "title": {"type": "string"},
@@ -50,7 +54,7 @@ def make_schema():
         "if": {"required": ["extends"]},
         "then": {"properties": {key: changed(key) for key in TOP_LEVEL}},
         "else": {"properties": {key: properties[key] for key in TOP_LEVEL}, "required": required},
-        "$defs": {kind: part(kind) for kind in parts.KINDS},
+        "$defs": {kind: part(kind, folders) for kind in parts.KINDS},
     }
 
 
@@ -99,9 +103,11 @@ def comments(options):
     return {name: above or beside for above, name, beside in found if above or beside}
 
 
-def part(kind):
+def part(kind, folders=()):
     """The schema of a node: a name, or {"name": ..., "args": ...} with that name's arguments."""
-    functions, _ = parts.find(kind)
+    own, _ = own_parts(parts.marker(kind).__name__, folders)
+    own = {name: parts.imported(dotted, folders) for name, dotted in own.items()}
+    functions = parts.find(kind)[0] | own
     calls = {name: call(function, parts.KINDS[kind].given) for name, function in functions.items()}
     name = {"anyOf": [{"enum": list(functions)}, DOTTED]}
     # A name alone is enough for a part without required arguments.
@@ -147,10 +153,23 @@ def argument(parameter):
     return schema | {"default": parameter.default} if plain else schema
 
 
-def text():
+def text(folders=()):
     """The content of config.schema.json."""
-    return json.dumps(make_schema(), indent=1) + "\n"
+    return json.dumps(make_schema(folders), indent=1) + "\n"
+
+
+def write(folder):
+    """Write config.schema.json into a folder, with the parts that its files define."""
+    path = Path(folder) / "config.schema.json"
+    path.write_text(text([path.resolve().parent]), encoding="utf-8", newline="\n")
+
+
+def main(argv=None):
+    """Run the command line, which has no options."""
+    parser = argparse.ArgumentParser(description="Write config.schema.json into this folder.")
+    parser.parse_args(argv)
+    return run_command(lambda: write(Path.cwd()))
 
 
 if __name__ == "__main__":
-    Path("config.schema.json").write_text(text(), encoding="utf-8", newline="\n")
+    sys.exit(main())

@@ -41,9 +41,10 @@ from inference.lowering.equations import (
 from inference.lowering.rewrites import rewrite
 from inference.lowering.value import Value, broadcast, constant, joint_shape
 from model.layers.op import filled, marked_p
-from utils import UserError, first_line
+from utils import PACKAGE, UserError, first_line
 
-OURS = ("model.layers.", "inference.lowering.")  # their ops have the name of their function
+# The ops of these modules have the name of their function.
+OURS = (f"{PACKAGE}model.layers.", f"{PACKAGE}inference.lowering.")
 
 
 class Missing(UserError):

@@ -15,7 +15,7 @@ from data_loader.nest import named_nest
 from training.base import Callback, Optimizer, Schedule, Tracker
 from training.objective import mixup, supervised
 from training.recipe import part_name
-from utils import UserError, first_line
+from utils import PACKAGE, UserError, first_line
 
 # Where the parts of each kind are, for the message about a part that is only named.
 HOMES = {
@@ -132,9 +132,9 @@ def parts_of(kind):
     """{name: function} of the parts of a kind that the toolkit has."""
     modules = []
     for home in HOMES[kind]:
-        module = importlib.import_module(home)
-        inner = pkgutil.iter_modules(getattr(module, "__path__", ()))
-        modules += [importlib.import_module(f"{home}.{m.name}") for m in inner] or [module]
+        module = importlib.import_module(PACKAGE + home)
+        inner = pkgutil.iter_modules(getattr(module, "__path__", ()), f"{module.__name__}.")
+        modules += [importlib.import_module(m.name) for m in inner] or [module]
     return {
         name: function
         for module in modules

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from training.watching.console import file_handlers
 from training.watching.hooks import CallbackFailed
-from utils import BAD_INPUT, FAILED, RunError, UserError, first_line, where_and_why
+from utils import BAD_INPUT, FAILED, PACKAGE, RunError, UserError, first_line, where_and_why
 
 logger = logging.getLogger("main")
 
@@ -32,7 +32,7 @@ def failed(error):
         return fail(error, FAILED)
     if isinstance(error, SystemExit):
         return fail(where_and_why(error), FAILED)
-    processes = sys.modules.get("training.devices.processes")
+    processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
     if processes and (message := processes.lost(error)):
         return fail(message, FAILED)
     if isinstance(error, MemoryError) or "Out of memory" in str(error):

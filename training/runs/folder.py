@@ -20,7 +20,7 @@ from data_loader.loader import fingerprint
 from file_io import atomic_write, inside, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import sayable
-from utils import RunError, UserError, cut, quoted, relative_path
+from utils import PACKAGE, RunError, UserError, cut, quoted, relative_path
 
 logger = logging.getLogger("main")
 
@@ -34,7 +34,7 @@ FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", 
 FREE += ("model.args.scan",)
 SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
 ABSENT = "(absent)"
-PACKAGES = ("jax", "jaxlib", "numpy", "safetensors")
+PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
 
 def new_folder(base, title, run_name=None):
@@ -230,7 +230,8 @@ def source(dataset):
 
 def git_commit(root):
     """The commit of the checkout, marked if it is not clean; None outside a checkout."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    folder = Path.cwd() if PACKAGE else root  # of the user's project, where pip installed Rawtree
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     command += ["--abbrev=40", "--exclude=*"]
     settings = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
     try:

@@ -1,0 +1,61 @@
+"""rawtree COMMAND ...: the programs of Rawtree under one name."""
+
+import difflib
+import importlib
+import os
+import sys
+
+import rawtree
+
+# name: (module, what it does)
+COMMANDS = {
+    "new": ("rawtree.new", "start a project of your own in a new folder"),
+    "train": ("rawtree.train", "train, check, resume, evaluate and report what a config describes"),
+    "convert": (
+        "rawtree.inference.convert_tflite",
+        "export a checkpoint to TFLite and ONNX",
+    ),
+    "predict": ("rawtree.inference.predict", "print the predictions of a checkpoint or an export"),
+    "generate": ("rawtree.inference.generate", "continue a text with a trained language model"),
+    "tokenize": ("rawtree.data_loader.tokenize", "turn text into files of tokens, once"),
+    "to_torch": ("rawtree.inference.to_torch", "write a checkpoint for another library"),
+    "schema": ("rawtree.wiring.schema", "write config.schema.json, with your own parts"),
+}
+
+
+def main():
+    """Run one command, and end with its exit code."""
+    name, *words = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(overview())
+        sys.exit(0)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"rawtree: no command {name!r}{hint} ({', '.join(COMMANDS)})", file=sys.stderr)
+        sys.exit(2)
+    if name == "train":  # first of all: it may start Python again
+        from rawtree.huge_pages import start_again_with_them
+
+        start_again_with_them()
+    from rawtree.utils import open_closed_streams
+
+    open_closed_streams()
+    sys.stdout.reconfigure(errors="backslashreplace")  # names may have what no terminal can show
+    sys.argv[0] = f"rawtree {name}"  # the name of the program in its help, and in records
+    del sys.argv[1]
+    module = importlib.import_module(COMMANDS[name][0])
+    getattr(module, "leave", sys.exit)(module.main(words))
+
+
+def overview():
+    """The commands, one per line."""
+    lines = [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
+    usage = "usage: rawtree COMMAND ..., as in: rawtree train -c config.json"
+    return "\n".join([usage, "", *lines, "", "rawtree COMMAND --help describes the rest"])
+
+
+if __name__ == "__main__":  # python -m rawtree: the working folder may be a stranger's
+    root = [str(rawtree.HERE.parent)] if rawtree.IS_CLONE else []
+    sys.path[:] = root + [folder for folder in sys.path if folder not in ("", os.getcwd())]
+    main()

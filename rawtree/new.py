@@ -1,0 +1,51 @@
+"""rawtree new my_project: a folder with a config and parts of your own, which trains at once."""
+
+import argparse
+import json
+from pathlib import Path
+
+from rawtree.utils import PACKAGE, UserError, quoted, run_command
+from rawtree.wiring.config import no_folder_name
+
+TEMPLATE = Path(__file__).resolve().with_name("template")
+NAME = "my_project"  # what the files of the template call the project
+MAY_BE_THERE = {".git", ".venv"}  # one may have made these first
+
+
+def main(argv=None):
+    """Run the command line; a user's mistake ends in one message and an exit code."""
+    parser = argparse.ArgumentParser(description="Start a project of your own in a new folder.")
+    parser.add_argument("folder", help="the folder to make; its name is the title of the config")
+    return run_command(lambda: write(parser.parse_args(argv).folder))
+
+
+def write(named):
+    """Write the files of the template, and print what to do next."""
+    folder = Path(named).expanduser()
+    check(named, folder)
+    name = folder.resolve().name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(path for path in TEMPLATE.iterdir() if path.is_file()):
+            called = json.dumps(name)[1:-1] if path.suffix == ".json" else name
+            text = path.read_text(encoding="utf-8").replace(NAME, called)
+            (folder / path.name).write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    from rawtree.wiring.schema import write as write_schema
+
+    write_schema(folder)
+    train = "rawtree train" if PACKAGE else f"python {quoted(TEMPLATE.parents[1] / 'train.py')}"
+    print(f"Written: {folder}. Train it, and read its README.md:")
+    print(f"  cd {quoted(folder)} && {train} -c config.json")
+
+
+def check(named, folder):
+    """Raise if the folder cannot become a project."""
+    if why := no_folder_name(folder.resolve().name) if named else "found ''":
+        raise UserError(f"{named!r}: must be usable as the name of a folder, {why}")
+    if folder.is_dir() and not folder.is_symlink():
+        if found := sorted({path.name for path in folder.iterdir()} - MAY_BE_THERE):
+            raise UserError(f"{folder}: is not empty, it has {found[0]}; choose another folder")
+    elif folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder}: exists and is no folder; choose another name")
