@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = "user_modules"  # the folder of a run that holds the user's modules as they were
 TOOLKIT = ("benchmarks", "data_loader", "file_io", "huge_pages", "inference", "model", "ranges")
-TOOLKIT += ("tests", "train", "training", "utils", "wiring")
+TOOLKIT += ("search", "sweep", "tests", "train", "training", "utils", "wiring")
 
 
 def look_in(folder):

@@ -36,16 +36,19 @@ def write_report(folders, target=None):
 
 
 def page(runs, target):
-    """The whole document."""
-    run, ends = runs[0], []
+    """The whole document about these runs."""
+    run = runs[0]
     if len(runs) == 1:
-        names, ends = [run.title, run.name], sorted(run.metrics.epoch_at)
         parts = [header(run), glance(run), curves(runs), samples(run), mistakes(run)]
         parts += [pictures(run), first_batch(run), configuration(run), environment(run)]
         parts.append(files(run, target))
-    else:
-        names = [run.label for run in runs[:4]]
-        parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
+        return document([run.title, run.name], parts, sorted(run.metrics.epoch_at))
+    parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
+    return document([run.label for run in runs[:4]], parts)
+
+
+def document(names, parts, ends=()):
+    """A page with these names in its title; `ends` are the steps that ended an epoch."""
     script = HERE.joinpath("script.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Only this script runs, and nothing is fetched.
@@ -64,7 +67,7 @@ def page(runs, target):
         "body",
         tag("main", parts),
         tag("div", id="tip", role="status", hidden=True),
-        tag("div", data(ends if len(ends) <= EPOCHS else []), id="ends", hidden=True),
+        tag("div", data(list(ends) if len(ends) <= EPOCHS else []), id="ends", hidden=True),
         tag("script", Html(script)),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en")
