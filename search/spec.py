@@ -143,19 +143,19 @@ def parse_spec(given, source, name):
     if values.get("halving") is not None:
         values["halving"] = section(values["halving"], problems)
     values = {"keys": {}, "name": name} | values
-    spec = None
+    spec, options = Spec(**values), []
     try:
-        spec = Spec(**values)
         check_options(spec)
-    except (ValueError, TypeError) as error:
-        problems += str(error).splitlines()
+    except ValueError as error:
+        options = str(error).splitlines()
+    problems += options
     if why := no_folder_name(values["name"]):
         problems.append(f"name: must be usable as a folder name, {why}")
     if not isinstance(values["keys"], dict) or not values["keys"]:
         example = '{"optimizer.args.lr": {"log_uniform": [1e-4, 1e-1]}}'
         problems.append(f"keys: must name the keys of the config that vary, as in {example}")
-    elif spec:
-        problems += problems_of_keys(spec) + problems_of_count(spec)
+    else:
+        problems += problems_of_keys(spec) + ([] if options else problems_of_count(spec))
     if problems:
         raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
     return spec
