@@ -74,7 +74,7 @@ def test_a_trial_that_failed_does_not_count_and_one_that_ended_early_stays(tmp_p
     scores = [[(1, 0.5)], [], [(1, 0.4)], [(1, 0.3)], [(1, 0.2)]]
     sweep = sweep_of(tmp_path, scores, {"first": 1, "factor": 2})
     sweep.trials[1].failed = "no memory"
-    assert numbers(sweep) == ([3, 4], 2)  # 2 of 4
+    assert numbers(sweep) == ([4, 3], 2)  # the best 2 of 4
     sweep.trials[4].finished = True  # by early_stopping
     assert numbers(sweep) == ([3], 2)
     sweep.trials[3].epochs, sweep.trials[3].scores = 2, [[1, 0.3], [2, 0.25]]
