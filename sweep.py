@@ -21,7 +21,9 @@ def main(argv=None):
     open_closed_streams()
     arguments = parse(argv)
     if arguments.trial:
-        return trial(arguments)
+        from train import leave
+
+        leave(trial(arguments))
     return run_command(lambda: run(arguments))
 
 
@@ -68,7 +70,10 @@ def run(arguments):
 
     jax.config.update("jax_platforms", "cpu")  # the accelerators are for the trials
     if arguments.resume:
+        from search.checks import check_stored
+
         sweep = sweep_folder.read_sweep(arguments.resume)
+        check_stored(sweep, arguments.trust)
         return train_all(arguments, sweep, arguments.trust)
     from search.checks import checked_sweep
     from search.spec import read_spec

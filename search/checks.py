@@ -42,6 +42,16 @@ def checked_sweep(file, overrides, spec):
     return Sweep(folder / spec.name, spec, config, *about, trials)
 
 
+def check_stored(sweep, trusted):
+    """Refuse a stored sweep whose config imports, or reaches, what the user has not trusted."""
+    for trial in sweep.trials[:1]:
+        file = Path(sweep.source)
+        folders = look_in(file.parent) if trusted else ()
+        parts = build(sweep.trial_config(trial), file.name, trusted, folders)
+        if parts.beyond:
+            raise UserError("\n".join(parts.beyond))
+
+
 def check_trials(config, file, all_values, named):
     """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
     fit each other. Numbers with a fraction do not change shapes, so trials that differ only in

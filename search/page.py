@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 
 from file_io import atomic_write
 from search.spec import is_number
@@ -41,7 +42,7 @@ def page(sweep, target):
     parts = [
         headline(sweep.folder.name, subtitle),
         standings(sweep, trials, runs, target),
-        coordinates(sweep, trials),
+        coordinates(sweep, trials, {number: i for i, number in enumerate(runs)}),
         curves(list(runs.values())) if runs else None,
         differences(list(runs.values())) if len(runs) > 1 else None,
     ]
@@ -50,10 +51,11 @@ def page(sweep, target):
 
 def standings(sweep, trials, runs, target):
     """The table of all trials, the best first; a trial that failed says why."""
-    rows, problems = [], []
+    rows, problems, order = [], [], list(runs)
     for i, trial in enumerate(trials):
         run, state, value = runs.get(trial.number), sweep.state(trial), trial.score(math.inf)
-        swatch = tag("i", style=colour(i), class_="swatch")
+        tint = colour(order.index(trial.number)) if run else None  # that of its curves
+        swatch = tag("i.swatch", style=tint) if run else None
         name = link(run.folder, trial.name, target) if run else trial.name
         shown = plain(value) if value is not None else None
         is_best = i == 0 and value is not None and trial.failed is None
@@ -72,7 +74,7 @@ def standings(sweep, trials, runs, target):
     head = ["trial", "", sweep.monitor.replace("_", " "), *sweep.spec.keys, "epochs", "time"]
     remark = "The best value of all epochs."
     if sweep.spec.halving:
-        remark += " Stopped: others were better where it paused; --resume would not continue it."
+        remark += " Stopped: others were better when it paused."
     return section("Trials", table(head, rows, class_="standings"), note(remark), problems)
 
 
@@ -81,9 +83,9 @@ def text_of(value):
     return plain(value) if isinstance(value, float) else cut(json.dumps(value), 60)
 
 
-def coordinates(sweep, trials):
+def coordinates(sweep, trials, tints):
     """Parallel coordinates: one axis for each key and one for the metric, one line for each trial,
-    which ends before the last axis if it has no value."""
+    which ends before the last axis if it has no value. `tints` are {trial: its colour}."""
     columns = {key: [trial.values[key] for trial in trials] for key in sweep.spec.keys}
     columns[sweep.monitor] = [trial.score(math.inf) for trial in trials]
     axes = {name: Coordinate(values) for name, values in columns.items()}
@@ -104,7 +106,15 @@ def coordinates(sweep, trials):
         style = "line" if i < BOLD else "fine"
         stroke = tag(f"path.{style}", d=path(spots))
         tip = f"{trial.name}: {', '.join(values)}"
-        lines.append(tag("g", stroke, style=colour(i), data_run=trial.name, data_tip=tip))
+        lines.append(
+            tag(
+                "g",
+                stroke,
+                style=colour(tints.get(trial.number, i)),
+                data_run=trial.name,
+                data_tip=tip,
+            )
+        )
     rules = "".join(f"M{round(apart * k)} 0V{HIGH}" for k in range(len(axes)))
     box = {"viewBox": f"0 0 {WIDE} {HIGH}", "preserveAspectRatio": "none"}
     drawing = tag("svg", tag("path.rule", d=rules), lines, **box, aria_hidden="true")
@@ -125,7 +135,7 @@ class Coordinate:
     def __init__(self, values):
         known = [value for value in values if value is not None]
         self.numbers = bool(known) and all(map(is_number, known))
-        self.known = sorted(set(known)) if self.numbers else by_text(known)
+        self.known = sorted(set(known)) if self.numbers else in_order(known)
         least, most = (self.known[0], self.known[-1]) if self.numbers else (0, 0)
         self.log = self.numbers and least > 0 and most > WIDEST * least
 
@@ -134,7 +144,7 @@ class Coordinate:
         if value is None or (self.numbers and abs(value) > ABSURD):
             return None
         if not self.numbers:
-            place, last = by_text(self.known).index(value), len(self.known) - 1
+            place, last = self.known.index(value), len(self.known) - 1
             return place / last if last else 0.5
         least, most, value = (
             math.log(number) if self.log else number
@@ -151,6 +161,9 @@ class Coordinate:
         return [(self.height(value), text_of(value)) for value in shown]
 
 
-def by_text(values):
-    """Different values of JSON, in the order of their text."""
-    return [json.loads(text) for text in sorted({json.dumps(value) for value in values})]
+def in_order(values):
+    """Different values of JSON, by their size where they can be compared, else by their text."""
+    different = [json.loads(text) for text in sorted({json.dumps(value) for value in values})]
+    with suppress(TypeError):
+        different.sort()
+    return different

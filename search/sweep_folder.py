@@ -155,6 +155,7 @@ def with_values(config, values):
 def read_sweep(folder):
     """The Sweep in a folder."""
     folder = Path(folder)
+    folder = folder if folder.name.strip(".") else folder.resolve()  # its name is that of the sweep
     if not (folder / FILE).exists():
         others = sorted(
             path.parent

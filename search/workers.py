@@ -70,6 +70,7 @@ def started(sweep, trial, until, slot, command, environment, lock):
     shares = share_of_gpus(slot, sweep.spec.workers, option="workers:")
     own = {} if WINDOWS else {"start_new_session": True, "preexec_fn": end_with_parent}
     own |= {} if WINDOWS else {"pass_fds": [lock]}
+    printed(sweep, trial).unlink(missing_ok=True)
     errors = tempfile.TemporaryFile()  # noqa: SIM115
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
     process = subprocess.Popen([sys.executable, *words], env=environment | shares, **streams, **own)
@@ -97,8 +98,12 @@ def settle(sweep, worker, interrupted):
     why = reason(code, text)
     sweep.record_failure(trial, why)
     say(trial, f"failed: {first_line(why)}")
-    log = sweep.folder / f"{trial.name}.stderr.txt"
-    log.write_text(text, encoding="utf-8")
+    printed(sweep, trial).write_text(text, encoding="utf-8")
+
+
+def printed(sweep, trial):
+    """The file that keeps what a trial that failed printed on stderr."""
+    return sweep.folder / f"{trial.name}.stderr.txt"
 
 
 def reason(code, text):
