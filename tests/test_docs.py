@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+import sweep
 import train
 from inference import convert_tflite, predict
 from training.devices.options import check_sharding
@@ -106,6 +107,12 @@ def test_the_export_accepts_every_command_line(page, words):
     if words:
         arguments = convert_tflite.parse(words)
         check_overrides(page, arguments.config or "config.json", arguments.overrides)
+
+
+@parametrize(commands(r"sweep\.py"))
+def test_sweep_accepts_every_command_line(page, words):
+    arguments = sweep.parse(words[: words.index(">")] if ">" in words else words)
+    check_overrides(page, arguments.config, arguments.overrides)
 
 
 @parametrize(commands(r"inference/predict\.py"))

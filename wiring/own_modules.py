@@ -15,7 +15,7 @@ from utils import PACKAGE, UserError
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = "user_modules"  # the folder of a run that holds the user's modules as they were
 TOOLKIT = ("adapters", "benchmarks", "data_loader", "file_io", "huge_pages", "inference", "model")
-TOOLKIT += ("ranges", "rawtree", "tests", "train", "training", "utils", "wiring")
+TOOLKIT += ("ranges", "rawtree", "search", "sweep", "tests", "train", "training", "utils", "wiring")
 TOOLKIT = ("rawtree",) if PACKAGE else TOOLKIT
 # What a run or an export writes. The plain names of its config are Rawtree's, and it has resolved
 # those of the user's own parts to dotted names.

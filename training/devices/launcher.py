@@ -78,7 +78,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def share_of_gpus(number, count, devices=Path("/dev")):
+def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
     """The variable that gives a process its share of the visible GPUs; {} if there are none."""
     all_gpus = sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(all_gpus)).split(",")
@@ -86,7 +86,7 @@ def share_of_gpus(number, count, devices=Path("/dev")):
         return {}
     if len(gpus) < count:
         fix = f"use at most {len(gpus)} processes, or set JAX_PLATFORMS=cpu"
-        raise UserError(f"--processes {count}: there are only {len(gpus)} GPUs; {fix}")
+        raise UserError(f"{option} {count}: there are only {len(gpus)} GPUs; {fix}")
     each = len(gpus) // count
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[number * each : (number + 1) * each])}
 

@@ -36,10 +36,9 @@ def write_report(folders, target=None):
 
 
 def page(runs, target):
-    """The whole document."""
-    run, ends = runs[0], []
+    """The whole document about these runs."""
+    run = runs[0]
     if len(runs) == 1:
-        names, ends = [run.title, run.name], sorted(run.metrics.epoch_at)
         parts = [header(run), glance(run), curves(runs), samples(run), mistakes(run)]
         parts += [pictures(run), first_batch(run), configuration(run), environment(run)]
         parts.append(files(run, target))

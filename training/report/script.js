@@ -43,7 +43,7 @@ function number(value) {
   return extreme ? value.toExponential(4) : String(Number(value.toPrecision(6)));
 }
 
-for (const chart of document.querySelectorAll(".chart")) {
+for (const chart of document.querySelectorAll(".chart:not(.parallel)")) {
   const {last, bounds, lines} = JSON.parse(chart.querySelector(":scope > script").textContent);
   for (const area of chart.querySelectorAll(".area")) {
     const kind = area.dataset.kind, [low, high] = bounds[kind];

@@ -55,9 +55,9 @@ def sizes_of(parts):
     return sizes | ({"train": sizes["train"] - count, "val": count} if count else {})
 
 
-def train(parts, root, named=None, override=False, temporary=None):
+def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
-    a folder that is deleted with the process."""
+    a folder that is deleted with the process, `watchers` are some besides those of every run."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     named, why_new = named or parts.resume, None
@@ -86,7 +86,7 @@ def train(parts, root, named=None, override=False, temporary=None):
     if parts is not as_built:  # preprocessing has its statistics now
         recipe = compose(parts, recipe.plan)
     announce(parts, sets, run, template)
-    done = train_in_folder(run, recipe, sets, record, trainer)
+    done = train_in_folder(run, recipe, sets, record, trainer, watchers)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
         logging.shutdown()
@@ -244,12 +244,13 @@ def announce(parts, sets, run, template):
         )
 
 
-def train_in_folder(run, recipe, sets, record, trainer):
+def train_in_folder(run, recipe, sets, record, trainer, watchers=()):
     """Train, and leave in the run's folder what a finished run leaves."""
     interrupted = False
     try:
         sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
-        done = train_recipe(recipe, sets, run.folder, record, run.checkpoint, trainer=trainer)
+        own = {"trainer": trainer, "watchers": watchers}
+        done = train_recipe(recipe, sets, run.folder, record, run.checkpoint, **own)
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()
         shown = ", ".join(f"{where} {format_bytes(size)}" for where, size in peak.items())

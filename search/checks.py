@@ -1,0 +1,81 @@
+"""The checks before the first trial starts: the config is tried with the values of every trial."""
+
+import json
+from pathlib import Path
+
+from search.samplers import check_installed, planned, to_check
+from search.sweep_folder import Sweep, Trial, with_values
+from utils import UserError
+from wiring.build import build
+from wiring.config import read
+from wiring.own_modules import look_in
+
+NAMED = 3  # trials that a message names
+
+
+def checked_sweep(file, overrides, spec):
+    """The Sweep of a config file and a Spec, with all trials that are known; raises the problems of
+    all of them at once."""
+    check_installed(spec)
+    config = read(file, overrides)
+    recipe, sets = check_trials(config, file, to_check(spec), spec.how != "optuna")
+    checkpoint, training = recipe.for_sets(sets).checkpoint, recipe.training
+    problems = []
+    if config.get("distributed"):
+        problems.append("distributed: a trial is one process; leave it out")
+    if checkpoint.monitor is None:
+        fix = "hold out a validation set (loader.val_size=0.1), or name one, as in "
+        problems.append(
+            "checkpoint.monitor: no metric says which trial is better; "
+            f"{fix}checkpoint.monitor=test_loss"
+        )
+    if spec.halving and (not training.eval_every or spec.halving.first % training.eval_every):
+        problems.append(
+            f"training.eval_every: must divide halving.first, {spec.halving.first}, so that the "
+            f"metric is known where trials pause; found {training.eval_every}"
+        )
+    if problems:
+        raise UserError("\n".join(f"{file.name}: {problem}" for problem in problems))
+    folder = Path(config.get("checkpoint", {}).get("dir", "saved")) / config.get("title", "run")
+    trials = [Trial(number, values) for number, values in enumerate(planned(spec))]
+    about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
+    return Sweep(folder / spec.name, spec, config, *about, trials)
+
+
+def check_stored(sweep, trusted):
+    """Refuse a stored sweep whose config imports, or reaches, what the user has not trusted."""
+    for trial in sweep.trials[:1]:
+        file = Path(sweep.source)
+        folders = look_in(file.parent) if trusted else ()
+        parts = build(sweep.trial_config(trial), file.name, trusted, folders)
+        if parts.beyond:
+            raise UserError("\n".join(parts.beyond))
+
+
+def check_trials(config, file, all_values, named):
+    """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
+    fit each other. Numbers with a fraction do not change shapes, so trials that differ only in
+    them are checked by shapes once. With `named`, the messages name the trials."""
+    from training.runs.start import checked_recipe, sizes_of
+
+    found, seen, first, folders = {}, set(), None, look_in(file.parent)
+    for number, values in enumerate(all_values):
+        shapes = json.dumps([None if isinstance(v, float) else v for v in values.values()])
+        try:
+            parts = build(with_values(config, values), file.name, True, folders)
+            if shapes not in seen:
+                recipe, _ = checked_recipe(parts)
+                first = first or (recipe, sizes_of(parts))
+                seen.add(shapes)
+        except UserError as error:
+            for line in str(error).splitlines():
+                found.setdefault(line, []).append(number)
+    if not found:
+        return first
+    lines = []
+    for line, numbers in found.items():
+        names = ", ".join(f"trial_{number:03d}" for number in numbers[:NAMED])
+        more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+        everywhere = len(numbers) == len(all_values) or not named
+        lines.append(line if everywhere else f"{line} ({names}{more})")
+    raise UserError("\n".join(lines))

@@ -1,0 +1,227 @@
+"""A sweep on disk: saved/<title>/<sweep>/sweep.json, beside it the run folders of the trials.
+
+The file holds the spec, the config and, for every trial, its values and what became of it. What
+runs next is computed from that alone, so a sweep that was killed continues where it was.
+"""
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from file_io import atomic_write, locked, read_json
+from search.samplers import planned, propose
+from search.spec import Halving, Spec, as_json
+from training.report.read import read_run
+from training.runs.folder import flat
+from utils import UserError, quoted
+from wiring.config import override, show
+
+FILE = "sweep.json"
+FREE = ("workers", "trials")  # what may differ when a sweep continues
+PATIENCE = 10.0  # seconds in which the processes of a killed sweep end
+
+
+@dataclass
+class Trial:
+    """One trial. `scores` are [epochs, the best value of the metric until then] at every pause, and
+    at the end."""
+
+    number: int
+    values: dict  # {path.to.key: value}
+    epochs: int = 0
+    finished: bool = False
+    failed: str | None = None  # why
+    scores: list = field(default_factory=list)
+
+    @property
+    def name(self):
+        return f"trial_{self.number:03d}"
+
+    @property
+    def over(self):
+        return self.finished or self.failed is not None
+
+    def score(self, epochs):
+        """The best value up to a number of epochs, or None."""
+        return next((value for at, value in reversed(self.scores) if at <= epochs), None)
+
+
+@dataclass
+class Sweep:
+    """A sweep, and the file that it is stored in."""
+
+    folder: Path
+    spec: Spec
+    config: dict  # without the values of a trial
+    source: str  # the config file
+    monitor: str
+    sign: int  # 1 if the monitored metric should be low, -1 if it should be high
+    epochs: int  # of a trial; with halving it is the same for all
+    trials: list
+
+    def save(self):
+        content = asdict(self) | {"folder": None, "spec": as_json(self.spec)}
+        atomic_write(self.folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
+
+    def run_dir(self, trial):
+        return self.folder / trial.name
+
+    def trial_config(self, trial):
+        """The config of a trial: that of a run with its name, in the folder of the sweep."""
+        config = with_values(self.config, trial.values)
+        config |= {"title": self.folder.name, "run_name": trial.name, "resume": None}
+        config["checkpoint"] = {**config.get("checkpoint", {}), "dir": str(self.folder.parent)}
+        return config
+
+    def rungs(self):
+        return self.spec.halving.rungs(self.epochs) if self.spec.halving else [self.epochs]
+
+    def due(self):
+        """(the trials that are to run next, until which epoch; None: to their end)."""
+        group, until = self.in_the_race()
+        waiting = [t for t in group if not t.over and (until is None or t.epochs < until)]
+        return waiting, until
+
+    def in_the_race(self):
+        """(the trials that halving has not stopped, until which epoch they run now; None: to their
+        end). All of them reach a pause before the better ones continue."""
+        group = self.trials
+        for epochs in self.rungs()[:-1]:
+            waiting = any(not t.over and t.epochs < epochs for t in group)
+            if waiting or self.may_propose():
+                return group, epochs
+            group = self.best_of(group, epochs)
+        return group, None
+
+    def best_of(self, group, epochs):
+        """The better trials of those that paused together."""
+        scored = [trial for trial in group if trial.score(epochs) is not None]
+        scored.sort(key=lambda trial: (self.sign * trial.score(epochs), trial.number))
+        return scored[: math.ceil(len(scored) / self.spec.halving.factor)]
+
+    def ranked(self):
+        """All trials, the best first; those that failed, or have no value, come last. A value is
+        the best of all epochs, so a trial that halving stopped is behind those that continued."""
+
+        def place(trial):
+            score = trial.score(math.inf)
+            bad = score is None or trial.failed is not None
+            return bad, 0.0 if bad else self.sign * score, trial.number
+
+        return sorted(self.trials, key=place)
+
+    def may_propose(self):
+        """Whether Optuna is to propose more trials."""
+        return self.spec.how == "optuna" and len(self.trials) < self.spec.trials
+
+    def add_proposed(self):
+        values = propose(self.spec, self.trials, self.sign)
+        self.trials.append(Trial(len(self.trials), values))
+        self.save()
+
+    def record(self, trial, finished):
+        """Note how far a trial came, and the best value of its metric until now."""
+        metrics = read_run(self.run_dir(trial)).metrics
+        trial.finished, trial.epochs = finished, max(metrics.epoch_at.values(), default=0)
+        curve = metrics.epochs.get(self.monitor)
+        values = [] if curve is None else [v for v in curve.values.tolist() if math.isfinite(v)]
+        if values:
+            trial.scores.append([trial.epochs, self.sign * min(self.sign * v for v in values)])
+        self.save()
+
+    def record_failure(self, trial, why):
+        trial.failed = why
+        self.save()
+
+    def state(self, trial):
+        """What became of a trial, in a word."""
+        if trial.over:
+            return "failed" if trial.failed is not None else "finished"
+        group, _ = self.in_the_race()
+        if trial not in group:
+            return "stopped"
+        return "paused" if trial.epochs else "waiting"
+
+
+def with_values(config, values):
+    """A config with the values of a trial."""
+    for key, value in values.items():
+        config = override(config, f"{key}={json.dumps(value)}")
+    return dict(config)
+
+
+def read_sweep(folder):
+    """The Sweep in a folder."""
+    folder = Path(folder)
+    folder = folder if folder.name.strip(".") else folder.resolve()  # its name is that of the sweep
+    if not (folder / FILE).exists():
+        others = sorted(
+            path.parent
+            for path in [*folder.glob(f"*/{FILE}"), *folder.parents]
+            if path.name == FILE
+        )
+        hint = f"; did you mean {quoted(others[-1])}?" if others else ""
+        raise UserError(f"{folder}: is not the folder of a sweep: it has no {FILE}{hint}")
+    content = read_json(folder / FILE)
+    try:
+        spec = content["spec"]
+        spec |= {"halving": spec["halving"] and Halving(**spec["halving"])}
+        trials = [Trial(**trial) for trial in content["trials"]]
+        changed = {"folder": folder, "spec": Spec(**spec), "trials": trials}
+        return Sweep(**content | changed)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / FILE}: is not what a sweep wrote: {error}") from error
+
+
+def merged(new, resumed):
+    """The stored sweep with what may change; raises if it was made with another spec or config."""
+    before, now = ({**as_json(s.spec), "config": s.config} for s in (resumed, new))
+    pairs = {key: (before[key], now[key]) for key in now if key not in FREE}
+    changed = {key: pair for key, pair in flat_pairs(pairs).items() if pair[0] != pair[1]}
+    fewer = (new.spec.trials or 0) < (resumed.spec.trials or 0)
+    if fewer:
+        changed["trials"] = show(resumed.spec.trials), show(new.spec.trials)
+    if changed:
+        lines = [f"{key}: {old} -> {value}" for key, (old, value) in changed.items()]
+        fix = "begin another sweep with another name, or continue this one as it was with --resume"
+        raise UserError(
+            "\n  ".join(
+                [
+                    f"{resumed.folder}: was made with another spec or config",
+                    *lines,
+                    f"{fix} {quoted(resumed.folder)}",
+                ]
+            )
+        )
+    trials = resumed.trials + [
+        Trial(number, values)
+        for number, values in list(enumerate(planned(new.spec)))[len(resumed.trials) :]
+    ]
+    new.trials = trials
+    return new
+
+
+def flat_pairs(pairs):
+    """{path.to.key: (old, new) as text} of {key: (old, new)}."""
+    old, new = (flat({key: pair[i] for key, pair in pairs.items()}) for i in (0, 1))
+    absent = "(absent)"
+    return {
+        path: tuple(show(side[path]) if path in side else absent for side in (old, new))
+        for path in {**old, **new}
+    }
+
+
+def lock(folder):
+    """Lock a sweep's folder; its trials inherit the lock, so it lasts until all have ended."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return locked(folder)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{folder}: another process is running this sweep; wait for it, or stop it"
+                ) from None
+            time.sleep(0.1)

@@ -1,0 +1,55 @@
+"""One trial of a sweep, in a process of its own: a normal run, which may pause after an epoch."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from search.sweep_folder import read_sweep
+from training.watchers import Reply
+from utils import RunError, UserError
+from wiring.build import build
+from wiring.own_modules import look_in
+
+MARK = "The trial failed: "  # begins the line by which its process says why
+
+
+class Pause:
+    """The watcher that stops a run after an epoch, to be resumed later."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_ready(self, run):  # it may have come that far before the sweep was killed
+        return self.on_epoch_end(run)
+
+    def on_epoch_end(self, run):
+        if run.completed < self.epoch or run.finished:
+            return None
+        return Reply(interrupt=f"the sweep in epoch {run.completed}")
+
+
+def run_trial(root, folder, number, until, trusted):
+    """Begin or resume a trial, to its end or until an epoch; the exit code."""
+    try:
+        return train_trial(root, read_sweep(folder), number, until, trusted)
+    except (Exception, SystemExit) as error:
+        from training.runs.failure import failed
+
+        why = str(error) if isinstance(error, UserError | RunError) else ""
+        print(MARK + json.dumps(why or f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return failed(error)
+
+
+def train_trial(root, sweep, number, until, trusted):
+    from training.runs.program_cache import keep_programs
+    from training.runs.start import train
+
+    trial = sweep.trials[number]
+    folder, source = sweep.run_dir(trial), Path(sweep.source)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        shutil.rmtree(folder)  # the process was killed before the run began
+    config = sweep.trial_config(trial)
+    parts = build(config, source.name, trusted, look_in(source.parent) if trusted else ())
+    keep_programs()
+    return train(parts, root, "auto", watchers=[Pause(until)] if until else [])

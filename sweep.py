@@ -1,0 +1,132 @@
+"""python sweep.py -c config.json grid.json [path.to.key=value ...]: many trials of one config."""
+
+if __name__ == "__main__":  # first of all: it may start Python again
+    from huge_pages import start_again_with_them
+
+    start_again_with_them()
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from utils import DONE, open_closed_streams, run_command
+
+ROOT = Path(__file__).resolve().parent
+
+
+def main(argv=None):
+    """Run the command line; a mistake of the user's ends in one message and an exit code."""
+    open_closed_streams()
+    arguments = parse(argv)
+    if arguments.trial:
+        from train import leave
+
+        leave(trial(arguments))
+    return run_command(lambda: run(arguments))
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description="Train many trials of a config, and compare them.")
+    add = parser.add_argument
+    add("spec", nargs="?", help="the JSON file that says which keys vary, and over which values")
+    add("overrides", nargs="*", metavar="path.to.key=value", help="as training.epochs=3")
+    add("-c", "--config", default="config.json", help="the config file (default: config.json)")
+    add("--check", action="store_true", help="check all trials, print their values, run nothing")
+    add("--resume", metavar="FOLDER", help="continue a sweep, as the same command would")
+    add("--retry", action="store_true", help="run the trials again that failed")
+    add("--report", metavar="FOLDER", help="write the comparison of a sweep that is not finished")
+    add("--best", metavar="FOLDER", help="print the resolved config of the best trial")
+    add("--trust", action="store_true", help="let --resume import the dotted names of the config")
+    add("--trial", nargs=3, metavar=("FOLDER", "NUMBER", "EPOCH"), help=argparse.SUPPRESS)
+    arguments = parser.parse_intermixed_args(argv)
+    named = [n for n in ("spec", "resume", "report", "best", "trial") if getattr(arguments, n)]
+    if len(named) != 1:
+        parser.error(
+            "name the spec of a sweep, as in: python sweep.py -c config.json grid.json; "
+            "or one of --resume, --report and --best with the folder of a sweep"
+        )
+    if arguments.check and not arguments.spec:
+        parser.error("--check goes with a spec")
+    return arguments
+
+
+def run(arguments):
+    """Do what the command line says."""
+    from search import sweep_folder
+
+    if arguments.report:
+        from search.page import write_page
+
+        print(write_page(sweep_folder.read_sweep(arguments.report)))
+        return DONE
+    if arguments.best:
+        from search.best import best_config
+
+        print(json.dumps(best_config(sweep_folder.read_sweep(arguments.best)), indent=2))
+        return DONE
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # the accelerators are for the trials
+    if arguments.resume:
+        from search.checks import check_stored
+
+        sweep = sweep_folder.read_sweep(arguments.resume)
+        check_stored(sweep, arguments.trust)
+        return train_all(arguments, sweep, arguments.trust)
+    from search.checks import checked_sweep
+    from search.spec import read_spec
+
+    spec = read_spec(Path(arguments.spec))
+    sweep = checked_sweep(Path(arguments.config), arguments.overrides, spec)
+    if arguments.check:
+        from search.workers import say, values_of
+
+        for each in sweep.trials:
+            say(each, values_of(each))
+        return DONE
+    return train_all(arguments, sweep, True)
+
+
+def train_all(arguments, sweep, trusted):
+    """Run what is left of a sweep, in its folder, and write the comparison."""
+    from search.page import write_page
+    from search.samplers import check_installed
+    from search.sweep_folder import FILE, lock, merged, read_sweep
+    from search.workers import command_of, run_all
+
+    check_installed(sweep.spec)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    handle = lock(sweep.folder)
+    try:
+        if (sweep.folder / FILE).exists():
+            stored = read_sweep(sweep.folder)  # by now no other process changes it
+            sweep = stored if arguments.resume else merged(sweep, stored)
+        if arguments.retry:
+            for each in sweep.trials:
+                each.failed = None
+        sweep.save()
+        command = command_of(ROOT / "sweep.py", sweep.folder, trusted)
+        code = run_all(sweep, command, dict(os.environ), handle)
+        print(f"Report: {write_page(sweep)}")
+    finally:
+        os.close(handle)
+    return code
+
+
+def trial(arguments):
+    """--trial: what the processes of a sweep run."""
+    import gc
+
+    from search.trial import run_trial
+    from training.devices.signals import end_at_signals
+
+    gc.set_threshold(20_000, 20, 20)  # as in train.py
+    end_at_signals()
+    folder, number, epoch = arguments.trial
+    return run_trial(ROOT, folder, int(number), int(epoch), arguments.trust)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

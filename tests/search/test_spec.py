@@ -1,0 +1,189 @@
+"""The spec of a sweep: which trials it means, and its mistakes."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from search.checks import checked_sweep
+from search.samplers import check_installed, planned, propose, to_check
+from search.spec import parse_spec, read_spec
+from search.sweep_folder import Trial
+from tests.test_resume import SMALL
+from utils import UserError
+
+LR = {"optimizer.args.lr": {"log_uniform": [1e-4, 1e-1]}}
+
+
+def spec_of(**given):
+    return parse_spec(given, "grid.json", "grid")
+
+
+def test_a_grid_has_every_combination_in_order():
+    trials = planned(spec_of(keys={"seed": [1, 2], "model.args.dims": [[8], [16, 8]]}))
+    assert trials == [
+        {"seed": seed, "model.args.dims": dims} for seed in (1, 2) for dims in ([8], [16, 8])
+    ]
+
+
+def test_random_values_depend_on_the_seed_and_the_number_of_the_trial_alone():
+    keys = LR | {"loader.batch_size": [32, 64, 128]}
+    first, more, other = (
+        planned(spec_of(keys=keys, trials=n, seed=seed)) for n, seed in ((5, 0), (9, 0), (5, 1))
+    )
+    assert more[:5] == first == planned(spec_of(keys=keys, trials=5))
+    assert not any(trial in other for trial in first)
+    assert len({trial["optimizer.args.lr"] for trial in more}) == 9
+
+
+@pytest.mark.parametrize("kind", ["uniform", "log_uniform"])
+def test_the_distribution_of_a_range(kind):
+    trials = planned(spec_of(keys={"seed": {kind: [0.001, 10]}}, trials=2000))
+    values = np.sort([trial["seed"] for trial in trials])
+    assert values[0] >= 0.001 and values[-1] <= 10
+    shares = np.log(values / 0.001) / np.log(10_000) if kind == "log_uniform" else values / 10
+    # The statistic of Kolmogorov and Smirnov, at its 1 % point.
+    assert np.abs(shares - np.arange(2000) / 2000).max() < 1.63 / np.sqrt(2000)
+
+
+def test_integers_have_both_ends_equally_often():
+    trials = planned(spec_of(keys={"seed": {"integer": [3, 6]}}, trials=2000))
+    values, counts = np.unique([trial["seed"] for trial in trials], return_counts=True)
+    assert values.tolist() == [3, 4, 5, 6] and counts.min() > 420
+    assert all(type(trial["seed"]) is int for trial in trials)
+
+
+MISTAKES = {
+    "keys: must name the keys of the config that vary": {},
+    "keys.seed: the list is empty": {"keys": {"seed": []}},
+    "keys.seed: 2 is in the list twice": {"keys": {"seed": [2, 2]}},
+    "keys.seed: must be a list of values, or a range": {"keys": {"seed": 3}},
+    "keys.seed: no range 'log_unifrom'; did you mean 'log_uniform'?": {
+        "keys": {"seed": {"log_unifrom": [1, 2]}}
+    },
+    "keys.seed: log_uniform: must begin above 0, found [0, 1]": {
+        "keys": {"seed": {"log_uniform": [0, 1]}},
+        "trials": 2,
+    },
+    "keys.seed: uniform: the range [2, 1] is empty; low must be below high": {
+        "keys": {"seed": {"uniform": [2, 1]}},
+        "trials": 2,
+    },
+    "keys.seed: uniform: must be [low, high], two finite numbers": {
+        "keys": {"seed": {"uniform": [2]}}
+    },
+    "keys.seed: integer: must be two whole numbers": {"keys": {"seed": {"integer": [1, 2.5]}}},
+    'keys.seed: a grid has no ranges, found {"uniform": [1, 2]}; name its values in a list, or '
+    'draw from it with "trials": 20': {"keys": {"seed": {"uniform": [1, 2]}}},
+    "trials: is missing; say how many random draws": {"keys": LR, "sampler": "random"},
+    "trials: a grid has one trial for every combination": {
+        "keys": {"seed": [1]},
+        "trials": 3,
+        "sampler": "grid",
+    },
+    "trials: must be at least 1, got 0": {"keys": LR, "trials": 0},
+    "sampler: must be one of 'auto', 'grid', 'random', 'optuna', got 'bayes'": {
+        "keys": LR,
+        "sampler": "bayes",
+    },
+    "seeed: no such key; did you mean 'seed'?": {"keys": LR, "trials": 3, "seeed": 1},
+    "optimizer.args.lr: no such key (keys, name, sampler, trials, seed, workers, halving); did you "
+    'mean "keys": {"optimizer.args.lr": ...}?': {"optimizer.args.lr": [1]},
+    "name: must be usable as a folder name, found": {"keys": {"seed": [1]}, "name": "a/b"},
+    "halving.frist: no such key; did you mean 'first'?": {
+        "keys": {"seed": [1]},
+        "halving": {"frist": 1},
+    },
+    "halving.factor: must be at least 2, got 1": {"keys": {"seed": [1]}, "halving": {"factor": 1}},
+    "keys.training.epochs: all trials of successive halving have the same": {
+        "keys": {"training.epochs": [1]},
+        "halving": {},
+    },
+    "keys.checkpoint.monitor: checkpoint is the same for all trials; set it in the config": {
+        "keys": {"checkpoint.monitor": ["test_loss"]}
+    },
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_of_a_spec(message):
+    with pytest.raises(UserError) as error:
+        spec_of(**MISTAKES[message])
+    assert f"grid.json: {message}" in str(error.value)
+
+
+def test_all_mistakes_of_a_spec_are_found_at_once(tmp_path):
+    path = tmp_path / "grid.json"
+    path.write_text('{"keys": {"seed": [], "title": ["a"]}, "wrokers": 2, "trials": "many"}')
+    with pytest.raises(UserError) as error:
+        read_spec(path)
+    assert "did you mean 'workers'?" in str(error.value) and "got 'many'" in str(error.value)
+    path.write_text('{"keys": {"seed": [], "title": ["a"]}}')
+    with pytest.raises(UserError) as error:
+        read_spec(path)
+    assert len(str(error.value).splitlines()) == 2
+    path.write_text("{keys}")
+    with pytest.raises(UserError, match=r"grid.json: line 1, column 2: not JSON"):
+        read_spec(path)
+
+
+def checked(tmp_path, spec, **changes):
+    (tmp_path / "small.json").write_text(json.dumps({**SMALL, **changes}))
+    return checked_sweep(tmp_path / "small.json", (), spec)
+
+
+def test_the_config_is_checked_with_the_values_of_all_trials(tmp_path):
+    keys = {
+        "optimizer.args.lrr": [0.1],
+        "optimzer.args.lr": [0.1],
+        "loader.batch_size": [64, -1],
+        "model.args.dims": [[8], ["a"]],
+    }
+    with pytest.raises(UserError) as error:
+        checked(tmp_path, spec_of(keys=keys))
+    message = str(error.value)
+    assert "small.json: optimzer: no such key; did you mean 'optimizer'?" in message
+    assert "small.json: optimizer.args.lrr: adamw has no such argument; did you mean" in message
+    assert "batch_size: must be at least 1, got -1 (trial_002, trial_003)" in message
+    assert "(trial_001, trial_003)" in message  # the dims
+
+
+def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
+    seeds = {"seed": [1, 2]}
+    with pytest.raises(UserError, match=r"checkpoint.monitor: no metric says which"):
+        checked(tmp_path, spec_of(keys=seeds))
+    every = {"training": {"epochs": 4, "eval_every": 2}, "checkpoint": {"monitor": "test_loss"}}
+    with pytest.raises(UserError, match=r"training.eval_every: must divide halving.first, 1"):
+        checked(tmp_path, spec_of(keys=seeds, halving={}), **every)
+    with pytest.raises(UserError, match=r"checkpoint.monitor"):
+        checked(tmp_path, spec_of(keys=seeds), checkpoint={"monitor": "test_los"})
+    sweep = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})
+    assert (sweep.monitor, sweep.sign, str(sweep.folder)) == ("val_loss", 1, "saved/Small/grid")
+
+
+def test_optuna_is_only_needed_where_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    check_installed(spec_of(keys=LR, trials=2))
+    with pytest.raises(UserError, match="optuna is not installed; install it"):
+        check_installed(spec_of(keys=LR, trials=2, sampler="optuna"))
+    assert len(to_check(spec_of(keys=LR | {"seed": [1, 2, 3]}, trials=2, sampler="optuna"))) == 4
+
+
+def test_optuna_learns_from_the_scores_and_proposes_the_same_again():
+    pytest.importorskip("optuna")
+    keys = LR | {"model.args.dims": [[8], [16]], "loader.batch_size": {"integer": [8, 16]}}
+    spec = spec_of(keys=keys, trials=40, sampler="optuna")
+    trials = []
+    for number in range(40):
+        values = propose(spec, trials, -1)
+        assert values == propose(spec, trials, -1)
+        assert 1e-4 <= values["optimizer.args.lr"] <= 1e-1
+        assert values["model.args.dims"] in ([8], [16])
+        assert values["loader.batch_size"] in range(8, 17)
+        far = abs(np.log10(values["optimizer.args.lr"]) + 2)  # the best rate is 0.01
+        failed = "diverged" if number == 3 else None
+        scores = [] if number in (3, 4) else [[1, -far]]
+        trials.append(Trial(number, values, scores=scores, failed=failed))
+    late = [abs(np.log10(trial.values["optimizer.args.lr"]) + 2) for trial in trials[20:]]
+    assert np.median(late) < 0.3  # of random values, 0.75
