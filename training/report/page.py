@@ -42,10 +42,9 @@ def page(runs, target):
         parts = [header(run), glance(run), curves(runs), samples(run), mistakes(run)]
         parts += [pictures(run), first_batch(run), configuration(run), environment(run)]
         parts.append(files(run, target))
-    else:
-        names = [run.label for run in runs[:4]]
-        parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
-    return document(names, parts, ends)
+        return document([run.title, run.name], parts, sorted(run.metrics.epoch_at))
+    parts = [comparison_header(runs), standings(runs, target), curves(runs), differences(runs)]
+    return document([run.label for run in runs[:4]], parts)
 
 
 def document(names, parts, ends=()):
