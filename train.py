@@ -240,7 +240,10 @@ def fast_dev_run(file, config, *where):
             end_at_signals(temporary=folder)
         config = override(override(config, "resume=null"), f"checkpoint.dir={folder}")
         trackers = config.get("logging", {}).get("trackers")
-        for name, setting in (("wandb", "mode=offline"), ("jsonl", "file=tracked.jsonl")):
+        os.environ["TRACKIO_DIR"] = str(folder)
+        harmless = {"wandb": "mode=offline", "jsonl": "file=tracked.jsonl"}
+        harmless["mlflow"] = f"uri={(Path(folder).absolute() / 'mlruns').as_uri()}"
+        for name, setting in harmless.items():
             for i in positions(trackers, name):
                 config = override(config, f"logging.trackers.{i}.args.{setting}")
         for i in positions(config.get("callbacks"), "profiler"):

@@ -128,5 +128,5 @@ def _opened(path, name):
     except Exception as error:  # what a damaged file, or an unknown kind of zip file, may raise
         fix = "write it again with numpy.savez or numpy.save"
         if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-            fix = "read the table with numpy.loadtxt, and write x and y with numpy.savez"
+            fix = "read a table with the data `csv`"
         raise UserError(f"{path}: {name} cannot be read ({error}); {fix}") from error

@@ -94,6 +94,7 @@ class Data(NamedTuple):
     tokenizer: Tokenizer | None = None  # the one that made the tokens
     bytes_per_token: float | None = None  # of the text, on average
     ignore_label: int | None = None  # the label of positions that do not count
+    columns: dict | None = None  # of a table: {name: its categories, or () for numbers}
     resident: bool = True  # False: load() returns no Arrays, so none are prepared for
 
 

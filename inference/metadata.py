@@ -28,6 +28,8 @@ def facts_of(loaded, title, source, commit):
         "preprocess": [] if loaded.form.preprocess else loaded.config.get("preprocess", []),
         "outputs_are": output_kind(loaded.config, loaded.form),
         "classes": list(map(str, loaded.classes or [])),
+        # Of a table: a category is its place in the list, from 1; 0 is any other.
+        "columns": loaded.parts.facts.get("columns"),
     }
 
 

@@ -61,6 +61,7 @@ ALLOWED = {
 }
 # The rooms of training/, and the rooms below them that each may import besides the spine.
 ROOMS = {
+    "augment": set(),
     "devices": set(),
     "debugging": set(),
     "watching": {"devices"},
@@ -72,6 +73,7 @@ ASSEMBLER = "fit"  # the one file of the spine that may import rooms, since it p
 HEAVY = {"optax", "flax", "tensorflow", "tf2onnx", "onnx", "onnxruntime", "ai_edge_litert", "wandb"}
 HEAVY |= {"tensorboard", "matplotlib", "orbax", "PIL", "tqdm", "safetensors", "grain"}
 HEAVY |= {"array_record", "crc32c", "tokenizers", "equinox", "haiku", "optuna"}
+HEAVY |= {"mlflow", "trackio", "pyarrow"}
 # Folders whose files may import these at the top, since the files are only imported when needed.
 LAZY = {"tf_ops": {"tensorflow"}}
 
@@ -218,6 +220,8 @@ def test_requirements_has_every_package_that_anything_imports():
     assert all(required.values()), "a version is missing"
     required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
     users = {"equinox": "", "dm-haiku": ""}  # the user's own libraries: adapters.py
+    # Used where they are installed; Trackio needs an older Pillow than the one above.
+    required |= dict.fromkeys(("mlflow", "mlflow-skinny", "trackio", "pyarrow"), "")
     paths = [path for layer in ALLOWED for path in files(layer)]
     for path, packages in packages_imported(paths):
         assert packages & (required | users).keys(), f"{path} imports {packages}"

@@ -146,11 +146,16 @@ def test_a_program_imports_nothing_from_its_own_folder(monkeypatch, program):
         ({"name": "jsonl", "args": {"file": "OUTSIDE"}}, "is written outside the run's folder"),
         ("wandb", "null sends the run away"),
         ({"name": "wandb", "args": {"mode": "online"}}, '"online" sends the run away'),
+        ({"name": "mlflow", "args": {"uri": "file:OUTSIDE"}}, "sends the run away"),
+        ("trackio", "null writes to Trackio's folder or sends the run away"),
     ],
 )
 def test_a_run_of_a_strangers_reaches_nothing_beyond_its_folder(
     tmp_path, monkeypatch, tracker, message
 ):
+    name = tracker if isinstance(tracker, str) else tracker["name"]
+    if name in ("mlflow", "trackio"):
+        pytest.importorskip(name)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     outside = str(tmp_path / "profile")
     tracker = json.loads(json.dumps(tracker).replace("OUTSIDE", outside))

@@ -36,6 +36,44 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
     usual."""
     if alpha <= 0:
         raise ValueError(f"alpha: must be above 0, got {alpha}")
+
+    def mix(key, x):
+        share = jax.random.beta(key, alpha, alpha)
+        return jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x), share
+
+    return of_mixtures(mix, model, loss, metrics, preprocess, augment)
+
+
+def cutmix(model, loss, metrics, preprocess, augment, alpha: float = 1.0) -> Objective:
+    """Train on images with a rectangle of another image in them, with the mixture of the two losses
+    by area (Yun et al., 2019); evaluate as usual."""
+    if alpha <= 0:
+        raise ValueError(f"alpha: must be above 0, got {alpha}")
+
+    def mix(key, x):
+        if not hasattr(x, "ndim") or x.ndim != 4:
+            found = jax.tree.map(jnp.shape, x)
+            axes = "(height, width, channels)"
+            raise ValueError(f"cutmix: an example must be an image {axes}, got a batch {found}")
+        share_key, centre_key = jax.random.split(key)
+        side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha)) / 2
+        sizes = jnp.array(x.shape[1:3])
+        centre = jax.random.randint(centre_key, (2,), 0, sizes)
+        half = (side * sizes).astype(int)
+        first, end = jnp.maximum(centre - half, 0), jnp.minimum(centre + half, sizes)
+        rows, columns = (
+            (first[i] <= jnp.arange(n)) & (jnp.arange(n) < end[i])
+            for i, n in enumerate(x.shape[1:3])
+        )
+        cut = (rows[:, None] & columns)[..., None]
+        return jnp.where(cut, x[::-1], x), 1 - cut.mean()
+
+    return of_mixtures(mix, model, loss, metrics, preprocess, augment)
+
+
+def of_mixtures(mix, model, loss, metrics, preprocess, augment):
+    """Train on `mix(key, x) -> (x, share)`, which mixes each example of a batch with its mirror
+    image in the order of the batch; `share` is that of the example itself in the loss."""
     plain = supervised(model, loss, metrics, preprocess, augment)
 
     def objective(params, state, batch, key, train):
@@ -43,10 +81,7 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
             return plain(params, state, batch, key, train)
         x, target = batch
         augment_key, model_key, mix_key = jax.random.split(key, 3)
-        x = inputs(preprocess, augment, augment_key, x)
-        share = jax.random.beta(mix_key, alpha, alpha)
-        # Each example is mixed with its mirror image in the order of the batch.
-        x = jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x)
+        x, share = mix(mix_key, inputs(preprocess, augment, augment_key, x))
         output, state = model.apply(params, state, x, train=True, key=model_key)
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
@@ -74,13 +109,20 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
 
 
 def inputs(preprocess, augment, key, x):
-    """A batch of raw inputs, preprocessed and augmented example by example."""
+    """A batch of raw inputs, preprocessed and augmented example by example. Augmentations with the
+    attribute `of_raw`, such as those of colours, come before preprocessing."""
+    batch_size = len(jax.tree.leaves(x)[0])
+
+    def augmented(x, of_raw):
+        for i, fn in enumerate(augment):
+            if getattr(getattr(fn, "func", fn), "of_raw", False) == of_raw:
+                x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
+        return x
+
+    x = augmented(x, of_raw=True)
     for fn in preprocess:
         x = jax.vmap(fn)(x)
-    batch_size = len(jax.tree.leaves(x)[0])
-    for i, fn in enumerate(augment):
-        x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
-    return x
+    return augmented(x, of_raw=False)
 
 
 def outputs(model, preprocess, params, state, x):

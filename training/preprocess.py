@@ -58,6 +58,57 @@ def standardize(
     return scaled("standardize", x, mean, std, "columns")
 
 
+@checked
+def tabular(
+    x,
+    *,
+    columns: dict,
+    one_hot: bool = True,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[Positive, ...] | None = None,
+    gaps: tuple[int, ...] | None = None,
+) -> Preprocessed:
+    """A row of a table as inputs of a model: its numbers with mean 0 and standard deviation 1, 0
+    where one is missing; for each number 1 if it is missing, and was so in training as well; its
+    categories, one-hot, or as integers for the model `tabular`.
+
+    Mean, deviation and gaps (whether a column lacks values) are computed from the training set.
+    """
+    if mean is None or std is None or gaps is None:
+        raise ValueError("tabular: has no statistics yet; give `mean`, `std` and `gaps`")
+    if x.shape != (len(columns),) or {len(mean), len(std), len(gaps)} != {len(columns)}:
+        counts = f"mean, std and gaps {len(mean)}, {len(std)} and {len(gaps)}"
+        raise ValueError(
+            f"columns: there are {len(columns)}; a row has the shape {list(x.shape)}, {counts}"
+        )
+    kinds = list(enumerate(columns.values()))
+    is_number = np.array([i for i, categories in kinds if not categories], int)
+    shift, scale, lacking = (np.asarray(a, np.float32)[is_number] for a in (mean, std, gaps))
+    numbers = x[is_number]
+    missing = numbers != numbers  # NaN
+    parts = [jnp.where(missing, 0, (numbers - shift) / scale), jnp.where(missing, lacking, 0)]
+    for i, categories in kinds:
+        if categories and one_hot:
+            parts.append((x[i] == jnp.arange(1, 1 + len(categories))).astype(x.dtype))
+        elif categories:
+            parts.append(x[i : i + 1])
+    return jnp.concatenate(parts)
+
+
+def column_statistics(batches):
+    """{mean, std, gaps} of each column, of the values that are not NaN."""
+    batches = [np.asarray(x, np.float64) for x in batches]
+    if any(x.ndim != 2 for x in batches):
+        raise ValueError("needs one row of numbers per example, as of the data csv or parquet")
+    rows = np.concatenate(batches)
+    count = np.maximum(1, (~np.isnan(rows)).sum(0))
+    mean = np.nansum(rows, 0) / count
+    std = np.sqrt(np.nansum((rows - mean) ** 2, 0) / count)
+    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # what float32 cannot tell from a constant
+    gaps = tuple(int(gap) for gap in np.isnan(rows).any(0))
+    return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std)), "gaps": gaps}
+
+
 def scaled(name, x, mean, std, what):
     """(x - mean) / std along the last axis."""
     if mean is None or std is None:
@@ -95,6 +146,7 @@ def rounded(number):
 
 
 normalize.fit = standardize.fit = mean_and_std
+tabular.fit = column_statistics
 
 
 def unfitted(fn):

@@ -12,7 +12,7 @@ from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
 from wiring.values import forms, is_nest, outputs_of
 
-FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label")  # facts that a Data has as fields
+FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label", "columns")  # facts in a Data
 
 
 def build(config, source, trusted=True, folders=(), layers=()):
@@ -57,10 +57,8 @@ def build_preprocess(config, source, trusted=True, folders=()):
 
 
 class Builder:
-    """Builds the parts in the order in which they need each other's facts.
-
-    A part that cannot be built is None, and `nodes.problems` says why.
-    """
+    """Builds the parts in the order in which they need each other's facts. A part that cannot be
+    built is None, and `nodes.problems` says why."""
 
     def __init__(self, config, source, trusted=True, folders=(), layers=()):
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
@@ -89,10 +87,12 @@ class Builder:
         for name, options in SECTIONS.items():
             setattr(built, name, self.section(name, options))
         self.nodes.vary = vary.numbers(self.nodes, built.training)
+        built.data, built.example = self.part("data"), None
+        if columns := getattr(built.data, "columns", None):  # that preprocessing needs
+            self.nodes.facts |= {"columns": columns} | self.recorded
         for kind in ("preprocess", "augment", "callbacks"):
             setattr(built, kind, self.parts_of_list(kind))
         built.unfitted = self.unfitted(built.preprocess or [])
-        built.data, built.example = self.part("data"), None
         self.check_sections(built)
         if built.data and built.loader:
             self.learn_sizes(built)

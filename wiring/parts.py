@@ -18,7 +18,7 @@ from wiring.own_modules import hidden_file, import_from, own_parts
 
 # Facts that come from the data; they fill parameters of the same name that the config leaves out.
 FACTS = ("input_shape", "num_classes", "vocab_size", "steps_per_epoch", "total_steps")
-FACTS += ("bytes_per_token",)
+FACTS += ("bytes_per_token", "columns")
 # Facts that, if the data has them, replace the default of a parameter of the same name.
 NEW_DEFAULTS = ("ignore_label",)
 

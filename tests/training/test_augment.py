@@ -1,17 +1,39 @@
-"""Properties of the augmentations, and their resampling against SciPy."""
+"""Properties of the augmentations; their resampling against SciPy, and their changes against
+Pillow, whose own results are rounded or cut off to whole levels of 0 to 255."""
 
+import colorsys
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance, ImageOps
 from scipy import ndimage
 
-from training.augment import random_affine, random_crop, random_erase, random_flip, resampled
+from training.augment import (
+    color_jitter,
+    colors,
+    rand_augment,
+    random_affine,
+    random_crop,
+    random_erase,
+    random_flip,
+    random_resized_crop,
+    resampled,
+    trivial_augment,
+)
+from training.augment.geometry import crop_box, resized_crop
+from training.augment.policies import Reach, change
 
 IMAGE = jnp.arange(1, 1 + 10 * 12 * 3, dtype=jnp.float32).reshape(10, 12, 3)
 KEYS = jax.random.split(jax.random.key(0), 400)
+
+# Smooth colours with noise, which use neither end of the range.
+PHOTO = ndimage.gaussian_filter(np.random.default_rng(1).random((34, 46, 3)), (4, 4, 0.3))
+PHOTO = (PHOTO - PHOTO.min()) / np.ptp(PHOTO) * 200 + 20
+PHOTO = (PHOTO + np.random.default_rng(2).normal(0, 4, PHOTO.shape)).clip(0, 255).astype(np.uint8)
+REACH = Reach(shear=0.3, shift=(9, 13), degrees=30, factor=0.9, bits=4)
 
 
 def views(fn, image=IMAGE, **args):
@@ -20,10 +42,24 @@ def views(fn, image=IMAGE, **args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fn", [random_crop, random_flip, random_erase, random_affine])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        random_crop,
+        random_resized_crop,
+        random_flip,
+        random_erase,
+        random_affine,
+        color_jitter,
+        rand_augment,
+        trivial_augment,
+    ],
+)
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
 def test_shape_and_dtype_stay_and_the_key_determines_the_view(fn, dtype):
-    image = IMAGE.astype(dtype)
+    raw = hasattr(fn, "of_raw")  # bytes, or floats in [0, 1]
+    image = PHOTO[:10, :12].astype(dtype) if raw else IMAGE.astype(dtype)
+    image = image / 255 if raw and dtype != "uint8" else image
     out = fn(KEYS[0], image)
     assert out.shape == image.shape and out.dtype == image.dtype
     np.testing.assert_array_equal(out, fn(KEYS[0], image))
@@ -88,6 +124,139 @@ def test_resampling_agrees_with_scipy(matrix):
     )
 
 
+def as_bytes(levels):
+    return np.rint(np.asarray(levels)).astype(int)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.9])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (colors.adjust_brightness, ImageEnhance.Brightness),
+        (colors.adjust_contrast, ImageEnhance.Contrast),
+        (colors.adjust_saturation, ImageEnhance.Color),
+        (colors.adjust_sharpness, ImageEnhance.Sharpness),
+    ],
+)
+def test_colour_changes_agree_with_pillow_to_two_levels(ours, theirs, factor):
+    reference = np.asarray(theirs(Image.fromarray(PHOTO)).enhance(factor), int)
+    difference = as_bytes(ours(jnp.asarray(PHOTO, float), factor)) - reference
+    # It cuts off fractions twice: of the base, and of the mixture.
+    assert np.abs(difference).max() <= 2 and np.abs(difference).mean() < 1
+
+
+@pytest.mark.parametrize("image", [PHOTO, PHOTO // 2, np.full_like(PHOTO, 7), 255 * (PHOTO // 128)])
+def test_tables_of_levels_agree_with_pillow(image):
+    levels, picture = jnp.asarray(image, float), Image.fromarray(image)
+    for bits in (1, 4, 8):
+        reference = ImageOps.posterize(picture, bits)
+        np.testing.assert_array_equal(colors.posterize(levels, bits), reference)
+    for threshold in (0, 77, 178.5, 255):
+        reference = ImageOps.solarize(picture, threshold)
+        np.testing.assert_array_equal(colors.solarize(levels, threshold), reference)
+    np.testing.assert_array_equal(colors.equalize(levels), ImageOps.equalize(picture))
+    # Pillow cuts off the fraction of a stretched level.
+    stretched = np.floor(np.asarray(colors.autocontrast(levels)) + 1e-3)
+    assert np.abs(stretched - np.asarray(ImageOps.autocontrast(picture), int)).max() <= 1
+
+
+@pytest.mark.parametrize("turn", [-0.5, -0.1, 0.0, 0.3])
+def test_the_hue_agrees_with_colorsys(turn):
+    def turned(pixel):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+        return colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
+
+    reference = [turned(pixel) for pixel in (PHOTO / 255).reshape(-1, 3)]
+    ours = colors.turn_hue(jnp.asarray(PHOTO, float), turn) / 255
+    np.testing.assert_allclose(np.asarray(ours).reshape(-1, 3), reference, atol=1e-5)
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_geometric_changes_agree_with_pillow(sign, strength):
+    """Up to one pixel in a hundred, which lies between two of the original."""
+    signed = sign * strength
+    shear, down, right = 0.3 * signed, int(9 * signed), int(13 * signed)
+    picture = Image.fromarray(PHOTO)
+    affine = [
+        (1, 0, 0, 0, 1, 0),  # x = a * column + b * row + c, then y
+        (1, -shear, 0, 0, 1, 0),
+        (1, 0, 0, -shear, 1, 0),
+        (1, 0, -right, 0, 1, 0),
+        (1, 0, 0, 0, 1, -down),
+    ]
+    references = [
+        picture.transform(picture.size, Image.Transform.AFFINE, matrix) for matrix in affine
+    ]
+    references.append(picture.rotate(30 * signed))
+    for which, reference in enumerate(references):
+        ours = change(jnp.asarray(PHOTO, float), which, strength, sign, REACH)
+        assert (np.asarray(ours) != reference).any(-1).mean() < 0.01, which
+
+
+def test_the_policies_have_the_strengths_of_torchvision():
+    levels, picture = jnp.asarray(PHOTO, float), Image.fromarray(PHOTO)
+    references = {
+        6: (ImageEnhance.Brightness(picture).enhance(1 - 0.9 * 0.3), 2),
+        7: (ImageEnhance.Color(picture).enhance(1 - 0.9 * 0.3), 2),
+        8: (ImageEnhance.Contrast(picture).enhance(1 - 0.9 * 0.3), 2),
+        9: (ImageEnhance.Sharpness(picture).enhance(1 - 0.9 * 0.3), 2),
+        10: (ImageOps.posterize(picture, 7), 0),
+        11: (ImageOps.solarize(picture, 255 * 0.7), 0),
+        12: (ImageOps.autocontrast(picture), 1),
+        13: (ImageOps.equalize(picture), 0),
+    }
+    for which, (reference, most) in references.items():
+        difference = as_bytes(change(levels, which, 0.3, -1, REACH)) - np.asarray(reference, int)
+        assert np.abs(difference).max() <= most, which
+
+
+@pytest.mark.slow
+def test_policies_draw_every_change_and_magnitude_zero_changes_little():
+    assert len({view.tobytes() for view in views(trivial_augment, PHOTO)}) > 150
+    still = views(rand_augment, PHOTO, magnitude=0, count=1)
+    # Without strength, only solarize (of 255), autocontrast and equalize can change the image.
+    assert len({view.tobytes() for view in still}) <= 4
+    same = (views(rand_augment, PHOTO, count=1) == PHOTO).all((1, 2, 3)).mean()
+    assert 0.01 < same < 0.2  # one change of fourteen is none
+
+
+def test_a_resized_crop_agrees_with_pillow_to_one_level():
+    for top, left, rows, columns in [(3, 5, 20, 11), (0, 0, 34, 46), (33, 45, 1, 1), (7, 0, 9, 46)]:
+        picture = Image.fromarray(PHOTO).crop((left, top, left + columns, top + rows))
+        reference = np.asarray(picture.resize((46, 34), Image.Resampling.BILINEAR), int)
+        ours = resized_crop(jnp.asarray(PHOTO), top, left, rows, columns)
+        assert np.abs(np.asarray(ours, int) - reference).max() <= 1
+
+
+def test_boxes_of_crops_have_their_area_and_aspect_and_lie_in_the_image():
+    box = jax.vmap(lambda key: jnp.stack(crop_box(key, 100, 140, (0.1, 0.6), (0.5, 2.0))))
+    top, left, rows, columns = np.asarray(box(KEYS)).T
+    assert top.min() >= 0 and (top + rows).max() <= 100
+    assert left.min() >= 0 and (left + columns).max() <= 140
+    areas, aspects = rows * columns / 14000, rows / columns
+    assert 0.095 < areas.min() < 0.15 and 0.5 < areas.max() < 0.61
+    assert 0.48 < aspects.min() < 0.6 and 1.5 < aspects.max() < 2.05
+    # Where nothing of this aspect fits, it is the largest part in the middle that does.
+    wide = np.asarray(crop_box(KEYS[0], 100, 140, (0.9, 1.0), (0.1, 0.2)))
+    np.testing.assert_array_equal(wide, [36, 0, 28, 140])
+
+
+@pytest.mark.slow
+def test_color_jitter_uses_its_whole_ranges_and_only_those_that_are_set():
+    still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+    assert (np.abs(views(color_jitter, PHOTO, **still).astype(int) - PHOTO) <= 1).all()
+    flat = np.full((4, 4, 3), 0.5, np.float32)
+    values = views(color_jitter, flat, **still | {"brightness": 0.4})[:, 0, 0, 0]
+    assert 0.3 <= values.min() < 0.31 and 0.69 < values.max() <= 0.7
+    red = np.broadcast_to(np.float32([1, 0, 0]), (4, 4, 3))
+    hues = [
+        colorsys.rgb_to_hsv(*v[0, 0])[0] for v in views(color_jitter, red, **still | {"hue": 0.2})
+    ]
+    hues = (np.array(hues) + 0.5) % 1 - 0.5
+    assert -0.201 < hues.min() < -0.19 and 0.19 < hues.max() < 0.201
+
+
 def moments(view):
     """Mass, centre and covariance of the brightness."""
     positions = np.indices(view.shape[:2]).reshape(2, -1)
@@ -139,6 +308,11 @@ def test_affine_views_use_the_whole_range_and_stay_in_it(args, measure, reach):
         (lambda x: random_erase(KEYS[0], x, probability=-1.0), "^probability: .* got -1.0"),
         (lambda x: random_erase(KEYS[0], x, area=(0.5, 0.2)), "^area: "),
         (lambda x: random_erase(KEYS[0], x, aspect=(0.0, 2.0)), "^aspect: "),
+        (lambda x: random_resized_crop(KEYS[0], x, area=(0.0, 1.0)), "^area: "),
+        (lambda x: random_resized_crop(KEYS[0], x, aspect=(2.0, 1.0)), "^aspect: "),
+        (lambda x: color_jitter(KEYS[0], x, hue=0.6), "^hue: .* got 0.6"),
+        (lambda x: color_jitter(KEYS[0], x.astype(int)), "^color_jitter: .* got int32"),
+        (lambda x: rand_augment(KEYS[0], x, magnitude=31), "^magnitude: .* got 31"),
         (lambda x: random_affine(KEYS[0], x, rotation=-1.0), "^rotation: .* got -1.0"),
         (lambda x: random_affine(KEYS[0], x, scale=(1.1, 0.9)), "^scale: "),
         (lambda x: random_affine(KEYS[0], x, shear=90.0), "^shear: .* got 90.0"),

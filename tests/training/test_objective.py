@@ -11,7 +11,7 @@ from model.base import Model
 from model.mlp import mlp
 from training.loss import cross_entropy, mse
 from training.metrics import perplexity, rmse
-from training.objective import denoising, mixup, supervised
+from training.objective import cutmix, denoising, mixup, supervised
 from training.preprocess import to_unit
 
 KEY = jax.random.key(0)
@@ -102,6 +102,56 @@ def test_mixup_mixes_inputs_and_losses_in_training_and_is_supervised_in_evaluati
     np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
 
 
+def test_cutmix_pastes_one_rectangle_of_another_image_and_mixes_the_losses_by_its_area():
+    seen = []
+
+    def apply(params, state, x, *, train=False, key=None):
+        seen.append(np.asarray(x)[..., 0])
+        return x[:, 0, 0], state
+
+    # Every pixel of an image holds its number, and the loss is the label.
+    x = np.broadcast_to(np.arange(8, dtype=np.float32)[:, None, None, None], (8, 10, 14, 1))
+    y = np.arange(8, dtype=np.float32)
+    objective = cutmix(
+        Model(lambda key: ({}, {}), apply), lambda out, target: target + 0 * out[0], {}, (), ()
+    )
+    shares = []
+    for key in jax.random.split(KEY, 40):
+        losses = objective({}, {}, (x, y), key, True)[0]
+        of_other = seen[-1] != y[:, None, None]
+        np.testing.assert_array_equal(
+            seen[-1][of_other], np.broadcast_to(y[::-1, None, None], of_other.shape)[of_other]
+        )
+        cut = of_other[0]
+        assert (of_other == cut).all()
+        np.testing.assert_array_equal(cut, cut.any(1)[:, None] & cut.any(0))
+        for line in (cut.any(1), cut.any(0)):
+            assert np.abs(np.diff(np.pad(line, 1).astype(int))).sum() in (0, 2)  # one stretch
+        shares.append(1 - cut.mean())
+        np.testing.assert_allclose(losses, shares[-1] * y + (1 - shares[-1]) * y[::-1], rtol=1e-5)
+    assert min(shares) < 0.4 and max(shares) > 0.95  # a rectangle may be cut off at the edge
+    np.testing.assert_array_equal(objective({}, {}, (x, y), KEY, False)[0], y)
+    with pytest.raises(ValueError, match=r"^cutmix: an example must be an image \(height"):
+        objective({}, {}, (y[:, None], y), KEY, True)
+
+
+def test_augmentations_of_raw_images_come_before_preprocessing():
+    def inverted(key, x):
+        assert x.dtype == np.uint8
+        return 255 - x
+
+    inverted.of_raw = True
+    identity = Model(
+        lambda key: ({}, {}), lambda params, state, x, *, train=False, key=None: (x, state)
+    )
+    halved = lambda key, x: x / 2  # noqa: E731
+    augment = (halved, partial(inverted))
+    objective = supervised(identity, lambda out, target: out.mean(), {}, (to_unit,), augment)
+    x, y = images()
+    expected = (1 - x / 255).mean((1, 2, 3)) / 2
+    np.testing.assert_allclose(objective({}, {}, (x, y), KEY, True)[0], expected, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_denoising_targets_the_clean_input():
     seen = {}
@@ -121,7 +171,9 @@ def test_denoising_targets_the_clean_input():
     assert abs(np.std(seen["noisy"] - clean) - 0.5) < 0.02
 
 
-@pytest.mark.parametrize(("factory", "args"), [(mixup, {"alpha": 0}), (denoising, {"noise": -1})])
+@pytest.mark.parametrize(
+    ("factory", "args"), [(mixup, {"alpha": 0}), (cutmix, {"alpha": 0}), (denoising, {"noise": -1})]
+)
 def test_an_argument_out_of_range_is_an_error(factory, args):
     with pytest.raises(ValueError, match=f"^{next(iter(args))}: "):
         factory(None, mse, {}, (), (), **args)

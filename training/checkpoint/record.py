@@ -23,14 +23,21 @@ def is_object(value, is_valid):
 
 def are_facts(value):
     """Whether this is an object of counts, lists of them or null; the bytes of a token are an
-    average, and the label that is ignored may be negative."""
+    average, the label that is ignored may be negative, and a table's columns have lists of
+    texts."""
     if type(value) is not dict:
         return False
     known = {name: fact for name, fact in value.items() if fact is not None}
     facts = {"bytes_per_token": 1.0, "ignore_label": 0} | known
     size, label = facts.pop("bytes_per_token"), facts.pop("ignore_label")
+    if not is_object(facts.pop("columns", {}), partial(is_list, is_valid=is_text)):
+        return False
     counts = all(is_count(fact) or is_list(fact, is_count) for fact in facts.values())
     return counts and is_number(size) and size > 0 and type(label) is int and abs(label) < 2**31
+
+
+def is_text(value):
+    return type(value) is str
 
 
 def is_list(value, is_valid):

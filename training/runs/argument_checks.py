@@ -13,7 +13,7 @@ import numpy as np
 from data_loader.base import Data
 from data_loader.nest import named_nest
 from training.base import Callback, Optimizer, Schedule, Tracker
-from training.objective import mixup, supervised
+from training.objective import cutmix, mixup, supervised
 from training.recipe import part_name
 from utils import PACKAGE, UserError, first_line
 
@@ -202,7 +202,7 @@ def check_side(name, side, values, pair):
 
 def check_pairs(sets, objective):
     """Refuse a single array where the objective needs pairs, as from fit(model, x, y)."""
-    if getattr(objective, "func", objective) not in (supervised, mixup):
+    if getattr(objective, "func", objective) not in (supervised, mixup, cutmix):
         return
     for name, data in sets.items():
         if hasattr(data, "dtype") and hasattr(data, "shape"):

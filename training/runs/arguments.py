@@ -13,7 +13,7 @@ from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.loss import cross_entropy
 from training.metrics import accuracy
-from training.objective import mixup, supervised
+from training.objective import cutmix, mixup, supervised
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -103,7 +103,7 @@ def recipe_of(
 def default_metrics(loss, objective):
     """Accuracy for what classifies, over the labels that count."""
     classifies = getattr(loss, "func", loss) is cross_entropy
-    if not classifies or getattr(objective, "func", objective) not in (supervised, mixup):
+    if not classifies or getattr(objective, "func", objective) not in (supervised, mixup, cutmix):
         return []
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]

@@ -44,7 +44,7 @@ class DryRun:
             )
         if recipe.logging.histograms and not self.shows_histograms:
             logger.warning(
-                "logging.histograms: no tracker here shows them; use tensorboard or wandb"
+                "logging.histograms: no tracker here shows them; use tensorboard, wandb or trackio"
             )
         batch = jax.tree.leaves(trainer.feed.shapes)[0].shape[0]
         steps = "An epoch of unknown length"

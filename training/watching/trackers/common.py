@@ -14,16 +14,15 @@ BINS = 64
 OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "evaluator.json")
 OF_THE_RUN += ("comparison.html", "finished.json", "gradient_spikes.jsonl", "metrics.jsonl")
 OF_THE_RUN += ("model", "pictures", "profile", "report.html", "samples.jsonl", "train.log")
-OF_THE_RUN += ("user_modules", "wandb", "wandb_id")
+OF_THE_RUN += ("user_modules", "wandb", "wandb_id", "mlruns", "mlflow_id")
 BEGINNINGS = (".", "checkpoint-", "evaluation-", "events.out.tfevents")
 
 
-def needs(tracker, **packages):
+def needs(tracker, fix="pip install -r training/optional.txt", **packages):
     """Refuse a tracker if a package is missing; packages are {module: its name for pip}."""
     for module, package in packages.items():
         # A folder of that name, as wandb leaves behind, is found but has no origin.
         if getattr(find_spec(module), "origin", None) is None:
-            fix = "pip install -r training/optional.txt"
             raise UserError(f"{tracker}: needs the package {package}: {fix}")
 
 

@@ -1,4 +1,4 @@
-"""Random augmentations of one image (height, width, channels), which keep its shape and dtype."""
+"""Random augmentations of the geometry of one image (height, width, channels)."""
 
 import math
 from typing import Annotated
@@ -23,6 +23,22 @@ def random_crop(key, x, *, padding: Count = 4) -> Augmented:
 
 
 @checked
+def random_resized_crop(
+    key,
+    x,
+    *,
+    area: tuple[Area, Area] = (0.08, 1.0),
+    aspect: tuple[Positive, Positive] = (0.75, 4 / 3),
+) -> Augmented:
+    """A random part of the image, resized to the image's size (as in Inception). `area` is the
+    range of its fraction of the image, `aspect` the range of its height / width."""
+    check_area(area)
+    ascending_pair(aspect=aspect)
+    height, width, _ = image_shape(x)
+    return resized_crop(x, *crop_box(key, height, width, area, aspect))
+
+
+@checked
 def random_flip(key, x, *, probability: Share = 0.5) -> Augmented:
     """Mirror the image left to right, with a probability."""
     image_shape(x)
@@ -40,8 +56,7 @@ def random_erase(
 ) -> Augmented:
     """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
     `area` is the range of its fraction of the image, `aspect` the range of its height / width."""
-    if not 0 < area[0] <= area[1] <= 1:
-        raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
+    check_area(area)
     ascending_pair(aspect=aspect)
     height, width, _ = image_shape(x)
     happens_key, size_key, aspect_key, top_key, left_key = jax.random.split(key, 5)
@@ -80,6 +95,11 @@ def random_affine(
     return resampled(x, sheared @ turned / size, moved)
 
 
+def check_area(area):
+    if not 0 < area[0] <= area[1] <= 1:
+        raise ValueError(f"area: must be two ascending fractions in (0, 1], got {area}")
+
+
 def ascending_pair(**arguments):
     """Require pairs of finite numbers above 0, the second at least as large as the first."""
     require(
@@ -87,15 +107,47 @@ def ascending_pair(**arguments):
     )
 
 
+def crop_box(key, height, width, area, aspect, tries=10):
+    """(top, left, height, width) of a random part: the first of ten that lies in the image, else
+    the largest one in the middle whose aspect is allowed; as in torchvision."""
+    size_key, aspect_key, top_key, left_key = jax.random.split(key, 4)
+    low, high = aspect
+    size = jax.random.uniform(size_key, (tries,), minval=area[0], maxval=area[1])
+    bounds = {"minval": math.log(low), "maxval": math.log(high)}
+    root = jnp.sqrt(jnp.exp(jax.random.uniform(aspect_key, (tries,), **bounds)))
+    side = jnp.sqrt(size * height * width)
+    rows, columns = (jnp.round(a).astype(int) for a in (side * root, side / root))
+    fits = (rows > 0) & (rows <= height) & (columns > 0) & (columns <= width)
+    limit = min(max(height / width, low), high)
+    tallest = min(height, max(1, round(width * limit)))
+    widest = min(width, max(1, round(height / limit)))
+    largest = [tallest, widest]
+    box = jnp.where(fits.any(), jnp.stack([rows, columns])[:, fits.argmax()], jnp.array(largest))
+    top = jax.random.randint(top_key, (), 0, height - box[0] + 1)
+    left = jax.random.randint(left_key, (), 0, width - box[1] + 1)
+    top = jnp.where(fits.any(), top, (height - tallest) // 2)
+    left = jnp.where(fits.any(), left, (width - widest) // 2)
+    return top, left, box[0], box[1]
+
+
+def resized_crop(x, top, left, rows, columns):
+    """A part of the image, enlarged bilinearly to the image's size."""
+
+    def weights(start, count, size):  # of each pixel of x, for each pixel of the result
+        position = start + (jnp.arange(size) + 0.5) * (count / size) - 0.5
+        position = jnp.clip(position, start, start + count - 1)
+        return jnp.maximum(0, 1 - jnp.abs(position[:, None] - jnp.arange(size)))
+
+    down, right = weights(top, rows, x.shape[0]), weights(left, columns, x.shape[1])
+    y = jnp.einsum("ir,rcd->icd", down, x.astype(jnp.float32), precision="highest")
+    return rounded_to(x.dtype, jnp.einsum("jc,icd->ijd", right, y, precision="highest"))
+
+
 def resampled(x, matrix, shift):
     """The image whose pixel `p` is x at `matrix @ p + shift`, interpolated bilinearly. Positions
     are relative to the centre; outside x there are zeros."""
     height, width, channels = image_shape(x)
-    centre = jnp.array([(height - 1) / 2, (width - 1) / 2])
-    grid = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
-    positions = jnp.stack(grid) - centre[:, None, None]
-    positions = jnp.einsum("ij,jhw->ihw", matrix, positions, precision="highest")
-    rows, columns = positions + (centre + shift)[:, None, None]
+    rows, columns = positions(x, matrix, shift)
     # From here on, positions in the image with a border of zeros; it is two wide below and to the
     # right, so that the pixels of the border have a neighbour there too.
     rows, columns = jnp.clip(rows, -1, height) + 1, jnp.clip(columns, -1, width) + 1
@@ -109,7 +161,30 @@ def resampled(x, matrix, shift):
         return (1 - right) * pixels[pixel] + right * pixels[pixel + 1]
 
     y = (1 - down) * row(0) + down * row(1)
-    return (jnp.round(y) if jnp.issubdtype(x.dtype, jnp.integer) else y).astype(x.dtype)
+    return rounded_to(x.dtype, y)
+
+
+def nearest(x, matrix, shift):
+    """The same as `resampled`, but each pixel is the nearest one of x."""
+    height, width, channels = image_shape(x)
+    rows, columns = jnp.floor(positions(x, matrix, shift) + 0.5).astype(int)
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    pixels = x.reshape(-1, channels)[jnp.where(inside, rows * width + columns, 0)]
+    return jnp.where(inside[..., None], pixels, 0)
+
+
+def positions(x, matrix, shift):
+    """matrix @ p + shift for all pixels p, relative to the centre, as rows and columns of x."""
+    height, width, _ = image_shape(x)
+    centre = jnp.array([(height - 1) / 2, (width - 1) / 2])
+    grid = jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij")
+    relative = jnp.stack(grid) - centre[:, None, None]
+    moved = jnp.einsum("ij,jhw->ihw", matrix, relative, precision="highest")
+    return moved + (centre + shift)[:, None, None]
+
+
+def rounded_to(dtype, y):
+    return (jnp.round(y) if jnp.issubdtype(dtype, jnp.integer) else y).astype(dtype)
 
 
 def span(key, length, count):

@@ -1,0 +1,244 @@
+"""Tables: CSV and Parquet files with a row per example, of numbers and of categories.
+
+An example is one row of float32: a number as it is, NaN where it is missing; a category as its
+place in the list of the categories, from 1, and 0 where it is missing or unknown. The preprocessing
+`tabular` makes a model's inputs of it.
+"""
+
+import csv as csv_file
+import io
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from data_loader.base import Arrays, Data
+from file_io import open_file
+from ranges import checked
+from utils import UserError, cut
+
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+MOST_BYTES = 2**32  # of a file
+FEW = 100  # different texts that any column may have
+
+
+class Table(NamedTuple):
+    """The cells of a file by column, as texts; None is a missing one."""
+
+    path: str
+    columns: dict[str, list]
+    lines: list[int]  # where each row is in the file
+
+    def at(self, row, name):
+        """Where a cell is, for an error message."""
+        return f"{self.path}, line {self.lines[row]}, column {name!r}"
+
+
+@checked
+def csv(
+    train: str,
+    target: str,
+    test: str | None = None,
+    val: str | None = None,
+    leave_out: tuple[str, ...] = (),
+    categories: tuple[str, ...] = (),
+    missing: tuple[str, ...] = MISSING,
+    separator: str = ",",
+) -> Data:
+    """Tables in CSV files, whose first line names the columns. A column of numbers is one of
+    categories if `categories` names it; `target` is a class if it is a text or a category."""
+    if len(separator) != 1:
+        raise ValueError(f"separator: must be one character, got {separator!r}")
+    paths = {"train": train, "val": val, "test": test}
+    tables = {
+        name: read_csv(path, frozenset(missing), separator) for name, path in paths.items() if path
+    }
+    return data_of(tables, target, leave_out, categories)
+
+
+@checked
+def parquet(
+    train: str,
+    target: str,
+    test: str | None = None,
+    val: str | None = None,
+    leave_out: tuple[str, ...] = (),
+    categories: tuple[str, ...] = (),
+) -> Data:
+    """Tables in Parquet files, read with pyarrow. A column of numbers is one of categories if
+    `categories` names it; `target` is a class if it is a text, a truth value or a category."""
+    paths = {"train": train, "val": val, "test": test}
+    tables = {name: read_parquet(path) for name, path in paths.items() if path}
+    return data_of(tables, target, leave_out, categories)
+
+
+def read_csv(path, missing, separator):
+    """The Table in a CSV file. Spaces around a cell are not part of it."""
+    try:
+        with (
+            open_file(path, MOST_BYTES) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text,
+        ):
+            reader = csv_file.reader(text, delimiter=separator, strict=True)
+            names = [cell.strip() for cell in next(reader, [])]
+            check_header(path, names)
+            rows, lines = [], []
+            try:
+                for row in reader:
+                    if len(row) != len(names) and row:
+                        why = f"has {len(row)} cells, and the first line names {len(names)} columns"
+                        raise UserError(f"{path}, line {reader.line_num}: {why}")
+                    if row:
+                        rows.append(row)
+                        lines.append(reader.line_num)
+            except csv_file.Error as error:
+                raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 ({error}); save it as UTF-8") from error
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not rows:
+        raise UserError(f"{path}: has no rows below the line with the names of the columns")
+    cells = ([cell.strip() for cell in column] for column in zip(*rows, strict=True))
+    values = ([None if cell in missing else cell for cell in column] for column in cells)
+    return Table(path, dict(zip(names, values, strict=True)), lines)
+
+
+def check_header(path, names):
+    if not all(names):
+        column = names.index("") + 1 if names else 1
+        raise UserError(f"{path}, line 1: column {column} has no name; the first line names them")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path}, line 1: there are two columns {twice[0]!r}; rename one")
+
+
+def read_parquet(path):
+    """The Table in a Parquet file; a row is counted as the line after it, as in a CSV file."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow import parquet as parquet_file
+    except ImportError as error:
+        fix = "pip install pyarrow, or save the table as CSV"
+        raise UserError(
+            f"{path}: reading Parquet files needs the package pyarrow: {fix}"
+        ) from error
+    try:
+        open_file(path, MOST_BYTES).close()
+        table = parquet_file.read_table(path)
+    except (OSError, ArrowException) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    check_header(path, table.column_names)
+    if not table.num_rows:
+        raise UserError(f"{path}: has no rows")
+    columns = {name: list(map(as_text, table[name].to_pylist())) for name in table.column_names}
+    return Table(path, columns, list(range(2, 2 + table.num_rows)))
+
+
+def as_text(value):
+    return None if value is None or value != value else str(value)
+
+
+def data_of(tables, target, leave_out, categories):
+    """The Data of tables; what a column holds is decided by the training set."""
+    train = tables["train"]
+    for argument, names in (("target", [target]), ("leave_out", leave_out)):
+        check_names(train, argument, names)
+    check_names(train, "categories", categories)
+    if target in leave_out:
+        raise ValueError(f"leave_out: names the target {target!r}")
+    used = [name for name in train.columns if name not in {target, *leave_out}]
+    if not used:
+        raise UserError(f"{train.path}: has no column besides the target {target!r}")
+    columns = {name: values_of(train, name, name in categories) for name in used}
+    for name, values in columns.items():
+        if len(values) > max(FEW, len(train.lines) // 2):
+            why = f"has {len(values)} different texts in {len(train.lines)} rows"
+            raise UserError(f"{train.path}: column {name!r} {why}; name it in leave_out")
+    classes = values_of(train, target, target in categories)
+    sets = {
+        name: Arrays(encoded(table, columns), targets(table, target, classes), table.path)
+        for name, table in tables.items()
+    }
+    y = np.zeros((), np.int32 if classes else np.float32)
+    return Data(
+        (np.zeros(len(columns), np.float32), y),
+        {name: len(dataset) for name, dataset in sets.items()},
+        lambda: sets,
+        num_classes=len(classes) or None,
+        classes=classes or None,
+        columns=columns,
+    )
+
+
+def check_names(table, argument, names):
+    for name in names:
+        if name not in table.columns:
+            known = ", ".join(table.columns)
+            raise UserError(f"{argument}: {table.path} has no column {name!r} ({known})")
+
+
+def values_of(table, name, is_category):
+    """The sorted categories of a column; none if it holds numbers."""
+    cells = [cell for cell in table.columns[name] if cell is not None]
+    if not cells:
+        fix = "name it in leave_out"
+        raise UserError(f"{table.path}: column {name!r} has no values at all; {fix}")
+    wrong = [row for row, cell in enumerate(table.columns[name]) if not is_number(cell)]
+    if not wrong and not is_category:
+        return ()
+    if not is_category and len(wrong) < len(cells) / 2:
+        fix = "correct it, list it in `missing`, or name the column in `categories`"
+        cell = table.columns[name][wrong[0]]
+        most = "is not a number, as most of this column are"
+        raise UserError(f"{table.at(wrong[0], name)}: {cut(repr(cell), 40)} {most}; {fix}")
+    return tuple(sorted(set(cells), key=lambda cell: (float(cell), cell) if not wrong else cell))
+
+
+def is_number(cell):
+    """Whether a cell is a finite number, or missing."""
+    try:
+        return cell is None or math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def encoded(table, columns):
+    """The rows of a table as numbers, float32 (rows, columns); `columns` is {name: its categories,
+    or () for numbers}, as in the facts of a checkpoint."""
+    x = np.empty((len(table.lines), len(columns)), np.float32)
+    for i, (name, values) in enumerate(columns.items()):
+        check_names(table, "columns", [name])
+        cells = table.columns[name]
+        if values:
+            places = {value: place for place, value in enumerate(values, 1)}
+            x[:, i] = [places.get(cell, 0) for cell in cells]
+        else:
+            x[:, i] = numbers(table, name)
+    return x
+
+
+def numbers(table, name):
+    """A column of numbers as float32, with NaN where they are missing."""
+    for row, cell in enumerate(table.columns[name]):
+        if not is_number(cell) or (cell is not None and abs(float(cell)) > 3e38):
+            why = f"must be a finite number, as in the training set, found {cut(repr(cell), 40)}"
+            raise UserError(f"{table.at(row, name)}: {why}")
+    cells = [math.nan if cell is None else float(cell) for cell in table.columns[name]]
+    return np.array(cells, np.float32)
+
+
+def targets(table, name, classes):
+    """The labels of a table, or its numbers."""
+    check_names(table, "target", [name])
+    places = {value: place for place, value in enumerate(classes)}
+    for row, cell in enumerate(table.columns[name]):
+        if cell is None:
+            raise UserError(f"{table.at(row, name)}: the target is missing; delete the row")
+        if classes and cell not in places:
+            why = f"the training set has no class {cut(repr(cell), 40)}"
+            raise UserError(f"{table.at(row, name)}: {why} ({cut(', '.join(classes), 200)})")
+    if not classes:
+        return numbers(table, name)
+    return np.array([places[cell] for cell in table.columns[name]], np.int32)

@@ -1,0 +1,25 @@
+"""Random augmentations of one image, with the same shape and dtype afterwards. Those of colours
+work on the raw image, before preprocessing."""
+
+from training.augment.colors import color_jitter
+from training.augment.geometry import (
+    random_affine,
+    random_crop,
+    random_erase,
+    random_flip,
+    random_resized_crop,
+    resampled,
+)
+from training.augment.policies import rand_augment, trivial_augment
+
+__all__ = [
+    "color_jitter",
+    "rand_augment",
+    "random_affine",
+    "random_crop",
+    "random_erase",
+    "random_flip",
+    "random_resized_crop",
+    "resampled",
+    "trivial_augment",
+]

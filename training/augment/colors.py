@@ -1,0 +1,142 @@
+"""Random changes of the colours of one raw image: bytes, or floats in [0, 1]. The formulas are
+those of Pillow and torchvision, on floats from 0 to 255."""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from ranges import NonNegative, Range, checked
+from training.augment.geometry import image_shape
+from training.base import Augmented
+
+Turn = Annotated[float, Range("at least 0 and at most 0.5", minimum=0, maximum=0.5)]
+
+
+@checked
+def color_jitter(
+    key,
+    x,
+    *,
+    brightness: NonNegative = 0.4,
+    contrast: NonNegative = 0.4,
+    saturation: NonNegative = 0.4,
+    hue: Turn = 0.1,
+) -> Augmented:
+    """Change brightness, contrast and saturation, in this order, by a factor between 1 - so much
+    (at least 0) and 1 + so much, then turn the hue by up to so much of the colour circle. It works
+    on the raw image: bytes, or floats in [0, 1]."""
+    levels = as_levels("color_jitter", x)
+    keys = jax.random.split(key, 4)
+    changes = (adjust_brightness, brightness), (adjust_contrast, contrast)
+    for i, (change, most) in enumerate((*changes, (adjust_saturation, saturation))):
+        low = max(0.0, 1 - most)
+        levels = change(levels, jax.random.uniform(keys[i], minval=low, maxval=1 + most))
+    turn = jax.random.uniform(keys[3], minval=-hue, maxval=hue)
+    return as_image(turn_hue(levels, turn), x)
+
+
+color_jitter.of_raw = True
+
+
+def as_levels(name, x):
+    """A raw image as floats from 0 to 255."""
+    image_shape(x)
+    if x.dtype == jnp.uint8:
+        return x.astype(jnp.float32)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name}: works on bytes (uint8), or floats in [0, 1], got {x.dtype}")
+    return 255 * x.astype(jnp.float32)
+
+
+def as_image(levels, x):
+    """Levels as an image of the dtype of x."""
+    if x.dtype == jnp.uint8:
+        return jnp.round(levels).astype(jnp.uint8)
+    return (levels / 255).astype(x.dtype)
+
+
+def blended(base, levels, factor):
+    """The base for the factor 0, the image for 1, and beyond it for more."""
+    return jnp.clip(base + factor * (levels - base), 0, 255)
+
+
+def gray(levels):
+    """The brightness of each pixel, with one channel; other than 3 channels stay."""
+    if levels.shape[-1] != 3:
+        return levels
+    return jnp.sum(levels * jnp.array([0.299, 0.587, 0.114]), -1, keepdims=True)
+
+
+def adjust_brightness(levels, factor):
+    return blended(0.0, levels, factor)
+
+
+def adjust_contrast(levels, factor):
+    return blended(gray(levels).mean(), levels, factor)
+
+
+def adjust_saturation(levels, factor):
+    return blended(gray(levels), levels, factor)
+
+
+def adjust_sharpness(levels, factor):
+    """Less than 1 is smoother; the pixels at the border stay."""
+    height, width, _ = levels.shape
+    around = [levels[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
+    smooth = (sum(around) + 4 * levels[1:-1, 1:-1]) / 13
+    return blended(levels.at[1:-1, 1:-1].set(smooth), levels, factor)
+
+
+def turn_hue(levels, turn):
+    """Turn the hue by a share of the colour circle; other than 3 channels have none."""
+    if levels.shape[-1] != 3:
+        return levels
+    red, green, blue = jnp.moveaxis(levels, -1, 0)
+    value = levels.max(-1)
+    chroma = value - levels.min(-1)
+    safe = jnp.where(chroma == 0, 1, chroma)
+    sector = jnp.where(
+        value == red,
+        (green - blue) / safe,
+        jnp.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+
+    def channel(start):
+        k = (start + sector + 6 * turn) % 6
+        return value - chroma * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
+
+    return jnp.stack([channel(5), channel(3), channel(1)], -1)
+
+
+def posterize(levels, bits):
+    """Keep the highest bits of each level."""
+    step = 2.0 ** (8 - bits)
+    return jnp.floor(jnp.round(levels) / step) * step
+
+
+def solarize(levels, threshold):
+    """Invert the levels that reach a threshold."""
+    return jnp.where(jnp.round(levels) >= threshold, 255 - levels, levels)
+
+
+def autocontrast(levels):
+    """Stretch each channel to the whole range."""
+    low, high = levels.min((0, 1)), levels.max((0, 1))
+    stretched = (levels - low) * (255 / jnp.where(high > low, high - low, 1))
+    return jnp.where(high > low, stretched, levels)
+
+
+def equalize(levels):
+    """Spread the levels of each channel so that all are about as frequent."""
+
+    def channel(level):
+        counts = jnp.zeros(256, int).at[level].add(1)
+        # What Pillow leaves out is the count of the highest level.
+        step = (level.size - counts[level.max()]) // 255
+        before = jnp.cumsum(counts) - counts
+        table = jnp.clip((step // 2 + before) // jnp.maximum(step, 1), 0, 255)
+        return jnp.where(step > 0, table[level], level)
+
+    whole = jnp.round(levels).astype(int)
+    return jax.vmap(channel, in_axes=-1, out_axes=-1)(whole).astype(levels.dtype)

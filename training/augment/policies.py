@@ -1,0 +1,111 @@
+"""Policies: augmentations that draw from the same fourteen changes of the geometry and colours of a
+raw image, with the ranges of torchvision."""
+
+import math
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ranges import Count, Range, checked
+from training.augment.colors import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    adjust_sharpness,
+    as_image,
+    as_levels,
+    autocontrast,
+    equalize,
+    posterize,
+    solarize,
+)
+from training.augment.geometry import nearest
+from training.base import Augmented
+
+BINS = 30  # strengths are 0 to 30
+Strength = Annotated[int, Range("at least 0 and at most 30", minimum=0, maximum=BINS)]
+
+
+class Reach(NamedTuple):
+    """The largest change of each kind."""
+
+    shear: float  # pixels per pixel
+    shift: tuple[float, float]  # pixels down and to the right
+    degrees: float
+    factor: float  # of brightness, saturation, contrast and sharpness, around 1
+    bits: int  # that posterize may remove
+
+
+@checked
+def rand_augment(key, x, *, count: Count = 2, magnitude: Strength = 9) -> Augmented:
+    """`count` random changes of geometry or colours, all of one magnitude (RandAugment, Cubuk et
+    al., 2019). It works on the raw image: bytes, or floats in [0, 1]."""
+    levels = as_levels("rand_augment", x)
+    shift = tuple(150 / 331 * size for size in x.shape[:2])
+    reach = Reach(shear=0.3, shift=shift, degrees=30, factor=0.9, bits=4)
+    for change_key in jax.random.split(key, count):
+        levels = changed(change_key, levels, magnitude / BINS, reach)
+    return as_image(levels, x)
+
+
+def trivial_augment(key, x) -> Augmented:
+    """One random change of geometry or colours, of a random magnitude (TrivialAugment, Müller and
+    Hutter, 2021, wide ranges). It works on the raw image: bytes, or floats in [0, 1]."""
+    levels = as_levels("trivial_augment", x)
+    strength_key, key = jax.random.split(key)
+    reach = Reach(shear=0.99, shift=(32, 32), degrees=135, factor=0.99, bits=6)
+    strength = jax.random.randint(strength_key, (), 0, BINS + 1) / BINS
+    return as_image(changed(key, levels, strength, reach), x)
+
+
+rand_augment.of_raw = trivial_augment.of_raw = True
+
+
+def changed(key, levels, strength, reach):
+    """One of fourteen changes, of a strength from 0 to 1, in a random direction."""
+    which_key, sign_key = jax.random.split(key)
+    which = jax.random.randint(which_key, (), 0, 14)
+    return change(levels, which, strength, jax.random.rademacher(sign_key, ()), reach)
+
+
+def change(levels, which, strength, sign, reach):
+    """The change of this number: 0 is none, 1 to 5 are of the geometry, the others of colours.
+
+    Under vmap every branch is computed. So those of the geometry only compute a matrix, and the
+    image is resampled once.
+    """
+    signed = sign * strength
+    levels = nearest(levels, *placed(jnp.where(which > 5, 0, which), signed, reach, levels.shape))
+    factor = 1 + reach.factor * signed
+    changes = (
+        lambda x: x,
+        lambda x: adjust_brightness(x, factor),
+        lambda x: adjust_saturation(x, factor),
+        lambda x: adjust_contrast(x, factor),
+        lambda x: adjust_sharpness(x, factor),
+        lambda x: posterize(x, 8 - jnp.round(reach.bits * strength)),
+        lambda x: solarize(x, 255 * (1 - strength)),
+        autocontrast,
+        equalize,
+    )
+    return jax.lax.switch(jnp.maximum(which - 5, 0), changes, levels)
+
+
+def placed(which, signed, reach, shape):
+    """The (matrix, shift) with which `nearest` does nothing, shears along columns or rows, shifts
+    to the right or down, or rotates."""
+    height, width, _ = shape
+    shear, turn = reach.shear * signed, math.radians(reach.degrees) * signed
+    down, right = (jnp.trunc(most * signed) for most in reach.shift)
+    one, cos, sin = jnp.ones(()), jnp.cos(turn), jnp.sin(turn)
+    rows = (  # the matrix, then the shift; a shear leaves the corner at the top left in its place
+        (1, 0, 0, 1, 0, 0),
+        (1, 0, -shear, 1, 0, -shear * height / 2),
+        (1, -shear, 0, 1, -shear * width / 2, 0),
+        (1, 0, 0, 1, 0, -right),
+        (1, 0, 0, 1, -down, 0),
+        (cos, sin, -sin, cos, 0, 0),
+    )
+    numbers = jnp.stack([jnp.stack([one * number for number in row]) for row in rows])[which]
+    return numbers[:4].reshape(2, 2), numbers[4:]

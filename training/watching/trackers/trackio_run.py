@@ -1,0 +1,82 @@
+"""Log a run to Trackio, whose dashboard runs on this machine: trackio show"""
+
+import html
+from io import BytesIO
+from typing import Annotated
+
+from ranges import NeedsTrust
+from training.base import Tracker
+from training.watching.trackers.common import counts_and_edges, flattened, needs
+
+Space = Annotated[
+    str | None,
+    NeedsTrust("writes to Trackio's folder or sends the run away", lambda space: True),
+]
+
+
+def trackio(
+    project: str | None = None,
+    name: str | None = None,
+    group: str | None = None,
+    space: Space = None,
+) -> Tracker:
+    """Log to Trackio's own folder (TRACKIO_DIR), or to a Space at HuggingFace.
+
+    The default of `project` is the title. A run that resumes continues the run of its name.
+    """
+    needs("trackio", "pip install trackio", trackio="trackio", PIL="pillow")
+    return Trackio(project, name, group, space)
+
+
+class Trackio:
+    """The name of a run in its project is the name of its folder."""
+
+    def __init__(self, project, name, group, space):
+        self.project, self.name, self.group, self.space = project, name, group, space
+
+    def start(self, about):
+        import trackio
+
+        self.run = trackio.init(
+            project=self.project or about.title,
+            name=self.name or about.folder.name,
+            group=self.group,
+            space_id=self.space,
+            config=flattened(about.config),
+            resume="allow" if about.step else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self.step = about.step
+
+    def scalars(self, step, values):
+        self.step = step
+        self.run.log(dict(values), step=step)
+
+    def image(self, step, name, png):
+        import trackio
+        from PIL import Image
+
+        with Image.open(BytesIO(png)) as picture:
+            picture.load()
+            self.run.log({name: trackio.Image(picture)}, step=step)
+
+    def histogram(self, step, name, values):
+        import trackio
+
+        if (histogram := counts_and_edges(values)) is not None:
+            self.run.log({name: trackio.Histogram(np_histogram=histogram)}, step=step)
+
+    def text(self, step, name, text):
+        import trackio
+
+        shown = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
+        self.run.log({name: trackio.Html(shown)}, step=step)
+
+    def back_to(self, step):
+        self.run.log({"back_to": step}, step=step)
+
+    def finish(self, metrics):
+        self.run.log(dict(metrics), step=self.step)
+        self.run.finish()
