@@ -118,8 +118,8 @@ def under(field, place, line):
         text.encode()
     except UnicodeEncodeError as error:  # JSON can write it
         raise UserError(
-            f"{place}: {field!r} has half of a surrogate pair at character {error.start + 1}, which "
-            "is no text; remove it"
+            f"{place}: {field!r} has half of a surrogate pair at character "
+            f"{error.start + 1}, which is no text; remove it"
         ) from error
     return text
 
