@@ -16,6 +16,7 @@ class Dataset(Protocol):
     of indices; and `in_epoch(seed, epoch)`, the dataset of the same length that a shuffled epoch
     reads in its place, which depends on nothing else, so that a resumed run reads the same. With
     `tokens_per_example`, how many tokens an example predicts, log lines have tokens per second.
+    With `ignore_label`, losses and metrics do not count the elements that have this label.
     """
 
     def __len__(self): ...

@@ -1,5 +1,10 @@
-"""Text files as documents: read, separated, divided into sets, and turned into tokens."""
+"""Text files as documents: read, separated, divided into sets, and turned into tokens.
 
+A .jsonl file has one document per line, under a key of its JSON object; a document of any other
+file ends where a separator stands.
+"""
+
+import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -9,8 +14,9 @@ import numpy as np
 from data_loader.loader import SPLIT, random_stream
 from data_loader.record_files import paths
 from utils import UserError
+from utils import cut as shortened
 
-SEPARATOR = "<|endoftext|>"
+SEPARATOR, FIELD = "<|endoftext|>", "text"
 SIZE = 2**24  # bytes of a part of a file, if it has several documents
 
 
@@ -56,8 +62,17 @@ def text_of(path, start=0, size=-1, line=1):
         ) from error
 
 
-def documents_of(path, text, separator=None, first_line=1):
-    """The documents in the text of a file: the whole, or what `separator` separates."""
+def is_json_lines(path):
+    return Path(path).suffix.lower() == ".jsonl"
+
+
+def documents_of(path, text, separator=None, first_line=1, field=FIELD):
+    """The documents in the text of a file, or in the part of it that begins with a line: what is
+    under `field` in the lines of a .jsonl; the whole, or what `separator` separates, of another."""
+    if is_json_lines(path) and (text.strip() or first_line > 1):
+        lines = enumerate(text.split("\n"), first_line)
+        places = ((f"{path}: line {number}", line) for number, line in lines)
+        return [Document(under(field, *place), place[0]) for place in places if place[1].strip()]
     if not text.strip():
         raise UserError(f"{path}: is empty; remove it, or put text into it")
     separator = separator or SEPARATOR
@@ -77,6 +92,36 @@ def documents_of(path, text, separator=None, first_line=1):
             )
         place += len(piece) + len(separator)
     return documents
+
+
+def under(field, place, line):
+    """The text under a key of the JSON object in a line."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        why = f"{error.msg} at character {error.pos + 1}" if hasattr(error, "pos") else error
+        raise UserError(
+            f'{place}: is not JSON: {why}; a line of a .jsonl holds a document, {{"text": "..."}}'
+        ) from error
+    if not isinstance(found, dict) or field not in found:
+        keys = ", ".join(map(repr, found)) if isinstance(found, dict) else "no object"
+        raise UserError(
+            f"{place}: has no key {field!r}, only {keys or 'an empty object'}; name the key of the "
+            "text with `field`"
+        )
+    text = found[field]
+    if not isinstance(text, str):
+        raise UserError(f"{place}: {field!r} must be a text, got {shortened(repr(text), 40)}")
+    if not text.strip():
+        raise UserError(f"{place}: the document is empty; remove the line")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can write it
+        raise UserError(
+            f"{place}: {field!r} has half of a surrogate pair at character "
+            f"{error.start + 1}, which is no text; remove it"
+        ) from error
+    return text
 
 
 def divided(documents, sizes, seed):
@@ -159,25 +204,27 @@ class Part(NamedTuple):
     start: int
     end: int
     line: int
+    field: str
 
     def documents(self, separator):
         text = text_of(self.file, self.start, self.end - self.start, self.line)
-        return documents_of(self.file, text, separator, self.line)
+        return documents_of(self.file, text, separator, self.line, self.field)
 
 
-def parts_of(file, separator):
+def parts_of(file, separator, field=FIELD):
     """The parts of a file: about SIZE bytes each, between documents."""
     import mmap
 
-    end, mark = os.path.getsize(file), (separator or SEPARATOR).encode()
+    end = os.path.getsize(file)
+    mark = b"\n" if is_json_lines(file) else (separator or SEPARATOR).encode()
     if end <= SIZE:
-        return [Part(file, 0, end, 1)]
+        return [Part(file, 0, end, 1, field)]
     parts, start, line = [], 0, 1
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         while start < end:
             place = data.find(mark, start + SIZE)
             stop = end if place < 0 else place + len(mark)
-            parts.append(Part(file, start, stop, line))
+            parts.append(Part(file, start, stop, line, field))
             line += sum(data[i : min(i + SIZE, stop)].count(10) for i in range(start, stop, SIZE))
             start = stop
     return parts

@@ -12,7 +12,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_loader.base import Data, Tokenizer
-from data_loader.documents import divided, documents_of, encoded, ready, text_files, text_of
+from data_loader.documents import (
+    FIELD,
+    divided,
+    documents_of,
+    encoded,
+    is_json_lines,
+    ready,
+    text_files,
+    text_of,
+)
 from data_loader.tokenizers.plain import UntrainedCharacters, characters
 from data_loader.tokenizers.saved import from_json
 from data_loader.tokens import check_boundary
@@ -42,15 +51,16 @@ def text(
     length: Count = 256,
     tokenizer: Tokenizer | None = None,
     separator: str | None = None,
+    field: str = FIELD,
     val_size: Fraction = 0.1,
     test_size: Fraction = 0.0,
     split_seed: CountOrZero = 0,
     documents: Literal["joined", "apart"] = "joined",
 ) -> Data:
     """Windows of `length` tokens from text in UTF-8: a file, a folder or a pattern per set. A file
-    is one document, or several with `separator` (<|endoftext|>) between them. Without files of
-    their own, `val_size` and `test_size` are shares of the documents of `train`. The default
-    tokenizer is `characters`."""
+    is one document, or several with `separator` (<|endoftext|>) between them; a .jsonl has one per
+    line, under the key `field` of an object. Without files of their own, `val_size` and `test_size`
+    are shares of the documents of `train`. The default tokenizer is `characters`."""
     tokenizer = tokenizer or characters()
     given = {"train": train, "val": val, "test": test}
     files = {name: text_files(path) for name, path in given.items() if path is not None}
@@ -66,7 +76,7 @@ def text(
 
     def make():
         sets = {
-            name: [one for pair in pairs for one in documents_of(*pair, separator)]
+            name: [one for pair in pairs for one in documents_of(*pair, separator, field=field)]
             for name, pairs in texts.items()
         }
         several = sum(map(len, sets.values())) > 1
@@ -74,10 +84,12 @@ def text(
         return prepared(sets, tokenizer, several)
 
     content = {
-        name: [hashlib.sha256(one.encode()).hexdigest() for _, one in pairs]
+        name: [
+            [hashlib.sha256(one.encode()).hexdigest(), is_json_lines(file)] for file, one in pairs
+        ]
         for name, pairs in texts.items()
     }
-    settings = [content, separator, shares, split_seed, identity(tokenizer)]
+    settings = [content, separator, field, shares, split_seed, identity(tokenizer)]
     return text_data(kept("text", settings, make), train, length, documents)
 
 

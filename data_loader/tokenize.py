@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from data_loader.documents import (
+    FIELD,
     divided,
     drawn,
     encoded,
@@ -50,6 +51,7 @@ def parse(words=None):
     )
     add("--vocab-size", type=int, default=8192, help="tokens of a bpe to train (default: 8192)")
     add("--separator", help="what separates the documents of a file (default: <|endoftext|>)")
+    add("--field", default=FIELD, help="key of the text in each line of a .jsonl (default: text)")
     add("--val-size", type=float, default=0.1, help="share of validation (default: 0.1)")
     add("--test-size", type=float, default=0.0, help="share of the test set (default: 0)")
     add("--seed", type=int, default=0, help="of the division into sets (default: 0)")
@@ -90,7 +92,9 @@ def prepare(arguments):
         raise UserError(f"{out}: another process writes there; wait until it has ended") from error
     try:
         begin_plan(arguments, files, folder)
-        parts = [part for file in files for part in parts_of(file, arguments.separator)]
+        parts = [
+            part for file in files for part in parts_of(file, arguments.separator, arguments.field)
+        ]
         sets = sets_of(arguments, parts)
         tokenizer = made_tokenizer(arguments, parts, sets, folder)
         in_processes(arguments, parts, sets, tokenizer, folder)

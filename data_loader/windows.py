@@ -67,7 +67,7 @@ class Windows:
 
     def __init__(self, stream, length, vocab_size, *, boundary=None, tokenizer=None, source=None):
         self.stream, self.length, self.vocab_size = stream, length, vocab_size
-        self.tokens_per_example = length
+        self.tokens_per_example, self.ignore_label = length, IGNORED
         self.boundary, self.tokenizer = boundary, tokenizer
         self.source = source or ", ".join(stream.names)
         self.labels = len(stream) - 1  # each token but the first is a label

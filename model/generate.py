@@ -59,7 +59,7 @@ def context_of(model):
     """The number of tokens for which the model has room."""
     if getattr(model, "cache", None) is None:
         raise ValueError("the model cannot generate: it has no `cache` (see model/base.py)")
-    return jax.eval_shape(lambda: jax.tree.leaves(model.cache(1)["cache"]["blocks"])[0]).shape[-3]
+    return jax.eval_shape(lambda: jax.tree.leaves(model.cache(1)["cache"]["blocks"])[0]).shape[-2]
 
 
 class Programs(NamedTuple):

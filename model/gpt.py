@@ -235,7 +235,7 @@ def self_attention(form, params, x, entry, angles, mask, where):
         q, k = rotary(q, angles), rotary(k, angles)
     if entry is not None:
         entry = written(entry, (k, v), where)
-        k, v = (a.astype(q.dtype) for a in entry)
+        k, v = (a.astype(q.dtype).swapaxes(1, 2) for a in entry)
     y = attend(q, k, v, mask, causal=entry is None)
     return linear(params["out"], y.reshape(x.shape)), entry
 

@@ -137,9 +137,11 @@ def test_a_changed_config_is_refused_with_its_differences_without_override(workd
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_scan_switched_on(tmp_path):
+@pytest.mark.parametrize("before", [False, True])
+def test_a_run_is_resumed_with_scan_switched(before, tmp_path):
     """With the optimizer's state, so that it ends as if nothing had been switched."""
-    model = {"name": "vit", "args": {"dim": 8, "depth": 2, "heads": 2, "patch": 14}}
+    model = {"dim": 8, "depth": 2, "heads": 2, "patch": 14, "scan": before}
+    model = {"name": "vit", "args": model}
     config = SMALL | {"model": model, "optimizer": "muon", "schedule": "constant"}
     (tmp_path / "scan.json").write_text(json.dumps(config))
     assert run(tmp_path, "-c", "scan.json", "training.epochs=1")[0] == 0
@@ -147,12 +149,15 @@ def test_a_run_is_resumed_with_scan_switched_on(tmp_path):
     switched = tmp_path / "switched"
     subprocess.run(["cp", "-a", str(whole), str(switched)], check=True)
     assert run(tmp_path, "--resume", whole, "training.epochs=2")[0] == 0
-    changes = ["training.epochs=2", "model.args.scan=true"]
+    old, new = json.dumps(before), json.dumps(not before)
+    changes = ["training.epochs=2", f"model.args.scan={new}"]
     code, out, err = run(tmp_path, "--resume", switched, *changes)
-    assert code == 0 and "Changed: model.args.scan: false -> true" in out, err
+    assert code == 0 and f"Changed: model.args.scan: {old} -> {new}" in out, err
     expected, _ = load(whole / "checkpoint-epoch_2.params")
     arrays, _ = load(switched / "checkpoint-epoch_2.params")
-    assert arrays["params/blocks/0-1/expand/weight"].shape == (2, 8, 32)
+    one, other = (expected, arrays) if before else (arrays, expected)
+    assert one["params/blocks/0-1/expand/weight"].shape == (2, 8, 32)
+    assert other["params/blocks/1/expand/weight"].shape == (8, 32)
     arrays = restacked(arrays, expected)
     assert arrays.keys() == expected.keys()
     for name in [name for name in expected if name.startswith(("params/", "opt/"))]:

@@ -23,7 +23,7 @@ from training.loss import cross_entropy
 from training.objective import supervised
 from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
-from training.runs.argument_checks import check_pairs
+from training.runs.argument_checks import check_callbacks, check_pairs
 from training.runs.arguments import (
     ALL_DEVICES,
     EVERY_EPOCH,
@@ -96,10 +96,12 @@ def fit(
     folder = None if folder is None else Path(folder).expanduser()
     arguments = locals()  # all of the above, by name
     check_known(arguments.pop("unknown"), arguments)
+    arguments["ignored"] = getattr(train, "ignore_label", None)
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
     check_pairs({"train": train, "test": test}, objective)
     sets = datasets(train, val, test, recipe.loader, overfit_batches)
     check_run(recipe, folder, resume, watchers)
+    check_callbacks(recipe, sets["train"])
     show_on_console()
     record = own_record(recipe, sets, config)
     with holding(folder, resume, record) as checkpoint:

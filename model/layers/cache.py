@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from model.layers.op import op
+
 
 class Entry(NamedTuple):
-    """What one block keeps: arrays (B, S, K, D)."""
+    """What one block keeps: arrays (B, K, S, D), so that no step transposes them."""
 
     keys: jax.Array
     values: jax.Array
@@ -22,29 +24,30 @@ def empty_cache(batch, size, heads, dim, depth):
     """Room for `size` tokens of each of `batch` texts, in `depth` blocks."""
 
     def entry():
-        return Entry(*(jnp.zeros((batch, size, heads, dim)) for _ in Entry._fields))
+        return Entry(*(jnp.zeros((batch, heads, size, dim)) for _ in Entry._fields))
 
     return {"position": jnp.zeros(batch, jnp.int32), "blocks": [entry() for _ in range(depth)]}
 
 
 def written(entry, new, where):
-    """The keys and values of one block, (B, S, K, D), with those of T new tokens, (B, T, K, D), at
+    """The keys and values of one block, (B, K, S, D), with those of T new tokens, (B, T, K, D), at
     the positions `where`, (B, T), which follow each other."""
     return Entry(*(write(cache, x, where) for cache, x in zip(entry, new, strict=True)))
 
 
+@op
 def write(cache, new, where):
-    new, start = new.astype(cache.dtype), where[:, 0]
-    if new.shape[0] == 1:
-        return lax.dynamic_update_slice(cache, new, (0, start[0], 0, 0))
-    if new.shape[1] == 1:
-        here = jnp.arange(cache.shape[1]) == where  # (B, S)
-        return jnp.where(here[..., None, None], new, cache)
-    place = lambda cache, new, start: lax.dynamic_update_slice(cache, new, (start, 0, 0))  # noqa: E731
-    return jax.vmap(place)(cache, new, start)
+    """The same of one array."""
+    # One row for each head of each text: so XLA's CPU compiler changes the cache in place. With a
+    # row for each text it copies the cache, and for one text attention takes twice as long.
+    _, heads, size, dim = cache.shape
+    new = new.astype(cache.dtype).swapaxes(1, 2).reshape(-1, new.shape[1], dim)
+    place = lambda row, new, start: lax.dynamic_update_slice(row, new, (start, 0))  # noqa: E731
+    rows = cache.reshape(-1, size, dim)
+    return jax.vmap(place)(rows, new, jnp.repeat(where[:, 0], heads)).reshape(cache.shape)
 
 
 def visible(cache, where):
     """Whether a token at `where`, (B, T), sees each place of the cache: (B, 1, T, S)."""
     keys = jax.tree.leaves(cache["blocks"])[0]
-    return (jnp.arange(keys.shape[-3]) <= where[..., None])[:, None]
+    return (jnp.arange(keys.shape[-2]) <= where[..., None])[:, None]

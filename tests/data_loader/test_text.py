@@ -214,6 +214,38 @@ def test_a_large_file_has_parts_between_documents(tmp_path, monkeypatch):
     assert {d.name for d in found[1:]} <= {str(path)} | {d.name for d in whole}
 
 
+LINES = ['{"text": "one\\u2028 two", "id": 1}', "", '{"id": 2, "text": "<|endoftext|> three"}\r']
+
+
+def test_a_jsonl_file_has_a_document_in_each_line():
+    found = documents_of("a.jsonl", "\n".join(LINES), separator=" ", first_line=5)
+    assert [(d.text, d.name) for d in found] == [
+        ("one\u2028 two", "a.jsonl: line 5"),
+        ("<|endoftext|> three", "a.jsonl: line 7"),
+    ]
+    bodies = documents_of("a.JSONL", '{"body": "x"}\n{"body": "y", "text": "z"}', field="body")
+    assert [d.text for d in bodies] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("text", "is not JSON: Expecting value at character 1; a line"),
+        ("[" * 100_000, "is not JSON: "),
+        ('["text"]', "has no key 'text', only no object; name the key"),
+        ('{"body": "x", "id": 3}', "has no key 'text', only 'body', 'id'; name the key"),
+        ('{"text": ["x"]}', r"'text' must be a text, got \['x'\]"),
+        ('{"text": " "}', "the document is empty; remove the line"),
+        (r'{"text": "ab\ud800"}', "'text' has half of a surrogate pair at character 3"),
+    ],
+)
+def test_a_bad_line_of_a_jsonl_file_is_named(line, message):
+    with pytest.raises(UserError, match=rf"a\.jsonl: line 2: {message}"):
+        documents_of("a.jsonl", f"{LINES[0]}\n{line}\n")
+    with pytest.raises(UserError, match=r"a\.jsonl: is empty"):
+        documents_of("a.jsonl", "\n\n")
+
+
 # The datasets.
 
 
@@ -230,6 +262,19 @@ def test_a_folder_of_texts_is_divided_by_files(tmp_path):
     ends = len(contents)
     size = len("".join(contents))
     assert data.bytes_per_token == pytest.approx(size / (size + ends))
+
+
+def test_the_documents_of_a_jsonl_file_are_those_of_a_folder(tmp_path):
+    texts = [document.text for document in written(2, 10)]
+    (tmp_path / "texts").mkdir()
+    for i, one in enumerate(texts):
+        (tmp_path / "texts" / f"{i}.txt").write_text(one)
+    path = tmp_path / "all.jsonl"
+    path.write_text("".join(json.dumps({"n": i, "body": t}) + "\n" for i, t in enumerate(texts)))
+    one, other = text(str(path), length=8, field="body"), text(str(tmp_path / "texts"), length=8)
+    for name in ("train", "val"):
+        assert texts_of(one, name) == texts_of(other, name)
+    assert one.bytes_per_token == other.bytes_per_token
 
 
 def test_sets_may_have_files_of_their_own_and_documents_may_be_kept_apart(tmp_path):

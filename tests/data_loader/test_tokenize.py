@@ -58,6 +58,22 @@ def test_the_files_have_the_tokens_that_text_makes(folder, name, capsys):
     }  # fmt: skip
 
 
+def test_the_lines_of_a_jsonl_file_are_documents(folder, capsys):
+    """In parts of several lines, beside files of another kind."""
+    files = sorted((folder / "texts").iterdir())
+    texts = [one for file in files for one in file.read_text().split("<|endoftext|>")]
+    lines = [json.dumps({"body": one}) + "\n" for one in texts]
+    (folder / "lines.jsonl").write_text("".join(lines) + "\n")
+    run("texts", "--out", "out")
+    run("lines.jsonl", "--out", "of_lines", "--field", "body")
+    for name in ("train.bin", "val.bin", "tokens.json"):
+        assert (folder / "of_lines" / name).read_bytes() == (folder / "out" / name).read_bytes()
+    lines[30] = '{"body": 1}\n'
+    (folder / "lines.jsonl").write_text("".join(lines))
+    run("lines.jsonl", "--out", "again", "--field", "body", code=2)
+    assert "lines.jsonl: line 31: 'body' must be a text, got 1" in capsys.readouterr().err
+
+
 def part_of(node):
     from wiring.nodes import Nodes
 

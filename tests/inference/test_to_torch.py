@@ -1,6 +1,8 @@
 """Ready rule files, against the libraries whose weights they are for: with random weights, both
 models compute the same, in both directions."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -245,15 +247,35 @@ def test_our_weights_compute_the_same_in_the_library(case, tmp_path):
     assert_close(their_logits(theirs, x), quick_jit(ours.apply)(params, state, x)[0])
 
 
-def test_stacked_blocks_are_written_one_by_one(tmp_path):
-    sizes = {"dim": 16, "depth": 2, "heads": 2, "feed_forward": "gelu_tanh"}
-    params, _ = gpt((8,), 20, **sizes, scan=True).init(jax.random.key(0))
-    files = {"plain": unrolled(params), "scan": params}
+EQUAL = {  # models with several equal blocks, whose rules have one pattern for all blocks
+    "gpt2": partial(gpt, (8,), 20, dim=16, depth=2, heads=2, feed_forward="gelu_tanh"),
+    "vit": partial(vit, (32, 32, 3), CLASSES, patch=16, dim=16, depth=3, heads=2, pool="token"),
+    "resnet50": partial(
+        resnet, (32, 32, 3), CLASSES, widths=(4, 6, 8, 10), depths=(3, 4, 6, 3), bottleneck=True,
+        large_images=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", EQUAL)
+def test_stacked_blocks_are_written_one_by_one_and_read_into_both_forms(rules, tmp_path):
+    models = {name: EQUAL[rules](scan=name == "scan") for name in ("plain", "scan")}
+    shapes = {n: jax.eval_shape(model.init, jax.random.key(0)) for n, model in models.items()}
+    stacked = map_named(lambda name, leaf: random(name, leaf.shape), shapes["scan"])
+    trees = {"scan": stacked, "plain": unrolled(stacked)}
+    assert named_leaves(trees["plain"]).keys() == named_leaves(shapes["plain"]).keys()
+    assert len(named_leaves(stacked)) < len(named_leaves(trees["plain"]))
     arrays = {}
-    for name, tree in files.items():
-        save(tmp_path / f"{name}.params", {"params": tree}, {})
+    for name, (params, state) in trees.items():
+        save(tmp_path / f"{name}.params", {"params": params, "state": state}, {})
         out = tmp_path / f"{name}.safetensors"
-        arrays[name] = to_torch.to_torch(tmp_path / f"{name}.params", out, "gpt2")
+        arrays[name] = to_torch.to_torch(tmp_path / f"{name}.params", out, rules)
     assert arrays["plain"].keys() == arrays["scan"].keys()
     for name, array in arrays["plain"].items():
         np.testing.assert_array_equal(arrays["scan"][name], array, err_msg=name)
+    for name, expected in trees.items():
+        found = Pretrained(tmp_path / "plain.safetensors", rules=rules)(*shapes[name])
+        found, expected = named_leaves(found), named_leaves(expected)
+        assert found.keys() == expected.keys()
+        for leaf, array in expected.items():
+            np.testing.assert_array_equal(found[leaf], array, err_msg=leaf)

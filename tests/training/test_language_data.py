@@ -4,6 +4,7 @@ Loaded; the windows of each epoch are the same after a kill; another tokenizer i
 import json
 import os
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -17,13 +18,15 @@ from data_loader.text import text
 from data_loader.tokenizers.plain import characters
 from data_loader.windows import IGNORED, Stream, Windows
 from inference.load import load
+from training.base import tracked
 from training.checkpoint import storage
 from training.feed import drawn_batches
 from training.fit import fit
 from training.loss import cross_entropy
 from training.metrics import bits_per_byte, perplexity
-from training.optimizers import adam
+from training.optimizers import adam, sgd
 from training.run import TIMES
+from training.runs.arguments import ignoring
 from utils import UserError
 from wiring.build import build
 
@@ -90,6 +93,33 @@ def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
         build(config | {"model": "mlp"}, "config.json")
     plain = build(config | {"model": "mlp", "metrics": [], "loss": "cross_entropy"}, "config.json")
     assert plain.config["loss"]["args"]["ignore_label"] is None
+
+
+@pytest.mark.parametrize("metrics", [None, [perplexity], {"p": tracked(perplexity, "MEAN")}])
+def test_fit_does_not_count_what_windows_ignore(metrics):
+    """The labels behind the end of the text, in the last window."""
+    tokens = np.random.default_rng(0).integers(0, 7, 20).astype(np.uint16)
+    windows, model = Windows(Stream([("text", tokens)]), 8, 7), bigrams(7)
+    options = {"optimizer": sgd(lr=1e-30), "epochs": 1, "batch_size": 2, "metrics": metrics}
+    run = fit(model, windows, windows, **options, shuffle=False)
+    table = np.asarray(run.params["table"], np.float64)
+    chances = np.exp(table) / np.exp(table).sum(-1, keepdims=True)
+    found = np.argmax(table, -1)[tokens[:-1]] == tokens[1:]
+    expected = -np.log(chances[tokens[:-1], tokens[1:]]).mean()
+    row = run.history[-1]
+    assert row["test_loss"] == pytest.approx(expected, rel=1e-5)
+    if metrics is None:
+        assert row["test_accuracy"] == pytest.approx(found.mean())
+    else:
+        name = "p" if isinstance(metrics, dict) else "perplexity"
+        assert row[f"test_{name}"] == pytest.approx(np.exp(expected), rel=1e-5)
+
+
+def test_what_an_argument_says_about_ignored_labels_counts():
+    loss, own = partial(cross_entropy, ignore_label=None), lambda logits, label: label.mean()
+    assert ignoring(-1, loss) is loss and ignoring(-1, own) is own
+    assert ignoring(None, cross_entropy) is cross_entropy
+    assert ignoring(-1, perplexity).keywords == {"ignore_label": -1}
 
 
 @pytest.mark.slow

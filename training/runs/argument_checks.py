@@ -200,6 +200,13 @@ def check_side(name, side, values, pair):
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
 
 
+def check_callbacks(recipe, data):
+    """Let callbacks refuse a model, or a Data or dataset, before the run has a folder."""
+    for callback in recipe.callbacks:
+        if hasattr(callback, "check"):
+            callback.check(recipe.model, getattr(data, "tokenizer", None))
+
+
 def check_pairs(sets, objective):
     """Refuse a single array where the objective needs pairs, as from fit(model, x, y)."""
     if getattr(objective, "func", objective) not in (supervised, mixup, cutmix):

@@ -1,5 +1,6 @@
 """The arguments of `fit`, checked as a config is, and made into a Recipe."""
 
+import inspect
 import operator
 from dataclasses import fields
 from functools import partial
@@ -9,6 +10,7 @@ import numpy as np
 
 from data_loader.base import Arrays, class_names, tokenizer_json
 from data_loader.nest import map_nest
+from training.base import Tracked
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.loss import cross_entropy
@@ -59,10 +61,13 @@ def recipe_of(
     rates=None,
     mesh=ALL_DEVICES,
     sharding=None,
+    ignored=None,
     **options,
 ) -> Recipe:
-    """The Recipe of a model: the arguments are those of `fit` that say what is computed."""
+    """The Recipe of a model: the arguments are those of `fit` that say what is computed. `ignored`
+    is the label that loss and metrics do not count, unless they say so themselves."""
     loader, training = split_options(options)
+    loss = ignoring(ignored, loss)
     metrics = default_metrics(loss, objective) if metrics is None else metrics
     check_model(model)
     check_optimizer(optimizer)
@@ -74,6 +79,10 @@ def recipe_of(
     for kind, listed in {"preprocess": preprocess, "augment": augment}.items():
         check_list(kind, listed)
     check_list("metrics", metrics.values() if isinstance(metrics, dict) else metrics)
+    if isinstance(metrics, dict):
+        metrics = {name: ignoring(ignored, metric) for name, metric in metrics.items()}
+    else:
+        metrics = [ignoring(ignored, metric) for metric in metrics]
     check_list("callbacks", callbacks)
     check_hooks(callbacks)
     logging = made_of(LoggingOptions, "log", log)
@@ -107,6 +116,17 @@ def default_metrics(loss, objective):
         return []
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
+
+
+def ignoring(label, function):
+    """A loss or a metric that does not count a label, if it can and says nothing else."""
+    if isinstance(function, Tracked):
+        return function._replace(function=ignoring(label, function.function))
+    if label is None or not callable(function):
+        return function
+    said = "ignore_label" in getattr(function, "keywords", {})
+    can = "ignore_label" in inspect.signature(function).parameters
+    return partial(function, ignore_label=label) if can and not said else function
 
 
 def made_of(options, name, given):

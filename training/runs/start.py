@@ -23,6 +23,7 @@ from training.preprocess import bound, fitted
 from training.recipe import compose, recorded_statistics, with_statistics
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
+from training.runs.argument_checks import check_callbacks
 from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
 from training.watching.console import be_silent, check_logging, set_up_logging
@@ -43,6 +44,7 @@ def checked_recipe(parts, resumed=False):
         check_hooks(parts.callbacks)
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
+        check_callbacks(recipe, parts.data)
         return recipe, check_shapes(recipe, parts.data.example, sizes_of(parts), resumed)
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error

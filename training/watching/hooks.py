@@ -18,6 +18,7 @@ metrics         {label: tracked(function, mode, ...)}: measured with the others,
 observer        True: its on_step_end returns nothing and does not read states(), so that the steps
                 need not wait for it. With several processes only process 0 calls it; all other
                 callbacks are called in each process, and what they return in process 0 counts
+check           (model, tokenizer of the data): may raise a UserError before the run has a folder
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in

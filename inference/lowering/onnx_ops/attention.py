@@ -95,12 +95,27 @@ def weighted_mean(t, q, k, v, mask, bias, *, causal, scale, lowest):
         y = t.Attention(q, k, v, bias, scale=scale, is_causal=int(causal))
         return t.transpose(y, (0, 2, 1, 3))
     lengths = q.shape[1], k.shape[1]
-    q = q if scale == 1 else t.Mul(q, t.number(scale))
-    scores = t.MatMul(t.transpose(q, (0, 2, 1, 3)), t.transpose(k, (0, 2, 3, 1)))  # (B, H, T, S)
+    scores = product(t, t.transpose(q, (0, 2, 1, 3)), k, scale)  # (B, H, T, S)
     scores = scores if bias is None else t.Add(scores, bias)
     scores = masked(t, scores, *lengths, causal, mask, lowest)
     y = t.MatMul(t.Softmax(scores, axis=-1), t.transpose(v, (0, 2, 1, 3)))
     return t.transpose(y, (0, 2, 1, 3))
+
+
+def product(t, q, k, scale):
+    """The scaled product of queries, (B, K, T, D), and keys, (B, S, K, D). ONNX Runtime computes it
+    in one node, with the transposition of the keys' last two axes."""
+    q = q if scale == 1 else t.Mul(q, t.number(scale))
+    return t.MatMul(q, t.transpose(k, (0, 2, 3, 1)))
+
+
+def write(t, cache, new, where):
+    """The cache, (B, K, S, D), with T new tokens, (B, T, K, D), at positions, (B, T)."""
+    (_, heads, _, dim), (_, length) = cache.shape, where.shape
+    where = t.reshape(t.cast(where, np.int64), (where.shape[0], 1, length, 1))
+    positions = t.Add(where, np.zeros((heads, 1, dim), np.int64))  # one for each number
+    new = t.transpose(t.cast(new, cache.dtype), (0, 2, 1, 3))
+    return t.ScatterElements(cache, positions, new, axis=2)
 
 
 def attend(t, q, k, v, mask, *, causal):
@@ -112,11 +127,9 @@ def attend(t, q, k, v, mask, *, causal):
         return weighted_mean(t, q, k, v, mask, None, **options)
     shared = heads // groups
     # The queries of one group are the rows of one matrix.
-    q = t.transpose(
-        t.reshape(t.Mul(q, t.number(scale)), (batch, length, groups, shared, dim)), (0, 2, 3, 1, 4)
-    )
+    q = t.transpose(t.reshape(q, (batch, length, groups, shared, dim)), (0, 2, 3, 1, 4))
     q = t.reshape(q, (batch, groups, shared * length, dim))
-    scores = t.MatMul(q, t.transpose(k, (0, 2, 3, 1)))
+    scores = product(t, q, k, scale)
     if causal or mask is not None:
         scores = t.reshape(scores, (batch, heads, length, k.shape[1]))
         scores = masked(t, scores, length, k.shape[1], causal, mask)
@@ -126,4 +139,9 @@ def attend(t, q, k, v, mask, *, causal):
     return t.reshape(y, (batch, length, heads, dim))
 
 
-LAYERS = {"attention": attention, "attend": attend, "weighted_mean": weighted_mean}
+LAYERS = {
+    "attention": attention,
+    "attend": attend,
+    "weighted_mean": weighted_mean,
+    "write": write,
+}

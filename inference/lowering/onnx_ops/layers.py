@@ -34,10 +34,10 @@ def embedding(t, params, ids):
     """As in JAX: nan for an id past the end, and a negative id counts from the end."""
     weight = params["weight"]
     count = weight.shape[0]
-    ids = t.cast(ids, np.int64)
-    inside = t.And(t.GreaterOrEqual(ids, np.int64(-count)), t.Less(ids, np.int64(count)))
-    rows = t.Gather(weight, t.Where(inside, ids, np.int64(0)), axis=0)
-    return t.Where(t.Unsqueeze(inside, np.array([-1])), rows, t.number(np.nan))
+    ids = ids if ids.dtype in (np.int32, np.int64) else t.cast(ids, np.int64)
+    possible = t.Clip(ids, *(np.asarray(end, ids.dtype) for end in (-count, count - 1)))
+    inside = t.Unsqueeze(t.Equal(ids, possible), np.array([-1]))
+    return t.Where(inside, t.Gather(weight, possible, axis=0), t.number(np.nan))
 
 
 def in_float32(function):

@@ -16,6 +16,7 @@ def tidy(t):
     for node in graph.nodes:
         if node.op == "Transpose":
             reshape_instead(t, node)
+    join_reshapes(t, graph)
     drop_unused(graph)
     store_once(t, graph)
     renumber(t, graph)
@@ -121,3 +122,15 @@ def reshape_instead(t, node):
         argument = np.array([d if is_number(d) else -1 for d in shape], np.int64)
         node.op, node.attributes = "Reshape", {}
         node.inputs = [node.inputs[0], t.weight(argument, "")]
+
+
+def join_reshapes(t, graph):
+    """Of two Reshapes in a row, the second is enough."""
+    sources = {}
+    for node in graph.nodes:
+        if node.op != "Reshape":
+            continue
+        shape = t.weights.get(node.inputs[1])
+        if shape is not None and shape.all():  # a 0 may stand for a size of the input
+            node.inputs[0] = sources.get(node.inputs[0], node.inputs[0])
+        sources[node.outputs[0]] = node.inputs[0]

@@ -97,4 +97,16 @@ def attend(target, q, k, v, mask, *, causal):
     return reshape(y, batch, length, heads, dim)
 
 
-LAYERS = {"attention": attention, "attend": attend, "weighted_mean": weighted_mean}
+def write(target, cache, new, where):
+    """The cache, (B, K, S, D), with one token of each text, (B, 1, K, D), at a place, (B, 1)."""
+    here = tf.equal(tf.range(target.operand_shapes[0][2]), where)  # (B, S)
+    new = tf.transpose(tf.cast(new, cache.dtype), (0, 2, 1, 3))
+    return tf.where(here[:, None, :, None], new, cache)
+
+
+LAYERS = {
+    "attention": attention,
+    "attend": attend,
+    "weighted_mean": weighted_mean,
+    "write": write,
+}

@@ -62,7 +62,11 @@ class SampleText:
         self.memory = {"step": -1}  # the last one after which the model wrote
         # The memory that matches the file; another one was restored from a checkpoint.
         self.written = None
-        self.tokenizer = self.own_tokenizer or view.tokenizer
+        self.check(view.model, view.tokenizer)
+
+    def check(self, model, tokenizer):
+        """Refuse a model that cannot write, and prompts that cannot be read."""
+        self.tokenizer = self.own_tokenizer or tokenizer
         if self.tokenizer is None:
             raise UserError(
                 "sample_text: the data has no tokenizer, so no prompt can be read; name the "
@@ -70,7 +74,7 @@ class SampleText:
             )
         self.starts = [self.start(*pair) for pair in enumerate(self.prompts)]
         try:
-            check(self.starts, context_of(view.model), self.sampling)
+            check(self.starts, context_of(model), self.sampling)
         except ValueError as error:
             raise UserError(f"sample_text: {error}") from error
 
