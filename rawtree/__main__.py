@@ -11,6 +11,7 @@ import rawtree
 COMMANDS = {
     "new": ("rawtree.new", "start a project of your own in a new folder"),
     "train": ("rawtree.train", "train, check, resume, evaluate and report what a config describes"),
+    "sweep": ("rawtree.sweep", "train many trials of a config, and compare them"),
     "convert": (
         "rawtree.inference.convert_tflite",
         "export a checkpoint to TFLite and ONNX",
@@ -34,7 +35,7 @@ def main():
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"rawtree: no command {name!r}{hint} ({', '.join(COMMANDS)})", file=sys.stderr)
         sys.exit(2)
-    if name == "train":  # first of all: it may start Python again
+    if name in ("train", "sweep"):  # first of all: it may start Python again
         from rawtree.huge_pages import start_again_with_them
 
         start_again_with_them()

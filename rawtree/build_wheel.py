@@ -21,6 +21,7 @@ TOP_DATA = ("config.schema.json", "logger_config.json")
 # How messages and docstrings call the programs and the requirements, in a clone and installed.
 WORDS = {
     "python train.py": "rawtree train",
+    "python sweep.py": "rawtree sweep",
     "python inference/convert_tflite.py": "rawtree convert",
     "python inference/predict.py": "rawtree predict",
     "python -m inference.generate": "rawtree generate",

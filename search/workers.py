@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from search.trial import MARK
 from training.devices.launcher import Interrupts, end_with_parent, share_of_gpus
-from utils import DONE, FAILED, STOPPED, WINDOWS, cut, first_line
+from utils import DONE, FAILED, PACKAGE, STOPPED, WINDOWS, cut, first_line
 from wiring.config import show
 
 
@@ -131,4 +131,5 @@ def say(trial, text):
 
 def command_of(script, folder, trusted):
     """The command of a trial, without its number."""
-    return [str(Path(script)), *(["--trust"] if trusted else []), "--trial", str(folder)]
+    program = ["-m", "rawtree", "sweep"] if PACKAGE else [str(Path(script))]
+    return [*program, *(["--trust"] if trusted else []), "--trial", str(folder)]
