@@ -79,10 +79,7 @@ def recipe_of(
     for kind, listed in {"preprocess": preprocess, "augment": augment}.items():
         check_list(kind, listed)
     check_list("metrics", metrics.values() if isinstance(metrics, dict) else metrics)
-    if isinstance(metrics, dict):
-        metrics = {name: ignoring(ignored, metric) for name, metric in metrics.items()}
-    else:
-        metrics = [ignoring(ignored, metric) for metric in metrics]
+    metrics = all_ignoring(ignored, metrics)
     check_list("callbacks", callbacks)
     check_hooks(callbacks)
     logging = made_of(LoggingOptions, "log", log)
@@ -118,6 +115,13 @@ def default_metrics(loss, objective):
     return [accuracy if ignored is None else partial(accuracy, ignore_label=ignored)]
 
 
+def all_ignoring(label, metrics):
+    """Metrics, in a dict or a list, that do not count a label."""
+    if isinstance(metrics, dict):
+        return {name: ignoring(label, metric) for name, metric in metrics.items()}
+    return [ignoring(label, metric) for metric in metrics]
+
+
 def ignoring(label, function):
     """A loss or a metric that does not count a label, if it can and says nothing else."""
     if isinstance(function, Tracked):
@@ -149,7 +153,8 @@ def made_of(options, name, given):
 def split_options(options):
     """(LoaderOptions, TrainingOptions) from one dict of their fields."""
     classes, split = (LoaderOptions, TrainingOptions), []
-    names = [[field.name for field in fields(cls)] for cls in classes]
+    # `vary` names numbers by their paths in a config, which there is not.
+    names = [[field.name for field in fields(cls) if field.name != "vary"] for cls in classes]
     check_known(options, [*names[0], *names[1]])
     problems = []
     for cls, own in zip(classes, names, strict=True):
