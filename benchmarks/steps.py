@@ -47,7 +47,7 @@ def step_of(model, shape, batch, precision="float32", tokens=False):
         sums = zero_sums(objective, params, state, pair, freeze=True)
         return jax.tree.map(jnp.copy, first_state(update, params, state, seed)._replace(sums=sums))
 
-    return Step(make, jax.eval_shape(make, SEED), pair, *training(update), looped)
+    return Step(make, jax.eval_shape(make, SEED), pair, *training(recipe, not looped), looped)
 
 
 def program_of(step, options, sharding=None):

@@ -1,5 +1,5 @@
 """Models of Flax, Equinox and Haiku through adapters.py, against the libraries' own calls. Each of
-tests/nets/ has a convolution, batch norm and dropout, as a user would write it."""
+tests/nets_of_others/ has a convolution, batch norm and dropout, as a user would write it."""
 
 import importlib
 import json
@@ -39,7 +39,7 @@ CONFIG = {
 
 def net_of(library):
     pytest.importorskip("flax" if library in ("nnx", "linen") else library)
-    return importlib.import_module(f"tests.nets.{library}_net").Net
+    return importlib.import_module(f"tests.nets_of_others.{library}_net").Net
 
 
 def adapted(library, **arguments):
@@ -199,7 +199,9 @@ def test_bfloat16_keeps_weights_and_statistics_in_float32(library):
 @pytest.mark.slow
 def test_a_config_trains_evaluates_and_exports_it(library, tmp_path):
     """With its weights divided over two devices by a rule, and from a user's file."""
-    (tmp_path / "vast_nets.py").write_text((ROOT / f"tests/nets/{library}_net.py").read_text())
+    (tmp_path / "vast_nets.py").write_text(
+        (ROOT / f"tests/nets_of_others/{library}_net.py").read_text()
+    )
     args = {"module": "vast_nets.Net", "arguments": {"width": 4}}
     config = CONFIG | {"model": {"name": f"adapters.{library}", "args": args}}
     cut = ["tensor"] if library == "equinox" else [None, None, None, "tensor"]  # OIHW or HWIO
@@ -238,7 +240,7 @@ def test_a_config_trains_evaluates_and_exports_it(library, tmp_path):
     ],
 )
 def test_mistakes_are_explained(tmp_path, args, message):
-    (tmp_path / "vast_nets.py").write_text((ROOT / "tests/nets/linen_net.py").read_text())
+    (tmp_path / "vast_nets.py").write_text((ROOT / "tests/nets_of_others/linen_net.py").read_text())
     config = CONFIG | {"model": {"name": "adapters.linen", "args": args}}
     with pytest.raises(UserError, match=message):
         build(config, "c", folders=look_in(tmp_path))

@@ -219,7 +219,7 @@ def test_requirements_has_every_package_that_anything_imports():
     required = packages_of("requirements.txt")
     assert all(required.values()), "a version is missing"
     required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
-    users = {"equinox": "", "dm-haiku": ""}  # the user's own libraries: adapters.py
+    users = {"equinox": "", "dm-haiku": "", "optuna": ""}  # the user's own libraries: adapters.py
     # Used where they are installed; Trackio needs an older Pillow than the one above.
     required |= dict.fromkeys(("mlflow", "mlflow-skinny", "trackio", "pyarrow"), "")
     paths = [path for layer in ALLOWED for path in files(layer)]

@@ -62,6 +62,7 @@ def fit(
     objective: Callable = supervised, update: Callable = gradient_update,
 
     epochs: int = 10, max_steps: int | None = None, max_seconds: float | None = None,
+    vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,
     eval_every: int = 1, eval_initial: bool = False, test_at: Literal["epochs", "end"] = "epochs",

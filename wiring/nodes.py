@@ -98,7 +98,7 @@ class Nodes:
 
     def function(self, kind, name, node, path):
         """(the full name, the function) that a node names."""
-        name = parts.full_name(kind, name, self.folders)
+        name = parts.full_name(kind, name, self.folders) if kind else name
         hidden = clash(name, self.folders) if "." in name else ""
         if "." in name and (hidden or not self.trusted):
             why = f": {hidden}" if self.trusted else f" would import code, {UNTRUSTED}"
@@ -118,7 +118,7 @@ class Nodes:
         if not isinstance(name, str) or "." not in name.strip("."):
             form = "a dotted name, as my_nets.Net for Net in my_nets.py"
             raise Misfit(path, f"must be {form}, found {show(name)}")
-        return self.function("", name, name, path)
+        return self.function("", name, name, path)[1]
 
     def metric(self, node, path):
         """A metric under a label; without a name, it is one that the objective returns."""

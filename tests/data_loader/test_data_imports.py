@@ -40,7 +40,7 @@ def test_the_parts_are_the_functions_annotated_to_return_data():
                 arguments = inspect.signature(function).parameters.values()
                 assert all(a.annotation is not a.empty for a in arguments), name
     drawn = {"digits", "stories"}
-    files = {"arrays", "folder", "grain", "text", "tokens"}
+    files = {"arrays", "csv", "folder", "grain", "parquet", "text", "tokens"}
     assert parts == {"mnist", "fashion_mnist", "cifar10"} | drawn | files
 
 

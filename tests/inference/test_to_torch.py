@@ -262,7 +262,7 @@ def test_stacked_blocks_are_written_one_by_one_and_read_into_both_forms(rules, t
     models = {name: EQUAL[rules](scan=name == "scan") for name in ("plain", "scan")}
     shapes = {n: jax.eval_shape(model.init, jax.random.key(0)) for n, model in models.items()}
     stacked = map_named(lambda name, leaf: random(name, leaf.shape), shapes["scan"])
-    trees = {"scan": stacked, "plain": unrolled(stacked)}
+    trees = {"scan": stacked, "plain": tuple(map(unrolled, stacked))}
     assert named_leaves(trees["plain"]).keys() == named_leaves(shapes["plain"]).keys()
     assert len(named_leaves(stacked)) < len(named_leaves(trees["plain"]))
     arrays = {}

@@ -153,8 +153,7 @@ def made_of(options, name, given):
 def split_options(options):
     """(LoaderOptions, TrainingOptions) from one dict of their fields."""
     classes, split = (LoaderOptions, TrainingOptions), []
-    # `vary` names numbers by their paths in a config, which there is not.
-    names = [[field.name for field in fields(cls) if field.name != "vary"] for cls in classes]
+    names = [[field.name for field in fields(cls)] for cls in classes]
     check_known(options, [*names[0], *names[1]])
     problems = []
     for cls, own in zip(classes, names, strict=True):
@@ -162,6 +161,8 @@ def split_options(options):
             split.append(cls(**{name: value for name, value in options.items() if name in own}))
         except ValueError as error:
             problems.append(str(error))
+    if options.get("vary"):
+        problems.append("vary: names numbers by their paths in a config, which `fit` does not have")
     if problems:
         raise UserError("\n".join(problems))
     return split

@@ -40,8 +40,6 @@ def test_every_option_is_an_argument_with_its_type_and_default():
     for options in (LoaderOptions, TrainingOptions):
         types = get_type_hints(options)  # without their ranges
         for field in fields(options):
-            if field.name == "vary":  # it names numbers by their paths in a config
-                continue
             parameter, name = parameters[field.name], field.name
             assert parameter.default == field.default, name
             assert parameter.annotation == types[name] or "collate_fn" in name, name

@@ -1,5 +1,6 @@
 """--find-lr and --find-batch: what they try, and what they suggest."""
 
+import logging
 import re
 
 import numpy as np
@@ -23,6 +24,15 @@ CONFIG = {
     "schedule": None,
 }
 FACTORS = np.geomspace(1e-3, 1e3, 100)
+
+
+@pytest.fixture(autouse=True)
+def log_level():
+    """The commands log errors only, which must not last for other tests."""
+    logger = logging.getLogger("main")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def test_suggests_the_rate_at_which_the_loss_falls_fastest():
