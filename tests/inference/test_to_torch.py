@@ -261,7 +261,7 @@ EQUAL = {  # models with several equal blocks, whose rules have one pattern for 
 def test_stacked_blocks_are_written_one_by_one_and_read_into_both_forms(rules, tmp_path):
     models = {name: EQUAL[rules](scan=name == "scan") for name in ("plain", "scan")}
     shapes = {n: jax.eval_shape(model.init, jax.random.key(0)) for n, model in models.items()}
-    stacked = map_named(lambda name, leaf: random(name, leaf.shape), shapes["scan"])
+    stacked = map_named(lambda name, a: np.float32(random(name, a.shape)), shapes["scan"])
     trees = {"scan": stacked, "plain": tuple(map(unrolled, stacked))}
     assert named_leaves(trees["plain"]).keys() == named_leaves(shapes["plain"]).keys()
     assert len(named_leaves(stacked)) < len(named_leaves(trees["plain"]))
