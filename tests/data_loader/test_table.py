@@ -92,6 +92,7 @@ def test_a_gap_that_training_has_not_seen_sets_no_flag():
     np.testing.assert_allclose(ready(jnp.float32([4, 6])), [2, 1, 0, 0])  # b is constant
 
 
+@pytest.mark.slow
 def test_the_model_embeds_the_categories_of_each_column(tables):
     data = table(tables)
     x, y = data.load()["train"].arrays

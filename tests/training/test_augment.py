@@ -171,6 +171,7 @@ def test_the_hue_agrees_with_colorsys(turn):
     np.testing.assert_allclose(np.asarray(ours).reshape(-1, 3), reference, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.3, 1.0])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_geometric_changes_agree_with_pillow(sign, strength):
@@ -221,6 +222,7 @@ def test_policies_draw_every_change_and_magnitude_zero_changes_little():
     assert 0.01 < same < 0.2  # one change of fourteen is none
 
 
+@pytest.mark.slow
 def test_a_resized_crop_agrees_with_pillow_to_one_level():
     for top, left, rows, columns in [(3, 5, 20, 11), (0, 0, 34, 46), (33, 45, 1, 1), (7, 0, 9, 46)]:
         picture = Image.fromarray(PHOTO).crop((left, top, left + columns, top + rows))
@@ -229,6 +231,7 @@ def test_a_resized_crop_agrees_with_pillow_to_one_level():
         assert np.abs(np.asarray(ours, int) - reference).max() <= 1
 
 
+@pytest.mark.slow
 def test_boxes_of_crops_have_their_area_and_aspect_and_lie_in_the_image():
     box = jax.vmap(lambda key: jnp.stack(crop_box(key, 100, 140, (0.1, 0.6), (0.5, 2.0))))
     top, left, rows, columns = np.asarray(box(KEYS)).T

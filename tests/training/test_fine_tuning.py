@@ -54,6 +54,7 @@ def tuned(base, tmp_path_factory):
     return folder, fit(MODEL, (X, 2 - Y), **SETTINGS, epochs=3, folder=folder, pretrained=str(base))
 
 
+@pytest.mark.slow
 def test_only_the_factors_are_trained_and_saved(base, tuned):
     folder, done = tuned
     before, _ = storage.load(base)
@@ -78,6 +79,7 @@ def test_the_optimizers_state_is_as_small_as_the_factors():
     assert size(MODEL) == 2 * (4 * 2 + 2 * 32 + 3)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(base, tuned, tmp_path):
     run_of = {**SETTINGS, "folder": tmp_path, "pretrained": str(base)}
     fit(MODEL, (X, 2 - Y), **run_of, epochs=1)
@@ -85,6 +87,7 @@ def test_a_resumed_run_ends_with_the_same_bits(base, tuned, tmp_path):
     assert_same((done.params, done.state), (tuned[1].params, tuned[1].state))
 
 
+@pytest.mark.slow
 def test_a_run_is_neither_resumed_nor_loaded_with_another_base(base, tmp_path):
     path = shutil.copy(base, tmp_path / "base.params")
     settings = {**SETTINGS, "folder": tmp_path / "run", "pretrained": path}
@@ -98,6 +101,7 @@ def test_a_run_is_neither_resumed_nor_loaded_with_another_base(base, tmp_path):
         load(tmp_path / "run", MODEL)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_the_plain_one_with_merged_weights(tuned):
     folder, done = tuned
     loaded = load(folder, MODEL)
@@ -110,6 +114,7 @@ def test_a_loaded_model_is_the_plain_one_with_merged_weights(tuned):
     np.testing.assert_allclose(loaded.predict(X), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_a_base_is_refused(base, tuned):
     with pytest.raises(UserError, match=r"training\.pretrained: is missing; it names the weights"):
         fit(MODEL, (X, Y), **SETTINGS)
@@ -206,6 +211,7 @@ def test_layers_need_blocks():
         layer_decay(sgd(lr=1.0), 0.75).init(params)
 
 
+@pytest.mark.slow
 def test_a_group_begins_to_learn_at_an_epoch():
     begin = piecewise((0.0, 1.0), boundary_epochs=(2,), steps_per_epoch=3)
     later = scheduled(adamw(lr=0.01), begin)

@@ -102,6 +102,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not():
     assert without_times(first.history) != without_times(other.history)
 
 
+@pytest.mark.slow
 def test_log_frequency_does_not_change_the_params():
     assert_same(run(log={"every_steps": 1}).params, run(log={"every_steps": 7}).params)
 
@@ -128,6 +129,7 @@ def test_every_example_is_counted_once_per_epoch():
     assert sums == [300, 300]
 
 
+@pytest.mark.slow
 def test_each_seed_and_replica_draws_its_own_initial_weights():
     weights = [ts.params["hidden"][0]["weight"] for ts in trainer_of(replicas=3).replica_states()]
     other = trainer_of(seed=5).replica_states()[0].params["hidden"][0]["weight"]
@@ -542,6 +544,7 @@ def trees_of(run):
     return jax.tree.map(np.asarray, [ts._replace(sums=None) for ts in run.states()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"replicas": 2}], ids=str)
 def test_max_steps_ends_a_run_at_that_step_and_a_larger_budget_continues_it(tmp_path, settings):
     settings = DEFAULTS | settings
@@ -568,6 +571,7 @@ def test_max_steps_at_the_end_of_an_epoch(max_steps, steps, epochs):
     assert "test_loss" in run.metrics
 
 
+@pytest.mark.slow
 def test_max_seconds_ends_a_run_which_a_larger_budget_continues(tmp_path):
     part = fit(MODEL, (X, Y), (X, Y), folder=tmp_path, **{**DEFAULTS, "max_seconds": 1e-6})
     assert part.stopped_by == "training.max_seconds (1e-06 s)"

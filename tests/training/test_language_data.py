@@ -95,6 +95,7 @@ def test_the_facts_of_the_data_reach_model_loss_and_metrics(workdir, documents):
     assert plain.config["loss"]["args"]["ignore_label"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [None, [perplexity], {"p": tracked(perplexity, "MEAN")}])
 def test_fit_does_not_count_what_windows_ignore(metrics):
     """The labels behind the end of the text, in the last window."""
@@ -266,6 +267,7 @@ class Look:
         self.seen.append((run.tokenizer, run.first_examples(3)))
 
 
+@pytest.mark.slow
 def test_a_callback_sees_the_tokenizer_and_the_first_examples_of_the_first_epoch():
     tokenizer, look = characters().train(["abcdefghijklmnopqrs"]), Look()
     data = Windows(Stream([("a", TOKENS[:300])]), 16, 20, tokenizer=tokenizer)
@@ -283,6 +285,7 @@ def test_a_dataset_may_have_a_tokenizer_of_another_library():
     assert tokenizer_json([]) is None
 
 
+@pytest.mark.slow
 def test_the_windows_move_in_training_but_never_in_an_evaluation(tmp_path, monkeypatch):
     seen, read = [], Windows.read_batches
 

@@ -102,6 +102,7 @@ def test_mixup_mixes_inputs_and_losses_in_training_and_is_supervised_in_evaluati
     np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
 
 
+@pytest.mark.slow
 def test_cutmix_pastes_one_rectangle_of_another_image_and_mixes_the_losses_by_its_area():
     seen = []
 

@@ -136,6 +136,7 @@ def test_a_resumed_run_writes_the_same_texts_once(tmp_path):
     assert len(lines(tmp_path / "whole")) == 20
 
 
+@pytest.mark.slow
 def test_fit_takes_a_tokenizer_where_the_data_has_none(tmp_path):
     pairs = WINDOWS.rows(range(20))
     run(tmp_path, [sample_text(("ab",), tokens=4, tokenizer=LETTERS)], pairs, epochs=1)
