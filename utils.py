@@ -17,6 +17,7 @@ WINDOWS = os.name == "nt"
 # clone (rawtree/__init__.py).
 PACKAGE = __name__.removesuffix("utils")
 
+MESSAGE = 1000  # the most characters that are shown of an error of other code
 STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
 
 
@@ -59,8 +60,8 @@ def run_command(command, interrupted="interrupted"):
 
 
 def first_line(error):
-    """The first line of an error's message, which may be empty."""
-    return (str(error).splitlines() or [""])[0]
+    """The first line of an error's message, which may be empty, or of any length."""
+    return cut((str(error).splitlines() or [""])[0], MESSAGE)
 
 
 def where_and_why(error):
@@ -73,7 +74,7 @@ def where_and_why(error):
         if "importlib" not in frame.filename
     ]
     file, line = relative_path(frames[-1].filename), frames[-1].lineno
-    return f"{file}, line {line}: {type(error).__name__}: {error}"
+    return f"{file}, line {line}: {type(error).__name__}: {cut(str(error), MESSAGE)}"
 
 
 def quoted(path):

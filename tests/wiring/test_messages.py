@@ -15,7 +15,7 @@ import pytest
 from model.mlp import mlp
 from training.objective import inputs
 from training.runs.start import checked_recipe
-from utils import UserError
+from utils import UserError, first_line, where_and_why
 from wiring.build import build
 from wiring.config import override
 from wiring.kinds import KINDS, requirement
@@ -421,3 +421,13 @@ def test_every_kind_says_where_its_example_is():
             headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings]
         assert pages
+
+
+def test_a_long_error_of_other_code_is_cut():
+    def fails():
+        raise TypeError(f"got {list(range(100_000))}")
+
+    with pytest.raises(TypeError) as error:
+        fails()
+    assert 1000 < len(where_and_why(error.value)) < 1300
+    assert len(first_line(error.value)) <= 1000
