@@ -18,6 +18,7 @@ WINDOWS = os.name == "nt"
 PACKAGE = __name__.removesuffix("utils")
 
 MESSAGE = 1000  # the most characters that are shown of an error of other code
+LONGEST = 15_000  # and of any error: it may quote what a config holds
 STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
 
 
@@ -49,10 +50,10 @@ def run_command(command, interrupted="interrupted"):
     try:
         return command() or DONE
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(cut(str(error), LONGEST), file=sys.stderr)
         return BAD_INPUT
     except (RunError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(cut(str(error), LONGEST), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
@@ -75,6 +76,19 @@ def where_and_why(error):
     ]
     file, line = relative_path(frames[-1].filename), frames[-1].lineno
     return f"{file}, line {line}: {type(error).__name__}: {cut(str(error), MESSAGE)}"
+
+
+def made_by(place, factory, *arguments, **options):
+    """What a factory returns that the config names at `place`; it may be any function of another
+    library, and fail in any way."""
+    try:
+        return factory(*arguments, **options)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{place}.args.{error}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{place}: it cannot be made: {where_and_why(error)}") from error
 
 
 def quoted(path):

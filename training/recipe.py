@@ -24,7 +24,7 @@ from training.preprocess import bound
 from training.run import Reader
 from training.tally import NEEDS, Watch
 from training.transforms import NO_STEP, kind_of
-from utils import UserError
+from utils import UserError, made_by
 
 RING = 1024  # steps whose values are kept one by one where log lines come by the clock
 
@@ -115,10 +115,8 @@ def compose(parts, plan):
         raise UserError(f"optimizer: {NO_STEP}")
     model = with_precision(parts.model, parts.training.precision)
     loss = missing_loss if parts.loss is None else parts.loss
-    try:
-        objective = parts.objective(model, loss, functions, parts.preprocess, parts.augment)
-    except ValueError as error:
-        raise UserError(f"objective.args.{error}") from error
+    given = model, loss, functions, parts.preprocess, parts.augment
+    objective = made_by("objective", parts.objective, *given)
     objective = (
         objective
         if isinstance(objective, Objective)
@@ -217,7 +215,7 @@ def configured(update, objective, optimizer, training):
     def make_update(unroll):
         given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
         given = {name: value for name, value in given.items() if name in accepted}
-        return update(objective, optimizer, **given)
+        return made_by("update", update, objective, optimizer, **given)
 
     return make_update
 

@@ -21,7 +21,7 @@ def config_of(base):
         config["data"] = {"name": "arrays", "args": {"train": "color.npz", "test": "color.npz"}}
     if config["data"]["name"] == "tokens":
         config["data"] = {"name": "stories", "args": {"count": 400, "length": 64}}
-        config["model"]["args"] |= {"dim": 16, "depth": 2, "heads": 2}
+        config["model"]["args"] |= {"dim": 16, "depth": 2, "heads": 2, "vocab_size": 256}
         config["schedule"]["args"]["warmup_steps"] = 1
     return config
 

@@ -15,7 +15,7 @@ import pytest
 from model.mlp import mlp
 from training.objective import inputs
 from training.runs.start import checked_recipe
-from utils import UserError, first_line, where_and_why
+from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
 from wiring.build import build
 from wiring.config import override
 from wiring.kinds import KINDS, requirement
@@ -431,3 +431,18 @@ def test_a_long_error_of_other_code_is_cut():
         fails()
     assert 1000 < len(where_and_why(error.value)) < 1300
     assert len(first_line(error.value)) <= 1000
+
+
+@pytest.mark.parametrize("place", ["objective", "update"])
+@pytest.mark.parametrize("name", ["builtins.max", "sys.exit", "math.sqrt"])
+def test_a_function_that_cannot_make_a_part_is_named(valid, place, name):
+    with pytest.raises(UserError, match=f"^c: {place}: it cannot be made: .*TypeError"):
+        checked_recipe(build(valid | {place: name}, "c"))
+
+
+def test_a_message_is_cut_however_much_it_quotes(capsys):
+    def command():
+        raise UserError(f"training.pretrained: no file {'x' * 10**6}")
+
+    assert run_command(command) == BAD_INPUT
+    assert 10_000 < len(capsys.readouterr().err) < 16_000

@@ -9,7 +9,17 @@ from contextlib import suppress
 
 from training.watching.console import file_handlers
 from training.watching.hooks import CallbackFailed
-from utils import BAD_INPUT, FAILED, PACKAGE, RunError, UserError, first_line, where_and_why
+from utils import (
+    BAD_INPUT,
+    FAILED,
+    LONGEST,
+    PACKAGE,
+    RunError,
+    UserError,
+    cut,
+    first_line,
+    where_and_why,
+)
 
 logger = logging.getLogger("main")
 
@@ -55,9 +65,10 @@ def failed(error):
 
 def fail(error, code):
     """Print one error message, also to the run's log; the exit code."""
+    message = cut(str(error), LONGEST)
     with suppress(OSError):  # it may be written to a full disk
-        print(error, file=sys.stderr)
-    to_log(str(error))
+        print(message, file=sys.stderr)
+    to_log(message)
     return code
 
 
