@@ -92,7 +92,8 @@ class Keeper:
             logger.info("Best by %s: %s", self.options.monitor, ", ".join(names))
         elif self.options.monitor:
             logger.warning(
-                "checkpoint.monitor: %s was never measured, or never finite", self.options.monitor
+                "checkpoint.monitor: %s was never measured at the end of an epoch, or never finite",
+                self.options.monitor,
             )
 
     def on_save(self, run, take, kind):
