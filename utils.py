@@ -1,5 +1,6 @@
 """Small helpers used everywhere: errors for the user, tree paths, sizes, reading and writing."""
 
+import inspect
 import os
 import re
 import shlex
@@ -76,6 +77,14 @@ def where_and_why(error):
     ]
     file, line = relative_path(frames[-1].filename), frames[-1].lineno
     return f"{file}, line {line}: {type(error).__name__}: {cut(str(error), MESSAGE)}"
+
+
+def parameters_of(function):
+    """{name: Parameter} of a function; none without a signature, as for some builtins."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def made_by(place, factory, *arguments, **options):

@@ -1,7 +1,6 @@
 """The recipe of a run: everything that is computed, composed once and passed to whatever needs it:
 the shape check, training, `--evaluate`, `--watch` and the export."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from training.preprocess import bound
 from training.run import Reader
 from training.tally import NEEDS, Watch
 from training.transforms import NO_STEP, kind_of
-from utils import UserError, made_by
+from utils import UserError, made_by, parameters_of
 
 RING = 1024  # steps whose values are kept one by one where log lines come by the clock
 
@@ -204,7 +203,7 @@ def is_statistic(value):
 def configured(update, objective, optimizer, training):
     """make_update(unroll), with the training options that the update takes; one that is set
     although the update does not take it is an error."""
-    accepted = inspect.signature(update).parameters
+    accepted = parameters_of(update)
     for name, default in (("accumulate", 1), ("ema", None)):
         if name not in accepted and getattr(training, name) != default:
             raise UserError(
@@ -260,7 +259,7 @@ def check_ignored(loss, metrics):
     """Refuse metrics that count what the loss ignores, unless their arguments say so."""
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     for label, metric in metrics.items() if ignored is not None else ():
-        could = "ignore_label" in inspect.signature(getattr(metric, "func", metric)).parameters
+        could = "ignore_label" in parameters_of(getattr(metric, "func", metric))
         if could and "ignore_label" not in getattr(metric, "keywords", {}):
             raise UserError(
                 f"metrics: {label} counts the labels {ignored}, which the loss ignores; "

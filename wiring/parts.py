@@ -12,7 +12,7 @@ import sys
 import typing
 from functools import cache
 
-from utils import PACKAGE, UserError, where_and_why
+from utils import PACKAGE, UserError, parameters_of, where_and_why
 from wiring.kinds import KINDS
 from wiring.own_modules import hidden_file, import_from, own_parts
 
@@ -173,10 +173,7 @@ def arguments(function, given=0):
     except Exception:  # annotations of other libraries may not resolve
         hints = {}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[given:]
-    except ValueError:  # some builtins have no signature
-        parameters = []
+    parameters = list(parameters_of(function).values())[given:]
     return {
         p.name: p.replace(annotation=hints.get(p.name, p.annotation))
         for p in parameters

@@ -440,6 +440,12 @@ def test_a_function_that_cannot_make_a_part_is_named(valid, place, name):
         checked_recipe(build(valid | {place: name}, "c"))
 
 
+def test_a_metric_without_a_signature_is_named(valid):
+    loss = {"name": "cross_entropy", "args": {"ignore_label": 3}}
+    with pytest.raises(UserError, match="^c: model, loss or metrics do not fit"):
+        checked_recipe(build(valid | {"loss": loss, "metrics": ["builtins.max"]}, "c"))
+
+
 def test_a_message_is_cut_however_much_it_quotes(capsys):
     def command():
         raise UserError(f"training.pretrained: no file {'x' * 10**6}")

@@ -1,6 +1,5 @@
 """The arguments of `fit`, checked as a config is, and made into a Recipe."""
 
-import inspect
 import operator
 from dataclasses import fields
 from functools import partial
@@ -38,7 +37,7 @@ from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.hooks import check_hooks
 from training.watching.metric_log import EVERY_50_STEPS
-from utils import UserError
+from utils import UserError, parameters_of
 
 EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
 
@@ -129,7 +128,7 @@ def ignoring(label, function):
     if label is None or not callable(function):
         return function
     said = "ignore_label" in getattr(function, "keywords", {})
-    can = "ignore_label" in inspect.signature(function).parameters
+    can = "ignore_label" in parameters_of(function)
     return partial(function, ignore_label=label) if can and not said else function
 
 
