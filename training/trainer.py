@@ -65,7 +65,7 @@ class Trainer:
     def begin_training_programs(self):
         """Begin to compile the training step, which takes longest, and what makes its sums."""
         recipe, watch, shapes = self.recipe, self.recipe.watch, self.feed.shapes
-        self.update = recipe.make_update(unroll=self.looped)
+        self.update = recipe.make_update(unroll=not self.looped)
         self.first_state = partial(first_state, self.update)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
         watch.check(values)
@@ -78,7 +78,7 @@ class Trainer:
         self.carry = jax.eval_shape(self.first_state, *self.trees, SEED)
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
-        step = training(recipe, self.looped)
+        step = training(recipe, unroll=not self.looped)  # the loop over microbatches, too
         self.program = self.feed.program("train", *step, self.looped, shardings)
         if not self.replicas.stacked:
             self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.forms())

@@ -183,7 +183,8 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
         return grads, state, losses, metrics
 
     def microbatch(carry, piece):
-        total, state = carry
+        # One after the other also where they are unrolled, so that only one needs its memory.
+        (total, state), piece = jax.lax.optimization_barrier((carry, piece))
         i, batch, mask = piece
         own = jax.random.fold_in(key, i)
         grads, (state, losses, metrics) = grad(params, state, batch, mask, own)
