@@ -184,8 +184,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
 
     def microbatch(carry, piece):
         # One after the other also where they are unrolled, so that only one needs its memory.
-        (total, state), piece = jax.lax.optimization_barrier((carry, piece))
-        i, batch, mask = piece
+        (total, state), (i, batch, mask) = jax.lax.optimization_barrier((carry, piece))
         own = jax.random.fold_in(key, i)
         grads, (state, losses, metrics) = grad(params, state, batch, mask, own)
         return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)

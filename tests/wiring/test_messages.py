@@ -442,7 +442,7 @@ def test_a_function_that_cannot_make_a_part_is_named(valid, place, name):
 
 def test_a_metric_without_a_signature_is_named(valid):
     loss = {"name": "cross_entropy", "args": {"ignore_label": 3}}
-    with pytest.raises(UserError, match="^c: model, loss or metrics do not fit"):
+    with pytest.raises(UserError, match=r"^c: model, loss or metrics do not fit"):
         checked_recipe(build(valid | {"loss": loss, "metrics": ["builtins.max"]}, "c"))
 
 
