@@ -58,7 +58,7 @@ class EachTrial:
     def on_epoch_end(self, run):
         best = [entry for replica in range(self.count) for entry in self.best(replica, run.history)]
         protect(self.folder, best)
-        return Reply(save="last") if checkpoint_after(run.epoch) in dict(best) else None
+        return Reply(save="best") if checkpoint_after(run.epoch) in dict(best) else None
 
     def best(self, replica, history):
         """[name, value] of the best checkpoints of a replica, of those that its epochs end with."""
@@ -166,11 +166,11 @@ def write_rows(program, folders, failed, records):
 
 def write_checkpoints(program, folder, replica, count, records, own, lengths, options):
     """The last and the best checkpoints of a trial, as its own run would have kept them."""
-    kept, each = Kept(), {}
+    kept, each, last = Kept(), {}, list(records.values())[-1]
     for name, record in records.items():
         metrics = own_values(record["metrics"], replica, count)
         value = None if record["position"] else metrics.get(options.monitor)
-        kept = kept.add(name, value, options)
+        kept = kept.add(name, value, options, name in last["regular"])
         at = record["lengths"]
         of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
         each[name] = own | of_logs | kept._asdict()

@@ -95,7 +95,7 @@ def run_program(sweep, number, processes, interrupts, how):
                 say_end(sweep, trial)
             else:
                 note_failure(sweep, trial, why)
-        shutil.rmtree(folder)  # all of it is in the folders of the trials
+        shutil.rmtree(folder, ignore_errors=True)  # all of it is in the folders of the trials
     elif sweep.spec.form == "auto" and code != STOPPED:
         why = first_line(reason(code, text))
         printed(sweep, folder.name).write_text(text, encoding="utf-8")
