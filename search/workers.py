@@ -75,20 +75,22 @@ def run_all(sweep, command, environment, lock):
 def run_program(sweep, number, processes, interrupts, how):
     """Run a program to its end, or until a signal, and note what became of its trials."""
     folder, trials = sweep.program_dir(number), sweep.trials_of(number)
+    doing = "continues" if folder.exists() else "starts"
     process, errors = spawned(["--program", str(sweep.folder), str(number)], {}, *how)
     processes.append(process)
-    say(folder.name, f"{'continues' if folder.exists() else 'starts'} with {len(trials)} trials")
+    say(folder.name, f"{doing} with {len(trials)} trials")
     if interrupts.count:  # it came while the process started
         process.terminate()
     while process.poll() is None:
         time.sleep(0.05)
     processes.remove(process)
     code, text = process.returncode, printed_by(errors)
+    left = [trial for trial in trials if not trial.over]
     if interrupts.count and code != DONE:
         say(folder.name, "stopped, to be continued")
     elif code == DONE:
         outcome = read_json(folder / OUTCOME)
-        for trial in [trial for trial in trials if not trial.over]:
+        for trial in left:
             why = outcome[str(trial.number)]
             if why is None:
                 sweep.record(trial, finished=True)
@@ -103,7 +105,7 @@ def run_program(sweep, number, processes, interrupts, how):
         shutil.rmtree(folder, ignore_errors=True)
         say(folder.name, f"failed, so each trial runs in a process of its own: {why}")
     else:
-        for trial in trials:
+        for trial in left:
             note_failure(sweep, trial, reason(code, text), text)
 
 

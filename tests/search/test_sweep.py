@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from search.best import best_config
-from search.page import write_page
+from search.page import run_of, write_page
 from search.program import EachTrial, own_values
 from search.spec import parse_spec
 from search.sweep_folder import Sweep, Trial, merged, read_sweep
@@ -235,6 +235,21 @@ def test_the_values_of_one_trial_have_their_usual_names():
     row |= {"learning_rate/0": 0.1, "learning_rate/1": 0.2, "examples_per_second": 8.0}
     own = {"epoch": 1, "train_loss": 3.0, "learning_rate": 0.2, "examples_per_second": 4.0}
     assert own_values(row, 1, 2) == own and list(own_values(row, 1, 2)) == list(own)
+
+
+def test_the_comparison_shows_a_program_in_progress(tmp_path):
+    sweep = sweep_of(tmp_path, [[], [], []])
+    sweep.form, sweep.programs = "program", [[1, 2]]
+    losses = {"train_loss": 4.0, "train_loss/0": 3.0, "train_loss/1": 5.0, "seconds": 1.5}
+    save(sweep.program_dir(0), [{"epoch": 1, "step": 9, **losses, "end_of_epoch": True}], CONFIG)
+    assert run_of(sweep, sweep.trials[0]) is None
+    for trial, loss in ((1, 3.0), (2, 5.0)):
+        run = run_of(sweep, sweep.trials[trial])
+        values = {name: curve.values.tolist() for name, curve in run.metrics.epochs.items()}
+        assert (
+            values == {"train_loss": [loss], "seconds": [1.5]} and run.label == f"trial_00{trial}"
+        )
+    assert "trial_002" in write_page(sweep).read_text()
 
 
 # Whole sweeps, in processes.
