@@ -260,10 +260,6 @@ CHANGING = ("seconds", "lengths")
 AS_ALONE = {"$schema": "", "checkpoint": {}, "title": "grid"}
 
 
-def trial_score(folder, number):
-    return read_sweep(folder).trials[number].scores[-1][1]
-
-
 @contextmanager
 def restored_signals():
     """A sweep handles signals from then on."""
@@ -374,7 +370,8 @@ def test_a_program_that_is_killed_continues_and_its_trials_are_normal_runs(whole
     config, best = best_config(read_sweep(folder)), best_config(read_sweep(whole))
     assert config["optimizer"] == best["optimizer"] and config["training"] == best["training"]
     code, out, _ = call(tmp_path, "--evaluate", folder / "trial_001")
-    assert code == 0 and json.loads(out)["test_loss"] == pytest.approx(trial_score(folder, 1))
+    last = rows_of(folder / "trial_001")[-1]["test_loss"]
+    assert code == 0 and json.loads(out)["metrics"]["test_loss"] == pytest.approx(last, rel=1e-4)
     code, out, _ = run_train(tmp_path, "--resume", folder / "trial_001", "training.epochs=5")
     assert code == 0 and "Changed: training.epochs: 4 -> 5" in out
     assert len(rows_of(folder / "trial_001")) == 5 * 3
