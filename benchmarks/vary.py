@@ -3,7 +3,7 @@ turns: as sixteen runs of train.py, one after the other; as one run whose replic
 (training.vary); and as one sweep, which makes a program of them and a folder for each.
 
 python -m benchmarks.vary [rounds]     writes RESULTS.md
-python -m benchmarks.vary --tiny       two rates on a few digits, once: whether it works
+python -m benchmarks.vary --tiny       two rates of a small model, once: whether it works
 """
 
 import json
@@ -26,7 +26,13 @@ ONE_BY_ONE, TOGETHER, SWEEP = "one run for each", "one run, training.vary", "one
 WAYS = (ONE_BY_ONE, TOGETHER, SWEEP)
 # Callbacks and reports are left out, as they are drawn once for a run, not for its replicas.
 SHORT = ["training.epochs=1", "callbacks=[]", "logging.report=false"]
-TINY = ["data=digits", "data.args.train_size=640", "data.args.test_size=64"]
+TINY = [
+    "model=mlp",
+    "model.args.dims=[8]",
+    "data=digits",
+    "data.args.train_size=640",
+    "data.args.test_size=64",
+]
 
 
 def main(*words):
