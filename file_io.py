@@ -56,6 +56,28 @@ def read_json(path):
     raise UserError(f"{path}: cannot be read: {error}; restore the file")
 
 
+def read_value(path, absent, **hooks):
+    """The value in a JSON file of the user's; a UserError names the place of a mistake. `absent`
+    says what to do if there is no such file."""
+    try:
+        text = read_file(path).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; {absent}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    try:
+        return parse_json(text, **hooks)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        line = [*text.split("\n"), ""][error.lineno - 1]
+        line = line[max(0, error.colno - 40) :][:80].strip()  # a file may be a single long line
+        advice = "(JSON has no comments, and no comma before a closing bracket)"
+        message = f"{path}: {where}: not JSON: {error.msg}\n  {line}\n  {advice}"
+        raise UserError(message) from error
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
 def is_alike(value, example):
     """Whether a JSON value has the form of an example, in which null stands for anything."""
     if isinstance(example, dict):

@@ -20,10 +20,10 @@ def main(argv=None):
     """Run the command line; a mistake of the user's ends in one message and an exit code."""
     open_closed_streams()
     arguments = parse(argv)
-    if arguments.trial:
+    if arguments.trial or arguments.program:
         from train import leave
 
-        leave(trial(arguments))
+        leave(train(arguments))
     return run_command(lambda: run(arguments))
 
 
@@ -40,8 +40,10 @@ def parse(argv):
     add("--best", metavar="FOLDER", help="print the resolved config of the best trial")
     add("--trust", action="store_true", help="let --resume import the dotted names of the config")
     add("--trial", nargs=3, metavar=("FOLDER", "NUMBER", "EPOCH"), help=argparse.SUPPRESS)
+    add("--program", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
-    named = [n for n in ("spec", "resume", "report", "best", "trial") if getattr(arguments, n)]
+    commands = ("spec", "resume", "report", "best", "trial", "program")
+    named = [name for name in commands if getattr(arguments, name)]
     if len(named) != 1:
         parser.error(
             "name the spec of a sweep, as in: python sweep.py -c config.json grid.json; "
@@ -84,7 +86,8 @@ def run(arguments):
         from search.workers import say, values_of
 
         for each in sweep.trials:
-            say(each, values_of(each))
+            say(each.name, values_of(each))
+        print(sweep.form_in_words())
         return DONE
     return train_all(arguments, sweep, True)
 
@@ -104,10 +107,9 @@ def train_all(arguments, sweep, trusted):
             stored = read_sweep(sweep.folder)  # by now no other process changes it
             sweep = stored if arguments.resume else merged(sweep, stored)
         if arguments.retry:
-            for each in sweep.trials:
-                each.failed = None
+            sweep.retry()
         sweep.save()
-        command = command_of(ROOT / "sweep.py", sweep.folder, trusted)
+        command = command_of(ROOT / "sweep.py", trusted)
         code = run_all(sweep, command, dict(os.environ), handle)
         print(f"Report: {write_page(sweep)}")
     finally:
@@ -115,17 +117,24 @@ def train_all(arguments, sweep, trusted):
     return code
 
 
-def trial(arguments):
-    """--trial: what the processes of a sweep run."""
+def train(arguments):
+    """--trial and --program: what the processes of a sweep run."""
     import gc
 
-    from search.trial import run_trial
+    from search.program import train_program
+    from search.sweep_folder import read_sweep
+    from search.trial import reported, train_trial
+    from training.devices.launcher import end_with_parent
     from training.devices.signals import end_at_signals
 
     gc.set_threshold(20_000, 20, 20)  # as in train.py
+    end_with_parent()
     end_at_signals()
-    folder, number, epoch = arguments.trial
-    return run_trial(ROOT, folder, int(number), int(epoch), arguments.trust)
+    run, (folder, *numbers) = train_trial, arguments.trial or [None]
+    if arguments.program:
+        run, (folder, *numbers) = train_program, arguments.program
+    numbers = map(int, numbers)
+    return reported(lambda: run(ROOT, read_sweep(folder), *numbers, arguments.trust))
 
 
 if __name__ == "__main__":

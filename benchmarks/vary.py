@@ -1,7 +1,9 @@
-"""Sixteen learning rates: as sixteen runs of train.py, one after the other, and as one run whose
-replicas have them (training.vary). Whole processes of the sample for one epoch, taking turns.
+"""Sixteen learning rates in three ways, as whole processes of the sample for one epoch, taking
+turns: as sixteen runs of train.py, one after the other; as one run whose replicas have them
+(training.vary); and as one sweep, which makes a program of them and a folder for each.
 
-python -m benchmarks.vary [rounds]
+python -m benchmarks.vary [rounds]     writes RESULTS.md
+python -m benchmarks.vary --tiny       two rates of a small model, once: whether it works
 """
 
 import json
@@ -20,46 +22,69 @@ from benchmarks.results import markdown, record, spread
 
 RATES = [float(f"{rate:.3g}") for rate in np.geomspace(1e-4, 1e-1, 16)]
 KEY = "optimizer.args.lr"
-ONE_BY_ONE, TOGETHER = "sixteen runs", "one run, training.vary"
+ONE_BY_ONE, TOGETHER, SWEEP = "one run for each", "one run, training.vary", "one sweep"
+WAYS = (ONE_BY_ONE, TOGETHER, SWEEP)
+# Callbacks and reports are left out, as they are drawn once for a run, not for its replicas.
+SHORT = ["training.epochs=1", "callbacks=[]", "logging.report=false"]
+TINY = [
+    "model=mlp",
+    "model.args.dims=[8]",
+    "data=digits",
+    "data.args.train_size=640",
+    "data.args.test_size=64",
+]
 
 
-def main(rounds=3):
-    wall, cpu = {ONE_BY_ONE: [], TOGETHER: []}, {ONE_BY_ONE: [], TOGETHER: []}
+def main(*words):
+    tiny = "--tiny" in words
+    rounds = 1 if tiny else int(*words or [3])
+    rates, overrides = (RATES[7:9], [*SHORT, *TINY]) if tiny else (RATES, SHORT + of_mnist())
+    table = measured(rounds, rates, overrides)
+    if tiny:
+        print(table)
+    else:
+        record("Sixteen learning rates", "python -m benchmarks.vary", table)
+
+
+def of_mnist():
+    return [f"data.args.dir={os.environ['MNIST_DIR']}"] if "MNIST_DIR" in os.environ else []
+
+
+def measured(rounds, rates, overrides):
+    """The table of the seconds that each way took."""
+    wall, cpu = {name: [] for name in WAYS}, {name: [] for name in WAYS}
     for i in range(rounds):
-        for name in [ONE_BY_ONE, TOGETHER][:: 1 if i % 2 else -1]:
+        for name in WAYS[:: 1 if i % 2 else -1]:
             with tempfile.TemporaryDirectory() as folder:
+                commands = commands_of(name, rates, Path(folder))
                 start, used = time.perf_counter(), of_children()
-                for overrides in runs(name):
-                    train(folder, overrides)
+                for command in commands:
+                    run([*command, f"checkpoint.dir={folder}/saved", *overrides], folder)
                 wall[name].append(time.perf_counter() - start)
                 cpu[name].append(of_children() - used)
-    rows = [
-        [
-            name,
-            spread(wall[name]),
-            spread(cpu[name]),
-            spread([*map(truediv, wall[name], wall[ONE_BY_ONE])]),
-        ]
-        for name in wall
-    ]
-    head = ["", "seconds", "CPU seconds", f"time x {ONE_BY_ONE}"]
-    record("Sixteen learning rates", "python -m benchmarks.vary", markdown(head, rows))
+    rows = []
+    for name in WAYS:
+        ratios = [*map(truediv, wall[name], wall[ONE_BY_ONE])]
+        rows.append([name, spread(wall[name]), spread(cpu[name]), spread(ratios)])
+    return markdown(["", "seconds", "CPU seconds", f"time x {ONE_BY_ONE}"], rows)
 
 
-def runs(name):
-    """The overrides of each run."""
+def commands_of(name, rates, folder):
+    """The commands of one way, without what all of them have."""
+    train = ["train.py", "-c", "config.json"]
     if name == ONE_BY_ONE:
-        return [[f"{KEY}={rate}"] for rate in RATES]
-    return [[f"training.replicas={len(RATES)}", f"training.vary={json.dumps({KEY: RATES})}"]]
+        return [[*train, f"{KEY}={rate}"] for rate in rates]
+    if name == TOGETHER:
+        vary = json.dumps({KEY: rates})
+        return [[*train, f"training.replicas={len(rates)}", f"training.vary={vary}"]]
+    spec = folder / "rates.json"
+    spec.write_text(json.dumps({"keys": {KEY: rates}, "form": "program"}))
+    return [["sweep.py", "-c", "config.json", str(spec)]]
 
 
-def train(folder, overrides):
-    """The sample for one epoch; its callbacks and report are left out, as they are drawn once for a
-    run, not for each of its replicas."""
-    command = [sys.executable, "train.py", "-c", "config.json", f"checkpoint.dir={folder}/saved"]
-    command += ["training.epochs=1", "callbacks=[]", "logging.report=false", *overrides]
-    command += [f"data.args.dir={os.environ['MNIST_DIR']}"] if "MNIST_DIR" in os.environ else []
+def run(words, folder):
     environment = os.environ | {"XDG_CACHE_HOME": str(Path(folder) / "cache")}
+    command = [sys.executable, *words]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
@@ -70,4 +95,4 @@ def of_children():
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from search.form import with_form
 from search.samplers import check_installed, planned, to_check
 from search.sweep_folder import Sweep, Trial, with_values
 from utils import UserError
@@ -39,7 +40,8 @@ def checked_sweep(file, overrides, spec):
     folder = Path(config.get("checkpoint", {}).get("dir", "saved")) / config.get("title", "run")
     trials = [Trial(number, values) for number, values in enumerate(planned(spec))]
     about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
-    return Sweep(folder / spec.name, spec, config, *about, trials)
+    sweep = Sweep(folder / spec.name, spec, config, *about, trials)
+    return with_form(sweep, recipe, file.name, look_in(file.parent))
 
 
 def check_stored(sweep, trusted):

@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 
 from file_io import atomic_write
 from search.spec import is_number
@@ -30,13 +31,7 @@ def write_page(sweep):
 
 def page(sweep, target):
     trials = sweep.ranked()
-    runs = {}
-    for trial in trials:
-        try:
-            runs[trial.number] = read_run(sweep.run_dir(trial))
-            runs[trial.number].label = trial.name
-        except UserError:
-            pass  # it has not started, or failed before it had a folder
+    runs = {trial.number: run for trial in trials if (run := run_of(sweep, trial))}
     over = sum(trial.over for trial in trials)
     subtitle = f"{len(trials)} trials, {over} of them over, by {sweep.monitor.replace('_', ' ')}"
     parts = [
@@ -47,6 +42,31 @@ def page(sweep, target):
         differences(list(runs.values())) if len(runs) > 1 else None,
     ]
     return document([sweep.folder.name, sweep.config.get("title", "run")], parts)
+
+
+def run_of(sweep, trial):
+    """The Run of a trial, or its share of that of a program in progress; None if it has not
+    started, or failed before it had a folder."""
+    programs = [number for number, members in enumerate(sweep.programs) if trial.number in members]
+    with suppress(UserError):
+        return replace(read_run(sweep.run_dir(trial)), label=trial.name)
+    with suppress(UserError, IndexError):
+        run = read_run(sweep.program_dir(programs[-1]))
+        replica = sweep.programs[programs[-1]].index(trial.number)
+        return replace(run, label=trial.name, metrics=share_of(run.metrics, replica))
+    return None
+
+
+def share_of(metrics, replica):
+    """The Metrics of one replica, under their usual names."""
+
+    def own(columns):
+        end = f"/{replica}"
+        named = {k.removesuffix(end): curve for k, curve in columns.items() if k.endswith(end)}
+        return named | {"seconds": columns["seconds"]} if "seconds" in columns else named
+
+    kinds = ("lines", "steps", "epochs", "initial", "final")
+    return replace(metrics, **{kind: own(getattr(metrics, kind)) for kind in kinds})
 
 
 def standings(sweep, trials, runs, target):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from file_io import parse_json, read_file
+from file_io import read_value
 from ranges import Count, CountOrZero, at_least, check_options
 from utils import UserError
 from wiring.config import no_folder_name, show, without_repeats
@@ -47,6 +47,7 @@ class Spec:
     sampler: Literal["auto", "grid", "random", "optuna"] = "auto"  # random if `trials` is given
     trials: Count | None = None  # how many; a grid has one for every combination
     seed: CountOrZero = 0  # of the drawn values
+    form: Literal["auto", "processes", "program"] = "auto"  # how the trials run
     workers: Count = 1  # processes at once
     halving: Halving | None = None
 
@@ -119,15 +120,8 @@ RANGES = {"uniform": Uniform, "log_uniform": LogUniform, "integer": Integer}
 
 def read_spec(path):
     """The Spec in a file; raises all of its problems at once."""
-    try:
-        given = parse_json(read_file(path).decode("utf-8-sig"), object_pairs_hook=without_repeats)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; name the spec of a sweep") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise UserError(f"{path}: {where}: not JSON: {error.msg}") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+    absent = "name the spec of a sweep"
+    given = read_value(path, absent, object_pairs_hook=without_repeats)
     return parse_spec(given, path.name, path.stem)
 
 

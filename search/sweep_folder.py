@@ -20,6 +20,7 @@ from wiring.config import override, show
 
 FILE = "sweep.json"
 FREE = ("workers", "trials")  # what may differ when a sweep continues
+TOGETHER = 64  # trials of a program, at most
 PATIENCE = 10.0  # seconds in which the processes of a killed sweep end
 
 
@@ -60,6 +61,9 @@ class Sweep:
     sign: int  # 1 if the monitored metric should be low, -1 if it should be high
     epochs: int  # of a trial; with halving it is the same for all
     trials: list
+    form: str = "processes"  # or "program"
+    why: str = ""  # it has this form
+    programs: list = field(default_factory=list)  # the numbers of the trials of each
 
     def save(self):
         content = asdict(self) | {"folder": None, "spec": as_json(self.spec)}
@@ -74,6 +78,63 @@ class Sweep:
         config |= {"title": self.folder.name, "run_name": trial.name, "resume": None}
         config["checkpoint"] = {**config.get("checkpoint", {}), "dir": str(self.folder.parent)}
         return config
+
+    def program_dir(self, number):
+        return self.folder / f"program_{number:03d}"
+
+    def trials_of(self, number):
+        """The trials of a program."""
+        return [self.trials[trial] for trial in self.programs[number]]
+
+    def program_config(self, trials):
+        """The config of a run whose replicas are these trials; its folder has no name yet. A trial
+        that diverges does not end the others, and no checkpoint is the best of all trials."""
+        config = self.trial_config(trials[0])
+        training, checkpoint = ({**config.get(key, {})} for key in ("training", "checkpoint"))
+        if training.get("on_nonfinite", "stop") == "stop":
+            training["on_nonfinite"] = "skip"
+        vary = {key: [trial.values[key] for trial in trials] for key in self.spec.keys}
+        return config | {
+            "training": training | {"replicas": len(trials), "vary": vary},
+            "checkpoint": checkpoint | {"monitor": None, "save_top_k": 1},
+            "logging": {**config.get("logging", {}), "report": False},
+        }
+
+    def next_program(self):
+        """The number of the program to run next, which may be a new one, or None."""
+        if self.form != "program":
+            return None
+        for number in range(len(self.programs)):
+            if not all(trial.over for trial in self.trials_of(number)):
+                return number
+        known = {trial for program in self.programs for trial in program}
+        new = [t.number for t in self.trials if not t.over and t.number not in known]
+        if len(new) < 2:  # one trial is a process
+            return None
+        self.programs.append(new[:TOGETHER])
+        self.save()
+        return len(self.programs) - 1
+
+    def use_processes(self, why):
+        """Continue with one process for each trial, as a program has failed."""
+        self.form, self.why, self.programs = "processes", why, []
+        self.save()
+
+    def form_in_words(self):
+        if self.form == "program":
+            return "The trials run together, as one program"
+        return f"Each trial runs in a process of its own{self.why and f' ({self.why})'}"
+
+    def retry(self):
+        """Have the trials run again that failed: by themselves if others of their program did
+        not."""
+        failed = {trial.number for trial in self.trials if trial.failed is not None}
+        self.programs = [
+            members if failed.issuperset(members) else [t for t in members if t not in failed]
+            for members in self.programs
+        ]
+        for number in failed:
+            self.trials[number].failed = None
 
     def rungs(self):
         return self.spec.halving.rungs(self.epochs) if self.spec.halving else [self.epochs]
@@ -200,6 +261,7 @@ def merged(new, resumed):
         for number, values in list(enumerate(planned(new.spec)))[len(resumed.trials) :]
     ]
     new.trials = trials
+    new.form, new.why, new.programs = resumed.form, resumed.why, resumed.programs
     return new
 
 

@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from search.sweep_folder import read_sweep
 from training.watchers import Reply
 from utils import RunError, UserError
 from wiring.build import build
@@ -29,10 +28,10 @@ class Pause:
         return Reply(interrupt=f"the sweep in epoch {run.completed}")
 
 
-def run_trial(root, folder, number, until, trusted):
-    """Begin or resume a trial, to its end or until an epoch; the exit code."""
+def reported(run):
+    """The exit code of `run()`, which trains; an error is reported to the process of the sweep."""
     try:
-        return train_trial(root, read_sweep(folder), number, until, trusted)
+        return run()
     except (Exception, SystemExit) as error:
         from training.runs.failure import failed
 
@@ -42,6 +41,7 @@ def run_trial(root, folder, number, until, trusted):
 
 
 def train_trial(root, sweep, number, until, trusted):
+    """Begin or resume a trial, to its end or until an epoch; the exit code."""
     from training.runs.program_cache import keep_programs
     from training.runs.start import train
 

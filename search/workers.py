@@ -1,6 +1,8 @@
-"""Run the trials of a sweep in processes, so many at once; a signal stops them to be resumed."""
+"""Run the trials of a sweep in processes, so many at once, or many trials in one process, as a
+program; a signal stops them to be resumed."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -9,8 +11,10 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
 
+from file_io import read_json
+from search.program import OUTCOME
 from search.trial import MARK
-from training.devices.launcher import Interrupts, end_with_parent, share_of_gpus
+from training.devices.launcher import Interrupts, share_of_gpus
 from utils import DONE, FAILED, PACKAGE, STOPPED, WINDOWS, cut, first_line
 from wiring.config import show
 
@@ -26,11 +30,15 @@ class Worker(NamedTuple):
 
 
 def run_all(sweep, command, environment, lock):
-    """Run what is left of a sweep; the exit code. `command` is that of a trial, without its number.
-    The processes inherit `lock`."""
+    """Run what is left of a sweep; the exit code. `command` is that of its processes, without what
+    they train. They inherit `lock`."""
     workers, processes, slots = [], [], set(range(sweep.spec.workers))
     interrupts = Interrupts(processes)
+    if sweep.due()[0] or sweep.may_propose():
+        print(sweep.form_in_words(), flush=True)
     try:
+        while not interrupts.count and (number := sweep.next_program()) is not None:
+            run_program(sweep, number, processes, interrupts, (command, environment, lock))
         while True:
             trials, until = sweep.due()
             busy = [worker.trial for worker in workers]
@@ -38,7 +46,7 @@ def run_all(sweep, command, environment, lock):
             free = sorted(slots - {worker.slot for worker in workers})
             if free and not interrupts.count:
                 if idle:
-                    worker = started(sweep, idle[0], until, free[0], command, environment, lock)
+                    worker = started(sweep, idle[0], until, free[0], (command, environment, lock))
                     workers.append(worker)
                     processes.append(worker.process)
                     if interrupts.count:  # it came while the process started
@@ -64,46 +72,105 @@ def run_all(sweep, command, environment, lock):
     return FAILED if all(trial.failed is not None for trial in sweep.trials) else DONE
 
 
-def started(sweep, trial, until, slot, command, environment, lock):
-    """The Worker of a trial, in a session of its own, so that Ctrl-C reaches it only through us."""
-    words = [*command, str(trial.number), str(until or 0)]
+def run_program(sweep, number, processes, interrupts, how):
+    """Run a program to its end, or until a signal, and note what became of its trials."""
+    folder, trials = sweep.program_dir(number), sweep.trials_of(number)
+    doing = "continues" if folder.exists() else "starts"
+    process, errors = spawned(["--program", str(sweep.folder), str(number)], {}, *how)
+    processes.append(process)
+    say(folder.name, f"{doing} with {len(trials)} trials")
+    if interrupts.count:  # it came while the process started
+        process.terminate()
+    while process.poll() is None:
+        time.sleep(0.05)
+    processes.remove(process)
+    code, text = process.returncode, printed_by(errors)
+    left = [trial for trial in trials if not trial.over]
+    if interrupts.count and code != DONE:
+        say(folder.name, "stopped, to be continued")
+    elif code == DONE:
+        outcome = read_json(folder / OUTCOME)
+        for trial in left:
+            why = outcome[str(trial.number)]
+            if why is None:
+                sweep.record(trial, finished=True)
+                say_end(sweep, trial)
+            else:
+                note_failure(sweep, trial, why)
+        shutil.rmtree(folder, ignore_errors=True)  # all of it is in the folders of the trials
+    elif sweep.spec.form == "auto" and code != STOPPED:
+        why = first_line(reason(code, text))
+        printed(sweep, folder.name).write_text(text, encoding="utf-8")
+        sweep.use_processes(f"{folder.name} failed: {why}")
+        shutil.rmtree(folder, ignore_errors=True)
+        say(folder.name, f"failed, so each trial runs in a process of its own: {why}")
+    else:
+        for trial in left:
+            note_failure(sweep, trial, reason(code, text), text)
+
+
+def started(sweep, trial, until, slot, how):
+    """The Worker of a trial."""
+    words = ["--trial", str(sweep.folder), str(trial.number), str(until or 0)]
     shares = share_of_gpus(slot, sweep.spec.workers, option="workers:")
-    own = {} if WINDOWS else {"start_new_session": True, "preexec_fn": end_with_parent}
-    own |= {} if WINDOWS else {"pass_fds": [lock]}
-    printed(sweep, trial).unlink(missing_ok=True)
+    printed(sweep, trial.name).unlink(missing_ok=True)
+    process, errors = spawned(words, shares, *how)
+    doing = "continues" if trial.epochs else "starts"
+    say(trial.name, f"{doing}{ending(until)}; {values_of(trial)}")
+    return Worker(process, trial, until, errors, slot)
+
+
+def spawned(words, variables, command, environment, lock):
+    """(a process in a session of its own, so that Ctrl-C reaches it only through us; the file that
+    its stderr goes to)"""
+    own = {} if WINDOWS else {"start_new_session": True, "pass_fds": [lock]}
     errors = tempfile.TemporaryFile()  # noqa: SIM115
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
-    process = subprocess.Popen([sys.executable, *words], env=environment | shares, **streams, **own)
-    say(trial, f"{'continues' if trial.epochs else 'starts'}{ending(until)}; {values_of(trial)}")
-    return Worker(process, trial, until, errors, slot)
+    command = [sys.executable, *command, *words]
+    return subprocess.Popen(command, env=environment | variables, **streams, **own), errors
+
+
+def printed_by(errors):
+    """What a process wrote into this file."""
+    errors.seek(0)
+    text = errors.read().decode(errors="replace")
+    errors.close()
+    return text
 
 
 def settle(sweep, worker, interrupted):
     """Note what became of a trial whose process has ended."""
-    code, trial = worker.process.returncode, worker.trial
-    worker.errors.seek(0)
-    text = worker.errors.read().decode(errors="replace")
-    worker.errors.close()
+    code, trial, text = worker.process.returncode, worker.trial, printed_by(worker.errors)
     if interrupted and code != DONE:
-        say(trial, "stopped, to be continued")
+        say(trial.name, "stopped, to be continued")
         return
     if code == DONE or (code == STOPPED and worker.until):
         sweep.record(trial, finished=code == DONE)
         if trial.finished or trial.epochs >= worker.until:
-            score = trial.score(trial.epochs)
-            value = f"{sweep.monitor} {score:.4f}" if score is not None else "no finite value"
-            how = "finished" if trial.finished else "paused"
-            say(trial, f"{how} after epoch {trial.epochs}: {value}")
+            say_end(sweep, trial)
             return
-    why = reason(code, text)
+    note_failure(sweep, trial, reason(code, text), text)
+
+
+def say_end(sweep, trial):
+    """Print how far a trial came, and its score."""
+    score = trial.score(trial.epochs)
+    value = f"{sweep.monitor} {score:.4f}" if score is not None else "no finite value"
+    how = "finished" if trial.finished else "paused"
+    say(trial.name, f"{how} after epoch {trial.epochs}: {value}")
+
+
+def note_failure(sweep, trial, why, text=""):
+    """Note why a trial has failed, and what its process printed."""
     sweep.record_failure(trial, why)
-    say(trial, f"failed: {first_line(why)}")
-    printed(sweep, trial).write_text(text, encoding="utf-8")
+    say(trial.name, f"failed: {first_line(why)}")
+    if text:
+        printed(sweep, trial.name).write_text(text, encoding="utf-8")
 
 
-def printed(sweep, trial):
-    """The file that keeps what a trial that failed printed on stderr."""
-    return sweep.folder / f"{trial.name}.stderr.txt"
+def printed(sweep, name):
+    """The file that keeps what a trial, or a program, that failed printed on stderr."""
+    return sweep.folder / f"{name}.stderr.txt"
 
 
 def reason(code, text):
@@ -125,11 +192,11 @@ def values_of(trial):
     return ", ".join(f"{key}={show(value)}" for key, value in trial.values.items())
 
 
-def say(trial, text):
-    print(f"{trial.name} {text}", flush=True)
+def say(name, text):
+    print(f"{name} {text}", flush=True)
 
 
-def command_of(script, folder, trusted):
-    """The command of a trial, without its number."""
+def command_of(script, trusted):
+    """The command of the processes of a sweep, without what they train."""
     program = ["-m", "rawtree", "sweep"] if PACKAGE else [str(Path(script))]
-    return [*program, *(["--trust"] if trusted else []), "--trial", str(folder)]
+    return [*program, *(["--trust"] if trusted else [])]

@@ -35,11 +35,13 @@ class Trainer:
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
         self.replicas = Replicas(recipe.seeds, self.plan, self.pool, stacked)
-        self.numbers = self.replicas.joined([as_inputs(numbers) for numbers in recipe.numbers])
+        self.inputs = [as_inputs(numbers) for numbers in recipe.numbers]
+        self.numbers = self.replicas.joined(self.inputs)  # of each lane
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed, self.forms = self.feeds.get("train"), forms_of(sets)
-        draw, whole = partial(first_trees, recipe.model), self.plan.whole
-        params, state = jax.eval_shape(draw, SEED)
+        draw, whole = partial(first_trees_of, recipe), self.plan.whole
+        forms = SEED, self.inputs[0]
+        params, state = jax.eval_shape(draw, *forms)
         shardings = self.plan.of_params(params), whole
         self.trees = placed(params, shardings[0]), placed(state, whole)
         self.leaves = tuple(named_leaves(params))
@@ -47,11 +49,10 @@ class Trainer:
         self.looped = not loops_are_slow(recipe.objective, *self.trees, shapes)
         self.program, self.tallies = None, {}
         if self.feed:
-            self.begin_training_programs()
-            self.draw = Start(draw, shardings, SEED, pool=self.pool)
-            self.first = Start(
-                self.first_state, self.plan.of_state(self.carry), *self.trees, SEED, pool=self.pool
-            )
+            self.begin_training_programs(forms)
+            self.draw = Start(draw, shardings, *forms, pool=self.pool)
+            sharding = self.plan.of_state(self.carry)
+            self.first = Start(self.first_state, sharding, *self.trees, *forms, pool=self.pool)
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
         self.rate_scale, self.states = 1.0, []
         # The latest snapshot, whose memory the next one takes: new memory costs 4 times the copy.
@@ -62,11 +63,12 @@ class Trainer:
 
     # Programs.
 
-    def begin_training_programs(self):
-        """Begin to compile the training step, which takes longest, and what makes its sums."""
+    def begin_training_programs(self, forms):
+        """Begin to compile the training step, which takes longest, and what makes its sums. `forms`
+        are those of a seed and of the numbers of a replica."""
         recipe, watch, shapes = self.recipe, self.recipe.watch, self.feed.shapes
         self.update = recipe.make_update(unroll=not self.looped)
-        self.first_state = partial(first_state, self.update)
+        self.first_state = partial(first_state_of, recipe, not self.looped)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
         watch.check(values)
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
@@ -75,7 +77,7 @@ class Trainer:
         freeze = recipe.training.on_nonfinite != "skip"
         settings = {"freeze": freeze, "watch": watch, "rows": self.gathers}
         zeros = partial(zero_sums, recipe.objective, *self.trees, shapes, **settings)
-        self.carry = jax.eval_shape(self.first_state, *self.trees, SEED)
+        self.carry = jax.eval_shape(self.first_state, *self.trees, *forms)
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
         step = training(recipe, unroll=not self.looped)  # the loop over microbatches, too
@@ -142,10 +144,11 @@ class Trainer:
         (params, state)."""
         for name, feed in self.feeds.items():
             feed.fill(sets[name])
-        seeds = [np.uint32(seed) for seed in self.replicas.seeds]
-        trees = [self.draw(seed) for seed in seeds]
+        seeds = map(np.uint32, self.replicas.seeds)
+        own = list(zip(seeds, self.inputs, strict=True))  # of each replica
+        trees = [self.draw(*each) for each in own]
         trees = [self.put_weights(pretrained(*tree)) for tree in trees] if pretrained else trees
-        states = [self.first(*tree, seed) for tree, seed in zip(trees, seeds, strict=True)]
+        states = [self.first(*tree, *each) for tree, each in zip(trees, own, strict=True)]
         self.states = self.stack_states(states)
 
     def stack_states(self, states):
@@ -308,6 +311,16 @@ def first_trees(model, seed):
     return model.init(
         jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
     )  # no step has this number
+
+
+def first_trees_of(recipe, seed, numbers):
+    """The (params, state) of a replica with these numbers."""
+    return first_trees(recipe.of(numbers).model, seed)
+
+
+def first_state_of(recipe, unroll, params, state, seed, numbers):
+    """The TrainState of a replica with these numbers before its first step, without its sums."""
+    return first_state(recipe.of(numbers).make_update(unroll=unroll), params, state, seed)
 
 
 def first_state(update, params, state, seed):

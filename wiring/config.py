@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-from file_io import DEEPEST, is_deep, parse_json, read_file
+from file_io import DEEPEST, is_deep, parse_json, read_value
 from utils import UserError, cut
 from wiring import extends
 
@@ -91,28 +91,8 @@ def refuse_untrusted(path, config):
 
 def read_object(path):
     """The object in one file."""
-    try:
-        text = read_file(path).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: there is no such file; name a config with -c, as in: "
-            "python train.py -c config.json"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
-    try:
-        config = parse_json(text, object_pairs_hook=without_repeats)
-    except json.JSONDecodeError as error:
-        line = [*text.split("\n"), ""][error.lineno - 1]
-        line = line[max(0, error.colno - 40) :][:80].strip()  # a file may be a single long line
-        message = (
-            f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}\n  {line}"
-        )
-        raise UserError(
-            f"{message}\n  (JSON has no comments, and no comma before a closing bracket)"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
+    absent = "name a config with -c, as in: python train.py -c config.json"
+    config = read_value(path, absent, object_pairs_hook=without_repeats)
     if not isinstance(config, dict):
         raise UserError(f"{path}: must contain an object {{...}}, found {show(config)}")
     return config

@@ -88,8 +88,8 @@ MISTAKES = {
         "sampler": "bayes",
     },
     "seeed: no such key; did you mean 'seed'?": {"keys": LR, "trials": 3, "seeed": 1},
-    "optimizer.args.lr: no such key (keys, name, sampler, trials, seed, workers, halving); did you "
-    'mean "keys": {"optimizer.args.lr": ...}?': {"optimizer.args.lr": [1]},
+    "optimizer.args.lr: no such key (keys, name, sampler, trials, seed, form, workers, halving); "
+    'did you mean "keys": {"optimizer.args.lr": ...}?': {"optimizer.args.lr": [1]},
     "name: must be usable as a folder name, found": {"keys": {"seed": [1]}, "name": "a/b"},
     "halving.frist: no such key; did you mean 'first'?": {
         "keys": {"seed": [1]},
@@ -160,6 +160,39 @@ def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
         checked(tmp_path, spec_of(keys=seeds), checkpoint={"monitor": "test_los"})
     sweep = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})
     assert (sweep.monitor, sweep.sign, str(sweep.folder)) == ("val_loss", 1, "saved/Small/grid")
+
+
+def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tmp_path):
+    monitored = {"checkpoint": {"monitor": "test_loss"}}
+    keys = {"optimizer.args.lr": [0.1, 0.01], "seed": [1, 2], "loss.args.label_smoothing": [0, 0.1]}
+    sweep = checked(tmp_path, spec_of(keys=keys), **monitored)
+    assert (sweep.form, sweep.why) == ("program", "")
+    demanded = spec_of(keys={"seed": [1, 2], "loader.batch_size": [32, 64]}, form="program")
+    with pytest.raises(UserError) as error:
+        checked(tmp_path, demanded, callbacks=["confusion_matrix"], **monitored)
+    assert "form: the trials cannot run as one program; change that, or" in str(error.value)
+    assert "keys.loader.batch_size: a program takes numbers of model, loss," in str(error.value)
+    assert "callbacks: see a run as a whole" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("why", "spec", "changes"),
+    [
+        ("", {"keys": LR, "trials": 2, "form": "processes"}, {}),
+        ("workers: 2 processes", {"keys": LR, "trials": 2, "workers": 2}, {}),
+        ("halving: ", {"keys": LR, "trials": 2, "halving": {}}, {}),
+        ("keys: there is only one", {"keys": LR, "trials": 1}, {}),
+        ('not "relu"', {"keys": {"model.args.activation": ["relu", "gelu"]}}, {}),
+        ("training.max_seconds", {"keys": LR, "trials": 2}, {"training": {"max_seconds": 9}}),
+        ("optimizer.args.momentum cannot all", {"keys": {"optimizer.args.momentum": [0, 0.9]}}, {}),
+    ],
+)
+def test_other_trials_are_processes_and_the_reason_is_printed(tmp_path, why, spec, changes):
+    optimizer = {"name": "sgd", "args": {"lr": 0.1}}
+    changes = {"checkpoint": {"monitor": "test_loss"}, "optimizer": optimizer} | changes
+    sweep = checked(tmp_path, spec_of(**spec), **changes)
+    assert sweep.form == "processes" and why in sweep.why and bool(why) == bool(sweep.why)
+    assert sweep.why in sweep.form_in_words()
 
 
 def test_optuna_is_only_needed_where_it_is_named(monkeypatch):

@@ -5,23 +5,29 @@ import os
 import re
 import signal
 import time
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from search.best import best_config
-from search.page import write_page
+from search.page import run_of, write_page
+from search.program import EachTrial, own_values
 from search.spec import parse_spec
 from search.sweep_folder import Sweep, Trial, merged, read_sweep
 from search.trial import Pause
+from search.workers import run_all
 from sweep import main
 from tests.processes import call, captured, finished, start, wait_for_line
+from tests.processes import run as run_train
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
 from tests.training.report.saved_run import EVIL, rows, save
+from training.checkpoint.retention import protected
 from training.checkpoint.storage import load
+from training.options import CheckpointOptions
 from utils import UserError
 
 CONFIG = SMALL | {"checkpoint": {"monitor": "test_loss"}, "training": {"epochs": 4}}
@@ -64,7 +70,7 @@ def test_halving_continues_the_best_of_those_that_paused_together(tmp_path):
     paused[5].append((3, 0.35))
     assert numbers(sweep_of(tmp_path, paused, halving)) == ([3], None)
     sweep = sweep_of(tmp_path, paused, halving)
-    sweep.trials[3].failed = "it diverged"  # nobody takes its place, as with a killed sweep
+    sweep.trials[3].failed = "it diverged"  # no other trial continues instead of it
     assert numbers(sweep) == ([], None)
     assert [trial.number for trial in sweep.ranked()][:2] == [1, 5]
     assert sweep.ranked()[-1].number == 3
@@ -173,7 +179,95 @@ def test_a_pause_is_after_its_epoch_and_not_after_the_last():
     assert Pause(4).on_epoch_end(Seen(4)) is None
 
 
+# Trials as one program.
+
+
+def test_the_trials_of_programs_and_their_retry(tmp_path, monkeypatch):
+    monkeypatch.setattr("search.sweep_folder.TOGETHER", 3)
+    sweep = sweep_of(tmp_path, [[]] * 7)
+    sweep.folder.mkdir(parents=True)
+    assert sweep.next_program() is None
+    sweep.form = "program"
+    assert sweep.next_program() == sweep.next_program() == 0
+    for trial in sweep.trials[:3]:
+        trial.finished = True
+    assert sweep.next_program() == 1 and sweep.programs == [[0, 1, 2], [3, 4, 5]]
+    for trial in sweep.trials[3:6]:
+        trial.failed = "no memory"
+    assert sweep.next_program() is None and numbers(sweep)[0] == [6]  # alone, so it is a process
+    assert read_sweep(sweep.folder).programs == sweep.programs
+    sweep.trials[0].failed = "diverged"
+    sweep.retry()
+    assert sweep.programs == [[1, 2], [3, 4, 5]] and sweep.next_program() == 1
+    config = sweep.program_config(sweep.trials_of(1))
+    assert config["training"]["vary"] == {"seed": [3, 4, 5]}
+    assert config["training"]["replicas"] == 3 and config["training"]["on_nonfinite"] == "skip"
+
+
+def test_where_a_program_fails_each_trial_is_a_process_unless_a_program_was_demanded(tmp_path):
+    command = ["-c", "import sys; sys.exit('--trial' not in sys.argv and 1 or 3)"]
+    for form, programs, code in (("auto", [], 3), ("program", [[0, 1]], 1)):
+        sweep = sweep_of(tmp_path / form, [[], []], form=form)
+        sweep.form = "program"
+        sweep.folder.mkdir(parents=True)
+        lock = os.open(sweep.folder, os.O_RDONLY)
+        with restored_signals():
+            assert run_all(sweep, command, dict(os.environ), lock) == 1
+        os.close(lock)
+        assert sweep.programs == programs
+        assert [trial.failed for trial in sweep.trials] == [f"ended with exit code {code}"] * 2
+
+
+def test_a_checkpoint_is_kept_where_it_is_among_the_best_of_any_trial(tmp_path):
+    options = CheckpointOptions(monitor="test_loss", save_top_k=1)
+    each, run = EachTrial(tmp_path, options, 3, True), SimpleNamespace(history=[])
+    each.failed[2] = (1, "it diverged")
+    for epoch, (saved, losses) in enumerate([(1, (5, 4, 0)), (1, (4, 3, 0)), (1, (3, 6, 0))], 1):
+        values = {f"test_loss/{i}": float(loss) for i, loss in enumerate(losses)}
+        run.epoch, run.history = epoch, [*run.history, {"epoch": epoch, **values}]
+        assert bool(each.on_epoch_end(run)) == saved
+    names = {"checkpoint-epoch_1", "checkpoint-epoch_2", "checkpoint-epoch_3"}
+    assert protected(tmp_path, names) == {"checkpoint-epoch_2", "checkpoint-epoch_3"}
+
+
+def test_the_values_of_one_trial_have_their_usual_names():
+    row = {"epoch": 1, "train_loss": 2.0, "train_loss/0": 1.0, "train_loss/1": 3.0}
+    row |= {"learning_rate/0": 0.1, "learning_rate/1": 0.2, "examples_per_second": 8.0}
+    own = {"epoch": 1, "train_loss": 3.0, "learning_rate": 0.2, "examples_per_second": 4.0}
+    assert own_values(row, 1, 2) == own and list(own_values(row, 1, 2)) == list(own)
+
+
+def test_the_comparison_shows_a_program_in_progress(tmp_path):
+    sweep = sweep_of(tmp_path, [[], [], []])
+    sweep.form, sweep.programs = "program", [[1, 2]]
+    losses = {"train_loss": 4.0, "train_loss/0": 3.0, "train_loss/1": 5.0, "seconds": 1.5}
+    save(sweep.program_dir(0), [{"epoch": 1, "step": 9, **losses, "end_of_epoch": True}], CONFIG)
+    assert run_of(sweep, sweep.trials[0]) is None
+    for trial, loss in ((1, 3.0), (2, 5.0)):
+        run = run_of(sweep, sweep.trials[trial])
+        values = {name: curve.values.tolist() for name, curve in run.metrics.epochs.items()}
+        assert (
+            values == {"train_loss": [loss], "seconds": [1.5]} and run.label == f"trial_00{trial}"
+        )
+    assert "trial_002" in write_page(sweep).read_text()
+
+
 # Whole sweeps, in processes.
+
+
+# What differs between the record of a trial of a program and of one by itself.
+CHANGING = ("seconds", "lengths")
+AS_ALONE = {"$schema": "", "checkpoint": {}, "title": "grid"}
+
+
+@contextmanager
+def restored_signals():
+    """A sweep handles signals from then on."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def write(folder, spec, config=CONFIG):
@@ -245,6 +339,45 @@ def test_trials_are_normal_runs_and_the_best_config_trains(whole):
 
 
 @pytest.mark.slow
+def test_a_program_that_is_killed_continues_and_its_trials_are_normal_runs(whole, tmp_path):
+    write(tmp_path, {"keys": RATES, "form": "program"})
+    process = start(tmp_path, "-c", "small.json", "grid.json", program="sweep.py")
+    wait_for_line(process, "program_000 starts with 4 trials")
+    folder = tmp_path / "saved/Small/grid"
+    wait_until(lambda: [*folder.glob("program_000/checkpoint-epoch_1-replica_0.params")])
+    process.kill()
+    finished([process], code=-signal.SIGKILL)
+    assert not any(trial.over for trial in read_sweep(folder).trials)
+    out, _ = run_sweep(tmp_path, "-c", "small.json", "grid.json")
+    assert "program_000 continues with 4 trials" in out and "trial_003 finished after" in out
+    assert not (folder / "program_000").exists()
+    assert "trial_003" in (folder / "comparison.html").read_text()
+    for trial, alone in zip(read_sweep(folder).trials, read_sweep(whole).trials, strict=True):
+        run, other = folder / trial.name, whole / trial.name
+        assert trial.scores[-1] == pytest.approx(alone.scores[-1], rel=1e-4)
+        ends = [load(each / "checkpoint-epoch_4.params") for each in (run, other)]
+        for name, array in ends[0][0].items():
+            np.testing.assert_allclose(array, ends[1][0][name], rtol=1e-3, atol=1e-5, err_msg=name)
+        own, expected = ({k: r[k] for k in r if k not in CHANGING} for _, r in ends)
+        assert own.pop("config") | AS_ALONE == expected.pop("config") | AS_ALONE
+        assert own.pop("metrics") == pytest.approx(expected.pop("metrics"), rel=1e-4)
+        ((name, value),), ((expected_name, expected_value),) = own.pop("best"), expected.pop("best")
+        assert name == expected_name and value == pytest.approx(expected_value, rel=1e-4)
+        assert own == expected
+        assert {path.name for path in run.iterdir()} == {path.name for path in other.iterdir()}
+        for row, one in zip(rows_of(run), rows_of(other), strict=True):
+            assert row == pytest.approx(one, rel=1e-4)
+    config, best = best_config(read_sweep(folder)), best_config(read_sweep(whole))
+    assert config["optimizer"] == best["optimizer"] and config["training"] == best["training"]
+    code, out, _ = call(tmp_path, "--evaluate", folder / "trial_001")
+    last = rows_of(folder / "trial_001")[-1]["test_loss"]
+    assert code == 0 and json.loads(out)["metrics"]["test_loss"] == pytest.approx(last, rel=1e-4)
+    code, out, _ = run_train(tmp_path, "--resume", folder / "trial_001", "training.epochs=5")
+    assert code == 0 and "Changed: training.epochs: 4 -> 5" in out
+    assert len(rows_of(folder / "trial_001")) == 5 * 3
+
+
+@pytest.mark.slow
 def test_a_trial_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     steps = {"keys": {"optimizer.args.lr": [1e30, 0.01]}}
     sgd = {"optimizer": {"name": "sgd", "args": {"lr": 0.01}}, "training": {"epochs": 1}}
@@ -267,12 +400,17 @@ def children(process):
     return [int(number) for number in tasks.split()]
 
 
+def wait_until(done):
+    deadline = time.time() + 120
+    while not done():
+        assert time.time() < deadline
+        time.sleep(0.01)
+
+
 def until_steps(folder, trial):
     """Wait until a trial has logged some steps."""
-    metrics, deadline = folder / "saved/Small/grid" / trial / "metrics.jsonl", time.time() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        assert time.time() < deadline
-        time.sleep(0.02)
+    metrics = folder / "saved/Small/grid" / trial / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from data_loader.base import Arrays
 from training.devices.sharding import Plan
 from training.recipe import compose
 from training.trainer import Trainer
-from utils import UserError
+from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override
 
@@ -88,6 +88,26 @@ def test_each_replica_computes_what_a_run_with_its_numbers_computes():
             assert_close(tallies[replica], own_tallies[0], rtol=1e-4)
     far = jax.tree.map(lambda a, b: np.abs(a - b).max(), singles[0][0][0], singles[1][0][0])
     assert max(jax.tree.leaves(far)) > 0.01
+
+
+@pytest.mark.slow
+def test_a_number_of_the_first_params_is_that_of_each_replica():
+    """layer_scale is what a factor of each feature begins with."""
+    model = {"name": "convnext", "args": {"dims": [8], "depths": [1]}}
+    config = changed(vary={"model.args.layer_scale": [0.25, 0.5]}) | {
+        "model": model,
+        "preprocess": ["to_unit"],
+    }
+    for stacked in (False, True):
+        trainer = Trainer(recipe_of(config), SETS, stacked)
+        trainer.start(SETS)
+        leaves = [named_leaves(ts.params) for ts in trainer.replica_states()]
+        scales = [
+            {float(a.ravel()[0]) for n, a in each.items() if n.endswith("scale")} - {1.0}
+            for each in leaves
+        ]
+        trainer.close()
+        assert scales == [{0.25}, {0.5}]
 
 
 def test_the_log_has_the_learning_rate_of_each_replica():

@@ -117,7 +117,7 @@ class Keeper:
         record = {"rollbacks": 0, "callbacks": []} | snapshot.record
         self.saved, self.time = (record["step"], record["position"], whole), time.monotonic()
         record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
-        retired = self.before.names() - self.kept.names()
+        retired = {*self.before.names(), name} - self.kept.names()  # or another may protect it
         self.background.start(partial(self.write, snapshot.states, record, name, retired, probes))
 
     def on_resume(self, run, point):

@@ -56,10 +56,14 @@ def check_shapes(recipe, example, sizes, resumed=False):
 
 
 def trace_numbers(recipe, ts, batch):
-    """The numbers of training.vary can be inputs of the compiled step."""
+    """The numbers of training.vary can be inputs of the compiled programs: of what draws the first
+    params, and of the step."""
 
     def step(numbers, ts, batch):
-        return recipe.of(numbers).make_update(unroll=False).step(ts, batch, 1)
+        own = recipe.of(numbers)
+        update = own.make_update(unroll=False)
+        update.init(own.model.init(jax.random.key(0))[0])
+        return update.step(ts, batch, 1)
 
     what = f"training.vary: {', '.join(recipe.numbers[0])} cannot all differ within one program"
     attempt(what, step, as_inputs(recipe.numbers[0]), ts, batch)

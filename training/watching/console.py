@@ -1,6 +1,5 @@
 """What a person at a terminal sees, and where log lines go."""
 
-import json
 import logging
 import logging.config
 import os
@@ -10,7 +9,7 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from file_io import inside, parse_json
+from file_io import inside, read_value
 from utils import UserError
 
 SETTINGS = "logger_config.json"
@@ -117,16 +116,8 @@ class Trial(logging.config.DictConfigurator):
 def read_settings(root):
     """The content of logger_config.json, which must set up the logger `main`."""
     path = Path(root) / SETTINGS
-    try:
-        settings = parse_json(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        fix = f"restore it, for example with: git checkout {SETTINGS}"
-        raise UserError(f"{path}: there is no such file; {fix}") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise UserError(f"{path}: {where}: not JSON: {error.msg}") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+    absent = f"restore it, for example with: git checkout {SETTINGS}"
+    settings = read_value(path, absent)
     if not isinstance(settings, dict):
         raise UserError(f"{path}: must contain an object {{...}}")
     settings = {"version": 1, "handlers": {}} | settings

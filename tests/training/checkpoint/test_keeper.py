@@ -436,6 +436,18 @@ def test_a_checkpoint_that_an_evaluator_protects_is_deleted_once_it_is_not(tmp_p
     assert left == [[1], [2], [2, 3], [2, 4], [4, 5], [4, 6]]
 
 
+def test_a_checkpoint_that_only_an_evaluator_keeps_is_deleted_once_it_does_not(tmp_path):
+    """As in a program of a sweep, which has checkpoints that are the best of one trial."""
+    keeper, left = Keeper(tmp_path, CheckpointOptions(keep=1, monitor=None)), []
+    for epoch, best in enumerate((1, 1, 3, 3), 1):
+        protect(tmp_path, [[f"checkpoint-epoch_{best}", 0.5]])
+        run = a_run(epoch)
+        keeper.on_save(run, snapshot_of(run), "best" if best == epoch else "last")
+        keeper.wait()
+        left.append([int(name.split("_")[1]) for name in names(tmp_path)])
+    assert left == [[1], [1, 2], [2, 3], [3, 4]]
+
+
 def test_nothing_is_deleted_while_the_file_of_the_evaluator_is_unreadable(tmp_path, caplog):
     keeper = Keeper(tmp_path, CheckpointOptions(keep=1))
     (tmp_path / "evaluator.json").write_text("{")

@@ -1,0 +1,90 @@
+"""Whether the trials of a sweep run in processes of their own or, where they differ only in numbers
+that the compiled step takes as inputs, as one program (search/program.py)."""
+
+from dataclasses import replace
+
+from utils import UserError, first_line
+from wiring.build import build
+from wiring.config import show
+from wiring.vary import COMPILED
+
+# {section: {option: the value that it must have}}: any other is for a run as a whole.
+OF_A_RUN = {
+    "training": {
+        "replicas": 1,
+        "vary": None,
+        "max_seconds": None,
+        "test_at": "epochs",
+        "detect_nans": False,
+    },
+    "logging": {
+        "trackers": (),
+        "gradient_norm": False,
+        "parameter_norm": False,
+        "leaf_statistics": False,
+    },
+}
+
+
+def with_form(sweep, recipe, source, folders):
+    """The sweep with the form that its trials will have: a program where that is possible, unless
+    the spec says otherwise. If the spec demands one that is not possible, raises a UserError."""
+    wanted = sweep.spec.form
+    if wanted == "processes":
+        return sweep
+    reasons = of_the_spec(sweep.spec, sweep.trials) + of_the_options(recipe)
+    reasons = reasons or not_compiled(sweep, source, folders)
+    if not reasons:
+        return replace(sweep, form="program")
+    if wanted == "program":
+        lines = "\n  ".join(reasons)
+        fix = 'change that, or use "form": "auto"'
+        raise UserError(f"form: the trials cannot run as one program; {fix}\n  {lines}")
+    return replace(sweep, why=first_line(reasons[0]))
+
+
+def of_the_spec(spec, trials):
+    """Why its trials cannot be one program, one line for each reason."""
+    reasons = []
+    if spec.how == "optuna":
+        reasons.append("sampler: optuna proposes a trial from the results of those before it")
+    elif len(trials) < 2:
+        reasons.append("keys: there is only one trial")
+    if spec.halving:
+        reasons.append("halving: the trials of a program train equally long")
+    if spec.workers > 1:
+        reasons.append(f"workers: {spec.workers} processes are to train at once")
+    for key in spec.keys:
+        other = [t.values[key] for t in trials if type(t.values[key]) not in (int, float)]
+        if key.split(".")[0] not in COMPILED and key != "seed":
+            kinds = ", ".join(COMPILED)
+            reasons.append(f"keys.{key}: a program takes numbers of {kinds}, and the seed")
+        elif other:
+            reasons.append(f"keys.{key}: a program takes numbers, and not {show(other[0])}")
+    return reasons
+
+
+def of_the_options(recipe):
+    """The same, for the options of the config."""
+    reasons = [
+        f"{section}.{name}: is for a run as a whole, and a program is one run"
+        for section, options in OF_A_RUN.items()
+        for name, value in options.items()
+        if getattr(getattr(recipe, section), name) != value
+    ]
+    if recipe.callbacks:
+        reasons.append("callbacks: see a run as a whole, and a program is one run; leave them out")
+    if recipe.training.on_nonfinite == "rollback":
+        reasons.append("training.on_nonfinite: all trials of a program would go back together")
+    return reasons
+
+
+def not_compiled(sweep, source, folders):
+    """The same, once a program of the first two trials was traced."""
+    from training.runs.start import checked_recipe
+
+    try:
+        checked_recipe(build(sweep.program_config(sweep.trials[:2]), source, True, folders))
+    except UserError as error:
+        return str(error).splitlines()
+    return []

@@ -1,0 +1,184 @@
+"""Trials as one program: a run whose replicas are the trials (training.vary), in a process of its
+own, and then a folder for each trial, like that of a run by itself."""
+
+import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from file_io import lines_of, parse_json, read_json
+from search.sweep_folder import with_values
+from training.checkpoint import storage
+from training.checkpoint.retention import EVALUATOR, Kept, protect
+from training.runs.folder import FINISHED, plain, write_json
+from training.runs.recovery import ADVICE
+from training.update import bad_leaf_name
+from training.watchers import Reply
+from training.watching.metric_log import FILE, MOST_BYTES, line_of
+from utils import DONE
+from wiring.build import build
+from wiring.own_modules import look_in
+
+OUTCOME = "outcome.json"  # {number of a trial: why it failed, or null}, once all have folders
+NOT_COPIED = ("checkpoint-*", "former_*", ".*", "config.json", OUTCOME, EVALUATOR, FINISHED, FILE)
+OF_ALL = ("examples_per_second", "tokens_per_second")  # of all trials together
+
+
+class EachTrial:
+    """The watcher of a program for what concerns single trials: a checkpoint is written and kept
+    where it is among the best of any trial, by `options`; and a trial of which a step is not finite
+    has failed, if that is to stop it (`may_fail`)."""
+
+    def __init__(self, folder, options, count, may_fail):
+        self.folder, self.options, self.count, self.may_fail = folder, options, count, may_fail
+        self.failed = {}  # {replica: (the steps before the bad one, why)}
+
+    def memory(self):
+        return {"failed": [[replica, *how] for replica, how in self.failed.items()]}
+
+    def on_resume(self, run, point):
+        self.failed = failed_in(point.record)
+
+    def on_values(self, run, name, values):
+        if name == "train":
+            self.note_failures(run)
+
+    def on_stop(self, run):  # perhaps within an epoch
+        self.note_failures(run)
+
+    def note_failures(self, run):
+        for replica, sums in enumerate(run.trainer.sums() if self.may_fail else ()):
+            if sums["bad_steps"] and replica not in self.failed:
+                step, leaf = int(sums["first_bad"]), int(sums["bad_leaf"])
+                what = bad_leaf_name(run.trainer.replica_states()[0], leaf)
+                why = f"step {step + 1} (epoch {run.epoch}) was not finite: {what} was bad first"
+                self.failed[replica] = step, why
+
+    def on_epoch_end(self, run):
+        best = [entry for replica in range(self.count) for entry in self.best(replica, run.history)]
+        protect(self.folder, best)
+        return Reply(save="best") if checkpoint_after(run.epoch) in dict(best) else None
+
+    def best(self, replica, history):
+        """[name, value] of the best checkpoints of a replica, of those that its epochs end with."""
+        kept = Kept()
+        for row in history if replica not in self.failed else ():
+            value = row.get(f"{self.options.monitor}/{replica}")
+            kept = kept.add(checkpoint_after(row["epoch"]), value, self.options)
+        return kept.best
+
+
+def checkpoint_after(epoch):
+    return f"checkpoint-epoch_{epoch}"
+
+
+def failed_in(record):
+    """{replica: (the steps before the bad one, why)} in the record of a checkpoint."""
+    return {replica: (step, why) for replica, step, why in record.get("failed", ())}
+
+
+def train_program(root, sweep, number, trusted):
+    """Begin or resume a program, and at its end write the folders of its trials; the exit code."""
+    from training.runs.program_cache import keep_programs
+    from training.runs.start import train
+
+    trials, folder, source = sweep.trials_of(number), sweep.program_dir(number), Path(sweep.source)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        shutil.rmtree(folder)  # the process was killed before the run began
+    folders = look_in(source.parent) if trusted else ()
+    config = sweep.program_config(trials) | {"run_name": folder.name}
+    parts = build(config, source.name, trusted, folders)
+    first = build(sweep.trial_config(trials[0]), source.name, trusted, folders)
+    first.checkpoint = replace(first.checkpoint, monitor=sweep.monitor)
+    may_fail = first.training.on_nonfinite == "stop"
+    watcher = EachTrial(folder, first.checkpoint, len(trials), may_fail)
+    keep_programs()
+    code = train(parts, root, "auto", watchers=[watcher])
+    if code == DONE:
+        write_trials(sweep, folder, trials, first)
+    return code
+
+
+def write_trials(sweep, program, trials, first):
+    """The folder of each trial of a finished program, and the file that says what became of them.
+    `first` are the parts of the first trial by itself."""
+    from training.runs.start import write_report
+
+    records = storage.records(program)
+    last = list(records.values())[-1]
+    failed, as_fitted = failed_in(last), {"preprocess": last["config"]["preprocess"]}
+    folders = [sweep.run_dir(trial) for trial in trials]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed here
+        shutil.copytree(program, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    lengths = write_rows(program, folders, failed, records)
+    schema = read_json(program / "config.json")["$schema"]
+    for replica, (trial, folder) in enumerate(zip(trials, folders, strict=True)):
+        config = with_values(first.config | as_fitted, trial.values) | {"run_name": trial.name}
+        config = json.loads(json.dumps(config, default=plain))
+        write_json(folder / "config.json", config | {"$schema": schema})
+        if replica not in failed:
+            own = {"config": config, "replica": 0, "replicas": 1}
+            place = program, folder, replica, len(trials)
+            write_checkpoints(*place, records, own, lengths[replica], first.checkpoint)
+            finished = read_json(program / FINISHED)
+            metrics = own_values(finished["metrics"], replica, len(trials))
+            write_json(folder / FINISHED, finished | {"metrics": metrics})
+        if first.logging.report:
+            write_report(folder)
+    reasons = {replica: f"{why}.\n{ADVICE}" for replica, (_, why) in failed.items()}
+    write_json(program / OUTCOME, {t.number: reasons.get(r) for r, t in enumerate(trials)})
+
+
+def own_values(row, replica, count):
+    """The values of a replica under their usual names, of a row with those of all."""
+    own = {}
+    for name, value in row.items():
+        base, _, end = name.rpartition("/")
+        if base and end == str(replica):
+            own[base] = value
+        elif name in OF_ALL:
+            own[name] = value / count
+        elif f"{name}/{replica}" in row:
+            own[name] = None  # the mean of all; it keeps its place
+        elif not (base and end.isdecimal()):
+            own[name] = value
+    return own
+
+
+def write_rows(program, folders, failed, records):
+    """Write metrics.jsonl of each trial; returns for each {the length of the program's file where a
+    checkpoint was taken: that of its own}. What a trial logged after it had failed is left out."""
+    marks = {record["lengths"].get(FILE, 0) for record in records.values()}
+    lengths, at = [{0: 0} for _ in folders], 0
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(folder / FILE, "wb")) for folder in folders]
+        for line in lines_of(program / FILE, MOST_BYTES):
+            at, row = at + len(line), parse_json(line)
+            for replica, file in enumerate(files):
+                if replica not in failed or row["step"] <= failed[replica][0]:
+                    file.write(line_of(own_values(row, replica, len(files))).encode())
+                if at in marks:
+                    lengths[replica][at] = file.tell()
+    return lengths
+
+
+def write_checkpoints(program, folder, replica, count, records, own, lengths, options):
+    """The last and the best checkpoints of a trial, as its own run would have kept them."""
+    kept, each, last = Kept(), {}, list(records.values())[-1]
+    for name, record in records.items():
+        metrics = own_values(record["metrics"], replica, count)
+        value = None if record["position"] else metrics.get(options.monitor)
+        kept = kept.add(name, value, options, name in last["regular"])
+        at = record["lengths"]
+        of_logs = {"lengths": at | {FILE: lengths[at.get(FILE, 0)]}, "metrics": metrics}
+        each[name] = own | of_logs | kept._asdict()
+    numbers = read_json(program / "config.json")["training"]["vary"]
+    probed = not any(path.startswith("model.") for path in numbers)  # else with those of the first
+    for name in kept.names():
+        suffix = storage.files(program, name)[0].suffix
+        arrays, record = storage.load(storage.places(program, name, count, suffix)[replica])
+        arrays = {n: a for n, a in arrays.items() if probed or not n.startswith("probe/")}
+        record = {key: value for key, value in record.items() if key != "failed"} | each[name]
+        storage.save(folder / f"{name}{suffix}", arrays, record)
