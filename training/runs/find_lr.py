@@ -16,7 +16,7 @@ from training.recipe import compose, with_statistics
 from training.runs.start import checked_recipe, computed_statistics
 from training.trainer import Trainer
 from training.update import first_bad_step
-from training.watching.console import be_silent
+from training.watching.console import silenced
 from utils import DONE, RunError, UserError
 
 RANGE = 1000.0  # from a thousandth of the config's rates to a thousand times
@@ -38,6 +38,7 @@ class Found(NamedTuple):
         return self.steepest and min(self.steepest, self.lowest / 10)
 
 
+@silenced()
 def find_lr(parts, steps):
     """Print the rates at which the loss falls fastest and is lowest, and write a page about it."""
     if steps < FEWEST:
@@ -76,7 +77,6 @@ def ready(parts):
     """(the recipe of a config's parts, its training set), with statistics where they are needed."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
-    be_silent()
     recipe, _ = checked_recipe(parts)
     sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
