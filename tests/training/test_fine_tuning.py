@@ -14,7 +14,7 @@ from model.layers.blocks import unrolled
 from model.lora import lora
 from model.mlp import mlp
 from model.vit import vit
-from tests.processes import run
+from tests.processes import SMALL, run
 from training.checkpoint import storage
 from training.checkpoint.distillation import distillation
 from training.fit import fit
@@ -127,14 +127,8 @@ def test_what_cannot_be_a_base_is_refused(base, tuned):
         fit(BASE, (X, Y), **SETTINGS, pretrained=factors)
 
 
-CONFIG = {
+CONFIG = SMALL | {
     "title": "Base",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
     "training": {"epochs": 1},
     "logging": {"report": False},
 }
