@@ -10,7 +10,7 @@ import numpy as np
 
 from data_loader import grain_source, table
 from data_loader.base import Data
-from data_loader.folder import decoded, pixels
+from data_loader.folder import decoded, need_pillow, pixels
 from data_loader.grain_source import MEMORY_MB, Records
 from ranges import CountOrZero, NeedsTrust, at_most, checked
 from utils import UserError, cut
@@ -63,6 +63,8 @@ def huggingface(
         category = () if is_float(features[y]) else (y,)
         return table.data_of(tables, y, (), category, getattr(features[y], "names", ()))
     (column,) = columns
+    if kind(features[column]) == "Image":
+        need_pillow("huggingface")
     classes = classes_of(features[y], sets["train"], y)
     num_classes = len(classes) or largest(sets, y)
     parse = partial(example, x=column, y=y, classes=classes, image_size=image_size, color=color)
@@ -76,10 +78,12 @@ def huggingface(
 
 def opened(path, name, data_files, revision):
     """{split: its datasets.Dataset}"""
-    if importlib.util.find_spec("datasets") is None:
+    if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:  # not a mere folder
         raise UserError("huggingface: needs the package datasets: pip install datasets pillow")
     import datasets
 
+    if not hasattr(datasets, "load_dataset"):
+        raise UserError(f"{datasets.__file__}: hides the package datasets; rename it")
     if int(datasets.__version__.split(".")[0]) < OLDEST:
         fix = "pip install --upgrade datasets"
         raise UserError(f"huggingface: needs datasets {OLDEST} or newer: {fix}")

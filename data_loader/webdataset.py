@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from data_loader.base import Data, Parsed
-from data_loader.folder import decoded
+from data_loader.folder import decoded, need_pillow
 from data_loader.grain_source import MEMORY_MB, Records, data_of
 from data_loader.record_files import RecordFiles
 from data_loader.records import npy_array
@@ -35,6 +35,8 @@ def webdataset(
 ) -> Data:
     """Tar files of samples, a path or a pattern per set, such as `train-{000..003}.tar`. `x` and
     `y` are members by their ending; a `json` has its label under the key `field`."""
+    if not x.lower().endswith("npy"):
+        need_pillow("webdataset")
     parse = partial(
         tar_example, x=x, y=y, field=field, classes=classes, image_size=image_size, color=color
     )

@@ -150,3 +150,12 @@ def test_a_missing_package_is_an_error_with_the_command_that_installs_it(monkeyp
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="pip install datasets"):
         huggingface("mnist")
+
+
+def test_a_file_that_hides_the_package_is_named(tmp_path, monkeypatch):
+    (tmp_path / "datasets.py").write_text("")
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"datasets\.py: hides the package datasets; rename it"):
+        huggingface("mnist")
+    del sys.modules["datasets"]
