@@ -90,7 +90,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_computes_the_same_with_merged_factors(name):
     base, leaves = MODELS[name]
-    model = lora(base, leaves, rank=3, dora=name == "gpt")
+    model = lora(base, leaves, rank=3)
     x = rng.integers(0, 32, (2, 8)) if name == "gpt" else rng.normal(size=(2, 8, 8, 3))
     x = x[..., :1] if name == "convnext" else x
     x = x if name == "gpt" else x.astype(np.float32)
@@ -112,7 +112,7 @@ def test_a_model_computes_the_same_with_merged_factors(name):
 def test_every_block_of_scan_has_factors_of_its_own():
     sizes, name = {"dim": 8, "depth": 3, "heads": 2}, "attention/query/weight"
     bases = [gpt((4,), 16, **sizes, scan=scan) for scan in (False, True)]
-    models = [lora(base, (ATTENTION,), rank=2) for base in bases]
+    models = [lora(base, (ATTENTION,), rank=2, dora=True) for base in bases]
     start, _ = jax.jit(models[1].init)(jax.random.key(0))
     a = start[f"blocks/0-2/{name}"]["a"]
     assert a.shape == (3, 8, 2) and len(set(map(float, a[:, 0, 0]))) == 3
@@ -120,7 +120,8 @@ def test_every_block_of_scan_has_factors_of_its_own():
     merged = unrolled(models[1].merge(params, state)[0])
     for i in range(3):
         factors = {k: leaf[i] for k, leaf in params[f"blocks/0-2/{name}"].items()}
-        expected = state["frozen"][f"blocks/0-2/{name}"][i] + factors["a"] @ factors["b"]
+        summed = state["frozen"][f"blocks/0-2/{name}"][i] + factors["a"] @ factors["b"]
+        expected = factors["length"] * summed / np.linalg.norm(summed, axis=0)
         block = merged["blocks"][i]["attention"]["query"]["weight"]
         np.testing.assert_allclose(block, expected, atol=1e-5)
     names = named_leaves(jax.eval_shape(models[0].init, jax.random.key(0))[0])
