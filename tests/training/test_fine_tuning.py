@@ -10,6 +10,7 @@ import pytest
 
 from inference import to_torch
 from inference.load import load, load_to_export
+from inference.runtimes import open_model
 from model.layers.blocks import unrolled
 from model.lora import lora
 from model.mlp import mlp
@@ -166,6 +167,13 @@ def test_a_config_names_a_base_and_the_result_is_evaluated_and_exported(
     x = rng.random((3, 28, 28, 1)).astype(np.float32)
     logits = exported.function(exported.weights, x)
     np.testing.assert_allclose(logits, loaded.model.apply(loaded.params, {}, x)[0], atol=1e-6)
+    exporting = {"program": "inference/convert_tflite.py"}
+    code, out, err = run(tuned_from_config, "-w", checkpoint, "--name", "merged", **exporting)
+    assert code == 0, out + err
+    for ending in ("onnx", "tflite"):
+        [path] = tuned_from_config.glob(f"**/merged.{ending}")
+        found = open_model(path)({"input": x})["output"]
+        np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
     assert to_torch.main([str(checkpoint), "merged.safetensors"]) == 0
     code, out, _ = run(
         tuned_from_config, "-c", "base.json", "training.pretrained=merged.safetensors"
