@@ -37,7 +37,8 @@ def find_batch(parts):
     recipe, sets = ready(parts)
     tokens = getattr(sets["train"], "tokens_per_example", 1)
     what, memory = "tokens" if tokens > 1 else "examples", memory_limit()
-    print(f"A batch may need {format_bytes(int(USABLE * memory))} of a device")
+    limit = format_bytes(int(USABLE * memory))
+    print(f"A step may need up to {limit} of memory on a device")
     print(f"{'batch':>8}  {'memory':>10}  {what + '/s':>12}")
 
     def attempt(size):
