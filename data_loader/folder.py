@@ -21,8 +21,7 @@ def folder(dir: str, image_size: tuple[int, int], color: Literal["rgb", "gray"] 
     """Images of `dir`/{train,val,test}/<class>/ or `dir`/<class>/, resized to [height, width]."""
     if isinstance(image_size, int) or len(image_size) != 2 or min(image_size) < 1:
         raise ValueError(f"image_size: must be [height, width], both at least 1, got {image_size}")
-    if importlib.util.find_spec("PIL") is None:
-        raise UserError("folder: reading images needs Pillow; install it with: pip install pillow")
+    need_pillow("folder")
     roots = _roots(Path(dir))
     classes = _classes(roots["train"])
     sets = {
@@ -33,6 +32,12 @@ def folder(dir: str, image_size: tuple[int, int], color: Literal["rgb", "gray"] 
     sizes = {name: len(dataset) for name, dataset in sets.items()}
     named = {"num_classes": len(classes), "classes": tuple(classes)}
     return Data(example, sizes, lambda: sets, **named, resident=False)
+
+
+def need_pillow(what):
+    """Raise if images cannot be read, `what` being the part or file that needs it."""
+    if importlib.util.find_spec("PIL") is None:
+        raise UserError(f"{what}: reading images needs Pillow; install it with: pip install pillow")
 
 
 class Images:

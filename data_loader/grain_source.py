@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
@@ -18,7 +19,7 @@ from typing import Annotated
 
 import numpy as np
 
-from data_loader.base import Data, Parsed, check_labels
+from data_loader.base import Arrays, Data, Parsed, check_labels
 from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import NEEDS, RecordFiles
@@ -46,6 +47,8 @@ POLL_INTERVALS = {
 # memory might then be closed twice, or never.
 END = -1
 
+MEMORY_MB = 1024  # of decoded examples that are kept in memory
+
 
 @checked
 def grain(
@@ -63,30 +66,53 @@ def grain(
     Without `parse`, numpy_example does.
     """
     num_classes = len(classes) if classes and num_classes is None else num_classes
-    if workers and importlib.util.find_spec("grain") is None:
-        raise UserError(f"grain: {NEEDS.format('grain')}")
     sets = {
-        name: Records(pattern, parse or numpy_example, workers, num_classes)
+        name: Records(RecordFiles(pattern), parse or numpy_example, workers, num_classes)
         for name, pattern in {"train": train, "val": val, "test": test}.items()
         if pattern is not None
     }
+    return data_of(sets, num_classes=num_classes, vocab_size=vocab_size, classes=classes)
+
+
+def data_of(sets, memory_mb=0, **named):
+    """The Data of Records; if their examples take at most `memory_mb`, they are read into it."""
     example = map_nest(
         lambda leaf: np.zeros(np.shape(leaf), np.asarray(leaf).dtype), sets["train"][0]
     )
     sizes = {name: len(dataset) for name, dataset in sets.items()}
-    named = {"num_classes": num_classes, "vocab_size": vocab_size, "classes": classes}
-    return Data(example, sizes, lambda: sets, **named, resident=False)
+    fits = sum(sizes.values()) * sum(a.nbytes for _, a in named_nest(example)) <= memory_mb * 2**20
+
+    def load():
+        return {name: in_memory(records) if fits else records for name, records in sets.items()}
+
+    return Data(example, sizes, load, **named, resident=fits)
+
+
+def in_memory(records):
+    """The examples (x, y) of Records as Arrays; the Records themselves if they differ in shape."""
+    first, count = records[0], len(records)
+    x, y = (np.empty((count, *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in first)
+    with ThreadPoolExecutor() as pool:  # Pillow decodes in parallel
+        for start in range(0, count, 1024):
+            rows = range(start, min(count, start + 1024))
+            for i, one in zip(rows, pool.map(records.__getitem__, rows), strict=True):
+                if [np.shape(leaf) for leaf in one] != [np.shape(leaf) for leaf in first]:
+                    return records
+                x[i], y[i] = one
+    return Arrays(x, y, records.source)
 
 
 class Records:
-    """The examples of record files; worker processes read batches of them."""
+    """The examples of record files, or of anything else that has a length, items, the name of each
+    item for messages, and a `source`; worker processes read batches of them."""
 
-    def __init__(self, pattern, parse, workers, num_classes=None):
-        self.files = RecordFiles(pattern)
+    def __init__(self, files, parse, workers, num_classes=None):
+        if workers and importlib.util.find_spec("grain") is None:
+            raise UserError(f"workers: {NEEDS.format('grain')}; or set it to 0")
+        self.files, self.source = files, files.source
         self.parse = parse
         self.workers = workers
         self.num_classes = num_classes
-        self.source = f"{pattern} ({len(self.files.files)} files)"
 
     def __len__(self):
         return len(self.files)

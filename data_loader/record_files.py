@@ -1,4 +1,4 @@
-"""Files of records with random access: ArrayRecord, and TFRecord with an index of its records."""
+"""Files of records with random access: ArrayRecord, and TFRecord and tar with an index."""
 
 import glob
 import importlib.util
@@ -11,11 +11,13 @@ from itertools import accumulate
 
 import numpy as np
 
+from data_loader.tar_files import TarSamples
 from file_io import open_file
-from utils import Damaged, UserError, format_bytes
+from utils import Damaged, UserError, cut, format_bytes
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
 MOST_BYTES = 2**31  # of one record, as in a protocol buffer
+MOST_FILES = 100_000  # of one pattern
 MAX_OPEN = 512  # open files per process, half of the usual limit of a system
 NEEDS = (
     "reading these files needs {}, which is not installed: "
@@ -30,6 +32,7 @@ class RecordFiles:
         with ThreadPoolExecutor(16) as pool:  # a network disk serves many requests at once
             self.files = list(pool.map(_opened, paths(pattern)))
         self.ends = list(accumulate(map(len, self.files)))
+        self.source = f"{pattern} ({len(self.files)} files)"
         if not len(self):
             raise UserError(f"{pattern}: has no records in its {len(self.files)} files")
 
@@ -46,7 +49,8 @@ class RecordFiles:
     def name(self, index):
         """The name of a record in messages."""
         file, number = self.locate(index)
-        return f"{file.path}: record {number}"
+        key = f" ({cut(file.key(number), 80)})" if isinstance(file, TarSamples) else ""
+        return f"{file.path}: record {number}{key}"
 
     def __getitem__(self, index):
         file, number = self.locate(index)
@@ -61,8 +65,16 @@ class RecordFiles:
 def paths(pattern):
     """The files of a path or a pattern, sorted.
 
-    Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist.
+    Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and
+    so must all of `{000..012}`.
     """
+    if numbers := re.search(r"\{(\d+)\.\.(\d+)\}", pattern):
+        first, last = numbers.groups()
+        if not int(first) <= int(last) < int(first) + MOST_FILES:
+            raise UserError(f"{pattern}: {numbers[0]} is not a range of up to {MOST_FILES} files")
+        before, after = pattern[: numbers.start()], pattern[numbers.end() :]
+        each = (f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1))
+        return [path for i in each for path in paths(f"{before}{i}{after}")]
     files = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     files = [path for path in files if not os.path.isdir(path)]
     if not files:
@@ -86,9 +98,11 @@ def _opened(path):
     """The records of one file, whose format is recognized by its first bytes."""
     try:
         with open_file(path) as file:
-            head = file.read(12)
+            head = file.read(512)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if head[257:262] == b"ustar":
+        return TarSamples(path)
     if head.startswith(ARRAY_RECORD):
         return _array_records(path)
     if head.startswith(b"\x1f\x8b"):
@@ -96,10 +110,10 @@ def _opened(path):
             f"{path}: the whole file is compressed, so that no single record can be read; "
             "unpack it with gunzip"
         )
-    if head and not _length_is_valid(head):
+    if head and not _length_is_valid(head[:12]):
         raise UserError(
-            f"{path}: is neither an ArrayRecord file nor a TFRecord file, or is damaged at its "
-            "start; copy it again"
+            f"{path}: is neither an ArrayRecord file nor a TFRecord file nor a tar file, or is "
+            "damaged at its start; copy it again"
         )
     return TFRecords(path)
 

@@ -89,6 +89,14 @@ def numpy_record(example):
     return file.getvalue()
 
 
+def npy_array(data):
+    """The array of a whole .npy file, given as its bytes."""
+    array, end = _array(data, 0)
+    if end != len(data):
+        raise UserError(f"has {len(data) - end} bytes after its array")
+    return array
+
+
 def _array(record, start):
     """(the array of the .npy file that begins at `start`, the offset of its end)"""
     # Version 1.0 of the format: magic, version, length of the header, header, data.

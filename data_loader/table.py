@@ -140,8 +140,9 @@ def as_text(value):
     return None if value is None or value != value else str(value)
 
 
-def data_of(tables, target, leave_out, categories):
-    """The Data of tables; what a column holds is decided by the training set."""
+def data_of(tables, target, leave_out, categories, classes=()):
+    """The Data of tables; what a column holds is decided by the training set, and so are the
+    `classes` unless they are given."""
     train = tables["train"]
     for argument, names in (("target", [target]), ("leave_out", leave_out)):
         check_names(train, argument, names)
@@ -156,7 +157,7 @@ def data_of(tables, target, leave_out, categories):
         if len(values) > max(FEW, len(train.lines) // 2):
             why = f"has {len(values)} different texts in {len(train.lines)} rows"
             raise UserError(f"{train.path}: column {name!r} {why}; name it in leave_out")
-    classes = values_of(train, target, target in categories)
+    classes = tuple(classes) or values_of(train, target, target in categories)
     sets = {
         name: Arrays(encoded(table, columns), targets(table, target, classes), table.path)
         for name, table in tables.items()

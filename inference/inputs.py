@@ -1,11 +1,10 @@
 """Read the inputs of a command line, images, folders of them or one file of arrays, in batches."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 
-from data_loader.folder import ENDINGS, pixels
+from data_loader.folder import ENDINGS, need_pillow, pixels
 from file_io import open_file
 from utils import UserError, check_memory, first_line
 
@@ -126,8 +125,7 @@ def only_input(predictor):
 
 def image_shape(path, predictor):
     """The (height, width, channels) of the images that the model takes."""
-    if importlib.util.find_spec("PIL") is None:
-        raise UserError(f"{path}: reading images needs Pillow; install it with: pip install pillow")
+    need_pillow(path)
     shape, _ = predictor.inputs[only_input(predictor)]
     if predictor.form.layout == "nchw":
         shape = (*shape[1:], shape[0])

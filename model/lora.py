@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., 2021): train small factors that are added to the frozen weights of any model.
+"""LoRA (Hu et al., 2021) and DoRA: train small factors added to the frozen weights of any model.
 
 A chosen leaf W (..., in, out) becomes W + scale * a @ b, with the factors a (..., in, rank) and
 b (rank, out), so a kernel (H, W, in, out) of a convolution counts as a matrix of H * W * in rows.
@@ -27,12 +27,14 @@ def lora(
     rank: Count = 8,
     alpha: float | None = None,
     rank_stabilized: bool = False,
+    dora: bool = False,
     whole: tuple[str, ...] = (),
 ) -> Model:
     """Train factors of `rank` for the weights of `base` that the regexes `leaves` match, and the
     weights that `whole` matches, such as a new head; all others stay as `training.pretrained` has
     them. The product of two factors counts `alpha / rank` times, `alpha` being `rank` by default,
-    or with `rank_stabilized` `alpha / sqrt(rank)` times (Kalajdzievski, 2023)."""
+    or with `rank_stabilized` `alpha / sqrt(rank)` times (Kalajdzievski, 2023). `dora` also trains
+    the length of each column of a weight, apart from its direction (Liu et al., 2024)."""
     shapes, plain_state = jax.eval_shape(base.init, jax.random.key(0))
     structure, shapes = jax.tree.structure(shapes), named(shapes)
     if not isinstance(plain_state, dict):
@@ -53,7 +55,7 @@ def lora(
         params, state = base.init(key)
         params, keys = named(params), jax.random.split(jax.random.fold_in(key, 1), len(chosen))
         factors = {
-            name: factors_init(own, params[name], rank, is_stacked(name))
+            name: factors_init(own, params[name], rank, is_stacked(name), dora)
             for name, own in zip(chosen, keys, strict=True)
         }
         frozen = {name: leaf for name, leaf in params.items() if name not in trained}
@@ -65,7 +67,11 @@ def lora(
         frozen = {name: weight.astype(dtype) for name, weight in state["frozen"].items()}
         for name in chosen:  # the sum of the two is rounded only once
             change = scale * product(params[name], is_stacked(name))
-            frozen[name] = (state["frozen"][name] + change).astype(dtype)
+            weight = state["frozen"][name] + change
+            if dora:  # the length counts as a constant in the gradient, as in the paper
+                length = jax.lax.stop_gradient(lengths(weight, is_stacked(name)))
+                weight = weight * (params[name]["length"] / jnp.maximum(length, 1e-12))
+            frozen[name] = weight.astype(dtype)
         merged = frozen | {name: params[name] for name in trained}
         plain_state = {key: value for key, value in state.items() if key != "frozen"}
         return jax.tree.unflatten(structure, [merged[name] for name in shapes]), plain_state
@@ -77,14 +83,21 @@ def lora(
     return Model(init, apply, base.cache, base, merge)
 
 
-def factors_init(key, weight, rank, stacked):
+def factors_init(key, weight, rank, stacked, dora):
     """Factors whose product is 0: `a` is drawn as PyTorch draws a linear layer, `b` is 0."""
     if stacked:
-        keys = jax.random.split(key, len(weight))
-        return jax.vmap(partial(factors_init, rank=rank, stacked=False))(keys, weight)
+        each = partial(factors_init, rank=rank, stacked=False, dora=dora)
+        return jax.vmap(each)(jax.random.split(key, len(weight)), weight)
     *axes, out = weight.shape
     a = uniform_with_variance(key, (*axes, rank), 1 / (3 * math.prod(axes)))
-    return {"a": a.astype(weight.dtype), "b": jnp.zeros((rank, out), weight.dtype)}
+    factors = {"a": a.astype(weight.dtype), "b": jnp.zeros((rank, out), weight.dtype)}
+    return factors | ({"length": lengths(weight, False)} if dora else {})
+
+
+def lengths(weight, stacked):
+    """The Euclidean length of each column (..., in, out) of a leaf, with axes of size 1."""
+    axes = tuple(range(stacked, weight.ndim - 1))
+    return jnp.sqrt(jnp.sum(weight**2, axes, keepdims=True))
 
 
 def product(factors, stacked):

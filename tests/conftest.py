@@ -11,6 +11,8 @@ import shutil
 import sys
 import tempfile
 
+import pytest
+
 CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -30,3 +32,15 @@ if IS_OWNER:  # before anything imports jax
 def pytest_unconfigure():
     if IS_OWNER:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture
+def clean_imports(monkeypatch):
+    """The modules of a user, `my_...` and `vast_...`, that a test imports, and where it looks for
+    them, are forgotten after it."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("my_", "vast_")):
+            del sys.modules[name]

@@ -17,6 +17,14 @@ import train
 from training.devices.launcher import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL = {  # a config of a run of ten steps in an epoch
+    "model": {"name": "mlp", "args": {"dims": [16]}},
+    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
+    "loader": {"batch_size": 64},
+    "preprocess": ["to_unit"],
+    "loss": "cross_entropy",
+    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
+}
 
 
 def start(folder, *arguments, program="train.py", devices=None):

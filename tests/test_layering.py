@@ -221,7 +221,7 @@ def test_requirements_has_every_package_that_anything_imports():
     required |= {"zstandard": "", "absl-py": ""}  # JAX uses the first; the second comes with Grain
     users = {"equinox": "", "dm-haiku": "", "optuna": ""}  # the user's own libraries: adapters.py
     # Used where they are installed; Trackio needs an older Pillow than the one above.
-    required |= dict.fromkeys(("mlflow", "mlflow-skinny", "trackio", "pyarrow"), "")
+    required |= dict.fromkeys(("mlflow", "mlflow-skinny", "trackio", "pyarrow", "datasets"), "")
     paths = [path for layer in ALLOWED for path in files(layer)]
     for path, packages in packages_imported(paths):
         assert packages & (required | users).keys(), f"{path} imports {packages}"

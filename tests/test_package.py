@@ -21,19 +21,9 @@ from rawtree.__main__ import COMMANDS
 from tests.processes import call, captured
 from wiring.own_modules import TOOLKIT
 
+pytestmark = pytest.mark.usefixtures("clean_imports")
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "import os\nopen(os.environ['MARK'], 'w').close()\n"
-
-
-@pytest.fixture(autouse=True)
-def clean_imports(monkeypatch):
-    """The modules of a project are forgotten after a test."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith("my_"):
-            del sys.modules[name]
 
 
 # The wheel.

@@ -9,18 +9,13 @@ import sys
 import numpy as np
 import pytest
 
+from tests import processes
 from tests.processes import ROOT, call, run, start, wait_for_line
 from training.checkpoint.restore import restacked
 from training.checkpoint.storage import load
 
-SMALL = {
+SMALL = processes.SMALL | {
     "title": "Small",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
     "schedule": "cosine",
     "training": {"epochs": 2},
     "logging": {"every_steps": 5},

@@ -167,6 +167,21 @@ def check_that_the_run_resumes_to_the_same_bits_after_a_signal_and_a_kill(workdi
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
+@pytest.mark.slow
+def test_a_budget_of_steps_ends_two_processes_and_a_larger_one_continues_to_the_same_bits(workdir):
+    several = ("--processes", "2", "callbacks=[]", "training.epochs=2")
+    train(workdir, *several, "checkpoint.dir=whole")
+    out, _ = train(workdir, *several, "checkpoint.dir=budget", "training.max_steps=7")
+    assert "Stopped by training.max_steps after step 7" in out
+    [run_dir] = (workdir / "budget").glob("two/*")
+    assert (run_dir / "finished.json").exists()
+    assert rows(workdir, "budget")[-1]["final"] == "the last weights"
+    train(workdir, *several, "--resume", str(run_dir), "training.max_steps=null")
+    assert rows(workdir, "budget") == rows(workdir, "whole")
+    for name, array in last_arrays(workdir, "whole").items():
+        np.testing.assert_array_equal(last_arrays(workdir, "budget")[name], array, err_msg=name)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("killed", [0, 1])
 def test_without_the_launcher_the_other_process_ends_soon_and_says_why(workdir, killed):

@@ -67,17 +67,20 @@ def tabular(
     mean: tuple[float, ...] | None = None,
     std: tuple[Positive, ...] | None = None,
     gaps: tuple[int, ...] | None = None,
+    unseen: tuple[tuple[int, ...], ...] | None = None,
 ) -> Preprocessed:
     """A row of a table as inputs of a model: its numbers with mean 0 and standard deviation 1, 0
     where one is missing; for each number 1 if it is missing, and was so in training as well; its
     categories, one-hot, or as integers for the model `tabular`.
 
-    Mean, deviation and gaps (whether a column lacks values) are computed from the training set.
+    Mean, deviation, gaps (whether a column lacks values) and the categories that it does not have,
+    which count as unknown, are computed from the training set.
     """
-    if mean is None or std is None or gaps is None:
-        raise ValueError("tabular: has no statistics yet; give `mean`, `std` and `gaps`")
-    if x.shape != (len(columns),) or {len(mean), len(std), len(gaps)} != {len(columns)}:
-        counts = f"mean, std and gaps {len(mean)}, {len(std)} and {len(gaps)}"
+    if mean is None or std is None or gaps is None or unseen is None:
+        raise ValueError("tabular: has no statistics yet; give `mean`, `std`, `gaps` and `unseen`")
+    lengths = [len(values) for values in (mean, std, gaps, unseen)]
+    if x.shape != (len(columns),) or {*lengths} != {len(columns)}:
+        counts = "mean, std, gaps and unseen {}, {}, {} and {}".format(*lengths)
         raise ValueError(
             f"columns: there are {len(columns)}; a row has the shape {list(x.shape)}, {counts}"
         )
@@ -88,15 +91,17 @@ def tabular(
     missing = numbers != numbers  # NaN
     parts = [jnp.where(missing, 0, (numbers - shift) / scale), jnp.where(missing, lacking, 0)]
     for i, categories in kinds:
+        places = np.arange(1, 1 + len(categories))
+        is_each = (x[i] == np.where(np.isin(places, unseen[i]), -1, places)).astype(x.dtype)
         if categories and one_hot:
-            parts.append((x[i] == jnp.arange(1, 1 + len(categories))).astype(x.dtype))
+            parts.append(is_each)
         elif categories:
-            parts.append(x[i : i + 1])
+            parts.append(x[i : i + 1] * is_each.sum() if unseen[i] else x[i : i + 1])
     return jnp.concatenate(parts)
 
 
-def column_statistics(batches):
-    """{mean, std, gaps} of each column, of the values that are not NaN."""
+def column_statistics(batches, columns):
+    """{mean, std, gaps, unseen} of each column, of the values that are not NaN."""
     batches = [np.asarray(x, np.float64) for x in batches]
     if any(x.ndim != 2 for x in batches):
         raise ValueError("needs one row of numbers per example, as of the data csv or parquet")
@@ -106,7 +111,12 @@ def column_statistics(batches):
     std = np.sqrt(np.nansum((rows - mean) ** 2, 0) / count)
     std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # what float32 cannot tell from a constant
     gaps = tuple(int(gap) for gap in np.isnan(rows).any(0))
-    return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std)), "gaps": gaps}
+    unseen = tuple(
+        tuple(np.setdiff1d(np.arange(1, 1 + len(categories)), column).tolist())
+        for categories, column in zip(columns.values(), rows.T, strict=True)
+    )
+    means, deviations = (tuple(map(rounded, values)) for values in (mean, std))
+    return {"mean": means, "std": deviations, "gaps": gaps, "unseen": unseen}
 
 
 def scaled(name, x, mean, std, what):
@@ -162,8 +172,9 @@ def unfitted(fn):
 def with_fit(fn, batches):
     """A preprocessing function with the arguments that its `fit` computes from these batches."""
     function, names = getattr(fn, "func", fn), unfitted(fn)
+    accepted, given = inspect.signature(function.fit).parameters, getattr(fn, "keywords", {})
     try:
-        values = function.fit(batches)
+        values = function.fit(batches, **{k: v for k, v in given.items() if k in accepted})
     except ValueError as error:
         raise UserError(f"{function.__name__}: {error}") from error
     return bound(fn, {name: values[name] for name in names})

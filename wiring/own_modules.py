@@ -106,10 +106,11 @@ def functions_in(path, _changed):
 
 def hidden_file(module, folders):
     """What to do if a module that was imported hides the user's file of its name; "" if none."""
-    top, file = module.__name__.partition(".")[0], str(getattr(module, "__file__", None))
+    top, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
+    by = file or f"the folder {next(iter(getattr(module, '__path__', [])), top)}"
     for path in [Path(folder) / f"{top}.py" for folder in folders]:
-        if path.is_file() and not Path(file).is_relative_to(path.parent):
-            return f"; {path} is hidden by {file}; rename it, as in my_{top}.py"
+        if path.is_file() and not (file and Path(file).is_relative_to(path.parent)):
+            return f"; {path} is hidden by {by}; rename it, as in my_{top}.py"
     return ""
 
 

@@ -18,7 +18,7 @@ MODULES = [f"data_loader.{module.name}" for module in pkgutil.iter_modules(data_
 
 
 def test_importing_every_module_imports_neither_jax_nor_optional_packages():
-    heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record", "tokenizers")
+    heavy = ("jax", "tqdm", "PIL", "torch", "grain", "array_record", "tokenizers", "datasets")
     code = f"import sys, {', '.join(MODULES)}; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
@@ -40,7 +40,8 @@ def test_the_parts_are_the_functions_annotated_to_return_data():
                 arguments = inspect.signature(function).parameters.values()
                 assert all(a.annotation is not a.empty for a in arguments), name
     drawn = {"digits", "stories"}
-    files = {"arrays", "csv", "folder", "grain", "parquet", "text", "tokens"}
+    files = {"arrays", "csv", "folder", "grain", "huggingface", "parquet", "text", "tokens"}
+    files.add("webdataset")
     assert parts == {"mnist", "fashion_mnist", "cifar10"} | drawn | files
 
 

@@ -14,6 +14,7 @@ from data_loader.base import Arrays, loaded
 from data_loader.digits import draw
 from data_loader.grain_source import Records, grain
 from data_loader.loader import batches, collate, epoch_order, first_batches, split
+from data_loader.record_files import RecordFiles
 from data_loader.records import numpy_example, write_records
 from tests.data_loader.conftest import wait_until
 from utils import RunError, UserError
@@ -134,7 +135,7 @@ def fails(examples):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 2])
 def test_an_error_in_a_worker_is_the_same_message_as_without_workers(record_folder, count):
-    dataset = Records(f"{record_folder}/train-*", fails_at_seven, count)
+    dataset = Records(RecordFiles(f"{record_folder}/train-*"), fails_at_seven, count)
     seven = int(np.flatnonzero(Y == 7)[0])
     message = (
         rf"train-00000.*record {seven}: parse fails: "
@@ -142,7 +143,7 @@ def test_an_error_in_a_worker_is_the_same_message_as_without_workers(record_fold
     )
     with pytest.raises(UserError, match=message):
         list(batches(dataset, np.arange(500).reshape(50, 10)))
-    dataset = Records(f"{record_folder}/test-*", numpy_example, count)
+    dataset = Records(RecordFiles(f"{record_folder}/test-*"), numpy_example, count)
     with pytest.raises(
         UserError, match=r"loader\.collate_fn fails: .*test_grain\.py, line \d+: KeyError: 'broken'"
     ):
@@ -154,7 +155,7 @@ def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
     x, y = X[:9], Y[:9]
     odd = [x[4].astype(np.float32), y[4]] if leaf == "0" else [x[4], np.float64(y[4])]
     write_records(tmp_path / "train", [(x[i], y[i]) if i != 4 else odd for i in range(9)])
-    dataset = Records(f"{tmp_path}/train-*", numpy_example, 0)
+    dataset = Records(RecordFiles(f"{tmp_path}/train-*"), numpy_example, 0)
     kept, found = [(X.dtype, odd[0].dtype), (Y.dtype, odd[1].dtype)][int(leaf)]
     message = rf"record 4: {leaf} is {found}, but {kept} in .*record 0; write one type"
     for rows in ([[4, 5, 6]], [[4]], [[0, 1], [3, 4]]):
@@ -164,14 +165,14 @@ def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_iteration_with_an_error(record_folder):
-    dataset = Records(f"{record_folder}/train-*", killed_at_seven, 2)
+    dataset = Records(RecordFiles(f"{record_folder}/train-*"), killed_at_seven, 2)
     with pytest.raises(RunError, match=r"a worker process ended \(.*exit code -9.*fewer `workers`"):
         list(batches(dataset, np.arange(500).reshape(50, 10)))
 
 
 @pytest.mark.slow
 def test_workers_use_no_accelerator(record_folder):
-    dataset = Records(f"{record_folder}/train-*", label_is_1_on_the_cpu, 1)
+    dataset = Records(RecordFiles(f"{record_folder}/train-*"), label_is_1_on_the_cpu, 1)
     ((_, labels),) = batches(dataset, np.arange(4).reshape(1, 4))
     assert labels.tolist() == [1] * 4
 

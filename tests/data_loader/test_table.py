@@ -92,6 +92,17 @@ def test_a_gap_that_training_has_not_seen_sets_no_flag():
     np.testing.assert_allclose(ready(jnp.float32([4, 6])), [2, 1, 0, 0])  # b is constant
 
 
+def test_a_category_that_only_held_out_rows_have_counts_as_unknown():
+    columns = {"a": (), "b": ("k", "l", "m"), "c": ("p", "q")}
+    x = np.float32([[1, 1, 1], [3, 3, 2], [5, 2, 1]])  # the last row is held out
+    (ready,) = fitted([of_columns(columns)], (x[:2], np.zeros(2)))
+    assert ready.keywords["unseen"] == ((), (2,), ())
+    np.testing.assert_allclose(ready(x[1]), [1, 0, 0, 0, 1, 0, 1])
+    np.testing.assert_allclose(ready(x[2]), [3, 0, 0, 0, 0, 1, 0])
+    (ready,) = fitted([of_columns(columns, one_hot=False)], (x[:2], np.zeros(2)))
+    np.testing.assert_allclose([ready(row)[2:] for row in x], [[1, 1], [3, 2], [0, 1]])
+
+
 @pytest.mark.slow
 def test_the_model_embeds_the_categories_of_each_column(tables):
     data = table(tables)

@@ -44,6 +44,7 @@ SOURCES = {
     "tfrecord": {"name": "grain", "args": {"train": "a.tfrecord", "parse": TF, "workers": 0}},
     "images": {"name": "grain", "args": {"train": "i.tfrecord", "parse": ENCODED, "workers": 0}},
     "array_record": {"name": "grain", "args": {"train": "a.array_record", "workers": 0}},
+    "shard": {"name": "webdataset", "args": {"train": "a.tar", "num_classes": 10, "color": "gray"}},
     "cifar": {"name": "cifar10", "args": {"dir": "cifar"}},
     "tar": {"name": "cifar10", "args": {"dir": "tar"}},
 }
@@ -140,6 +141,17 @@ def tar(rng):
     return file.getvalue()
 
 
+def shard(x, y):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for i, (each, label) in enumerate(zip(x, y, strict=True)):
+            for ending, data in (("png", image(each, "png")), ("cls", str(label).encode())):
+                info = tarfile.TarInfo(f"{i}.{ending}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
 def written(base, rng, work):
     """Write the files of a source, and return those whose bytes may be damaged. With `rng`, one is
     damaged within its checksums."""
@@ -165,6 +177,8 @@ def written(base, rng, work):
         records = [numpy_record(pair) for pair in zip(x, y, strict=True)]
         write_array_records(work / "a.array_record", records, rng)
         files["a.array_record"] = (work / "a.array_record").read_bytes()
+    elif base == "shard":
+        files["a.tar"] = shard(x, y)
     elif base == "cifar":
         for name in [name for names in cifar10.FILES.values() for name in names]:
             files[f"cifar/{name}"] = bytes(FEW * cifar10.RECORD)
@@ -182,7 +196,7 @@ def commands(base, seed, work):
     within = rng.random() < 0.4
     names = written(base, rng if within else None, work)
     name = rng.choice(names)
-    if not within or base in ("idx", "npy", "folder", "cifar"):
+    if not within or base in ("idx", "npy", "folder", "shard", "cifar"):
         (work / name).write_bytes(mutated_bytes((work / name).read_bytes(), rng))
     config = CONFIG | {"data": SOURCES[base]}
     (work / "mutant.json").write_text(json.dumps(config))

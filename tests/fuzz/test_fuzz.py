@@ -15,7 +15,7 @@ from tests.processes import run
 
 SHARE = float(os.environ.get("FUZZ", "1"))
 # How many mutants of each base.
-COUNTS = {"configs": 2000, "checkpoints": 1000 // 3 + 1, "data": 500 // 9 + 1}
+COUNTS = {"configs": 2000, "checkpoints": 1000 // 3 + 1, "data": 500 // 10 + 1}
 BASES = {"configs": configs.BASES, "checkpoints": tuple(checkpoints.BASES), "data": data.BASES}
 AT_ONCE = 250  # mutants of a test
 PARTS = [

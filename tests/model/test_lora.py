@@ -44,6 +44,32 @@ def test_an_adapted_perceptron_computes_the_formula():
     np.testing.assert_allclose(model.apply(params, state, x)[0], y, rtol=1e-5, atol=1e-5)
 
 
+def test_the_length_of_each_column_is_trained_apart_from_its_direction():
+    model = lora(mlp((4,), 3, dims=(5,)), ("head/weight",), rank=2, dora=True)
+    params, state = model.init(jax.random.key(0))
+    plain = np.asarray(state["frozen"]["head/weight"])
+    lengths = np.linalg.norm(plain, axis=0, keepdims=True)
+    np.testing.assert_allclose(params["head/weight"]["length"], lengths, rtol=1e-6)
+    np.testing.assert_allclose(model.merge(params, state)[0]["head"]["weight"], plain, rtol=1e-6)
+    params, state = drawn(model)
+
+    def weight(params):
+        return model.merge(params, state)[0]["head"]["weight"]
+
+    w, own = state["frozen"]["head/weight"], params["head/weight"]
+    summed = w + own["a"] @ own["b"]
+    size = np.linalg.norm(summed, axis=0)
+    np.testing.assert_allclose(weight(params), own["length"] * summed / size, rtol=1e-5)
+    g = rng.normal(size=w.shape).astype(np.float32)
+    grads = jax.grad(lambda params: jnp.sum(g * weight(params)))(params)["head/weight"]
+    # The size is a constant in the gradients of the factors.
+    np.testing.assert_allclose(
+        grads["b"], own["a"].T @ (g * own["length"] / size), rtol=1e-4, atol=1e-4
+    )
+    by_hand = (g * summed / size).sum(0, keepdims=True)
+    np.testing.assert_allclose(grads["length"], by_hand, rtol=1e-4, atol=1e-4)
+
+
 def test_rank_stabilized_factors_count_more():
     base = mlp((4,), 3, dims=(5,))
     models = [lora(base, ("head/weight",), rank=16, rank_stabilized=on) for on in (False, True)]
@@ -86,7 +112,7 @@ def test_a_model_computes_the_same_with_merged_factors(name):
 def test_every_block_of_scan_has_factors_of_its_own():
     sizes, name = {"dim": 8, "depth": 3, "heads": 2}, "attention/query/weight"
     bases = [gpt((4,), 16, **sizes, scan=scan) for scan in (False, True)]
-    models = [lora(base, (ATTENTION,), rank=2) for base in bases]
+    models = [lora(base, (ATTENTION,), rank=2, dora=True) for base in bases]
     start, _ = jax.jit(models[1].init)(jax.random.key(0))
     a = start[f"blocks/0-2/{name}"]["a"]
     assert a.shape == (3, 8, 2) and len(set(map(float, a[:, 0, 0]))) == 3
@@ -94,7 +120,8 @@ def test_every_block_of_scan_has_factors_of_its_own():
     merged = unrolled(models[1].merge(params, state)[0])
     for i in range(3):
         factors = {k: leaf[i] for k, leaf in params[f"blocks/0-2/{name}"].items()}
-        expected = state["frozen"][f"blocks/0-2/{name}"][i] + factors["a"] @ factors["b"]
+        summed = state["frozen"][f"blocks/0-2/{name}"][i] + factors["a"] @ factors["b"]
+        expected = factors["length"] * summed / np.linalg.norm(summed, axis=0)
         block = merged["blocks"][i]["attention"]["query"]["weight"]
         np.testing.assert_allclose(block, expected, atol=1e-5)
     names = named_leaves(jax.eval_shape(models[0].init, jax.random.key(0))[0])
@@ -167,8 +194,10 @@ def of_three_layers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank_stabilized", [False, True])
-def test_peft_computes_the_same(rank_stabilized):
+@pytest.mark.parametrize(
+    "form", [{}, {"rank_stabilized": True}, {"dora": True}], ids=["lora", "stabilized", "dora"]
+)
+def test_peft_computes_the_same(form):
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
 
     class Theirs(torch.nn.Module):
@@ -182,8 +211,9 @@ def test_peft_computes_the_same(rank_stabilized):
             return self.linear(self.conv(self.embed(x).permute(0, 3, 1, 2)).mean((2, 3)))
 
     names = ["embed", "conv", "linear"]
-    settings = {"r": 3, "lora_alpha": 5, "target_modules": names, "use_rslora": rank_stabilized}
-    theirs = peft.get_peft_model(Theirs(), peft.LoraConfig(**settings, init_lora_weights=False))
+    settings = {"r": 3, "lora_alpha": 5, "target_modules": names, "init_lora_weights": False}
+    settings |= {"use_rslora": "rank_stabilized" in form, "use_dora": "dora" in form}
+    theirs = peft.get_peft_model(Theirs(), peft.LoraConfig(**settings))
     arrays = {
         name: a.detach().numpy().copy() for name, a in theirs.base_model.model.named_parameters()
     }
@@ -205,8 +235,17 @@ def test_peft_computes_the_same(rank_stabilized):
     }
     assert shape == (8, 6, 3, 3)
     params = {f"{name}/weight": {"a": a, "b": b} for name, (a, b) in pairs.items()}
-    form = {"rank": 3, "alpha": 5, "rank_stabilized": rank_stabilized}
-    model = lora(of_three_layers(), (".*/weight",), **form)
+    if "dora" in form:  # other lengths than those at the beginning
+        for name in names:
+            theirs_of = arrays[f"{name}.lora_magnitude_vector.default.weight"]
+            change = rng.uniform(0.5, 2, theirs_of.shape).astype(np.float32)
+            with torch.no_grad():
+                module = getattr(theirs.base_model.model, name).lora_magnitude_vector["default"]
+                module.weight.mul_(torch.tensor(change))
+            shape = params[f"{name}/weight"]["a"].shape[:-1]
+            length = (theirs_of * change).reshape(*[1] * len(shape), -1)
+            params[f"{name}/weight"]["length"] = length
+    model = lora(of_three_layers(), (".*/weight",), rank=3, alpha=5, **form)
     x = rng.integers(0, 12, (2, 5, 5))
     with torch.no_grad():
         expected = theirs(torch.tensor(x)).numpy()

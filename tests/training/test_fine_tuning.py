@@ -10,11 +10,12 @@ import pytest
 
 from inference import to_torch
 from inference.load import load, load_to_export
+from inference.runtimes import open_model
 from model.layers.blocks import unrolled
 from model.lora import lora
 from model.mlp import mlp
 from model.vit import vit
-from tests.processes import run
+from tests.processes import SMALL, run
 from training.checkpoint import storage
 from training.checkpoint.distillation import distillation
 from training.fit import fit
@@ -127,14 +128,8 @@ def test_what_cannot_be_a_base_is_refused(base, tuned):
         fit(BASE, (X, Y), **SETTINGS, pretrained=factors)
 
 
-CONFIG = {
+CONFIG = SMALL | {
     "title": "Base",
-    "model": {"name": "mlp", "args": {"dims": [16]}},
-    "data": {"name": "digits", "args": {"train_size": 640, "test_size": 100}},
-    "loader": {"batch_size": 64},
-    "preprocess": ["to_unit"],
-    "loss": "cross_entropy",
-    "optimizer": {"name": "adamw", "args": {"lr": 0.01}},
     "training": {"epochs": 1},
     "logging": {"report": False},
 }
@@ -172,6 +167,13 @@ def test_a_config_names_a_base_and_the_result_is_evaluated_and_exported(
     x = rng.random((3, 28, 28, 1)).astype(np.float32)
     logits = exported.function(exported.weights, x)
     np.testing.assert_allclose(logits, loaded.model.apply(loaded.params, {}, x)[0], atol=1e-6)
+    exporting = {"program": "inference/convert_tflite.py"}
+    code, out, err = run(tuned_from_config, "-w", checkpoint, "--name", "merged", **exporting)
+    assert code == 0, out + err
+    for ending in ("onnx", "tflite"):
+        [path] = tuned_from_config.glob(f"**/merged.{ending}")
+        found = open_model(path)({"input": x})["output"]
+        np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
     assert to_torch.main([str(checkpoint), "merged.safetensors"]) == 0
     code, out, _ = run(
         tuned_from_config, "-c", "base.json", "training.pretrained=merged.safetensors"

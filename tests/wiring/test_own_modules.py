@@ -1,8 +1,8 @@
 """The user's own modules: copied into the run's folder, used from there, hidden by no others."""
 
+import importlib
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from utils import UserError
 from wiring import own_modules
 from wiring.build import build
 from wiring.own_modules import TOOLKIT, look_in, own_files
+
+pytestmark = pytest.mark.usefixtures("clean_imports")
 
 NET = '''
 import jax
@@ -37,17 +39,6 @@ def use(params, x):
     return x.reshape(len(x), -1) @ params["weight"]
 """
 SCALE = "def halved(x):\n    return x.astype(float) / 510\n"
-
-
-@pytest.fixture(autouse=True)
-def clean_imports(monkeypatch):
-    """What a test imports, and where from, is forgotten after it."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith("vast_"):
-            del sys.modules[name]
 
 
 @pytest.fixture
@@ -149,3 +140,14 @@ def test_a_clash_with_a_module_of_rawtree_is_explained(
     message = rf"c: model: .*{tmp_path / path} is hidden by Rawtree's own {ROOT / path}; .* {new}$"
     with pytest.raises(UserError, match=message):
         build(valid | {"model": name}, "c", folders=look_in(tmp_path))
+
+
+def test_a_file_hidden_by_a_folder_is_explained(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere" / "vast_space").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    module = importlib.import_module("vast_space")  # it has no file
+    (tmp_path / "vast_space.py").write_text("")
+    fix = "rename it, as in my_vast_space.py"
+    by = tmp_path / "elsewhere" / "vast_space"
+    expected = f"; {tmp_path / 'vast_space.py'} is hidden by the folder {by}; {fix}"
+    assert own_modules.hidden_file(module, [tmp_path]) == expected

@@ -12,6 +12,7 @@ from data_loader.base import length
 from training.runs.dry_run import device_bytes
 from training.runs.find_lr import ready
 from training.trainer import Trainer
+from training.watching.console import silenced
 from utils import DONE, RunError, format_bytes, main_memory
 
 SECONDS = 0.5  # of steps that are timed, at least
@@ -30,12 +31,14 @@ class Tried(NamedTuple):
     speed: float | None  # examples per second
 
 
+@silenced()
 def find_batch(parts):
     """Print the memory and speed of a step for growing sizes of the batch, and suggest one."""
     recipe, sets = ready(parts)
     tokens = getattr(sets["train"], "tokens_per_example", 1)
     what, memory = "tokens" if tokens > 1 else "examples", memory_limit()
-    print(f"A batch may need {format_bytes(int(USABLE * memory))} of a device")
+    limit = format_bytes(int(USABLE * memory))
+    print(f"A step may need up to {limit} of memory on a device")
     print(f"{'batch':>8}  {'memory':>10}  {what + '/s':>12}")
 
     def attempt(size):

@@ -16,7 +16,7 @@ from training.recipe import compose, with_statistics
 from training.runs.start import checked_recipe, computed_statistics
 from training.trainer import Trainer
 from training.update import first_bad_step
-from training.watching.console import be_silent
+from training.watching.console import silenced
 from utils import DONE, RunError, UserError
 
 RANGE = 1000.0  # from a thousandth of the config's rates to a thousand times
@@ -38,6 +38,7 @@ class Found(NamedTuple):
         return self.steepest and min(self.steepest, self.lowest / 10)
 
 
+@silenced()
 def find_lr(parts, steps):
     """Print the rates at which the loss falls fastest and is lowest, and write a page about it."""
     if steps < FEWEST:
@@ -67,7 +68,9 @@ def find_lr(parts, steps):
     print(*lines, sep="\n")
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, page(parts.title, lines, name, first * factors, losses, curve).encode())
+    ring = found.suggested and 1 + int(np.argmin(abs(np.log(factors / found.suggested))))
+    text = page(parts.title, lines, name, first * factors, losses, curve, ring)
+    atomic_write(target, text.encode())
     print(f"The curve is drawn in {target}")
     return DONE
 
@@ -76,7 +79,6 @@ def ready(parts):
     """(the recipe of a config's parts, its training set), with statistics where they are needed."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
-    be_silent()
     recipe, _ = checked_recipe(parts)
     sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
@@ -163,8 +165,8 @@ def short(number):
     return f"{number:.2g}"
 
 
-def page(title, lines, name, rates, losses, curve):
-    """The page with the curve."""
+def page(title, lines, name, rates, losses, curve, ring):
+    """The page with the curve, which has a ring at this step, the suggestion, unless it is None."""
     from training.report.charts import Axis, Line, chart
     from training.report.markup import headline, section, tag
     from training.report.page import document
@@ -172,12 +174,16 @@ def page(title, lines, name, rates, losses, curve):
     count = len(rates)
     steps = np.arange(1, count + 1)
     ticks = [
-        (int(i) + 1, short(rates[i])) for i in np.linspace(0, count - 1, 7).round().astype(int)
+        (int(i) + 1, short(rates[i])) for i in np.linspace(0, count - 1, 7).round().astype(int)[1:]
     ]
     drawn = [
         Line("loss", 0, (steps, losses), "fine", in_tooltip=False),
-        Line("smoothed", 0, (steps, curve)),
+        Line("smoothed", 0, (steps, curve), best=ring),
     ]
-    figure = chart("train_loss", drawn, Axis(count, (name.rpartition(".")[2],), ticks, []), count)
-    body = [headline(title, "learning-rate range test"), section("Loss by learning rate", figure)]
-    return document([title, "learning rate"], [*body, [tag("p", line) for line in lines]])
+    remark = "Thin: the loss of each step. Thick: smoothed."
+    remark += " The ring is at the suggested learning rate." if ring else ""
+    axis = Axis(count, (name.rpartition(".")[2],), ticks, [])
+    figure = chart("train_loss", drawn, axis, count, remark=remark, named=False)
+    found = section("What was found", [tag("p", line) for line in lines])
+    body = [headline(title, "learning-rate range test"), found]
+    return document([title, "learning rate"], [*body, section("Loss by learning rate", figure)])

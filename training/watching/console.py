@@ -32,6 +32,17 @@ def be_silent():
     logger.setLevel(logging.ERROR)
 
 
+@contextmanager
+def silenced():
+    """Log only errors inside, or in a function that this decorates."""
+    level = logger.level
+    be_silent()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def set_up_logging(root, file):
     """Set up logging as in logger_config.json: relative file names are in the run's folder, and the
     run's own log, `file`, is written whatever the handlers are."""

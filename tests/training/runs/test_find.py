@@ -26,15 +26,6 @@ CONFIG = {
 FACTORS = np.geomspace(1e-3, 1e3, 100)
 
 
-@pytest.fixture(autouse=True)
-def log_level():
-    """The commands log errors only, which must not last for other tests."""
-    logger = logging.getLogger("main")
-    level = logger.level
-    yield
-    logger.setLevel(level)
-
-
 def test_suggests_the_rate_at_which_the_loss_falls_fastest():
     noise = 0.05 * np.random.default_rng(0).normal(size=100)
     falls = 2 - np.tanh(2 * np.log10(FACTORS))  # fastest at 1
@@ -72,13 +63,15 @@ def test_finds_all_learning_rates_of_an_optimizer():
 @pytest.mark.parametrize("training", [{}, {"replicas": 2}], ids=str)
 def test_find_lr_measures_the_run_and_leaves_only_a_page(tmp_path, capsys, training):
     config = CONFIG | {"checkpoint": {"dir": str(tmp_path)}, "training": training}
+    level = logging.getLogger("main").level
     assert find_lr(build(config, "c.json"), 60) == 0
+    assert logging.getLogger("main").level == level
     out = capsys.readouterr().out
     rate = float(re.search(r"Suggestion: optimizer.args.lr=(\S+)\n", out)[1])
     assert 0.01 < rate < 1  # plain gradient descent on this data diverges at about 3
     assert [path.name for path in (tmp_path / "Find").iterdir()] == ["find-lr.html"]
     page = (tmp_path / "Find" / "find-lr.html").read_text()
-    assert "<svg" in page and f"optimizer.args.lr={rate:.2g}" in page
+    assert "<svg" in page and 'class="ring"' in page and f"optimizer.args.lr={rate:.2g}" in page
     with pytest.raises(UserError, match="--find-lr: takes at least 20 steps, got 3"):
         find_lr(build(config, "c.json"), 3)
 

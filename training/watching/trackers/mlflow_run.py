@@ -51,8 +51,8 @@ class Mlflow:
         self.step = 0
 
     def start(self, about):
-        # MLflow reports its use to its makers, unless it is told not to before it is imported; and
-        # its stores of files have to be allowed.
+        # MLflow reports its use to its makers unless this is set before it is imported; and its
+        # stores of files are refused unless a variable allows them.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:

@@ -1,0 +1,225 @@
+"""Datasets that the library `datasets` of HuggingFace reads: from its Hub, a folder, or files."""
+
+import importlib.util
+import io
+import os
+from functools import partial
+from typing import Annotated, Literal
+
+import numpy as np
+
+from data_loader import grain_source, table
+from data_loader.base import Data
+from data_loader.folder import decoded, need_pillow, pixels
+from data_loader.grain_source import MEMORY_MB, Records
+from ranges import CountOrZero, NeedsTrust, at_most, checked
+from utils import UserError, cut
+
+OLDEST = 4  # the version of `datasets` from which on it runs no code of a dataset
+FILE_TYPES = ("parquet", "csv", "json", "arrow")
+
+
+def is_elsewhere(value):
+    """Whether a path, or one of {split: path}, is on a server that it names itself."""
+    return any(
+        "://" in str(path) for path in (value.values() if isinstance(value, dict) else [value])
+    )
+
+
+@checked
+def huggingface(
+    path: Annotated[str, NeedsTrust("is read from a server", is_elsewhere)],
+    train: str = "train",
+    test: str | None = None,
+    val: str | None = None,
+    x: tuple[str, ...] = (),
+    y: str = "label",
+    name: str | None = None,
+    data_files: Annotated[
+        dict[str, str] | None, NeedsTrust("is read from a server", is_elsewhere)
+    ] = None,
+    revision: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    color: Literal["rgb", "gray"] = "rgb",
+    workers: Annotated[CountOrZero, at_most(1024)] = 0,
+    memory_mb: CountOrZero = MEMORY_MB,
+) -> Data:
+    """A dataset of the HuggingFace Hub, a folder, or `data_files` of the type `path` (parquet, csv,
+    json, arrow). `train`, `test` and `val` are splits; `x` and `y` are columns. By default `x` is
+    the only column of images, or all but `y`: then an example is a row of a table."""
+    found = opened(path, name, data_files, revision)
+    wanted = {"train": train, "val": val, "test": test}
+    sets = {key: split_of(found, path, split) for key, split in wanted.items() if split}
+    features = sets["train"].features
+    columns = list(x or images(features) or [column for column in features if column != y])
+    for key, rows in sets.items():
+        for column in [*columns, y]:
+            if column not in rows.features:
+                known = ", ".join(rows.features)
+                raise UserError(f"{path}, {wanted[key]}: has no column {column!r} ({known})")
+    titles = {key: f"{path}, {wanted[key]}" for key in sets}
+    if len(columns) > 1 or is_scalar(features[columns[0]]):
+        tables = {key: table_of(rows, titles[key], [*columns, y]) for key, rows in sets.items()}
+        category = () if is_float(features[y]) else (y,)
+        return table.data_of(tables, y, (), category, getattr(features[y], "names", ()))
+    (column,) = columns
+    if kind(features[column]) == "Image":
+        need_pillow("huggingface")
+    classes = classes_of(features[y], sets["train"], y)
+    num_classes = len(classes) or largest(sets, y)
+    parse = partial(example, x=column, y=y, classes=classes, image_size=image_size, color=color)
+    records = {
+        key: Records(Rows(rows, [column, y], titles[key]), parse, workers, num_classes)
+        for key, rows in sets.items()
+    }
+    named = {"num_classes": num_classes, "classes": classes or None}
+    return grain_source.data_of(records, memory_mb, **named)
+
+
+def opened(path, name, data_files, revision):
+    """{split: its datasets.Dataset}"""
+    if getattr(importlib.util.find_spec("datasets"), "origin", None) is None:  # not a mere folder
+        raise UserError("huggingface: needs the package datasets: pip install datasets pillow")
+    import datasets
+
+    if not hasattr(datasets, "load_dataset"):
+        raise UserError(f"{datasets.__file__}: hides the package datasets; rename it")
+    if int(datasets.__version__.split(".")[0]) < OLDEST:
+        fix = "pip install --upgrade datasets"
+        raise UserError(f"huggingface: needs datasets {OLDEST} or newer: {fix}")
+    if path in FILE_TYPES and not data_files:  # it would search the working folder for files
+        raise UserError(f'data_files: name the files of type {path}, as {{"train": "my.{path}"}}')
+    try:
+        if any(
+            os.path.exists(os.path.join(path, file)) for file in ("dataset_dict.json", "state.json")
+        ):
+            found = datasets.load_from_disk(path)
+        else:
+            found = datasets.load_dataset(path, name, data_files=data_files, revision=revision)
+    except Exception as error:  # of any package that it uses
+        why = f"{type(error).__name__}: {cut(str(error), 500)}"
+        raise UserError(f"huggingface: {path} cannot be loaded: {why}") from error
+    return found if isinstance(found, dict) else {"train": found}
+
+
+def split_of(found, path, split):
+    if split not in found:
+        raise UserError(f"{path}: has no split {split!r} ({', '.join(map(str, found))})")
+    if not len(found[split]):
+        raise UserError(f"{path}: its split {split!r} is empty")
+    return found[split]
+
+
+def kind(feature):
+    """The name of a feature's class, such as Image; that of a single value is its type."""
+    return getattr(feature, "dtype", "") if is_scalar(feature) else type(feature).__name__
+
+
+def is_scalar(feature):
+    return type(feature).__name__ in ("Value", "ClassLabel")
+
+
+def is_float(feature):
+    return kind(feature).startswith(("float", "double", "decimal"))
+
+
+def images(features):
+    """The names of the columns of images."""
+    return [name for name, feature in features.items() if kind(feature) == "Image"]
+
+
+class Rows:
+    """The rows of a Dataset, as records: {column: value}."""
+
+    def __init__(self, rows, columns, title):
+        from datasets import Image
+
+        self.source = self.title = title
+        self.rows = rows.select_columns(columns)
+        for name in images(self.rows.features):  # `decoded` refuses what is too large
+            self.rows = self.rows.cast_column(name, Image(decode=False))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[int(index)]
+
+    def name(self, index):
+        return f"{self.title}: row {index}"
+
+
+def example(row, *, x, y, classes, image_size, color):
+    """(x, y) of a row: an image or an array of numbers; a label, a number or an array."""
+    value, target = row[x], row[y]
+    for name, cell in row.items():
+        if cell is None:
+            raise UserError(f"column {name!r}: is missing")
+    if isinstance(value, dict) and {"bytes", "path"} <= value.keys():
+        image = image_of(x, value, image_size, color)
+    else:
+        image = as_numbers(x, value)
+    if classes and isinstance(target, str):
+        if target not in classes:
+            known = cut(", ".join(classes), 200)
+            raise UserError(f"column {y!r}: no class {cut(repr(target), 40)} in training ({known})")
+        target = classes.index(target)
+    return image, as_numbers(y, target)
+
+
+def image_of(name, value, image_size, color):
+    """The image of a cell, which holds its bytes, or a path."""
+    if value["bytes"] is None:
+        return pixels(value["path"], image_size, color)
+    try:
+        return decoded(io.BytesIO(value["bytes"]), image_size, color)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"column {name!r}: is not a readable image ({error})") from error
+
+
+def as_numbers(name, value):
+    """A cell as float32, or as int32 if it holds integers or truth values."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "f":
+            return array.astype(np.float32)
+        if array.dtype.kind in "iub" and (array == array.astype(np.int32)).all():
+            return array.astype(np.int32)
+    except ValueError:  # rows of different lengths
+        pass
+    fix = "name columns of images or numbers as `x`"
+    raise UserError(f"column {name!r}: {cut(repr(value), 40)} is not numbers of 32 bits; {fix}")
+
+
+def classes_of(feature, rows, name):
+    """The names of the classes: those of a ClassLabel, or the sorted texts of training."""
+    if names := getattr(feature, "names", None):
+        return tuple(names)
+    if kind(feature) in ("string", "large_string"):
+        return tuple(sorted(text for text in rows.unique(name) if text is not None))
+    return ()
+
+
+def largest(sets, name):
+    """The number of classes if the targets are integers without names: the largest and 1."""
+    feature = kind(sets["train"].features[name])
+    if not feature.startswith(("int", "uint", "bool")):
+        return None
+    labels = (label for rows in sets.values() for label in rows.unique(name) if label is not None)
+    return max(2, 1 + int(max(labels, default=0)))
+
+
+def table_of(rows, title, columns):
+    """The Table of some columns of numbers, texts and classes."""
+    cells = {}
+    for name in dict.fromkeys(columns):
+        feature = rows.features[name]
+        if not is_scalar(feature):
+            fix = "name it alone as `x`, or leave it out of `x`"
+            raise UserError(f"{title}: column {name!r} is not one number or text per row; {fix}")
+        names = getattr(feature, "names", None)
+        values = list(rows[name])
+        if names:
+            values = [names[v] if v is not None and v >= 0 else None for v in values]
+        cells[name] = list(map(table.as_text, values))
+    return table.Table(title, cells, list(range(1, 1 + len(rows))))
