@@ -25,6 +25,8 @@ class Range:
 AT_LEAST_1 = Range("at least 1", {"minimum": 1}, lambda x: x >= 1)
 INT32 = Range("at most 2147483647", {"maximum": 2**31 - 1}, lambda x: x < 2**31)
 Count = Annotated[int, AT_LEAST_1, INT32]
+AT_LEAST_0 = Range("at least 0", {"minimum": 0}, lambda x: x >= 0)
+CountOrZero = Annotated[int, AT_LEAST_0, INT32]
 # How many blocks follow each other; each is traced and compiled by itself.
 Depth = Annotated[int, AT_LEAST_1, Range("at most 1000", {"maximum": 1000}, lambda x: x <= 1000)]
 Rate = Annotated[
