@@ -139,8 +139,12 @@ def denoising_diffusion(
         time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1
         x = {"image": diffusion.with_noise(clean, epsilon, time), "time": time}
         if "label" in model.inputs():
-            dropped = jax.random.uniform(drop_key, batch[1].shape) < (drop_label if train else 0)
-            x["label"] = jnp.where(dropped, diffusion.NO_CLASS, batch[1])
+            label = batch[1]
+            if getattr(label, "ndim", None) != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
+                fix = "for other targets, give the model num_classes 0"
+                raise UserError(f"denoising_diffusion: a label must be one integer; {fix}")
+            dropped = jax.random.uniform(drop_key, label.shape) < (drop_label if train else 0)
+            x["label"] = jnp.where(dropped, diffusion.NO_CLASS, label)
         output, state = model.apply(params, state, x, train=train, key=model_key)
         wanted = diffusion.target(prediction, clean, epsilon, time)
         losses, values = scored(loss, metrics, output, wanted)

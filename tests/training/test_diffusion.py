@@ -179,3 +179,10 @@ def test_the_objective_samples_by_its_own_prediction():
 def test_a_model_that_takes_plain_images_is_refused():
     with pytest.raises(UserError, match="needs a model that takes an image, a time and a label"):
         denoising_diffusion(mlp((4,), 2), mse, {}, (), ())
+
+
+def test_a_target_that_is_no_class_is_refused():
+    objective = denoising_diffusion(model_of(lambda z, *_: z), mse, {}, (), ())
+    x, _ = batch(2)
+    with pytest.raises(UserError, match="a label must be one integer; for other targets, give"):
+        objective({}, {}, (x, x), KEY, True)
