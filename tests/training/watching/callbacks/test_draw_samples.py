@@ -44,7 +44,7 @@ def expected(params):
     """The sheet of the images of these weights, by hand."""
     labels = [0, 1, 0, 1]
     images = sample(MODEL, params, jax.random.key(0), labels, steps=3, guidance=2.0)
-    pictures = [as_picture(np.asarray(image) / 2 + 0.5) for image in images]
+    pictures = [as_picture((np.asarray(image) + 1) / 2) for image in images]
     return png(grid(pictures, columns=2, captions=labels))
 
 
