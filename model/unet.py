@@ -40,8 +40,6 @@ def unet(
     model takes {"image": ..., "time": 0 to 1, "label": ...}; the label -1 means no class, and with
     `num_classes` 0 there is no label.
     """
-    check_image(input_shape)
-    check_widths("widths", widths)
     check_sizes(input_shape, widths, patch, groups, heads)
     options = {"groups": groups, "heads": heads}
 
@@ -93,6 +91,8 @@ def inputs_of(input_shape, num_classes):
 
 
 def check_sizes(input_shape, widths, patch, groups, heads):
+    check_image(input_shape)
+    check_widths("widths", widths)
     side = patch * 2 ** (len(widths) - 1)
     if input_shape[0] % side or input_shape[1] % side:
         size = f"{input_shape[0]} x {input_shape[1]}"
