@@ -18,6 +18,8 @@ class Examples:
     def __init__(self, loaded):
         if loaded.parts.data is None:
             raise UserError(loaded.data_error)
+        if getattr(loaded.parts.model, "inputs", None):
+            raise UserError("the model takes other inputs than those of the data")
         self.datasets, self.loaded = self.sets_of(loaded.parts), loaded
         self.test_set = self.datasets.get("test")
         self.check_shapes()

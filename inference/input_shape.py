@@ -1,6 +1,11 @@
-"""The shape of one input that a user passes as --input, and where it has its channels."""
+"""What one input of an exported file is, by the model, the data or the shape that a user passes as
+--input, and where it has its channels."""
 
-from utils import UserError
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from utils import UserError, named_leaves
 from wiring.build import Builder
 
 
@@ -36,3 +41,53 @@ def channels_last(shape, layout, known):
 def as_input(shape):
     """The option for a shape of one input."""
     return f"--input {' '.join(map(str, (1, *shape)))}"
+
+
+def input_specs(parts, facts, shape):
+    """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
+    if own := own_inputs(parts.model):
+        if shape is not None:
+            raise several_inputs(own)
+        return None, own
+    if isinstance(parts.example, tuple | list):
+        raw = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
+        )
+        x = raw
+        for fn in parts.preprocess:
+            x = jax.eval_shape(fn, x)
+        if shape is None or tuple(shape) == getattr(x, "shape", None):
+            return raw, x
+        if not hasattr(x, "shape"):
+            raise several_inputs(x)
+        return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
+    shape = shape or facts.get("input_shape")
+    if shape is None:
+        return None, None
+    dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
+    return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def own_inputs(model):
+    """The shapes of one example that the model says it takes; None if it takes those of the
+    data."""
+    inputs = getattr(model, "inputs", None)
+    return inputs() if inputs else None
+
+
+def several_inputs(inputs):
+    names = ", ".join(named_leaves(inputs))
+    return UserError(f"--input: the model takes several inputs ({names}); leave it out")
+
+
+def channels_first(inputs):
+    """The spec of one image with its channels first."""
+    leaves = jax.tree.leaves(inputs)
+    if len(leaves) != 1 or len(leaves[0].shape) != 3:
+        shapes = {name: leaf.shape for name, leaf in named_leaves(inputs).items()}
+        raise UserError(
+            "--input-layout nchw: needs a model with one image input of (height, width, channels); "
+            f"this one takes {shapes}"
+        )
+    height, width, channels = inputs.shape
+    return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)

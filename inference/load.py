@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import class_names
-from inference.input_shape import channels_last, known_shape
+from inference.input_shape import (
+    channels_first,
+    channels_last,
+    input_specs,
+    known_shape,
+    own_inputs,
+)
 from inference.loaded import Loaded, recorded_tokenizer
 from inference.lowering.trace import of_batch, place
 from model.layers.activations import softmax
@@ -89,13 +95,15 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
         parts, _ = build_to_ship(*found[:2], facts, trusted=found[2], folders=found[3])
         parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
         model, preprocess, config = parts.model, parts.preprocess, parts.config
-        raw, inputs = input_specs(parts, weights.record, None)
+        raw, inputs = input_specs(parts, stored_facts(weights.record), None)
+        if own_inputs(model):  # predict takes what the model takes
+            preprocess, raw = (), inputs
         classes = known_classes(weights.record, parts.data) or []
     else:
         check_given(model, preprocess)
         config, raw = weights.record.get("config", {}), None
         classes = known_classes(weights.record, None) or []
-        inputs = probed_spec(weights.probe)
+        inputs = own_inputs(model) or probed_spec(weights.probe)
     model, params, state = checked_weights(weights, model, inputs, config, str(checkpoint))
     trees, record = (model, params, state), weights.record
     return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record)
@@ -155,14 +163,16 @@ def load_to_export(
     form = form._replace(layout=layout)
     parts, data_error = build_to_ship(config, source, facts, trusted, shape, folders)
     parts = with_recorded(parts, weights.record.get("config", {}), checkpoint)
-    raw, inputs = input_specs(parts, weights.record, shape)
+    raw, inputs = input_specs(parts, facts, shape)
     if inputs is None:
         raise UserError("--input: the input shape is unknown; pass it, as in --input 1 28 28 1")
     parts.model, params, state = checked_weights(weights, parts.model, inputs, parts.config, source)
     check_applies(parts.model, (params, state), inputs, batch or 1, source, form)
     if form.preprocess and raw is None:
-        reason = data_error or f"the data's inputs do not have the shape {tuple(shape)}"
-        raise UserError(f"--with-preprocess: needs the form of the data's raw inputs: {reason}")
+        other = f"the data's inputs do not have the shape {tuple(shape or ())}"
+        other = "the model takes other inputs" if own_inputs(parts.model) else other
+        needs = "needs the form of the data's raw inputs"
+        raise UserError(f"--with-preprocess: {needs}: {data_error or other}")
     preprocess = tuple(parts.preprocess)
     inputs, outside, inside = (raw, (), preprocess) if form.preprocess else (inputs, preprocess, ())
     if form.layout == "nchw":
@@ -218,29 +228,6 @@ def stored_facts(record):
     }
 
 
-def input_specs(parts, record, shape):
-    """(shape and dtype of one raw input, those of one input of the model); None if unknown."""
-    if isinstance(parts.example, tuple | list):
-        raw = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
-        )
-        x = raw
-        for fn in parts.preprocess:
-            x = jax.eval_shape(fn, x)
-        if shape is None or tuple(shape) == getattr(x, "shape", None):
-            return raw, x
-        if not hasattr(x, "shape"):
-            names = ", ".join(named_leaves(x))
-            raise UserError(f"--input: the model takes several inputs ({names}); leave it out")
-        return None, jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-    facts = stored_facts(record)
-    shape = shape or facts.get("input_shape")
-    if shape is None:
-        return None, None
-    dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
-    return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
-
-
 def model_shapes(model, source):
     """(params, state) of a model, as shapes."""
     try:
@@ -268,19 +255,6 @@ def check_applies(model, shapes, inputs, size, source, form):
 def describe(error):
     """An error in the user's code, with its location."""
     return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
-
-
-def channels_first(inputs):
-    """The spec of one image with its channels first."""
-    leaves = jax.tree.leaves(inputs)
-    if len(leaves) != 1 or len(leaves[0].shape) != 3:
-        shapes = {name: leaf.shape for name, leaf in named_leaves(inputs).items()}
-        raise UserError(
-            "--input-layout nchw: needs a model with one image input of (height, width, channels); "
-            f"this one takes {shapes}"
-        )
-    height, width, channels = inputs.shape
-    return jax.ShapeDtypeStruct((channels, height, width), inputs.dtype)
 
 
 def output_kind(config, form):

@@ -7,6 +7,7 @@ imports nothing but model/, so that the copy in a run's folder works by itself.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
@@ -25,6 +26,10 @@ class Range:
 AT_LEAST_1 = Range("at least 1", {"minimum": 1}, lambda x: x >= 1)
 INT32 = Range("at most 2147483647", {"maximum": 2**31 - 1}, lambda x: x < 2**31)
 Count = Annotated[int, AT_LEAST_1, INT32]
+AT_LEAST_0 = Range("at least 0", {"minimum": 0}, lambda x: x >= 0)
+CountOrZero = Annotated[int, AT_LEAST_0, INT32]
+POSITIVE = Range("a finite number above 0", {"exclusiveMinimum": 0}, lambda x: 0 < x < math.inf)
+Positive = Annotated[float, POSITIVE]
 # How many blocks follow each other; each is traced and compiled by itself.
 Depth = Annotated[int, AT_LEAST_1, Range("at most 1000", {"maximum": 1000}, lambda x: x <= 1000)]
 Rate = Annotated[

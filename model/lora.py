@@ -80,7 +80,7 @@ def lora(
         output, plain_state = base.apply(*merge(params, state), x, train=train, key=key)
         return output, plain_state | {"frozen": state["frozen"]}
 
-    return Model(init, apply, base.cache, base, merge)
+    return Model(init, apply, base.cache, base, merge, base.inputs)
 
 
 def factors_init(key, weight, rank, stacked, dora):

@@ -38,7 +38,8 @@ ALLOWED = {
     "training": (
         {*UTILS, "training", "data_loader.base", "data_loader.loader", "data_loader.nest"}
         | {"data_loader.tokenizers", "model.base"}
-        | {"model.generate"},  # sample_text lets a model write
+        # sample_text lets a model write; an objective trains and samples by the same formulas
+        | {"model.generate", "model.diffusion"},
         True,
     ),
     "search": ({*UTILS, "wiring", "training", "search"}, False),

@@ -95,6 +95,8 @@ class Objective(NamedTuple):
     # a dict of terms whose means are added
     apply: Callable
     finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
+    # of one whose model makes examples: (params, key, labels, *, state, ...) -> a batch of them
+    sample: Callable | None = None
 
     def __call__(self, params, state, batch, key, train):
         return self.apply(params, state, batch, key, train)

@@ -15,13 +15,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from inference import convert_tflite
-from inference.load import NHWC, Form, load_to_export
+from inference.load import NHWC, Form, load, load_to_export
 from inference.runtimes import open_model
-from tests.inference.conftest import MODELS, output_folder, own_weights, read_report
+from model.diffusion import sample
+from tests.inference.conftest import CONFIG, MODELS, output_folder, own_weights, read_report
 from tests.model.compare import random_params
 from tests.processes import ROOT
+from tests.processes import run as process
 from training.checkpoint import safetensor_file, storage
-from utils import named_leaves
+from utils import UserError, named_leaves
 from wiring.build import build
 
 ONNX = ("--name", "small", "--formats", "onnx")
@@ -81,6 +83,72 @@ def test_equal_blocks_that_were_trained_as_one_are_exported_one_after_the_other(
     (plain, weights), (scanned, same) = programs
     assert plain == scanned
     jax.tree.map(np.testing.assert_array_equal, same, weights)
+
+
+def trained(folder, **changes):
+    """The checkpoint of a short run of a config with these changes."""
+    data = {"name": "digits", "args": {"train_size": 96, "test_size": 40}}
+    config = CONFIG | {"data": data, "training": {"epochs": 1}} | changes
+    (folder / "own.json").write_text(json.dumps(config))
+    code, _, printed = process(folder, "-c", "own.json")
+    assert code == 0, printed
+    (checkpoint,) = folder.glob("saved/Small/*/checkpoint-epoch_1.params")
+    return checkpoint
+
+
+@pytest.mark.slow
+def test_a_mobilenet_is_exported_natively(convert, tmp_path):
+    checkpoint = trained(tmp_path, model={"name": "mobilenet", "args": {"width": 0.25}})
+    options = ("--name", "small", "--route", "native")
+    code, printed = convert(*options, config=None, weights=checkpoint)
+    assert code == 0, printed
+    formats = read_report(tmp_path)["formats"]
+    assert {name: report["route"] for name, report in formats.items()} == {
+        "tflite": "native",
+        "onnx": "native",
+    }
+
+
+@pytest.mark.slow
+def test_a_diffusion_model_is_evaluated_loaded_and_exported_by_what_it_takes(convert, tmp_path):
+    """That is not what the data has: noisy images, times and labels."""
+    half = {"name": "normalize", "args": {"mean": [0.5], "std": [0.5]}}
+    checkpoint = trained(
+        tmp_path,
+        model={"name": "unet", "args": {"widths": [4, 8], "groups": 2, "heads": 2, "patch": 2}},
+        preprocess=["to_unit", half],
+        loss="mse",
+        metrics=[],
+        objective="denoising_diffusion",
+        training={"epochs": 1, "ema": 0.5},
+        callbacks=[{"name": "draw_samples", "args": {"labels": [1, 7], "each": 1, "steps": 2}}],
+    )
+    folder = checkpoint.parent
+    assert (folder / "pictures" / "samples.png").read_bytes().startswith(b"\x89PNG")
+    code, printed, _ = process(tmp_path, "-c", "own.json", "--evaluate", checkpoint)
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    logged = [row["test_loss"] for row in map(json.loads, rows) if "test_loss" in row]
+    assert code == 0 and json.loads(printed)["metrics"]["test_loss"] == pytest.approx(logged[-1])
+    loaded = load(checkpoint)
+    images = sample(loaded.model, loaded.params, jax.random.key(0), [3, -1], steps=2, guidance=2)
+    assert images.shape == (2, 28, 28, 1) and np.abs(images).max() <= 1
+    x = {"image": np.asarray(images), "time": np.float32([0.1, 0.9]), "label": np.int32([3, -1])}
+    expected = loaded.predict(x)
+    with pytest.raises(UserError, match="takes inputs of image float32"):
+        loaded.predict(np.zeros((2, 28, 28, 1), np.uint8))
+    options = ("--name", "small", "--route", "native")
+    code, printed = convert(*options, config=None, weights=checkpoint)
+    assert code == 0, printed
+    assert "the model takes other inputs than those of the data" in printed
+    takes = {"image": [None, 28, 28, 1], "time": [None], "label": [None]}
+    for format in read_report(tmp_path)["formats"]:
+        model = open_model(tmp_path / "out" / "small" / f"small.{format}")
+        assert {name: list(shape) for name, (shape, _) in model.inputs.items()} == takes
+        tolerance = {"rtol": 0, "atol": 1e-5 * np.abs(expected).max()}
+        np.testing.assert_allclose(model(x)["output"], expected, **tolerance)
+    for option in (["--input", "1", "28", "28", "1"], ["--with-preprocess"]):
+        code, printed = convert(*ONNX, "--force", *option, config=None, weights=checkpoint)
+        assert code == 2 and "Traceback" not in printed and option[0] in printed
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from inference import to_torch
 from model.convnext import convnext
 from model.gpt import gpt
 from model.layers.blocks import unrolled
+from model.mobilenet import mobilenet
 from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import quick_jit
@@ -130,6 +131,23 @@ def torchvision_convnext():
     return theirs, our_convnext(), IMAGES
 
 
+def our_mobilenet(size):
+    return mobilenet((64, 64, 3), CLASSES, size=size, large_images=True)
+
+
+def torch_mobilenet(size):
+    from tests.nets_of_others.torch_mobilenet import MobileNet
+
+    return MobileNet(size, CLASSES), our_mobilenet(size), IMAGES
+
+
+def torchvision_mobilenet(size):
+    import torchvision
+
+    theirs = getattr(torchvision.models, f"mobilenet_v3_{size}")(num_classes=CLASSES)
+    return theirs, our_mobilenet(size), IMAGES
+
+
 SMALL, LARGE = ((2, 2, 2, 2), False), ((3, 4, 6, 3), True)
 CASES = [
     ("transformers", "gpt2", gpt2),
@@ -146,6 +164,10 @@ CASES = [
     ("transformers", "transformers_convnext_tiny", transformers_convnext),
     ("timm", "convnext_tiny", timm_convnext),
     ("torchvision", "torchvision_convnext_tiny", torchvision_convnext),
+    ("torch", "mobilenet_v3_small", lambda: torch_mobilenet("small")),
+    ("torch", "mobilenet_v3_large", lambda: torch_mobilenet("large")),
+    ("torchvision", "mobilenet_v3_small", lambda: torchvision_mobilenet("small")),
+    ("torchvision", "mobilenet_v3_large", lambda: torchvision_mobilenet("large")),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from model.convnext import convnext
 from model.mlp import mlp
+from model.mobilenet import mobilenet
 from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
@@ -19,6 +20,7 @@ MODELS = {
     "convnext": convnext((8, 8, 1), 10, **SMALL),
     "convnext_residual": convnext((9, 12, 3), 10, **SMALL, residual=True),
     "mlp": mlp((6, 5), 10, dims=(64, 32)),
+    "mobilenet": mobilenet((9, 8, 3), 10, width=0.25),
     "convnext_tiny": convnext((9, 12, 3), 10, (8, 16), 3, **TINY),
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
     "resnet_50": resnet((9, 17, 2), 10, (8, 16), depths=(2, 1), bottleneck=True, large_images=True),
@@ -29,6 +31,7 @@ SHAPES = {
     "convnext": (8, 8, 1),
     "convnext_residual": (9, 12, 3),
     "mlp": (6, 5),
+    "mobilenet": (9, 8, 3),
     "convnext_tiny": (9, 12, 3),
     "resnet": (6, 7, 2),
     "resnet_50": (9, 17, 2),
@@ -142,6 +145,8 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
             r"input_shape: \(3, 3, 1\) is too small for 3 widths .* at least 16",
         ),
         (mlp, {"dims": ()}, "dims: needs at least one width"),
+        (mobilenet, {"width": 0}, "width: must be a finite number above 0, got 0"),
+        (mobilenet, {"size": "tiny"}, "size: must be one of 'small', 'large', got 'tiny'"),
         (mlp, {"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
         (
             mlp,
@@ -167,6 +172,19 @@ def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):
         factory(**{"input_shape": (28, 28, 1), "num_classes": 10} | arguments)
 
 
+def test_mobilenet_divides_the_image_by_8_or_for_large_images_by_32():
+    """And its width multiplies all channels, in multiples of 8."""
+    sizes, widths = [], []
+    for large in (False, True):
+        model = mobilenet((32, 64, 3), 10, width=0.5, large_images=large)
+        trees = jax.eval_shape(model.init, jax.random.key(0))
+        jaxpr = jax.make_jaxpr(model.apply)(*trees, jnp.ones((2, 32, 64, 3)))
+        inner = [eqn.outvars[0].aval.shape for eqn in jaxpr.eqns]
+        sizes.append([shape for shape in inner if len(shape) == 4 and shape[3] == 288][-1])
+        widths.append(trees[0]["head"]["weight"].shape)
+    assert sizes == [(2, 4, 8, 288), (2, 1, 2, 288)] and widths == [(512, 10)] * 2
+
+
 @pytest.mark.parametrize(
     "model, count",
     [
@@ -187,6 +205,9 @@ def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):
             ),
             25_557_032,
         ),
+        (mobilenet((224, 224, 3), 1000, large_images=True), 2_542_856),
+        (mobilenet((224, 224, 3), 1000, "large", large_images=True), 5_483_032),
+        (mobilenet((32, 32, 3), 1000, "large"), 5_483_032),
         (vit((224, 224, 3), 1000, 16, 384, 12, 6, pool="token"), 22_050_664 - 12 * 384),
         (
             convnext(
@@ -198,6 +219,6 @@ def test_refuses_a_bad_argument_by_its_name(factory, arguments, message):
 )
 def test_models_have_as_many_parameters_as_those_published(model, count):
     """Torchvision's and timm's resnet18, resnet50, vit_small_patch16_224 (without the biases of
-    keys) and convnext_tiny."""
+    keys) and convnext_tiny, and torchvision's mobilenet_v3."""
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count

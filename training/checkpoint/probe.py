@@ -18,8 +18,11 @@ TOLERANCE = 1e-4  # of the largest element; other compilers and machines differ 
 TINY = 1e-7  # what rounding leaves of a sum that is 0
 
 
-def probe_input(batch, preprocess=()):
-    """The shapes of a few preprocessed inputs, from those of a batch (x, y); None if not a pair."""
+def probe_input(batch, preprocess=(), model=None):
+    """The shapes of a few preprocessed inputs, from those of a batch (x, y); None if not a pair. A
+    model may say by itself what it takes."""
+    if own := getattr(model, "inputs", None):
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((EXAMPLES, *a.shape), a.dtype), own())
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
     few = jax.tree.map(lambda a: jax.ShapeDtypeStruct((EXAMPLES, *a.shape[1:]), a.dtype), batch[0])

@@ -182,7 +182,7 @@ class CheckpointEvaluation:
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
         if parts.loader.eval_collate_fn:  # the probe has the form of a batch of training
             batch = jax.tree.map(lambda a: form_on_device(np.asarray(a)[None]), parts.example)
-        self.probe = Probe(parts.model, probe_input(batch, parts.preprocess))
+        self.probe = Probe(parts.model, probe_input(batch, parts.preprocess, parts.model))
         self.parts = parts
 
     def row(self, folder, name):

@@ -12,12 +12,14 @@ from training.devices.placing import fetched
 from training.devices.processes import several
 from training.objective import outputs, with_precision
 from training.watching.publish import Publisher
+from utils import UserError
 
 READ = ("epoch", "epochs", "steps", "position", "step", "params", "state", "states", "stopped")
 READ += ("signal", "finished")
 SHOWN = ("evaluated", "metrics", "arrays", "per_step", "history", "sets", "folder", "config")
 SHOWN += ("publish", "learning_rate()", "model", "apply(x)", "predict(x)")
 SHOWN += ("classes", "tokenizer", "first_examples(count)", "generate(prompts, tokens, ...)")
+SHOWN += ("sample(labels, ...)",)
 
 
 class View:
@@ -42,6 +44,8 @@ class View:
     states()       the TrainState of each replica; the next step takes its arrays away
     generate(prompts, tokens, sampling, seed=0, stop=None)  what a language model writes after
                    prompts, arrays of tokens (see model/generate.py)
+    sample(labels, seed=0, ...)  what a model makes that is trained to make examples, by the options
+                   of its objective (see model/diffusion.py)
     learning_rate()  {name: value} at the latest step, where known
     classes        the names of the classes, or None
     tokenizer      the one that made the tokens, or None
@@ -82,13 +86,25 @@ class View:
         return self._predict(*self._run.evaluated_weights(), x)
 
     def generate(self, prompts, tokens, sampling=None, *, seed=0, stop=None):
-        params, state = self._run.evaluated_weights()
-        if several():  # each process writes the same text by itself
-            params, state = jax.device_put(
-                jax.tree.map(fetched, (params, state)), jax.local_devices()[0]
-            )
+        params, state = self._whole_weights()
         options = {"state": state, "seed": seed, "stop": stop}
         return generate(self._writer, params, prompts, tokens, sampling, **options)
+
+    def sample(self, labels, *, seed=0, **options):
+        make = self._recipe.objective.sample
+        if make is None:
+            raise UserError(
+                "callbacks: the objective makes no samples, as denoising_diffusion does"
+            )
+        params, state = self._whole_weights()
+        return make(params, jax.random.key(seed), labels, state=state, **options)
+
+    def _whole_weights(self):
+        """The weights that are evaluated; with several processes, each has all of them."""
+        weights = self._run.evaluated_weights()
+        if several():  # each process makes the same by itself
+            return jax.device_put(jax.tree.map(fetched, weights), jax.local_devices()[0])
+        return weights
 
     def __getattr__(self, name):
         run = vars(self)["_run"]

@@ -1,0 +1,115 @@
+"""Diffusion: how an image turns into noise as time passes, and how a trained model turns noise into
+images.
+
+At time t from 0 to 1, an image x has become z = signal(t) * x + noise(t) * epsilon, with standard
+normal epsilon. The model, such as `unet`, takes {"image": z, "time": t, "label": class} and
+predicts epsilon, or the velocity v = signal(t) * epsilon - noise(t) * x (Salimans and Ho, 2022).
+"""
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+NO_CLASS = -1  # the label for which a model predicts without knowing the class
+EDGE = math.atan(math.exp(-5))  # the first and last ratio of noise and signal: e^-5 and e^5
+
+
+def levels(time):
+    """(signal, noise), whose squares add up to 1: the cosine schedule (Nichol and Dhariwal, 2021)
+    without its ends, where nothing is left of the noise or of the image."""
+    angle = EDGE + time * (math.pi / 2 - 2 * EDGE)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def with_noise(x, epsilon, time):
+    """Images x at times (B,)."""
+    signal, noise = levels(per_image(time, x))
+    return signal * x + noise * epsilon
+
+
+def target(prediction, x, epsilon, time):
+    """What the model has to predict, "v" or "epsilon"."""
+    signal, noise = levels(per_image(time, x))
+    return signal * epsilon - noise * x if prediction == "v" else epsilon
+
+
+def parts(prediction, z, output, time):
+    """(x, epsilon) of the images z, by the output of the model."""
+    signal, noise = levels(per_image(time, z))
+    if prediction == "v":
+        return signal * z - noise * output, noise * z + signal * output
+    return (z - noise * output) / signal, output
+
+
+def per_image(time, x):
+    """Times (B,) in a form that broadcasts to images x."""
+    return time.reshape(time.shape + (1,) * (x.ndim - time.ndim))
+
+
+def sample(
+    model,
+    params,
+    key,
+    labels,
+    *,
+    state=None,
+    steps=50,
+    guidance=1.0,
+    prediction="v",
+    bounds=(-1.0, 1.0),
+):
+    """Images that the model makes of noise in `steps` steps of DDIM (Song et al., 2021).
+
+    `labels` are one class per image, -1 for none, or the number of images without a class. With a
+    `guidance` above 1, the output for the class is moved away from that without it (Ho and
+    Salimans, 2022); 1 is the class alone, 0 no class. `prediction` is that of the training.
+    `bounds` are the values that a pixel can have, or None if there are none. The same key gives the
+    same images.
+    """
+    if getattr(model, "inputs", None) is None:
+        raise ValueError("the model makes no images of noise: it has no `inputs` (model/base.py)")
+    if steps < 1:
+        raise ValueError(f"steps: must be at least 1, got {steps}")
+    if prediction not in ("v", "epsilon"):
+        raise ValueError(f"prediction: must be 'v' or 'epsilon', got {prediction!r}")
+    labels = np.full(labels, NO_CLASS) if np.ndim(labels) == 0 else np.asarray(labels)
+    z = jax.random.normal(key, (len(labels), *model.inputs()["image"].shape))
+    step = compiled(model, float(guidance), prediction, bounds and tuple(bounds))
+    times = np.linspace(1, 0, steps + 1, dtype=np.float32)
+    for time, later in pairwise(times):
+        z, x = step(params, state or {}, z, labels.astype(np.int32), time, later)
+    return x
+
+
+@lru_cache(16)
+def compiled(model, guidance, prediction, bounds):
+    """The program of one step: from images at a time to those at a later one, which is smaller."""
+
+    def step(params, state, z, labels, time, later):
+        time, later = (jnp.full(len(z), t) for t in (time, later))
+        output = guided(model, params, state, {"image": z, "time": time, "label": labels}, guidance)
+        x, epsilon = parts(prediction, z, output, time)
+        if bounds:
+            signal, noise = levels(per_image(time, z))
+            x = jnp.clip(x, *bounds)
+            epsilon = (z - signal * x) / noise  # which again makes z, together with x
+        return with_noise(x, epsilon, later), x
+
+    return jax.jit(step)
+
+
+def guided(model, params, state, x, guidance):
+    """The output of the model, with classifier-free guidance."""
+    without = x | {"label": jnp.full_like(x["label"], NO_CLASS)}
+    if "label" not in model.inputs():
+        x = {name: value for name, value in x.items() if name != "label"}
+        return model.apply(params, state, x)[0]
+    if guidance in (0, 1):
+        return model.apply(params, state, x if guidance else without)[0]
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), x, without)
+    output, plain = jnp.split(model.apply(params, state, both)[0], 2)
+    return plain + guidance * (output - plain)

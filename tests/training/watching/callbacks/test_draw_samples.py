@@ -1,0 +1,93 @@
+"""draw_samples: what a model makes while it is trained; and that training does not notice."""
+
+import jax
+import numpy as np
+import pytest
+
+from model.diffusion import sample
+from model.mlp import mlp
+from model.unet import unet
+from tests.training.watching.callbacks.fake import Published, view
+from training.fit import fit
+from training.loss import mse
+from training.objective import denoising_diffusion
+from training.optimizers import adam
+from training.report.page import write_report
+from training.watching.callbacks.draw_samples import draw_samples
+from training.watching.pictures import as_picture, grid, png
+from utils import UserError
+
+MODEL = unet((4, 4, 1), 2, widths=(4,), groups=2, heads=1)
+RNG = np.random.default_rng(0)
+DATA = RNG.uniform(-1, 1, (40, 4, 4, 1)).astype(np.float32), np.arange(40) % 2
+OPTIONS = {"labels": (0, 1), "each": 2, "steps": 3, "guidance": 2.0}
+
+
+class Kill:
+    """Stops the run at a step, as Ctrl-C does."""
+
+    def __init__(self, step):
+        self.steps_left, self.step = lambda step: 1, step
+
+    def on_step_end(self, view):
+        if view.step == self.step:
+            raise KeyboardInterrupt
+
+
+def run(folder, callbacks=(), **settings):
+    settings = {"epochs": 2, "batch_size": 10, "ema": 0.9} | settings
+    settings |= {"loss": mse, "objective": denoising_diffusion, "optimizer": adam(lr=0.03)}
+    return fit(MODEL, DATA, folder=folder, callbacks=list(callbacks), **settings)
+
+
+def expected(params):
+    """The sheet of the images of these weights, by hand."""
+    labels = [0, 1, 0, 1]
+    images = sample(MODEL, params, jax.random.key(0), labels, steps=3, guidance=2.0)
+    pictures = [as_picture((np.asarray(image) + 1) / 2) for image in images]
+    return png(grid(pictures, columns=2, captions=labels))
+
+
+@pytest.mark.slow
+def test_the_picture_is_of_the_averaged_weights_and_training_does_not_notice(tmp_path):
+    done = run(tmp_path / "with", [draw_samples(**OPTIONS)])
+    picture = (tmp_path / "with" / "pictures" / "samples.png").read_bytes()
+    assert picture == expected(done.params)
+    assert "samples" in write_report([tmp_path / "with"]).read_text()
+    plain = run(tmp_path / "without")
+    jax.tree.map(np.testing.assert_array_equal, plain.params, done.params)
+    assert plain.history[-1]["train_loss"] == done.history[-1]["train_loss"]
+    # The same after a resumed run.
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", [draw_samples(**OPTIONS), Kill(6)], checkpoint={"every_steps": 3})
+    run(tmp_path / "killed", [draw_samples(**OPTIONS), Kill(0)], resume=True)
+    assert (tmp_path / "killed" / "pictures" / "samples.png").read_bytes() == picture
+
+
+def test_it_draws_at_the_steps_that_were_named_and_once_per_step(caplog):
+    published, made = Published(), []
+
+    def draw(labels, **options):
+        made.append(list(labels))
+        return np.full((len(labels), 4, 4, 1), np.nan if len(made) > 1 else 0.0)
+
+    callback = draw_samples((3, -1), each=2, every_n_steps=3)
+    callback.on_training_start(view(model=MODEL))
+    assert [callback.steps_left(step) for step in (0, 2, 3)] == [3, 1, 3]
+    for step in (2, 3):
+        callback.on_step_end(view(step=step, publish=published, sample=draw))
+    callback.on_epoch_end(view(step=3, publish=published, sample=draw))
+    assert made == [[3, -1, 3, -1]] and [image[:2] for image in published.images] == [
+        (3, "samples")
+    ]
+    callback.on_epoch_end(view(step=4, publish=published, sample=draw))
+    assert "pixels are NaN for the labels -1, 3" in caplog.text and len(published.images) == 2
+
+
+def test_what_makes_no_images_is_refused():
+    with pytest.raises(UserError, match="draw_samples: the model makes no images"):
+        draw_samples().check(mlp((4,), 2), None)
+    with pytest.raises(ValueError, match="labels: is empty"):
+        draw_samples(())
+    with pytest.raises(ValueError, match="bounds: must be the smallest"):
+        draw_samples(bounds=(1.0, -1.0))

@@ -1,0 +1,94 @@
+"""Let a model that is trained to make images make some while it is trained."""
+
+import logging
+
+import numpy as np
+
+from ranges import Count, CountOrZero, NonNegative, checked
+from training.base import Callback
+from training.watching.callbacks.common import named
+from training.watching.pictures import as_picture, grid, png
+from utils import UserError
+
+logger = logging.getLogger("main")
+
+
+@checked
+def draw_samples(
+    labels: tuple[int, ...] = (-1,),
+    each: Count = 8,
+    steps: Count = 50,
+    guidance: NonNegative = 1.0,
+    bounds: tuple[float, float] | None = (-1.0, 1.0),
+    seed: CountOrZero = 0,
+    every_n_epochs: Count = 1,
+    every_n_steps: Count | None = None,
+) -> Callback:
+    """Draw `each` images of each of the classes `labels`; -1 is any class.
+
+    It does so after every `every_n_epochs` epochs and, with `every_n_steps`, also within them, with
+    the weights that are evaluated. `steps`, `guidance` and `bounds` are those of `sample` in
+    model/diffusion.py. The seed is the same at all times, so that the images can be compared. They
+    are in pictures/samples.png, in the report and on trackers.
+    """
+    if not labels:
+        raise ValueError("labels: is empty; give at least one class, -1 for any")
+    if bounds is not None and not bounds[0] < bounds[1]:
+        raise ValueError(f"bounds: must be the smallest and the largest value, got {bounds}")
+    options = {"steps": steps, "guidance": guidance, "bounds": bounds, "seed": seed}
+    return DrawSamples(labels, each, options, every_n_epochs, every_n_steps)
+
+
+class DrawSamples:
+    def __init__(self, labels, each, options, every_n_epochs, every_n_steps):
+        self.labels, self.each, self.options = labels, each, options
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        if every_n_steps:
+            self.steps_left = lambda step: every_n_steps - step % every_n_steps
+            self.on_step_end = self.within_epoch
+
+    def check(self, model, tokenizer):
+        if getattr(model, "inputs", None) is None:
+            raise UserError(
+                "draw_samples: the model makes no images; it needs one such as unet, trained by "
+                "the objective denoising_diffusion"
+            )
+
+    def on_training_start(self, view):
+        self.check(view.model, None)
+        self.drawn = None  # the last step after which the model has drawn
+
+    def within_epoch(self, view):
+        if view.step % self.every_n_steps == 0:  # other calls are for log lines
+            self.draw(view)
+
+    def on_epoch_end(self, view):
+        self.draw(view)
+
+    def draw(self, view):
+        """Draw the images, one column for each class, and publish them."""
+        if view.step == self.drawn:
+            return  # the last step of an epoch
+        self.drawn = view.step
+        labels = np.tile(self.labels, self.each)
+        images = np.asarray(view.sample(labels, **self.options), np.float32)
+        broken = ~np.isfinite(images).all(axis=tuple(range(1, images.ndim)))
+        if broken.any():
+            classes = ", ".join(map(str, sorted({int(label) for label in labels[broken]})))
+            message = "draw_samples: pixels are NaN for the labels %s; does the data have them?"
+            logger.warning(message, classes)
+        pictures = [as_picture(self.in_unit(image)) for image in images]
+        if any(picture is None for picture in pictures):
+            raise UserError(f"draw_samples: the model makes {list(images[0].shape)}, not images")
+        if len(self.labels) > 1:
+            names = [named(label, view.classes) if label >= 0 else "any" for label in labels]
+            sheet = grid(pictures, columns=len(self.labels), captions=names)
+        else:
+            sheet = grid(pictures)
+        view.publish.image(view.step, "samples", png(sheet))
+        logger.info("Step %d [sample] %d images in pictures/samples.png", view.step, len(images))
+
+    def in_unit(self, image):
+        """Pixels from 0 to 1; without bounds, from the smallest to the largest of the image."""
+        low, high = self.options["bounds"] or (np.nanmin(image), np.nanmax(image))
+        return np.clip((image - low) / max(high - low, 1e-30), 0, 1)
