@@ -21,3 +21,5 @@ class Model(NamedTuple):
     # merge(params, state) -> (params, state) of the plain model that computes the same
     base: "Model | None" = None
     merge: Callable | None = None
+    # of a model whose x is not the one of the data, as `unet`: () -> the shapes of one example
+    inputs: Callable | None = None
