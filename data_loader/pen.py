@@ -13,7 +13,7 @@ FEATURES = 3  # x and y from -1 to 1, and how far the pen has moved since the po
 
 @checked
 def pen_digits(seed: CountOrZero = 0, train_size: Count = 10_000, test_size: Count = 2_000) -> Data:
-    """Digits 0-9 as 12 to 48 points of a pen, drawn from a seed: {"sequence": (48, 3), "length": n},
+    """Digits 0-9 as 12 to 48 points of a pen, drawn from a seed: {"sequence": (48, 3), "length"},
     for the model `rnn`. What follows the first n points is noise, which no model may read."""
 
     def load():

@@ -29,7 +29,6 @@ BLOCK = 32
 # Queries: causal attention in blocks of this many or more, and in no more than four blocks, takes
 # 0.6 of the time for 128 queries, 0.5 for 512; smaller blocks make more products than they save.
 QUERIES, QUERY_BLOCKS = 32, 4
-UNROLLED_STEPS = 1
 
 
 def are_free(sizes):
@@ -79,8 +78,3 @@ def fused_attention(q):
     positions. It computes in 16 bits, with heads of up to 128 features."""
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
     return is_half and jax.default_backend() == "gpu" and q.shape[-1] % 8 == 0 < q.shape[-1] <= 128
-
-
-def unrolled_steps(length):
-    """How many steps of a recurrent layer one round of its loop computes."""
-    return UNROLLED_STEPS if isinstance(length, int) else 1

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers.activations import sigmoid
-from model.layers.forms import unrolled_steps
 from model.layers.initializers import lecun_normal, orthogonal
 from model.layers.linear import linear, linear_init
 
@@ -86,6 +85,5 @@ def recurrent(cell, states, params, x, lengths=None, reverse=False):
         new = tuple(jnp.where(counts[:, None], a, b) for a, b in zip(new, state, strict=True))
         return new, jnp.where(counts[:, None], y, 0)
 
-    unroll = unrolled_steps(x.shape[1])
-    state, y = lax.scan(step, start, (projected, seen), reverse=reverse, unroll=unroll)
+    state, y = lax.scan(step, start, (projected, seen), reverse=reverse)
     return y.swapaxes(0, 1), state[0]
