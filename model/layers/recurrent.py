@@ -12,6 +12,7 @@ from jax import lax
 from model.layers.activations import sigmoid
 from model.layers.initializers import lecun_normal, orthogonal
 from model.layers.linear import linear, linear_init
+from model.layers.op import op
 
 
 def lstm_init(key, in_dim, dim, *, init=lecun_normal):
@@ -54,11 +55,13 @@ def gru_cell(params, projected, state):
     return h, (h,)
 
 
+@op
 def lstm(params, x, lengths=None, *, reverse=False):
     """(the outputs of all steps (B, T, D), those after the last step (B, D)); see `recurrent`."""
     return recurrent(lstm_cell, 2, params, x, lengths, reverse)
 
 
+@op
 def gru(params, x, lengths=None, *, reverse=False):
     """(the outputs of all steps (B, T, D), those after the last step (B, D)); see `recurrent`."""
     return recurrent(gru_cell, 1, params, x, lengths, reverse)

@@ -85,6 +85,7 @@ def test_recurrent_layers_equal_jax_at_any_lengths(cell):
     proto = exported(function, weights, x)
     expected = np.asarray(jax.jit(function)(weights, x))
     assert_close(run(proto, x), {"output": expected})
+    assert ops(proto)[cell.upper()] == 4 and not {"Scan", "Loop"} & set(ops(proto))
 
 
 @pytest.mark.slow
