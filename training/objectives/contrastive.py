@@ -34,7 +34,8 @@ def nt_xent(z, mask, temperature):
     second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the
     views of the examples in `mask`, (B,)."""
     z = at_least_float32(z).reshape(z.shape[0], -1)
-    z = z / jnp.maximum(jnp.linalg.norm(z, axis=1, keepdims=True), 1e-8)
+    # The gradient of a norm is NaN at 0, that of this is not.
+    z = z / jnp.sqrt(jnp.maximum(jnp.sum(z * z, axis=1, keepdims=True), 1e-16))
     rows = jnp.arange(len(z))
     is_other_view = rows[:, None] == (rows + len(mask)) % len(z)
     # An example that is no genuine one still finds its own view, so that its loss is finite.
