@@ -1,5 +1,7 @@
 """SimCLR: the loss against PyTorch's cross entropy and by hand, masks, and the linear probe."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ T = 0.3
 ALL = np.ones(5, bool)
 
 
+@pytest.mark.slow
 def test_the_loss_and_its_gradient_are_those_of_pytorch():
     torch = pytest.importorskip("torch")
     z = normal(0, 10, 4)
@@ -39,19 +42,21 @@ def test_the_loss_and_its_gradient_are_those_of_pytorch():
     np.testing.assert_array_equal(matched, right)
 
 
+@pytest.mark.slow
 def test_what_fills_up_a_batch_is_neither_compared_nor_finite_by_chance():
     z = normal(0, 10, 4)
     rows = np.r_[0:3, 5:8]
-    expected = nt_xent(z[rows], ALL[:3], T)
+    loss = quick_jit(nt_xent)
+    slope_of = quick_jit(jax.grad(lambda z: nt_xent(z, np.arange(5) < 3, T)[0][:3].sum()))
+    expected = loss(z[rows], ALL[:3], T)
     for filling in (0.0, 7.0):
         other = z.copy()
         other[[3, 4, 8, 9]] = filling
-        found = nt_xent(other, np.arange(5) < 3, T)
-        slope = jax.grad(lambda z: nt_xent(z, np.arange(5) < 3, T)[0][:3].sum())(other)
+        found, slope = loss(other, np.arange(5) < 3, T), slope_of(other)
         assert np.isfinite(found[0]).all() and np.isfinite(slope).all() and not slope[3:5].any()
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a[:3], b, rtol=1e-5)
-    alone, _ = nt_xent(z[[0, 5]], ALL[:1], T)
+    alone, _ = loss(z[[0, 5]], ALL[:1], T)
     np.testing.assert_allclose(alone, 0, atol=1e-6)  # there is no other example
 
 
@@ -62,12 +67,12 @@ def test_a_short_batch_has_the_gradient_of_its_genuine_examples():
     params, state = model.init(jax.random.key(0))
     x = normal(0, 6, 4)
     objective = simclr(model, None, {}, (), (shift,), T)
-    pieces = []
+    step, pieces = quick_jit(partial(gradient, objective)), []
     for filling in (0.0, 9.0):
         filled = x.copy()
         filled[4:] = filling
         batch, mask = (jnp.asarray(filled), jnp.zeros(6, int)), jnp.arange(6) < 4
-        pieces.append(gradient(objective, params, state, batch, mask, jax.random.key(1)))
+        pieces.append(step(params, state, batch, mask, jax.random.key(1)))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(pieces))
     jax.tree.map(np.testing.assert_array_equal, pieces[0][0], pieces[1][0])
     assert any(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(pieces[0][0]))
