@@ -33,7 +33,7 @@ def rnn(
     A sequence is an array, or {"sequence": ..., "length": ...}, of which the first `length` steps
     count. The head reads the state after the last step that counts, or, with `pool="mean"`, the
     mean of the outputs. With `bidirectional` each layer also reads from the end, and the head gets
-    both. Dropout comes before each layer and the head.
+    both. Dropout comes after each layer.
     """
     if len(input_shape) != (2 if vocab_size is None else 1):
         form = "(steps, features)" if vocab_size is None else "(steps,) of tokens"
@@ -59,15 +59,14 @@ def rnn(
     def apply(params, state, x, *, train=False, key=None):
         x, lengths = (x["sequence"], x["length"]) if isinstance(x, dict) else (x, None)
         x = embedding(params["tokens"], x) if vocab_size else x
-        *keys, last_key = split_key(key, depth + 1)
-        for directed, k in zip(params["layers"], keys, strict=True):
-            x = drop(k, x, dropout, train=train)
+        for directed, k in zip(params["layers"], split_key(key, depth), strict=True):
             pairs = zip(directed, directions, strict=True)
             outs = [layer(own, x, lengths, reverse=reverse) for own, reverse in pairs]
-            x, last = (jnp.concatenate(each, axis=-1) for each in zip(*outs, strict=True))
+            joined = (jnp.concatenate(each, axis=-1) for each in zip(*outs, strict=True))
+            x, last = (drop(k, each, dropout, train=train) for each in joined)
         if pool == "mean":
             count = x.shape[1] if lengths is None else jnp.maximum(lengths, 1)[:, None]
             last = (x.sum(1) / count).astype(x.dtype)  # outputs that do not count are 0
-        return linear(params["head"], drop(last_key, last, dropout, train=train)), state
+        return linear(params["head"], last), state
 
     return Model(init, apply)
