@@ -103,7 +103,8 @@ def test_a_run_reports_the_accuracy_of_the_probe_as_a_metric(caplog):
     caplog.set_level("INFO")
     run = fit(model, (x, y), (x[:50], y[:50]), **options)
     first, *_, last = run.history
-    assert last["train_loss"] < first["train_loss"] and last["test_matched"] > 0.2
+    assert last["train_loss"] < first["train_loss"]
+    assert last["test_matched"] > 5 / 99  # five times as often as by chance
     assert last["test_probe_accuracy"] > 0.95
     line = f"Epoch 3 [test] probe_accuracy @ {last['test_probe_accuracy']:.4f}"
     assert line in [record.getMessage() for record in caplog.records]
