@@ -406,7 +406,7 @@ def test_every_microbatch_has_its_own_randomness():
     )
     key, mask = jax.random.key(0), jnp.ones(6, bool)
     _, _, losses, _ = gradient(
-        noise, {"w": jnp.ones(())}, {}, jnp.zeros(6), mask, key, accumulate=3
+        Objective(noise), {"w": jnp.ones(())}, {}, jnp.zeros(6), mask, key, accumulate=3
     )
     assert np.unique(losses).size == 6
 
