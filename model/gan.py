@@ -2,6 +2,7 @@
 them from real ones. They are convolutional, as in Radford et al., 2015."""
 
 import jax
+import jax.numpy as jnp
 
 from model.base import Model
 from model.checks import Count, check_image, checked
@@ -37,7 +38,7 @@ def gan(input_shape: tuple[int, ...], latent: Count = 64, width: Count = 32) -> 
             return generator(params["generator"], x, small), state
         return discriminator(params["discriminator"], x), state
 
-    return Model(init, apply, inputs=lambda: jax.ShapeDtypeStruct((latent,), float))
+    return Model(init, apply, inputs=lambda: jax.ShapeDtypeStruct((latent,), jnp.float32))
 
 
 def generator_init(key, latent, small, channels):

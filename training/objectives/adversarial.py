@@ -2,7 +2,9 @@
 them from real ones. The objective has a loss for each, the update an optimizer for each."""
 
 import jax
+import jax.numpy as jnp
 
+from ranges import NonNegative, checked
 from training.base import Objective, Optimizer, Update
 from training.objective import inputs
 from training.update import (
@@ -17,11 +19,14 @@ from training.update import (
 from utils import UserError
 
 
-def adversarial(model, loss, metrics, preprocess, augment) -> Objective:
+@checked
+def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
     has the terms "discriminator", how well real and made examples are told apart, and "generator",
     how well those that are made pass for real ones. Labels, `loss` and `metrics` are not used.
-    `told_apart` is how often the discriminator is right."""
+    `told_apart` is how often the discriminator is right. `penalty` is R1 (Mescheder et al., 2018):
+    half of it times the squared length of the discriminator's gradient at real examples. Without
+    it, the discriminator soon wins, and the generator has no slope to follow."""
     if getattr(model, "inputs", None) is None:
         raise UserError(
             "objective: adversarial needs a model that makes examples of noise, as `gan`"
@@ -38,11 +43,17 @@ def adversarial(model, loss, metrics, preprocess, augment) -> Objective:
             return model.apply(params, state, x, train=train, key=key)
 
         made, state = apply(z, state, keys[0])
-        of_real, state = apply(real, state, keys[1])
+
+        def total_of_real(real):
+            logits, new_state = apply(real, state, keys[1])
+            return logits.sum(), (logits, new_state)
+
+        slopes, (of_real, state) = jax.grad(total_of_real, has_aux=True)(real)
+        steep = jnp.sum(jnp.square(slopes), axis=tuple(range(1, slopes.ndim)))
         of_made, state = apply(made, state, keys[2])
         real_loss, made_loss = jax.nn.softplus(-of_real), jax.nn.softplus(of_made)
         losses = {
-            "discriminator": (real_loss + made_loss) / 2,
+            "discriminator": (real_loss + made_loss) / 2 + penalty / 2 * steep,
             "generator": jax.nn.softplus(-of_made),
         }
         right = ((of_real > 0).astype(float) + (of_made < 0)) / 2
