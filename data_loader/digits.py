@@ -69,11 +69,11 @@ def draw(seed, count):
         random = random_stream(seed, i)
         rows = slice(start, min(start + BLOCK, count))
         y[rows] = random.permutation(np.arange(start, rows.stop) % 10)
-        x[rows, :, :, 0] = _ink(random, _strokes(random, y[rows]))
+        x[rows, :, :, 0] = _ink(random, strokes(random, y[rows]))
     return x, y
 
 
-def _strokes(random, labels):
+def strokes(random, labels):
     """The points of each digit in pixels (n, POINTS, 2): a random style, tremor and affine map."""
     n = len(labels)
     points = np.empty((n, POINTS, 2), np.float32)

@@ -63,6 +63,7 @@ ALLOWED = {
 # The rooms of training/, and the rooms below them that each may import besides the spine.
 ROOMS = {
     "augment": set(),
+    "objectives": set(),
     "devices": set(),
     "debugging": set(),
     "watching": {"devices"},

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NewType, get_args
 
 import jax
+import jax.numpy as jnp
 
 
 class Optimizer(NamedTuple):
@@ -97,9 +98,17 @@ class Objective(NamedTuple):
     finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
     # of one whose model makes examples: (params, key, labels, *, state, ...) -> a batch of them
     sample: Callable | None = None
+    # whether `apply` also takes a mask, (B,), of the examples that are genuine: for a loss that
+    # compares the examples of a batch with each other
+    takes_mask: bool = False
 
-    def __call__(self, params, state, batch, key, train):
-        return self.apply(params, state, batch, key, train)
+    def __call__(self, params, state, batch, key, train, mask=None):
+        """Without a `mask`, all examples of the batch are genuine."""
+        if not self.takes_mask:
+            return self.apply(params, state, batch, key, train)
+        if mask is None:
+            mask = jnp.ones(jax.tree.leaves(batch)[0].shape[0], bool)
+        return self.apply(params, state, batch, key, train, mask)
 
 
 class TrainState(NamedTuple):

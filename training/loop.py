@@ -107,7 +107,6 @@ class Loop:
         if evaluated is None:
             run.metrics = {}  # an unfinished epoch has none
             return
-        run.metrics = values | evaluated
         row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
         run.history.append(row)
         run.completed, run.position, run.lined, self.elapsed = run.epoch, 0, 0, 0.0
@@ -203,7 +202,7 @@ class Loop:
 
     def evaluate(self, names, weights=None):
         """{metric: value} of these sets, validation before test; None if interrupted."""
-        run, values = self.run, {}
+        run = self.run
         for kind in ("validation", "test"):
             members = [name for name in names if (name == "test") == (kind == "test")]
             if members:
@@ -214,14 +213,13 @@ class Loop:
                 if tallies is None:
                     return None
                 named = self.reader.values(name, tallies)
-                values |= named
                 run.metrics = run.metrics | named
                 run.arrays |= self.reader.arrays(name, tallies)
                 run.evaluated.append(name)
                 self.notify("on_values", name, named)
             if members:
                 self.notify(f"on_{kind}_end")
-        return values
+        return {name: v for name, v in run.metrics.items() if name.partition("_")[0] in names}
 
     def interrupted(self):
         """Whether a signal, or another watcher, wants the run to stop here."""
@@ -287,6 +285,8 @@ class Loop:
         run = self.run
         if reply.lr_scale is not None:
             self.trainer.scale_rate(reply.lr_scale)
+        if reply.values:
+            run.metrics = run.metrics | reply.values
         if reply.back_to:
             self.go_to(reply.back_to)
         if reply.stop:

@@ -299,8 +299,8 @@ def evaluation(recipe, name):
         *weights, epoch, numbers = consts
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
         key = jax.random.fold_in(key, seen["examples"])
-        losses, _, metrics = recipe.of(numbers).objective(*weights, batch, key, False)
         mask = genuine(batch, valid)
+        losses, _, metrics = recipe.of(numbers).objective(*weights, batch, key, False, mask)
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 
     return step, tally.without_rows

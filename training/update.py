@@ -174,7 +174,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     counts = None  # known once the loss is computed
 
     def mean_loss(params, state, batch, mask, key):
-        losses, state, metrics = objective(params, state, batch, key, True)
+        losses, state, metrics = objective(params, state, batch, key, True, mask)
         return mean_of(losses, mask, counts or counts_of(losses, mask)), (state, losses, metrics)
 
     grad = jax.grad(mean_loss, has_aux=True)
@@ -202,7 +202,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
 
     def counts_of_piece(piece):
         i, batch, mask = piece
-        losses, _, _ = objective(params, state, batch, jax.random.fold_in(key, i), True)
+        losses, _, _ = objective(params, state, batch, jax.random.fold_in(key, i), True, mask)
         return counts_of(losses, mask)
 
     pieces = (jnp.arange(accumulate), *jax.tree.map(split, (batch, mask)))

@@ -67,6 +67,7 @@ class Reply(NamedTuple):
     interrupt: str | None = None  # end it here, to be resumed later; the reason, such as a signal
     out_of: str | None = None  # end it with an evaluation: this budget (an option) is used up
     lr_scale: float | None = None  # multiply all later updates by this
+    values: dict | None = None  # {"test_...": number} to add to the evaluation that has just ended
     save: str | None = None  # write a checkpoint of this kind, of SAVES (see Keeper.on_save)
     back_to: Any = None  # a Point to continue from
 

@@ -267,7 +267,8 @@ class Builder:
             examples = f"the data's examples, {forms(raw)}"
             self.nodes.problem("preprocess", f"does not fit {examples}: {why}{fix}")
             return
-        x = x.get("tokens", x) if isinstance(x, dict) else x  # with segments beside them
+        if isinstance(x, dict):  # with segments, or a length, beside it
+            x = x.get("tokens", x.get("sequence", x))
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
 

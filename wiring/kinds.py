@@ -73,7 +73,7 @@ KINDS = {
         ),
         Kind(
             "objective",
-            ("training.objective", "training.checkpoint.distillation"),
+            ("training.objective", "training.objectives", "training.checkpoint.distillation"),
             "training.base:Objective",
             "a function (model, loss, metrics, preprocess, augment) -> Objective",
             f"{OWN}#an-objective",
@@ -97,7 +97,7 @@ KINDS = {
         ),
         Kind(
             "update",
-            ("training.update",),
+            ("training.update", "training.objectives"),
             "training.base:Update",
             "a function (objective, optimizer) -> Update",
             f"{OWN}#an-update",

@@ -47,6 +47,7 @@ class Nodes:
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
         self.rates = {}  # {path: learning rate}
+        self.stepped_by = "optimizer"  # the argument of the update that gets `optimizer`
         self.vary = {}  # training.vary: {path of a number: its value in each replica}
         self.varied = {}  # what parts make of these values
         self.inputs = {}  # {path: what a compiled program has in place of a number of the config}
@@ -85,6 +86,7 @@ class Nodes:
             raise Unbuilt
         accepted = parts.arguments(function, parts.KINDS[kind].given)
         if kind == "update":
+            self.stepped_by = [*parts.arguments(function, 1), "optimizer"][0]
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
         recorded = parts.with_defaults(args, accepted, self.facts)
@@ -128,13 +130,16 @@ class Nodes:
 
     def names_of_rates(self):
         """The name of each learning rate: `learning_rate`, with the argument of the update to which
-        its optimizer belongs, and its optimizer or its number where that is needed."""
+        its optimizer belongs (but `optimizer`), and its optimizer or its number where needed."""
 
         def with_more(names, more):
             pairs = zip(names, more, strict=True)
             return [f"{name}_{end}" if names.count(name) > 1 else name for name, end in pairs]
 
-        in_update = [path.split(".")[2:3] * path.startswith("update.args.") for path in self.rates]
+        own = [self.stepped_by] if self.stepped_by != "optimizer" else []
+        in_update = [
+            path.split(".")[2:3] if path.startswith("update.args.") else own for path in self.rates
+        ]
         names = ["_".join(["learning_rate", *argument]) for argument in in_update]
         optimizers = [self.resolved[path]["name"].rpartition(".")[2] for path in self.rates]
         names = with_more(names, optimizers)

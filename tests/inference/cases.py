@@ -74,6 +74,8 @@ REMARKS = {
     "at[].set, equal positions": "the last update to a position counts",
     "reductions": "ONNX: max and min ignore nan",
     "reduce_precision": "only to the bits of float16 or bfloat16",
+    "lstm": "ONNX: one LSTM node; TFLite: a loop",
+    "gru": "ONNX: one GRU node; TFLite: a loop",
     "rms_norm": "ONNX: one RMSNormalization node from opset 23, several nodes before",
     "sort": "the position of nan is undefined",
 }

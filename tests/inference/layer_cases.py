@@ -9,6 +9,7 @@ from model.layers.embedding import embedding, unembedding
 from model.layers.linear import linear, linear_init, linears
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm
 from model.layers.pool import avg_pool, global_avg_pool, global_max_pool, max_pool
+from model.layers.recurrent import gru, gru_init, lstm, lstm_init
 from model.layers.rotary import rotary, rotation
 from tests.inference.made import learned, scale_and_bias, weights
 
@@ -38,6 +39,7 @@ ATTENTION = learned(attention_init, 8)
 CROSS = learned(attention_init, 8, context_dim=6)
 
 TABLE = weights(5, 8)
+LSTM, GRU = learned(lstm_init, 8, 4), learned(gru_init, 8, 4)
 
 
 def heads(x, count):
@@ -71,6 +73,10 @@ SEQUENCES = {
     ),
     "attend, a step": lambda x, _, mask, *__: attend(*grouped(x[:, :1], x), mask[:, :, :1]),
     "rotary": lambda x, *_: rotary(heads(x, 2), rotation(np.arange(5), 4)),
+    "lstm": lambda x, *_: lstm(LSTM, x),
+    "lstm, reverse with lengths": lambda x, _, __, ids: lstm(LSTM, x, ids[:, 0], reverse=True),
+    "gru": lambda x, *_: gru(GRU, x, reverse=True),
+    "gru with lengths": lambda x, _, __, ids: gru(GRU, x, ids[:, 1]),
     "linears": lambda x, *_: linears([LINEAR, PLAIN_LINEAR], x),
     "unembedding": lambda x, *_: unembedding({"weight": TABLE}, x),
     "embedding": lambda _, __, ___, ids: embedding({"weight": LINEAR["weight"]}, ids),

@@ -9,10 +9,14 @@ import pytest
 
 from model.base import Model
 from model.convnext import convnext
+from model.gan import gan
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.norm import layer_norm
+from model.mixer import mixer
 from model.mlp import mlp
+from model.projected import projected
 from model.resnet import resnet
+from model.rnn import rnn
 from model.vit import vit
 from tests.inference.cases import BATCH
 from tests.inference.layer_cases import NORM4
@@ -70,6 +74,25 @@ def test_a_vit_and_a_residual_convnext_equal_jax():
     vit_ops = ops(exported_model(vision, images(8, 8, 1)))
     assert (vit_ops["Softmax"], vit_ops["LayerNormalization"], vit_ops["Gelu"]) == (2, 5, 2)
     exported_model(convnext((16, 16, 3), 5, dims=(4, 6), residual=True), images(16, 16, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_recurrent_layers_equal_jax_at_any_lengths(cell):
+    model = rnn((20, 3), 4, cell=cell, dim=5, depth=2, bidirectional=True)
+    function, weights = with_weights(model)
+    x = {"sequence": images(20, 3), "length": np.array([20, 1, 7], np.int32)[:BATCH]}
+    proto = exported(function, weights, x)
+    expected = np.asarray(jax.jit(function)(weights, x))
+    assert_close(run(proto, x), {"output": expected})
+    assert ops(proto)[cell.upper()] == 4 and not {"Scan", "Loop"} & set(ops(proto))
+
+
+@pytest.mark.slow
+def test_a_mixer_the_generator_of_a_gan_and_a_projected_encoder_equal_jax():
+    exported_model(mixer((8, 8, 1), 10, dim=8, depth=2), images(8, 8, 1))
+    exported_model(gan((8, 12, 1), latent=6, width=4), images(6))
+    exported_model(projected((8, 8, 1), mlp((8, 8, 1), 6, dims=(8,)), 5, 4), images(8, 8, 1))
 
 
 def test_a_convolution_with_several_readers_keeps_its_weight():

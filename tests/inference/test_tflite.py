@@ -16,13 +16,16 @@ from inference.lowering.walk import Missing
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
 from model.convnext import convnext
+from model.gan import gan
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.embedding import embedding
 from model.layers.linear import linear
 from model.layers.norm import layer_norm
 from model.layers.op import op
+from model.mixer import mixer
 from model.mlp import mlp
 from model.resnet import resnet
+from model.rnn import rnn
 from model.vit import vit
 from tests.inference.models import example, images, with_weights
 from utils import UserError
@@ -77,6 +80,26 @@ def test_a_vit_and_a_residual_convnext_equal_jax(tmp_path):
     assert (ops(model)["SOFTMAX"], ops(model)["GELU"], ops(model)["DELEGATE"]) == (1, 1, 1)
     residual = convnext((16, 16, 3), 5, dims=(4, 6), residual=True)
     exported(tmp_path / "convnext.tflite", *with_weights(residual), images(16, 16, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_recurrent_layers_equal_jax_at_any_lengths(cell, tmp_path):
+    model = rnn((20, 3), 4, cell=cell, dim=5, depth=2, bidirectional=True)
+    function, weights = with_weights(model)
+    x = {"sequence": images(20, 3), "length": np.array([20, 1, 7], np.int32)}
+    write_tflite(trace(function, weights, example(x)), tmp_path / "a.tflite")
+    expected = np.asarray(jax.jit(function)(weights, x))
+    found = open_model(tmp_path / "a.tflite")(x)["output"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_mixer_and_the_generator_of_a_gan_equal_jax(tmp_path):
+    blocks = mixer((8, 8, 1), 10, dim=8, depth=2)
+    exported(tmp_path / "mixer.tflite", *with_weights(blocks), images(8, 8, 1))
+    networks = gan((8, 12, 1), latent=6, width=4)
+    exported(tmp_path / "gan.tflite", *with_weights(networks), images(6))
 
 
 def test_a_linear_map_with_several_readers_is_computed_once_and_not_folded(tmp_path):

@@ -7,9 +7,11 @@ import optax
 import pytest
 
 from model.convnext import convnext
+from model.mixer import mixer
 from model.mlp import mlp
 from model.mobilenet import mobilenet
 from model.resnet import resnet
+from model.rnn import rnn
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
 from utils import named_leaves
@@ -22,6 +24,9 @@ MODELS = {
     "mlp": mlp((6, 5), 10, dims=(64, 32)),
     "mobilenet": mobilenet((9, 8, 3), 10, width=0.25),
     "convnext_tiny": convnext((9, 12, 3), 10, (8, 16), 3, **TINY),
+    "mixer": mixer((8, 4, 2), 10, patch=2, dim=16, depth=2),
+    "gru": rnn((6, 5), 10, cell="gru", dim=32, bidirectional=True, pool="mean"),
+    "lstm": rnn((6, 5), 10, dim=32, depth=2),
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
     "resnet_50": resnet((9, 17, 2), 10, (8, 16), depths=(2, 1), bottleneck=True, large_images=True),
     "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
@@ -33,6 +38,9 @@ SHAPES = {
     "mlp": (6, 5),
     "mobilenet": (9, 8, 3),
     "convnext_tiny": (9, 12, 3),
+    "mixer": (8, 4, 2),
+    "gru": (6, 5),
+    "lstm": (6, 5),
     "resnet": (6, 7, 2),
     "resnet_50": (9, 17, 2),
     "vit": (8, 4, 2),
@@ -111,8 +119,10 @@ def test_without_dropout_training_and_evaluation_give_the_same_output(name):
         (mlp((6,), 3, dims=(16,), dropout=0.5), (6,)),
         (vit((4, 4, 1), 3, patch=2, dim=8, depth=1, heads=2, dropout=0.5), (4, 4, 1)),
         (vit((4, 4, 1), 3, patch=2, dim=8, depth=2, heads=2, drop_path=0.5), (4, 4, 1)),
+        (mixer((4, 4, 1), 3, patch=2, dim=8, depth=1, dropout=0.5), (4, 4, 1)),
+        (rnn((4, 3), 3, dim=8, dropout=0.5), (4, 3)),
     ],
-    ids=["mlp", "vit_dropout", "vit_drop_path"],
+    ids=["mlp", "vit_dropout", "vit_drop_path", "mixer", "rnn"],
 )
 def test_dropout_depends_on_the_key_in_training_only(model, shape):
     params, state = quick_jit(model.init)(jax.random.key(0))
@@ -144,6 +154,9 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
             {"input_shape": (3, 3, 1)},
             r"input_shape: \(3, 3, 1\) is too small for 3 widths .* at least 16",
         ),
+        (rnn, {}, r"input_shape: needs \(steps, features\), got \(28, 28, 1\)"),
+        (rnn, {"vocab_size": 9}, r"input_shape: needs \(steps,\) of tokens, got \(28, 28, 1\)"),
+        (rnn, {"cell": "rnn"}, "cell: must be one of 'lstm', 'gru', got 'rnn'"),
         (mlp, {"dims": ()}, "dims: needs at least one width"),
         (mobilenet, {"width": 0}, "width: must be a finite number above 0, got 0"),
         (mobilenet, {"size": "tiny"}, "size: must be one of 'small', 'large', got 'tiny'"),
@@ -209,6 +222,7 @@ def test_mobilenet_divides_the_image_by_8_or_for_large_images_by_32():
         (mobilenet((224, 224, 3), 1000, "large", large_images=True), 5_483_032),
         (mobilenet((32, 32, 3), 1000, "large"), 5_483_032),
         (vit((224, 224, 3), 1000, 16, 384, 12, 6, pool="token"), 22_050_664 - 12 * 384),
+        (mixer((224, 224, 3), 1000, 16, 768, 12, 384, 3072), 59_880_472),
         (
             convnext(
                 (224, 224, 3), 1000, (96, 192, 384, 768), depths=(3, 3, 9, 3), expansion=4, **TINY
@@ -219,6 +233,6 @@ def test_mobilenet_divides_the_image_by_8_or_for_large_images_by_32():
 )
 def test_models_have_as_many_parameters_as_those_published(model, count):
     """Torchvision's and timm's resnet18, resnet50, vit_small_patch16_224 (without the biases of
-    keys) and convnext_tiny, and torchvision's mobilenet_v3."""
+    keys), mixer_b16_224, convnext_tiny, and torchvision's mobilenet_v3."""
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count

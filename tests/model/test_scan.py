@@ -11,6 +11,7 @@ import pytest
 from model.convnext import convnext
 from model.gpt import gpt
 from model.layers.blocks import unrolled
+from model.mixer import mixer
 from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
@@ -24,6 +25,7 @@ MODELS = {
         partial(vit, IMAGE, 3, dim=8, heads=2, dropout=0.2, drop_path=0.4),
         [{"depth": 3}, {"depth": 9}],
     ),
+    "mixer": (partial(mixer, IMAGE, 3, dim=8, drop_path=0.4), [{"depth": 3}, {"depth": 9}]),
     "convnext": (
         partial(convnext, IMAGE, 3, dims=(4, 6, 6), patch=2, residual=True),
         [{"depths": (2, 3, 1)}, {"depths": (9, 5, 1)}],
@@ -33,6 +35,7 @@ MODELS = {
 RUNS = {
     "gpt": ["0-2"],
     "vit": ["0-2"],
+    "mixer": ["0-2"],
     "convnext": ["0-1", "2-4", "5"],
     "resnet": ["0-2", "3", "4-5"],
 }

@@ -12,7 +12,7 @@ import pytest
 from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
-from training.base import TrainState
+from training.base import Objective, TrainState
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
@@ -255,6 +255,7 @@ BREAKS = {
 FRAGILE = {"bias": 1.0, "nest": [1.0, {"root": 1.0}], "slope": 1.0}
 
 
+@Objective
 def fragile(params, state, x, key, train):
     shift, root = params["nest"]
     losses = shift + (params["bias"] - x[:, 0]) ** 2
@@ -405,7 +406,7 @@ def test_every_microbatch_has_its_own_randomness():
     )
     key, mask = jax.random.key(0), jnp.ones(6, bool)
     _, _, losses, _ = gradient(
-        noise, {"w": jnp.ones(())}, {}, jnp.zeros(6), mask, key, accumulate=3
+        Objective(noise), {"w": jnp.ones(())}, {}, jnp.zeros(6), mask, key, accumulate=3
     )
     assert np.unique(losses).size == 6
 

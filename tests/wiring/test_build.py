@@ -224,6 +224,10 @@ def with_critic(objective, optimizer, *, critic: Optimizer, other: Optimizer | N
             ["learning_rate_critic_lion", "learning_rate_critic_adam", "learning_rate"],
         ),
         (
+            {"update": {"name": "alternating", "args": {"discriminator": "lion"}}},
+            ["learning_rate_discriminator", "learning_rate_generator"],
+        ),
+        (
             {"optimizer": {"name": "groups", "args": {"rules": [*RULES, ["c", "lion"]]}}},
             ["learning_rate_lion_0", "learning_rate_adam", "learning_rate_lion_1"],
         ),

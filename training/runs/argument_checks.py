@@ -27,8 +27,8 @@ HOMES = {
     "metrics": ("training.metrics",),
     "preprocess": ("training.preprocess",),
     "augment": ("training.augment",),
-    "objective": ("training.objective",),
-    "update": ("training.update",),
+    "objective": ("training.objective", "training.objectives"),
+    "update": ("training.update", "training.objectives"),
 }
 # The kinds whose functions make the part, and are called by the user.
 MADE = {"optimizer": Optimizer, "schedule": Schedule, "callbacks": Callback, "trackers": Tracker}

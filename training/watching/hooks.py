@@ -5,10 +5,11 @@ on_test_start, on_test_end, on_epoch_end, on_training_end
 on_step_end is called at every log line within an epoch; the View's `per_step` has the values of
 each step since the line before.
 
-A callback changes the run only by what it returns: {"stop": True}, or {"lr_scale": 0.5}, by which
-every later update is multiplied. What it must remember is JSON in an attribute `memory`: every
-checkpoint holds it, and a resumed run sets it again after on_training_start. Other attributes, all
-optional:
+A callback changes the run only by what it returns: {"stop": True}; {"lr_scale": 0.5}, by which
+every later update is multiplied; from on_validation_end and on_test_end also {"values":
+{"test_x": 0.9}}, which join the metrics of the set. What it must remember is JSON in an attribute
+`memory`: every checkpoint holds it, and a resumed run sets it again after on_training_start. Other
+attributes, all optional:
 
 monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
@@ -28,6 +29,7 @@ training/watching/callbacks/, and name it in the config.
 import inspect
 import json
 import logging
+import re
 import traceback
 from contextlib import suppress
 
@@ -42,14 +44,8 @@ from utils import RunError, UserError, cut, relative_path
 
 logger = logging.getLogger("main")
 
-OF_EPOCHS = (
-    "on_epoch_start",
-    "on_validation_start",
-    "on_validation_end",
-    "on_test_start",
-    "on_test_end",
-    "on_epoch_end",
-)
+OF_EPOCHS = ("on_epoch_start", "on_validation_start", "on_validation_end", "on_test_start")
+OF_EPOCHS += ("on_test_end", "on_epoch_end")
 LARGEST = 3.4e38  # about the largest number of float32
 HOOKS = ("on_training_start", "on_step_end", *OF_EPOCHS, "on_training_end")
 
@@ -81,9 +77,7 @@ class Callbacks:
     def on_chunk(self, run, report):
         if report.line:
             return self.call("on_step_end")
-        if (
-            self in report.due
-        ):  # process 0 decides which of them are, since they may go by its clock
+        if self in report.due:  # process 0 decides which of them are, as they may go by its clock
             [bits] = agreed([self.waiting])
             own = {id(c) for c in self.own}
             due = [c for i, c in enumerate(self.all) if bits >> i & 1 and id(c) in own]
@@ -96,7 +90,8 @@ class Callbacks:
         if several():
             answers = common(answers, hook, self.all if callbacks is None else callbacks)
         stop = answers.get("by", "a callback") if answers.get("stop") else None
-        return Reply(stop=stop, lr_scale=answers.get("lr_scale")) if answers else None
+        values = answers.get("values")
+        return Reply(stop, lr_scale=answers.get("lr_scale"), values=values) if answers else None
 
     def on_training_start(self, run):
         return self.call("on_training_start")
@@ -157,10 +152,8 @@ def check_hooks(callbacks):
                 )
         for label, rule in getattr(callback, "metrics", {}).items():
             if not isinstance(rule, Tracked):
-                raise UserError(
-                    f"callbacks: {name}.metrics[{label!r}] must be tracked(function, ...) "
-                    "of training.tally"
-                )
+                where = f"callbacks: {name}.metrics[{label!r}]"
+                raise UserError(f"{where} must be tracked(function, ...) of training.tally")
         if not isinstance(every, int) or every < 1:
             raise UserError(
                 f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
@@ -196,7 +189,9 @@ def notify(callbacks, hook, view, always=False):
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):
             when = f"in epoch {view.epoch} after step {view.step}"
             answer = checked(callback, hook, called_safely(callback, hook, when, view))
-            answers |= answer | {"stop": bool(answers.get("stop") or answer.get("stop"))}
+            values = answers.get("values", {}) | answer.get("values", {})
+            stop = bool(answers.get("stop") or answer.get("stop"))
+            answers |= answer | {"stop": stop, "values": values}
             if answer.get("stop"):
                 answers["by"] = called(callback)
     return answers
@@ -205,13 +200,13 @@ def notify(callbacks, hook, view, always=False):
 def common(answers, hook, callbacks):
     """Process 0's answers, in every process: callbacks may go by a clock, and observers run only
     there."""
-    if not any(
-        hasattr(c, hook) and (hook != "on_step_end" or not is_observer(c)) for c in callbacks
-    ):
+    calls = (hasattr(c, hook) and (hook != "on_step_end" or not is_observer(c)) for c in callbacks)
+    if not any(calls):
         return answers
     numbers = [bool(answers.get("stop")), "lr_scale" in answers, answers.get("lr_scale", 1.0)]
     stop, scaled, scale = agreed([float(number) for number in numbers])
-    merged = {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
+    merged = {"values": answers.get("values")}
+    merged |= {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
     return merged | ({"lr_scale": scale} if scaled else {})
 
 
@@ -224,10 +219,8 @@ def steps_left(callback, step):
     """The steps until a callback must see the run."""
     left = called_safely(callback, "steps_left", f"after step {step}", step)
     if not isinstance(left, int) or left < 1:
-        raise UserError(
-            f"callbacks: {called(callback)}.steps_left returned {left!r}; "
-            "it must be a whole number from 1"
-        )
+        where = f"callbacks: {called(callback)}.steps_left"
+        raise UserError(f"{where} returned {left!r}; it must be a whole number from 1")
     return left
 
 
@@ -254,20 +247,27 @@ def checked(callback, hook, answer):
     """What a callback returned, if it makes sense."""
     where = f"callbacks: {called(callback)}.{hook}"
     if answer is not None and not isinstance(answer, dict):
-        raise UserError(
-            f"{where} returned {answer!r}; "
-            "a callback returns nothing, or a dict of 'stop' and 'lr_scale'"
-        )
+        needed = "nothing, or a dict of 'stop', 'lr_scale' and 'values'"
+        raise UserError(f"{where} returned {answer!r}; a callback returns {needed}")
     answer = answer or {}
-    if unknown := answer.keys() - {"stop", "lr_scale"}:
-        raise UserError(
-            f"{where} returned {sorted(unknown)}; a callback may return 'stop' and 'lr_scale'"
-        )
+    if unknown := answer.keys() - {"stop", "lr_scale", "values"}:
+        known = "'stop', 'lr_scale' and 'values'"
+        raise UserError(f"{where} returned {sorted(unknown)}; a callback may return {known}")
+    check_values(where, answer.get("values", {}), hook)
     scale = answer.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
             return answer
     raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
+
+
+def check_values(where, values, hook):
+    """Refuse values that are no numbers, or of no set that was just evaluated."""
+    named = isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(n)) for n in values)
+    if not named or not all(isinstance(v, int | float) for v in values.values()):
+        raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')
+    if values and hook not in ("on_validation_end", "on_test_end"):
+        raise UserError(f"{where} returned values; on_validation_end and on_test_end may")
 
 
 def memories(callbacks):

@@ -15,6 +15,7 @@ from inference.lowering.onnx_ops import (
     integers,
     layers,
     products,
+    recurrent,
     reductions,
     scattering,
     shapes,
@@ -23,7 +24,7 @@ from inference.lowering.onnx_ops import (
     windows,
 )
 
-WITH_LAYERS = [activations, attention, convolutions, layers, reductions, windows]
+WITH_LAYERS = [activations, attention, convolutions, layers, recurrent, reductions, windows]
 WITH_PRIMITIVES = [control, convolutions, cumulative, elementwise, gathering, integers]
 WITH_PRIMITIVES += [products, reductions, scattering, shapes, sorting, special, windows]
 LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}

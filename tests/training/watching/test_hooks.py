@@ -38,6 +38,7 @@ def test_unknown_keys_and_unknown_hooks_are_errors():
     "returned",
     [
         *({"lr_scale": scale} for scale in (float("nan"), -1, "half", None, 1e39, 10**400)),
+        *({"values": values} for values in ({"test_x": "high"}, {"x": 1.0}, [1.0], {"test_x": 1})),
         True,
         0.5,
     ],
@@ -45,6 +46,13 @@ def test_unknown_keys_and_unknown_hooks_are_errors():
 def test_invalid_return_values_are_errors(returned):
     with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end returned"):
         notify([SimpleNamespace(on_epoch_end=lambda run: returned)], "on_epoch_end", VIEW)
+
+
+def test_values_of_an_evaluation_are_merged():
+    made = [
+        SimpleNamespace(on_test_end=lambda run, i=i: {"values": {f"test_{i}": i}}) for i in (1, 2)
+    ]
+    assert notify(made, "on_test_end", VIEW)["values"] == {"test_1": 1, "test_2": 2}
 
 
 def test_the_error_of_a_failing_callback_names_its_hook_and_the_step():

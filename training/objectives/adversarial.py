@@ -1,0 +1,116 @@
+"""Two networks that learn from each other: a generator of examples, and a discriminator that tells
+them from real ones. The objective has a loss for each, the update an optimizer for each."""
+
+import jax
+import jax.numpy as jnp
+
+from ranges import NonNegative, checked
+from training.base import Objective, Optimizer, Update
+from training.objective import inputs
+from training.update import (
+    accepted,
+    apply_updates,
+    counts_of,
+    genuine,
+    mean_of,
+    moving_average,
+    step_key,
+)
+from utils import UserError
+
+
+@checked
+def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
+    """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
+    has the terms "discriminator", how well real and made examples are told apart, and "generator",
+    how well those that are made pass for real ones. Labels, `loss` and `metrics` are not used.
+    `told_apart` is how often the discriminator is right. `penalty` is R1 (Mescheder et al., 2018):
+    half of it times the squared length of the discriminator's gradient at real examples. Without
+    it, the discriminator soon wins, and the generator has no slope to follow."""
+    if getattr(model, "inputs", None) is None:
+        raise UserError(
+            "objective: adversarial needs a model that makes examples of noise, as `gan`"
+        )
+    noise = model.inputs()
+
+    def objective(params, state, batch, key, train):
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        augment_key, noise_key, *keys = jax.random.split(key, 5)
+        real = inputs(preprocess, augment if train else (), augment_key, x)
+        z = jax.random.normal(noise_key, (real.shape[0], *noise.shape), real.dtype)
+
+        def apply(x, state, key):
+            return model.apply(params, state, x, train=train, key=key)
+
+        made, state = apply(z, state, keys[0])
+
+        def total_of_real(real):
+            logits, new_state = apply(real, state, keys[1])
+            return logits.sum(), (logits, new_state)
+
+        slopes, (of_real, state) = jax.grad(total_of_real, has_aux=True)(real)
+        steep = jnp.sum(jnp.square(slopes), axis=tuple(range(1, slopes.ndim)))
+        of_made, state = apply(made, state, keys[2])
+        real_loss, made_loss = jax.nn.softplus(-of_real), jax.nn.softplus(of_made)
+        losses = {
+            "discriminator": (real_loss + made_loss) / 2 + penalty / 2 * steep,
+            "generator": jax.nn.softplus(-of_made),
+        }
+        right = ((of_real > 0).astype(float) + (of_made < 0)) / 2
+        named = {f"loss_{name}": term for name, term in losses.items()}
+        return losses, state, {**named, "told_apart": right}
+
+    return Objective(objective)
+
+
+def alternating(
+    objective, generator, *, discriminator: Optimizer, ema: float | None = None
+) -> Update:
+    """First the discriminator takes a step, then the generator, against the new discriminator. Each
+    has the optimizer and the term of the loss of its name; that of the config's `optimizer` is the
+    generator."""
+    optimizers = {"discriminator": discriminator, "generator": generator}
+
+    def init(params):
+        if params.keys() != optimizers.keys():
+            names = ", ".join(map(str, params))
+            needed = "a model with the params 'discriminator' and 'generator', such as `gan`"
+            raise UserError(f"update: alternating needs {needed}; this one has {names}")
+        opt = {name: optimizer.init(params[name]) for name, optimizer in optimizers.items()}
+        return opt, None if ema is None else params
+
+    def step(ts, batch, valid):
+        key, mask = step_key(ts), genuine(batch, valid)
+        new, opt, grads = ts, {}, {}
+        for i, (name, optimizer) in enumerate(optimizers.items()):
+            arguments = new, batch, mask, jax.random.fold_in(key, i)
+            grads[name], (losses, state, metrics) = gradient_of(objective, name, *arguments)
+            own = ts.params[name]
+            updates, opt[name] = optimizer.update(grads[name], ts.opt[name], own)
+            changed = apply_updates(ts._replace(params=own), updates)
+            new = new._replace(params=new.params | {name: changed}, state=state)
+        averaged = None if ema is None else moving_average(ts.ema, new.params, ema, ts.step)
+        new = new._replace(opt=opt, ema=averaged)
+        return accepted(ts, new, grads, losses, metrics, mask)
+
+    return Update(init, step)
+
+
+def gradient_of(objective, name, ts, batch, mask, key):
+    """(the gradient of a network's term of the loss for its params, what the objective returns)."""
+
+    def own_loss(own):
+        results = objective(ts.params | {name: own}, ts.state, batch, key, True, mask)
+        term = term_of(results[0], name)
+        return mean_of(term, mask, counts_of(term, mask)), results
+
+    return jax.grad(own_loss, has_aux=True)(ts.params[name])
+
+
+def term_of(losses, name):
+    """The term of the loss that a network is trained for."""
+    if not isinstance(losses, dict) or name not in losses:
+        found = ", ".join(losses) if isinstance(losses, dict) else "a single loss"
+        needed = f"a loss with the term {name!r}, such as that of the objective `adversarial`"
+        raise UserError(f"update: alternating needs {needed}; there is {found}")
+    return losses[name]

@@ -1,0 +1,47 @@
+"""Self-supervision: a model learns without labels which two views are of one example."""
+
+import jax
+import jax.numpy as jnp
+
+from ranges import Positive, checked
+from training.base import Objective
+from training.loss import at_least_float32
+from training.objective import inputs
+
+
+@checked
+def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.5) -> Objective:
+    """Chen et al. (2020): of all other views in the batch, an augmented view of an example must be
+    most similar to the other view of it. Labels, `loss` and `metrics` are not used. The model's
+    output is compared, or its "projection" (see the model `projected`). `matched` is how often
+    the other view is the most similar one. An evaluation augments, too, with keys of its own."""
+
+    def objective(params, state, batch, key, train, mask):
+        x = batch[0] if isinstance(batch, tuple | list) else batch
+        *view_keys, model_key = jax.random.split(key, 3)
+        views = [inputs(preprocess, augment, k, x) for k in view_keys]
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *views)
+        output, state = model.apply(params, state, both, train=train, key=model_key)
+        output = output["projection"] if isinstance(output, dict) else output
+        losses, matched = nt_xent(output, mask, temperature)
+        return losses, state, {"matched": matched}
+
+    return Objective(objective, takes_mask=True)
+
+
+def nt_xent(z, mask, temperature):
+    """(the loss of each example, whether its views are matched) of their first views, then of their
+    second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the
+    views of the examples in `mask`, (B,)."""
+    z = at_least_float32(z).reshape(z.shape[0], -1)
+    # The gradient of a norm is NaN at 0, that of this is not.
+    z = z / jnp.sqrt(jnp.maximum(jnp.sum(z * z, axis=1, keepdims=True), 1e-16))
+    rows = jnp.arange(len(z))
+    is_other_view = rows[:, None] == (rows + len(mask)) % len(z)
+    # An example that is no genuine one still finds its own view, so that its loss is finite.
+    is_candidate = (jnp.tile(mask, 2) | is_other_view) & (rows[:, None] != rows)
+    scores = jnp.where(is_candidate, z @ z.T / temperature, jnp.finfo(z.dtype).min)
+    positive = jnp.sum(scores, axis=1, where=is_other_view)
+    losses = jax.nn.logsumexp(scores, axis=1) - positive
+    matched = (positive >= scores.max(1)).astype(z.dtype)
+    return losses.reshape(2, -1).mean(0), matched.reshape(2, -1).mean(0)

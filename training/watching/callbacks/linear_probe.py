@@ -1,0 +1,97 @@
+"""Measure what a model has learned without labels: how well a linear classifier reads them from
+its features."""
+
+import logging
+
+import numpy as np
+
+from data_loader.base import has_items
+from data_loader.loader import collate, collated
+from ranges import Count, NonNegative, checked
+from training.base import Callback
+from training.watching.callbacks import common
+from utils import UserError
+
+logger = logging.getLogger("main")
+
+
+@checked
+def linear_probe(
+    examples: Count = 10_000,
+    batch_size: Count = 500,
+    ridge: NonNegative = 1e-3,
+    sets: tuple[str, ...] | None = None,
+    every_n_epochs: Count = 1,
+) -> Callback:
+    """Fit a linear classifier to the model's features of the training set, and report its accuracy
+    on each held-out set (or `sets`) as `test_probe_accuracy`.
+
+    The features are the model's output, or its "features" if it returns several. The classifier is
+    the least-squares fit to one-hot labels, with a `ridge`, over at most so many `examples` of each
+    set, which are not augmented. Nothing of it changes the model.
+    """
+    return LinearProbe(examples, batch_size, ridge, sets, every_n_epochs)
+
+
+class LinearProbe:
+    def __init__(self, examples, batch_size, ridge, sets, every_n_epochs):
+        self.examples, self.batch_size, self.ridge = examples, batch_size, ridge
+        self.sets, self.every_n_epochs = sets, every_n_epochs
+
+    def on_training_start(self, view):
+        common.check_sets("linear_probe", self.sets, view)
+        names = [name for name in view.sets if name == "train" or name in (self.sets or view.sets)]
+        for name in names:
+            if not has_items(view.sets[name]):
+                raise UserError(f"linear_probe: the {name} set comes in batches; leave it out")
+            label = np.asarray(self.examples_of(view, name, [0])[1])
+            if label.shape != (1,) or label.dtype.kind not in "iu":
+                form = f"{label.dtype}{list(label.shape[1:])}"
+                raise UserError(f"linear_probe: needs one class per example, got a target {form}")
+
+    def on_validation_end(self, view):
+        return self.probe(view, common.just_measured("validation", self.sets, view))
+
+    def on_test_end(self, view):
+        return self.probe(view, common.just_measured("test", self.sets, view))
+
+    def probe(self, view, names):
+        """{"values": the accuracy of each of these sets}."""
+        if not names:
+            return None
+        classify, values = fitted(*self.features(view, "train"), self.ridge), {}
+        for name in names:
+            x, y = self.features(view, name)
+            accuracy = float(np.mean(classify(x) == y))
+            values[f"{name}_probe_accuracy"] = accuracy
+            logger.info("Epoch %d [%s] probe_accuracy @ %.4f", view.epoch, name, accuracy)
+        return {"values": values}
+
+    def features(self, view, name):
+        """(features, labels) of the first examples of a set. A last batch is filled up, so that one
+        program computes all."""
+        count = min(self.examples, len(view.sets[name]))
+        size, parts = min(self.batch_size, count), []
+        for start in range(0, count, size):
+            rows = np.minimum(np.arange(start, start + size), count - 1)
+            x, y = self.examples_of(view, name, rows)
+            output = view.predict(x)
+            output = output["features"] if isinstance(output, dict) else output
+            parts.append((np.asarray(output, np.float64).reshape(size, -1), y))
+        x, y = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
+        return x, y
+
+    def examples_of(self, view, name, rows):
+        """(inputs, labels) of these examples, as arrays."""
+        dataset = view.sets[name]
+        return collated([dataset[int(i)] for i in rows], collate)
+
+
+def fitted(x, y, ridge):
+    """The function from features to classes that fits these, (n, features) and (n,), best."""
+    mean, std = x.mean(0), x.std(0) + 1e-6
+    centred = (x - mean) / std
+    targets = np.eye(y.max() + 1)[y]
+    square = centred.T @ centred + ridge * len(x) * np.eye(x.shape[1])
+    weight, bias = np.linalg.solve(square, centred.T @ (targets - targets.mean(0))), targets.mean(0)
+    return lambda x: np.argmax((x - mean) / std @ weight + bias, axis=1)

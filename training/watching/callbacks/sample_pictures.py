@@ -1,0 +1,42 @@
+"""Show the pictures that a model makes of noise."""
+
+import jax
+import numpy as np
+
+from ranges import Count, CountOrZero, checked
+from training.base import Callback
+from training.watching.pictures import as_picture, grid, png
+from utils import UserError
+
+
+@checked
+def sample_pictures(
+    count: Count = 64, seed: CountOrZero = 0, every_n_epochs: Count = 1
+) -> Callback:
+    """Draw `count` pictures that a model such as `gan` makes of noise, after every n-th epoch.
+
+    They are in pictures/samples.png, in the report and on trackers. The noise is the same at all
+    epochs, so that the pictures can be compared.
+    """
+    return SamplePictures(count, seed, every_n_epochs)
+
+
+class SamplePictures:
+    def __init__(self, count, seed, every_n_epochs):
+        self.count, self.seed, self.every_n_epochs = count, seed, every_n_epochs
+
+    def check(self, model, tokenizer):
+        """Refuse a model that makes no pictures of noise."""
+        spec = model.inputs() if getattr(model, "inputs", None) else None
+        if not isinstance(spec, jax.ShapeDtypeStruct):
+            raise UserError("sample_pictures: the model makes no pictures of noise, as `gan` does")
+        self.shape = spec.shape
+
+    def on_training_start(self, view):
+        self.check(view.model, None)
+
+    def on_epoch_end(self, view):
+        noise = np.random.default_rng(self.seed).normal(size=(self.count, *self.shape))
+        made = np.asarray(view.apply(noise.astype(np.float32)))
+        pictures = [as_picture(np.clip(one, 0, 1)) for one in made]
+        view.publish.image(view.step, "samples", png(grid(pictures, scale=2)))
