@@ -21,3 +21,6 @@ class Model(NamedTuple):
     # merge(params, state) -> (params, state) of the plain model that computes the same
     base: "Model | None" = None
     merge: Callable | None = None
+    # of a model whose first weights depend on the data, as `airbench` does: (params, state, NumPy
+    # array of preprocessed training inputs) -> (params, state) with which a new run begins
+    fit: Callable | None = None

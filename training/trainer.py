@@ -65,7 +65,7 @@ class Trainer:
     def begin_training_programs(self):
         """Begin to compile the training step, which takes longest, and what makes its sums."""
         recipe, watch, shapes = self.recipe, self.recipe.watch, self.feed.shapes
-        self.update = recipe.make_update(unroll=self.looped)
+        self.update = recipe.make_update(self.looped, self.feed.steps)
         self.first_state = partial(first_state, self.update)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
         watch.check(values)
@@ -78,7 +78,7 @@ class Trainer:
         self.carry = jax.eval_shape(self.first_state, *self.trees, SEED)
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
-        step = training(recipe, self.looped)
+        step = training(recipe, self.looped, self.feed.steps)
         self.program = self.feed.program("train", *step, self.looped, shardings)
         if not self.replicas.stacked:
             self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.forms())
@@ -276,12 +276,12 @@ def advance(feed, program, consts, carries, count):
     return taken, reports
 
 
-def training(recipe, unroll):
+def training(recipe, unroll, steps=1):
     """(step, report) of training: the constants are the replica's numbers, the carry is the
-    TrainState, the report is read from its sums."""
+    TrainState, the report is read from its sums. An epoch has so many steps."""
 
     def step(numbers, ts, batch, valid):
-        return recipe.of(numbers).make_update(unroll=unroll).step(ts, batch, valid)
+        return recipe.of(numbers).make_update(unroll, steps).step(ts, batch, valid)
 
     return step, lambda ts: read_of(ts.sums)
 

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from model.airbench import airbench
 from model.convnext import convnext
 from model.mlp import mlp
 from model.resnet import resnet
@@ -23,6 +24,7 @@ MODELS = {
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
     "resnet_50": resnet((9, 17, 2), 10, (8, 16), depths=(2, 1), bottleneck=True, large_images=True),
     "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
+    "airbench": airbench((9, 10, 2), 10, widths=(8, 16)),
     "vit_token": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2, pool="token"),
 }
 SHAPES = {
@@ -33,6 +35,7 @@ SHAPES = {
     "resnet": (6, 7, 2),
     "resnet_50": (9, 17, 2),
     "vit": (8, 4, 2),
+    "airbench": (9, 10, 2),
     "vit_token": (8, 4, 2),
 }
 ALL = pytest.mark.parametrize("name", MODELS)
