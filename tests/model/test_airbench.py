@@ -16,6 +16,8 @@ from training.optimizers import sgd
 from training.transforms import frozen, groups
 from utils import named_leaves
 
+pytestmark = pytest.mark.gpu
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = airbench((10, 11, 3), 5, widths=(4, 30))
 # Neighbouring pixels and colours depend on each other, as in photographs.
@@ -40,7 +42,8 @@ def test_equals_pytorch_in_training_and_evaluation():
             for i in (1, 2):
                 old = running[f"norm{i}"]
                 norm = torch.nn.BatchNorm2d(y.shape[1], eps=1e-12, momentum=0.4).train(train)
-                norm.weight.data, norm.bias.data = block[f"norm{i}"].values()
+                norm.weight.data = block[f"norm{i}"]["scale"]
+                norm.bias.data = block[f"norm{i}"]["bias"]
                 y = torch.nn.functional.gelu(norm(y))
                 means[train].append((old["mean"], norm.running_mean.numpy()))
                 y = conv(block["second"], y, 1) if i == 1 else y

@@ -36,7 +36,7 @@ def changed(config, *overrides):
         (
             "model.name=convnxt",
             "c: model.name: no model 'convnxt'; did you mean 'convnext'? "
-            "(convnext, gpt, lora, mlp, resnet, tabular, vit)",
+            "(airbench, convnext, gpt, lora, mlp, resnet, tabular, vit)",
         ),
         ("data.name=mnits", "c: data.name: no data 'mnits'; did you mean 'mnist'?"),
         ("loss=cros_entropy", "c: loss: no loss 'cros_entropy'; did you mean 'cross_entropy'?"),
