@@ -163,8 +163,7 @@ def is_marked(fn, attribute):
 
 
 def with_epochs(update, augment, steps):
-    """The Update whose step first augments the raw images by the functions with the attribute
-    `by_epoch`, fn(epoch, x), if there are any. An epoch has so many steps."""
+    """The Update whose step begins with `augmented_by_epoch`; an epoch has so many steps."""
     functions = [fn for fn in augment if is_marked(fn, "by_epoch")]
     if not functions:
         return update
@@ -175,12 +174,18 @@ def with_epochs(update, augment, steps):
         )
 
     def step(ts, batch, valid):
-        (x, target), epoch = batch, ts.step // steps
-        for fn in functions:
-            x = jax.vmap(partial(fn, epoch))(x)
-        return update.step(ts, (x, target), valid)
+        return update.step(ts, augmented_by_epoch(functions, ts.step // steps, batch), valid)
 
     return update._replace(step=step)
+
+
+def augmented_by_epoch(augment, epoch, batch):
+    """A batch whose raw inputs went through those functions that have the attribute `by_epoch`,
+    fn(epoch, x)."""
+    for fn in augment:
+        if is_marked(fn, "by_epoch"):
+            batch = (jax.vmap(partial(fn, epoch))(batch[0]), *batch[1:])
+    return batch
 
 
 def outputs(model, preprocess, params, state, x):

@@ -24,6 +24,7 @@ SMALL = airbench((10, 11, 3), 5, widths=(4, 30))
 SMOOTH = normal(0, 600, 10, 11, 3).cumsum(1).cumsum(2) @ np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]])
 
 
+@pytest.mark.slow
 def test_equals_pytorch_in_training_and_evaluation():
     torch = pytest.importorskip("torch")
     params, state = quick_jit(SMALL.init)(jax.random.key(0))
@@ -73,7 +74,9 @@ def test_the_whitened_patches_are_uncorrelated_with_mean_square_1():
     assert weight.shape == (2, 2, 3, 24)
     patches = [SMOOTH[:, i : i + 2, j : j + 2].reshape(-1, 12) for i in range(9) for j in range(10)]
     out = np.concatenate(patches) @ weight.reshape(12, 24)[:, :12]
-    np.testing.assert_allclose(out.T @ out / len(out), np.eye(12), atol=5e-3)
+    moments = out.T @ out / len(out)
+    np.testing.assert_allclose(moments - np.diag(np.diag(moments)), 0, atol=1e-10)
+    assert ((np.diag(moments) > 0.98) & (np.diag(moments) < 1)).all()  # EPS is part of them
     np.testing.assert_array_equal(weight[..., :12], -weight[..., 12:])
 
 
@@ -124,7 +127,7 @@ def made_cifar10(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cifar10_90", "cifar10_94"])
-def test_a_recipe_trains_evaluates_and_exports_to_native_ops(name, made_cifar10):
+def test_a_recipe_trains_and_evaluates(name, made_cifar10):
     import train
 
     few = ["loader.batch_size=64", "training.max_steps=6", "training.epochs=2"]

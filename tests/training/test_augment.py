@@ -115,6 +115,8 @@ def test_a_run_mirrors_each_image_in_every_second_of_its_epochs():
     np.testing.assert_allclose(left[:2], left[2:], rtol=1e-6)
     np.testing.assert_allclose(left[0] + left[1], 2 * x.mean(), rtol=1e-6)
     assert abs(left[0] - left[1]) > 1
+    with pytest.raises(UserError, match=r"^augment does not fit the data: .*got the shape \(3,\)"):
+        fit(model, (np.zeros((9, 3)), data[1][:9]), augment=[alternating_flip], **settings)
     batches = (data for _ in range(1))
     with pytest.raises(UserError, match=r"^augment: alternating_flip needs to know how many bat"):
         fit(model, batches, augment=[alternating_flip], **settings)

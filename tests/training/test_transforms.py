@@ -45,6 +45,7 @@ def test_every_optimizer_says_its_kind(name):
     assert optimizer.kind == ("step" if slope < 0 else "gradients" if slope > 0 else "")
 
 
+@pytest.mark.slow
 def test_lookahead_equals_optax_and_its_closed_form():
     params = {"w": jnp.arange(3.0), "b": jnp.ones(2)}
     slope = jax.grad(lambda p: jnp.sin(p["w"]).sum() + (p["b"] ** 2).sum())
