@@ -28,7 +28,8 @@ class PeerError(Exception):
 class Client:
     """Starts a server process and sends it requests; raises PeerError when one fails."""
 
-    def __init__(self, workload, peer, variant, data, huge_pages):
+    def __init__(self, workload, peer, variant, data, huge_pages, timeout=TIMEOUT):
+        self.timeout = timeout
         command = [sys.executable, "-m", "benchmarks.serving", workload.name, peer, variant]
         command += [data] if data else []
         environment = {name: value for name, value in os.environ.items() if name not in HUGE_PAGES}
@@ -49,7 +50,7 @@ class Client:
         return self.response()
 
     def response(self):
-        alarm = threading.Timer(TIMEOUT, self.process.kill)
+        alarm = threading.Timer(self.timeout, self.process.kill)
         alarm.start()
         line = self.process.stdout.readline()
         alarm.cancel()

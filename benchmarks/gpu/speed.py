@@ -13,6 +13,7 @@ from benchmarks.serving import Client, PeerError
 from benchmarks.workloads import GPU_WORKLOADS
 
 ROUNDS = 3
+TIMEOUT = 60  # seconds without a response; PyTorch's compiler may take most of them
 PRECISIONS = ("bfloat16", "float32")
 
 
@@ -68,7 +69,7 @@ def started(model, size, precision, peer, variant):
     """A Client after its first epoch, or why there is none."""
     workload = GPU_WORKLOADS[f"{size} {model} {precision}"]
     try:
-        return Client(workload, peer, variant, None, False)
+        return Client(workload, peer, variant, None, False, TIMEOUT)
     except PeerError as error:
         return str(error)
 
