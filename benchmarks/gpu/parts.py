@@ -201,8 +201,8 @@ def resume(tiny):
     whether two runs do."""
     for name, flags in (("no flags", ""), ("deterministic flags", DETERMINISTIC)):
         with tempfile.TemporaryDirectory() as folder:
-            checkpoints = {"every_epochs": 0, "every_steps": 3 if tiny else 20}
-            training = {"epochs": 2 if tiny else 4}
+            checkpoints = {"every_epochs": 0, "every_steps": 5 if tiny else 20}
+            training = {"epochs": 30 if tiny else 8}  # long enough to be killed in the middle
             config = made_config(Path(folder), tiny, checkpoint=checkpoints, training=training)
             runs = {
                 each: Run(Path(folder) / each, config, flags=flags, cache=Path(folder) / "cache")
