@@ -29,10 +29,19 @@ def markdown(head, rows):
 
 def record(title, command, table):
     """Print a section, and write it to RESULTS.md in place of the section with the same title."""
+    section = section_of(title, command, table)
+    print(section)
+    write(title, section)
+
+
+def section_of(title, command, table):
     versions = f"Python {platform.python_version()}, jax {version('jax')}"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
-    section = f"## {title}\n\n`{command}` on {machine}\n\n{table}\n"
-    print(section)
+    return f"## {title}\n\n`{command}` on {machine}\n\n{table}\n"
+
+
+def write(title, section):
+    """Write a section to RESULTS.md in place of the section with the same title."""
     text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else HEADING
     text = re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
     RESULTS.write_text(text.rstrip() + "\n\n" + section, encoding="utf-8")

@@ -1,7 +1,7 @@
 """A framework in a process of its own, which trains on request.
 
 python -m benchmarks.serving WORKLOAD PEER VARIANT [DATA]
-by hand: type `epoch`, `turn`, `learned` or `memory`
+by hand: type `epoch`, `turn`, `learned`, `memory` or `device_memory`
 """
 
 import json
@@ -12,7 +12,7 @@ import threading
 import time
 from importlib import import_module
 
-from benchmarks.workloads import WORKLOADS, data_for
+from benchmarks.workloads import GPU_WORKLOADS, WORKLOADS, data_for
 from utils import first_line, peak_of_process
 
 TURN = 0.5  # seconds of measured training per turn, in whole epochs
@@ -28,7 +28,8 @@ class PeerError(Exception):
 class Client:
     """Starts a server process and sends it requests; raises PeerError when one fails."""
 
-    def __init__(self, workload, peer, variant, data, huge_pages):
+    def __init__(self, workload, peer, variant, data, huge_pages, timeout=TIMEOUT):
+        self.timeout = timeout
         command = [sys.executable, "-m", "benchmarks.serving", workload.name, peer, variant]
         command += [data] if data else []
         environment = {name: value for name, value in os.environ.items() if name not in HUGE_PAGES}
@@ -49,7 +50,7 @@ class Client:
         return self.response()
 
     def response(self):
-        alarm = threading.Timer(TIMEOUT, self.process.kill)
+        alarm = threading.Timer(self.timeout, self.process.kill)
         alarm.start()
         line = self.process.stdout.readline()
         alarm.cancel()
@@ -74,7 +75,7 @@ class Server:
     """Trains; each of its methods without arguments is a request."""
 
     def __init__(self, workload, peer, variant, data=None):
-        self.workload = WORKLOADS[workload]
+        self.workload = (WORKLOADS | GPU_WORKLOADS)[workload]
         self.data = data_for(self.workload, data)
         module = import_module(f"benchmarks.peers.{peer}")
         self.trainer = module.trainer(self.workload, self.data, variant)
@@ -108,6 +109,10 @@ class Server:
         while self.results is None:
             self.epoch()
         return self.results
+
+    def device_memory(self):
+        """The peak memory of the device, in bytes; None if that is the host's."""
+        return self.trainer.device_memory()
 
     def memory(self):
         """{"memory"} up to now, with the other results if they are already recorded."""

@@ -36,6 +36,8 @@ class Workload(NamedTuple):
     learning: int = 1  # the number of epochs after which all peers must have learned alike
     classes: int = 10  # or the size of the vocabulary
     peers: tuple[str, ...] = ("flax", "equinox", "haiku", "keras", "torch")
+    precision: str = "float32"  # or "bfloat16", which only ours, Flax and PyTorch read
+    random: bool = False  # whether the data is random numbers, for speed alone
 
     @property
     def is_text(self):
@@ -71,11 +73,46 @@ WORKLOADS |= {
     for name, length, batch, steps in (("gpt", 128, 32, 8), ("gpt_short", 64, 12, 40))
 }
 
+# For GPUs: {model: (args, shape, batch size, classes)}, and the same models at the size of a test.
+LARGE = {
+    "resnet": ({"widths": (64, 128, 256), "depth": 3}, (32, 32, 3), 512, 10),
+    "convnext": ({"dims": (96, 192, 384), "depths": (3, 3, 9)}, (64, 64, 3), 256, 10),
+    "vit": ({"patch": 4, "dim": 384, "depth": 12, "heads": 6}, (32, 32, 3), 512, 10),
+    "gpt": ({"dim": 512, "depth": 8, "heads": 8}, (512,), 32, 8192),
+}
+TINY = {
+    "resnet": ({"widths": (4, 8), "depth": 1}, (8, 8, 3), 8, 10),
+    "convnext": ({"dims": (4, 8), "depths": (1, 1)}, (8, 8, 3), 8, 10),
+    "vit": ({"patch": 4, "dim": 8, "depth": 1, "heads": 2}, (8, 8, 3), 8, 10),
+    "gpt": ({"dim": 8, "depth": 1, "heads": 2}, (8,), 8, 16),
+}
+GPU_WORKLOADS = {
+    name: Workload(
+        name,
+        model,
+        args,
+        shape,
+        batch,
+        0.001,
+        classes=classes,
+        precision=precision,
+        random=True,
+        examples=20 * batch,
+        peers=("flax", "torch"),
+    )
+    for size, models in (("large", LARGE), ("tiny", TINY))
+    for model, (args, shape, batch, classes) in models.items()
+    for precision in ("bfloat16", "float32")
+    for name in [f"{size} {model} {precision}"]
+}
+
 
 def data_for(workload, dir=None):
     """{"train": (x, y), "test": (x, y)}: MNIST of the folder `dir`, or our drawn digits without it;
     x is float32 in [0, 1], NHWC. For texts: windows of stories that we write, and the characters
     that follow."""
+    if workload.random:
+        return {name: random_data(workload, seed) for name, seed in COLOUR_STREAMS.items()}
     if workload.is_text:
         return {name: windows(workload, seed) for name, seed in COLOUR_STREAMS.items()}
     sets = (mnist(dir) if dir else digits()).load()
@@ -83,6 +120,16 @@ def data_for(workload, dir=None):
         name: prepared(*sets[name][: workload.examples], workload.shape, stream)
         for name, stream in COLOUR_STREAMS.items()
     }
+
+
+def random_data(workload, seed):
+    random = np.random.default_rng(seed)
+    shape = workload.examples, *workload.shape
+    if workload.is_text:
+        x, y = random.integers(0, workload.classes, (2, *shape), np.int32)
+        return x, y
+    labels = random.integers(0, workload.classes, workload.examples, np.int32)
+    return random.random(shape, np.float32), labels
 
 
 def windows(workload, seed):

@@ -23,3 +23,6 @@ class Model(NamedTuple):
     merge: Callable | None = None
     # of a model whose x is not the one of the data, as `unet`: () -> the shapes of one example
     inputs: Callable | None = None
+    # of a model whose first weights depend on the data, as `airbench` does: (params, state, NumPy
+    # array of preprocessed training inputs) -> (params, state) with which a new run begins
+    fit: Callable | None = None

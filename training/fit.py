@@ -11,7 +11,12 @@ from typing import Any, Literal, Never
 from data_loader.base import has_items, length
 from data_loader.loader import first_batches, split
 from training.checkpoint.keeper import Keeper
-from training.checkpoint.pretrained import digest_of_frozen, is_merged, pretrained_from
+from training.checkpoint.pretrained import (
+    digest_of_frozen,
+    fitted_to_data,
+    is_merged,
+    pretrained_from,
+)
 from training.checkpoint.probe import Probe, probe_input
 from training.checkpoint.storage import check_format
 from training.devices.options import MeshOptions
@@ -148,7 +153,8 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     pretrained = None
     if not checkpoint or is_merged(recipe.model):  # no checkpoint holds frozen weights
         pretrained = pretrained_from(training.pretrained, recipe.model)
-    trainer.start(sets, pretrained)
+    fitted = None if pretrained or checkpoint else fitted_to_data(recipe, sets["train"])
+    trainer.start(sets, pretrained or fitted)
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe_spec = probe_input(trainer.feed.shapes, recipe.preprocess, recipe.model)
     probe = Probe(recipe.model, probe_spec)

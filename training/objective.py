@@ -20,18 +20,48 @@ from training.base import Objective, Weighted, is_weighted
 from utils import UserError
 
 
-def supervised(model, loss, metrics, preprocess, augment) -> Objective:
-    """Compare the model's output with the target of a batch (x, target)."""
+def supervised(
+    model,
+    loss,
+    metrics,
+    preprocess,
+    augment,
+    views: Literal["one", "flipped", "flipped_and_shifted"] = "one",
+) -> Objective:
+    """Compare the model's output with the target of a batch (x, target). An evaluation takes the
+    mean output over `views` of each image: the image and its mirror image; with
+    `flipped_and_shifted`, half of the weight is that of both, moved by a pixel along a diagonal."""
 
     def objective(params, state, batch, key, train):
         x, target = batch
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment if train else (), augment_key, x)
-        output, state = model.apply(params, state, x, train=train, key=model_key)
+        if train or views == "one":
+            output, state = model.apply(params, state, x, train=train, key=model_key)
+        else:
+            output = output_of_views(partial(model.apply, params, state), x, views)
         losses, values = scored(loss, metrics, output, target)
         return losses, state, values
 
     return Objective(objective, finish_means(metrics))
+
+
+def output_of_views(apply, x, views):
+    """The mean of a model's outputs over several views of each image of a batch."""
+    if getattr(x, "ndim", None) != 4:
+        axes = "(height, width, channels)"
+        raise ValueError(f"views: an example must be an image {axes}, got a batch {jnp.shape(x)}")
+    shown = [(1.0, x)]
+    if views == "flipped_and_shifted":
+        height, width = x.shape[1:3]
+        padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
+        moved = [padded[:, i : i + height, i : i + width] for i in (0, 2)]
+        shown = [(0.5, x), *((0.25, each) for each in moved)]
+    shares = jnp.array([share / 2 for share, _ in shown for _ in range(2)])
+    images = jnp.stack([view for _, each in shown for view in (each, each[:, :, ::-1])])
+    output, _ = apply(images.reshape(-1, *x.shape[1:]), train=False, key=None)
+    each = lambda out: out.reshape(len(shares), -1, *out.shape[1:])  # noqa: E731
+    return jax.tree.map(lambda out: jnp.tensordot(shares, each(out), 1), output)
 
 
 def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
@@ -156,12 +186,13 @@ def denoising_diffusion(
 
 def inputs(preprocess, augment, key, x):
     """A batch of raw inputs, preprocessed and augmented example by example. Augmentations with the
-    attribute `of_raw`, such as those of colours, come before preprocessing."""
+    attribute `of_raw`, such as those of colours, come before preprocessing. Those with `by_epoch`
+    have been applied: see `with_epochs`."""
     batch_size = len(jax.tree.leaves(x)[0])
 
     def augmented(x, of_raw):
         for i, fn in enumerate(augment):
-            if getattr(getattr(fn, "func", fn), "of_raw", False) == of_raw:
+            if not is_marked(fn, "by_epoch") and is_marked(fn, "of_raw") == of_raw:
                 x = jax.vmap(fn)(jax.random.split(jax.random.fold_in(key, i), batch_size), x)
         return x
 
@@ -169,6 +200,37 @@ def inputs(preprocess, augment, key, x):
     for fn in preprocess:
         x = jax.vmap(fn)(x)
     return augmented(x, of_raw=False)
+
+
+def is_marked(fn, attribute):
+    """Whether a function, also under functools.partial, has an attribute."""
+    return getattr(getattr(fn, "func", fn), attribute, False)
+
+
+def with_epochs(update, augment, steps):
+    """The Update whose step begins with `augmented_by_epoch`; an epoch has so many steps."""
+    functions = [fn for fn in augment if is_marked(fn, "by_epoch")]
+    if not functions:
+        return update
+    if steps is None:
+        name = getattr(functions[0], "func", functions[0]).__name__
+        raise UserError(
+            f"augment: {name} needs to know how many batches an epoch has; give the data a __len__"
+        )
+
+    def step(ts, batch, valid):
+        return update.step(ts, augmented_by_epoch(functions, ts.step // steps, batch), valid)
+
+    return update._replace(step=step)
+
+
+def augmented_by_epoch(augment, epoch, batch):
+    """A batch whose raw inputs went through those functions that have the attribute `by_epoch`,
+    fn(epoch, x)."""
+    for fn in augment:
+        if is_marked(fn, "by_epoch"):
+            batch = (jax.vmap(partial(fn, epoch))(batch[0]), *batch[1:])
+    return batch
 
 
 def outputs(model, preprocess, params, state, x):

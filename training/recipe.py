@@ -11,7 +11,7 @@ import jax
 from data_loader.base import has_items
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from training.base import Objective, Optimizer, Tracked, unchanged
-from training.objective import inputs, with_precision
+from training.objective import inputs, with_epochs, with_precision
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -35,7 +35,7 @@ class Recipe(NamedTuple):
     model: Any
     objective: Objective
     optimizer: Optimizer
-    make_update: Callable  # (unroll) -> Update
+    make_update: Callable  # (unroll, steps in an epoch) -> Update
     watch: Watch  # what is measured
     rates: dict  # {name: learning rate, a number or a function of the step}
     seeds: tuple  # one for each replica
@@ -125,7 +125,7 @@ def compose(parts, plan):
         parts.model,
         objective,
         parts.optimizer,
-        configured(parts.update, objective, parts.optimizer, parts.training),
+        configured(parts.update, objective, parts.optimizer, parts.training, parts.augment),
         watch,
         rates_of_replicas(parts, numbers) if "learning_rate" in watch.needs else {},
         tuple(vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))),
@@ -200,8 +200,8 @@ def is_statistic(value):
     return bool(numbers) and all(type(n) in (int, float) and abs(n) < 2**127 for n in numbers)
 
 
-def configured(update, objective, optimizer, training):
-    """make_update(unroll), with the training options that the update takes; one that is set
+def configured(update, objective, optimizer, training, augment):
+    """make_update(unroll, steps), with the training options that the update takes; one that is set
     although the update does not take it is an error."""
     accepted = parameters_of(update)
     for name, default in (("accumulate", 1), ("ema", None)):
@@ -211,10 +211,11 @@ def configured(update, objective, optimizer, training):
                 "leave it at its default"
             )
 
-    def make_update(unroll):
+    def make_update(unroll, steps=1):
         given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
         given = {name: value for name, value in given.items() if name in accepted}
-        return made_by("update", update, objective, optimizer, **given)
+        made = made_by("update", update, objective, optimizer, **given)
+        return with_epochs(made, augment, steps)
 
     return make_update
 

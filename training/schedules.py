@@ -80,6 +80,13 @@ def cosine(end: Share = 0.0, steps: Count | None = None) -> Schedule:
 
 
 @steps_or_epochs
+def late_decay(end: Share = 0.0, exponent: Positive = 3.0, steps: Count | None = None) -> Schedule:
+    """From 1 to `end`, slowly at first, along 1 - (1 - end) * (step / steps) ** exponent; it stays
+    at `end` afterwards."""
+    return lambda step: 1 - (1 - end) * jnp.clip(step / steps, 0, 1) ** exponent
+
+
+@steps_or_epochs
 def exponential(rate: Share, steps: Count | None = None) -> Schedule:
     """Smooth decay that never ends: multiplied by `rate` in every `steps` (or `epochs`)."""
     return lambda step: rate ** (step / steps)

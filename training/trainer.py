@@ -67,8 +67,9 @@ class Trainer:
         """Begin to compile the training step, which takes longest, and what makes its sums. `forms`
         are those of a seed and of the numbers of a replica."""
         recipe, watch, shapes = self.recipe, self.recipe.watch, self.feed.shapes
-        self.update = recipe.make_update(unroll=not self.looped)
-        self.first_state = partial(first_state_of, recipe, not self.looped)
+        how = not self.looped, self.feed.steps  # microbatches are unrolled where loops are slow
+        self.update = recipe.make_update(*how)
+        self.first_state = partial(first_state_of, recipe, *how)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
         watch.check(values)
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
@@ -80,7 +81,7 @@ class Trainer:
         self.carry = jax.eval_shape(self.first_state, *self.trees, *forms)
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
-        step = training(recipe, unroll=not self.looped)  # the loop over microbatches, too
+        step = training(recipe, *how)
         self.program = self.feed.program("train", *step, self.looped, shardings)
         if not self.replicas.stacked:
             self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.forms())
@@ -279,12 +280,12 @@ def advance(feed, program, consts, carries, count):
     return taken, reports
 
 
-def training(recipe, unroll):
+def training(recipe, unroll, steps=1):
     """(step, report) of training: the constants are the replica's numbers, the carry is the
-    TrainState, the report is read from its sums."""
+    TrainState, the report is read from its sums. An epoch has so many steps."""
 
     def step(numbers, ts, batch, valid):
-        return recipe.of(numbers).make_update(unroll=unroll).step(ts, batch, valid)
+        return recipe.of(numbers).make_update(unroll, steps).step(ts, batch, valid)
 
     return step, lambda ts: read_of(ts.sums)
 
@@ -318,9 +319,9 @@ def first_trees_of(recipe, seed, numbers):
     return first_trees(recipe.of(numbers).model, seed)
 
 
-def first_state_of(recipe, unroll, params, state, seed, numbers):
+def first_state_of(recipe, unroll, steps, params, state, seed, numbers):
     """The TrainState of a replica with these numbers before its first step, without its sums."""
-    return first_state(recipe.of(numbers).make_update(unroll=unroll), params, state, seed)
+    return first_state(recipe.of(numbers).make_update(unroll, steps), params, state, seed)
 
 
 def first_state(update, params, state, seed):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import NonNegative, Positive, Share, checked, regex
+from ranges import Count, NonNegative, Positive, Share, checked, regex
 from training.base import Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
@@ -130,6 +130,38 @@ def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
         return scale(rate, updates), state
 
     return Optimizer(optimizer.init, update, kind_of(optimizer))
+
+
+@checked
+def lookahead(
+    optimizer: Optimizer,
+    every: Count = 5,
+    share: Share = 0.5,
+    schedule: Schedule | None = None,
+) -> Optimizer:
+    """An optimizer whose params, after every so many steps, go back to slow ones, which first move
+    by a `share` of the way to where it went (Zhang et al., 2019). The schedule multiplies the
+    share: one that falls makes the slow ones an average over more and more steps."""
+
+    def init(params):
+        step = jnp.zeros((), jnp.int32)
+        return {"step": step, "slow": params, "optimizer": optimizer.init(params)}
+
+    def update(grads, state, params):
+        updates, inner = optimizer.update(grads, state["optimizer"], params)
+        step = state["step"] + 1
+        factor = share if schedule is None else share * schedule(step)
+        taken = jnp.where(step % every == 0, factor, 0)
+
+        def moved(slow, p, u):
+            return slow + (taken * (p + u - slow)).astype(slow.dtype)
+
+        slow = jax.tree.map(moved, state["slow"], params, updates)
+        go_back = step % every == 0
+        updates = jax.tree.map(lambda s, p, u: jnp.where(go_back, s - p, u), slow, params, updates)
+        return updates, {"step": step, "slow": slow, "optimizer": inner}
+
+    return Optimizer(init, update, kind_of(optimizer))
 
 
 @checked

@@ -42,8 +42,7 @@ def make_schema(folders=()):
     properties["metrics"] = {"anyOf": [properties["metrics"], labelled]}
     properties["loss"] = {"anyOf": [reference("loss"), {"type": "null"}]}
     properties["schedule"] = {"anyOf": [reference("schedule"), {"type": "null"}]}
-    chain = {"type": "array", "items": reference("optimizer"), "minItems": 1}
-    properties["optimizer"] = {"anyOf": [reference("optimizer"), chain]}
+    properties["optimizer"] = values.part_schema("optimizer")
     required = [key for key, default in TOP_LEVEL.items() if default is REQUIRED]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

@@ -160,10 +160,17 @@ def describe(annotation):
     return PLAIN.get(annotation, str(annotation))
 
 
+def part_schema(kind):
+    """The JSON schema of a part; a list of optimizers is a chain."""
+    part = {"$ref": f"#/$defs/{kind}"}
+    chain = {"type": "array", "items": part, "minItems": 1}
+    return {"anyOf": [part, chain]} if kind == "optimizer" else part
+
+
 def schema(annotation, kind_of):
     """The JSON schema of an annotation; `kind_of(annotation)` is the kind of a part, or None."""
     if kind := kind_of(annotation):
-        return {"$ref": f"#/$defs/{kind}"}
+        return part_schema(kind)
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         limits = {key: value for r in ranges(inner[1:]) for key, value in r.keywords.items()}

@@ -14,6 +14,13 @@ def training_batches(data, batch_size, seed):
         yield x[rows], y[rows]
 
 
+def device_memory():
+    """The peak memory of the first device of JAX, in bytes; None on a CPU."""
+    import jax  # PyTorch's process has none
+
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
 def accuracy_of(predict, data):
     """The accuracy of a function from images to logits."""
     x, y = data

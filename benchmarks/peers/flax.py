@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.peers.batches import accuracy_of, training_batches
+from benchmarks.peers.batches import accuracy_of, device_memory, training_batches
 from benchmarks.peers.by_optax import mean_loss, optimizer_of
 
 VARIANTS = ("",)
@@ -159,9 +159,15 @@ def model_of(workload, rngs):
 class Trainer:
     """A model, its optimizer and its metrics, all of them updated in place by one jitted step."""
 
+    device_memory = staticmethod(device_memory)
+
     def __init__(self, workload, data):
-        self.data, self.batch_size = data, workload.batch_size
+        self.data = data if jax.default_backend() == "cpu" else jax.device_put(data)
+        self.batch_size = workload.batch_size
         self.model = model_of(workload, nnx.Rngs(0))
+        for _, module in nnx.iter_graph(self.model):
+            if workload.precision != "float32" and hasattr(module, "dtype"):
+                module.dtype = jnp.dtype(workload.precision)  # the params stay in float32
         params = nnx.state(self.model, nnx.Param)
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         adamw_or_muon = optimizer_of(workload, len(data["train"][0]), decayed)
@@ -192,7 +198,7 @@ def train_step(label_smoothing):
     @nnx.jit
     def step(model, optimizer, metrics, x, y):
         def loss_fn(model):
-            logits = model(x)
+            logits = model(x).astype(jnp.float32)
             return mean_loss(logits, y, label_smoothing), logits
 
         (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)

@@ -7,7 +7,7 @@ from functools import partial
 
 import jax
 
-from benchmarks.peers.batches import accuracy_of
+from benchmarks.peers.batches import accuracy_of, device_memory
 from model.generate import Sampling, generate
 from model.gpt import gpt
 from training.fit import fit
@@ -21,6 +21,8 @@ FOREVER = 10**9  # epochs: the caller of `epoch` decides when to stop
 
 class Trainer:
     """A run in a thread of its own."""
+
+    device_memory = staticmethod(device_memory)
 
     def __init__(self, workload, data):
         self.workload, self.data = workload, data
@@ -49,6 +51,7 @@ class Trainer:
                 callbacks=[self.turns],
                 epochs=FOREVER,
                 batch_size=workload.batch_size,
+                precision=workload.precision,
                 eval_every=0,
             )
         except BaseException as error:  # a caller that waits for an epoch must not wait forever

@@ -7,6 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cuda":
+    torch.set_float32_matmul_precision("high")  # TF32, as in JAX
 VARIANTS = ("eager", "channels_last", "compile", "compile channels_last")
 BATCH = 500  # of the test set
 
@@ -168,7 +171,7 @@ class GPT(nn.Module):
                 nn.init.normal_(layer.weight, std=0.02 / (2 * depth) ** 0.5)
 
     def forward(self, x):
-        steps = torch.arange(x.shape[1])
+        steps = torch.arange(x.shape[1], device=x.device)
         return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(steps))))
 
 
@@ -197,11 +200,13 @@ class Trainer:
         layout = {"memory_format": formats[0 if "channels_last" in variant else 1]}
         self.data = {}
         for name, (x, y) in data.items():
-            x, y = torch.from_numpy(x), torch.from_numpy(y).long()
+            x, y = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).long().to(DEVICE)
             x = x.long() if workload.is_text else x.permute(0, 3, 1, 2).contiguous(**layout)
             self.data[name] = x, y
         self.batch_size, self.layout = workload.batch_size, layout
-        self.model = model_of(workload).to(**layout)
+        self.model = model_of(workload).to(DEVICE, **layout)
+        low = workload.precision != "float32"
+        self.precision = {"dtype": torch.bfloat16, "enabled": low, "device_type": DEVICE}
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         if "compile" in variant:
             self.model = torch.compile(self.model)
@@ -214,14 +219,17 @@ class Trainer:
     def epoch(self, seed):
         x, y = self.data["train"]
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        order = order.to(DEVICE)
         batches = order[: len(x) // self.batch_size * self.batch_size].split(self.batch_size)
-        loss_sum, correct = torch.zeros(()), torch.zeros((), dtype=torch.long)
+        loss_sum = torch.zeros((), device=DEVICE)
+        correct = torch.zeros((), dtype=torch.long, device=DEVICE)
         self.model.train()
         for rows in batches:
             inputs, labels = x[rows], y[rows]
             if inputs.ndim == 4:
                 inputs = inputs.contiguous(**self.layout)
-            logits = self.model(inputs)
+            with torch.autocast(**self.precision):
+                logits = self.model(inputs).float()
             loss = self.loss_fn(logits.flatten(0, -2), labels.flatten())
             loss.backward()
             for optimizer in self.optimizers:
@@ -232,6 +240,9 @@ class Trainer:
             loss_sum += loss.detach()
             correct += (logits.argmax(-1) == labels).sum()
         return (loss_sum / len(batches)).item()
+
+    def device_memory(self):
+        return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else None
 
     def accuracy(self):
         x, y = self.data["test"]

@@ -9,14 +9,16 @@ from data_loader.digits import draw
 from tests.fuzz.bench import of_train
 from tests.fuzz.mutants import DOTTED, RAW, STRINGS, as_text, mutated, mutated_text, scalar
 from tests.processes import ROOT
+from wiring.config import read
 
 BASES = ["config.json", *sorted(f"configs/{p.name}" for p in (ROOT / "configs").glob("*.json"))]
 
 
 def config_of(base):
     """A config of this project, with its data in the folder of the fuzz."""
-    config = json.loads((ROOT / base).read_text())
-    config.pop("$schema")
+    config = read(ROOT / base)
+    for key in ("$schema", "extends"):
+        config.pop(key, None)
     if config["data"]["name"] == "cifar10":
         config["data"] = {"name": "arrays", "args": {"train": "color.npz", "test": "color.npz"}}
     if config["data"]["name"] == "tokens":

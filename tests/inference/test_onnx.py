@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from model.airbench import airbench
 from model.base import Model
 from model.convnext import convnext
 from model.gan import gan
@@ -66,6 +67,13 @@ def test_a_resnet_has_neither_norms_nor_transpositions_between_its_convolutions(
     assert resnet_ops["Transpose"] == 1  # of the input
     assert set(resnet_ops) == {"Transpose", "Conv", "Relu", "Add", "ReduceMean", "Gemm"}
     assert (resnet_ops["Conv"], resnet_ops["Relu"], resnet_ops["Add"]) == (6, 5, 2)
+
+
+@pytest.mark.slow
+def test_airbench_is_its_layers_and_the_norms_after_pools():
+    counts = ops(exported_model(airbench((9, 10, 3), 5, widths=(4, 6)), images(9, 10, 3)))
+    layers = {"Conv": 5, "Gelu": 5, "MaxPool": 2, "ReduceMax": 1, "MatMul": 1}
+    assert counts == layers | {"Mul": 2, "Add": 2, "Transpose": 1}
 
 
 @pytest.mark.slow

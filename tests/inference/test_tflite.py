@@ -15,6 +15,7 @@ from inference.lowering.trimming import trimmed
 from inference.lowering.walk import Missing
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
+from model.airbench import airbench
 from model.convnext import convnext
 from model.gan import gan
 from model.layers.conv import conv2d, conv2d_init
@@ -71,6 +72,14 @@ def test_a_resnet_has_no_norms_and_one_op_for_a_convolution_and_its_relu(tmp_pat
     model = resnet((8, 8, 3), 10, widths=(4, 8), depth=1)
     model = exported(tmp_path / "a.tflite", *with_weights(model), images(8, 8, 3))
     assert ops(model) == {"CONV_2D": 6, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1, "DELEGATE": 1}
+
+
+@pytest.mark.slow
+def test_airbench_is_its_layers_and_the_norms_after_pools(tmp_path):
+    model = airbench((9, 10, 3), 5, widths=(4, 6))
+    model = exported(tmp_path / "a.tflite", *with_weights(model), images(9, 10, 3))
+    layers = {"CONV_2D": 5, "GELU": 5, "MAX_POOL_2D": 2, "REDUCE_MAX": 1, "FULLY_CONNECTED": 1}
+    assert ops(model) == layers | {"DEPTHWISE_CONV_2D": 2, "DELEGATE": 1}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from model.airbench import airbench
 from model.convnext import convnext
 from model.mixer import mixer
 from model.mlp import mlp
@@ -15,6 +16,8 @@ from model.rnn import rnn
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
 from utils import named_leaves
+
+pytestmark = pytest.mark.gpu
 
 SMALL = {"dims": (8, 16), "kernel": 3, "head_dim": 16}
 TINY = {"residual": True, "bias": True, "layer_scale": 0.5, "head_dim": None}
@@ -30,6 +33,7 @@ MODELS = {
     "resnet": resnet((6, 7, 2), 10, widths=(8, 16), depth=1),
     "resnet_50": resnet((9, 17, 2), 10, (8, 16), depths=(2, 1), bottleneck=True, large_images=True),
     "vit": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2),
+    "airbench": airbench((9, 10, 2), 10, widths=(8, 16)),
     "vit_token": vit((8, 4, 2), 10, patch=2, dim=16, depth=2, heads=2, expansion=2, pool="token"),
 }
 SHAPES = {
@@ -44,6 +48,7 @@ SHAPES = {
     "resnet": (6, 7, 2),
     "resnet_50": (9, 17, 2),
     "vit": (8, 4, 2),
+    "airbench": (9, 10, 2),
     "vit_token": (8, 4, 2),
 }
 ALL = pytest.mark.parametrize("name", MODELS)

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import ndimage
 
+from model.base import Model
 from training.augment import (
+    alternating_flip,
     color_jitter,
     colors,
     rand_augment,
@@ -25,6 +27,9 @@ from training.augment import (
 )
 from training.augment.geometry import crop_box, resized_crop
 from training.augment.policies import Reach, change
+from training.fit import fit
+from training.optimizers import sgd
+from utils import UserError
 
 IMAGE = jnp.arange(1, 1 + 10 * 12 * 3, dtype=jnp.float32).reshape(10, 12, 3)
 KEYS = jax.random.split(jax.random.key(0), 400)
@@ -72,6 +77,49 @@ def test_a_crop_is_a_window_of_the_padded_image_and_every_window_occurs():
         padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
     }
     assert {view.tobytes() for view in views(random_crop, padding=2)} == windows
+
+
+def test_a_crop_may_be_filled_with_the_mirror_image():
+    padded = np.pad(IMAGE, ((2, 2), (2, 2), (0, 0)), "reflect")
+    windows = {
+        padded[top : top + 10, left : left + 12].tobytes() for top in range(5) for left in range(5)
+    }
+    assert {v.tobytes() for v in views(random_crop, padding=2, fill="mirror")} == windows
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_alternating_flip_shows_every_image_both_ways_in_two_epochs(dtype):
+    images = np.random.default_rng(0).integers(0, 256, (400, 4, 5, 3)).astype(dtype)
+    images = images if dtype == "uint8" else images / np.float32(255)
+    flip = jax.jit(jax.vmap(alternating_flip, (None, 0)))
+    first, second, third = (np.asarray(flip(epoch, images)) for epoch in range(3))
+    flipped = (first == images[:, :, ::-1]).all((1, 2, 3))
+    assert (first[~flipped] == images[~flipped]).all()
+    assert 140 < flipped.sum() < 260  # six standard deviations
+    np.testing.assert_array_equal(second, first[:, :, ::-1])
+    np.testing.assert_array_equal(third, first)
+
+
+def test_a_run_mirrors_each_image_in_every_second_of_its_epochs():
+    """Also where the last batch of an epoch is short, and whatever its order."""
+    x = np.random.default_rng(0).integers(0, 256, (40, 2, 2, 1)).astype(np.uint8)
+
+    def apply(params, state, x, *, train=False, key=None):
+        return x.astype(float)[:, :, 0].mean((1, 2)) + 0 * params["w"], state
+
+    model = Model(lambda key: ({"w": jnp.zeros(())}, {}), apply)
+    settings = {"optimizer": sgd(0.1), "loss": lambda out, target: out, "metrics": []}
+    data = x, np.zeros(40, np.int32)
+    run = fit(model, data, augment=[alternating_flip], epochs=4, batch_size=16, **settings)
+    left = [row["train_loss"] for row in run.history]
+    np.testing.assert_allclose(left[:2], left[2:], rtol=1e-6)
+    np.testing.assert_allclose(left[0] + left[1], 2 * x.mean(), rtol=1e-6)
+    assert abs(left[0] - left[1]) > 1
+    with pytest.raises(UserError, match=r"^augment does not fit the data: .*got the shape \(3,\)"):
+        fit(model, (np.zeros((9, 3)), data[1][:9]), augment=[alternating_flip], **settings)
+    batches = (data for _ in range(1))
+    with pytest.raises(UserError, match=r"^augment: alternating_flip needs to know how many bat"):
+        fit(model, batches, augment=[alternating_flip], **settings)
 
 
 def test_a_flip_mirrors_left_to_right_half_the_time():

@@ -136,6 +136,25 @@ def test_cutmix_pastes_one_rectangle_of_another_image_and_mixes_the_losses_by_it
         objective({}, {}, (y[:, None], y), KEY, True)
 
 
+def test_an_evaluation_takes_the_mean_over_views_of_each_image():
+    def apply(params, state, x, *, train=False, key=None):
+        return jnp.exp(x[:, 1, 0, 0]), state  # no linear function, one pixel
+
+    model, x = Model(lambda key: ({}, {}), apply), images()[0].astype(np.float32) / 255
+    loss, batch = lambda out, target: out, (x, images()[1])
+    flipped = (np.exp(x[:, 1, 0, 0]) + np.exp(x[:, 1, -1, 0])) / 2
+    # Moved down and right by a pixel, the pixel (1, 0) is the mirrored (0, 1); up and left, (2, 1).
+    moved = [x[:, 0, 1, 0], x[:, 0, -2, 0], x[:, 2, 1, 0], x[:, 2, -2, 0]]
+    both = flipped / 2 + sum(map(np.exp, moved)) / 8
+    for views, expected in (("flipped", flipped), ("flipped_and_shifted", both)):
+        objective = supervised(model, loss, {}, (), (), views=views)
+        np.testing.assert_allclose(objective({}, {}, batch, KEY, False)[0], expected, rtol=1e-5)
+        plain = objective({}, {}, batch, KEY, True)[0]
+        np.testing.assert_allclose(plain, np.exp(x[:, 1, 0, 0]), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"^views: an example must be an image \(height"):
+        objective({}, {}, (x[:, 0], batch[1]), KEY, False)
+
+
 def test_augmentations_of_raw_images_come_before_preprocessing():
     def inverted(key, x):
         assert x.dtype == np.uint8

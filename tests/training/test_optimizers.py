@@ -14,6 +14,8 @@ from training.optimizers import adagrad, adam, adamw, lamb, lion, muon, rmsprop,
 from training.transforms import chain, clip_by_value, scheduled
 from utils import UserError, named_leaves
 
+pytestmark = pytest.mark.gpu
+
 
 @cache
 def tree(seed, dtype):

@@ -14,6 +14,7 @@ from training.schedules import (
     cosine,
     exponential,
     join,
+    late_decay,
     linear,
     piecewise,
     warmup_cosine,
@@ -99,6 +100,13 @@ def test_equals_optax(ours, theirs):
         [LR * ours(int(step)) for step in STEPS], expected, rtol=1e-5, atol=1e-7
     )
     assert ((traced >= 0) & (traced <= 1)).all()
+
+
+def test_late_decay_is_optax_polynomial_from_its_end():
+    theirs = optax.polynomial_schedule(0.2, 1.0, 3.0, 100)
+    ours = late_decay(end=0.2, exponent=3.0, total_steps=100)
+    expected = [theirs(max(0, 100 - step)) for step in STEPS]
+    np.testing.assert_allclose([ours(int(step)) for step in STEPS], expected, atol=1e-6)
 
 
 def test_a_config_sees_lengths_in_epochs_and_facts_in_the_signature():

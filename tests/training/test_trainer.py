@@ -13,6 +13,8 @@ from training.fit import fit, recipe_of, train_recipe
 from training.optimizers import adam
 from training.trainer import Trainer
 
+pytestmark = pytest.mark.gpu
+
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(70, 6)), RNG.integers(0, 3, 70)  # 64-bit; JAX keeps 32
 MODEL = mlp((6,), 3, dims=(8,))

@@ -15,6 +15,7 @@ from training.transforms import (
     decayed_weights,
     frozen,
     groups,
+    lookahead,
     scaled,
 )
 from utils import UserError, named_leaves
@@ -31,6 +32,7 @@ def test_every_optimizer_says_its_kind(name):
         "sgd": {"lr": 0.1},
         "scaled": {"optimizer": adam(), "rate": 2.0},
         "groups": {"rules": ((".*", adam()),)},
+        "lookahead": {"optimizer": adam()},
         "layer_decay": {"optimizer": adam(), "decay": 0.75},
         "scheduled": {"optimizer": adam(), "schedule": lambda step: 0.5},
     }
@@ -41,6 +43,33 @@ def test_every_optimizer_says_its_kind(name):
         jnp.vdot(u, g) for u, g in zip(*map(jax.tree.leaves, (updates, grads)), strict=True)
     )
     assert optimizer.kind == ("step" if slope < 0 else "gradients" if slope > 0 else "")
+
+
+@pytest.mark.slow
+def test_lookahead_equals_optax_and_its_closed_form():
+    params = {"w": jnp.arange(3.0), "b": jnp.ones(2)}
+    slope = jax.grad(lambda p: jnp.sin(p["w"]).sum() + (p["b"] ** 2).sum())
+    ours = lookahead(adam(0.1), every=3, share=0.4)
+    theirs = optax.lookahead(optax.adam(0.1), 3, 0.4)
+    own, pair = params, optax.LookaheadParams.init_synced(params)
+    state, other = ours.init(own), theirs.init(pair)
+    for _ in range(8):
+        updates, state = ours.update(slope(own), state, own)
+        own = optax.apply_updates(own, updates)
+        updates, other = theirs.update(slope(pair.fast), other, pair)
+        pair = optax.apply_updates(pair, updates)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), own, pair.fast)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state["slow"], pair.slow)
+    # Under a constant gradient of 1, five steps of 0.1 lead 0.5 away, of which the slow ones keep
+    # 0.5, then 0.25 of the way.
+    falling = lookahead(sgd(0.1), 5, 0.5, schedule=lambda step: 5 / step)
+    p, state, seen = jnp.zeros(1), falling.init(jnp.zeros(1)), []
+    for _ in range(11):
+        updates, state = falling.update(jnp.ones(1), state, p)
+        p = p + updates
+        seen.append(-float(p[0]))
+    expected = [0.1, 0.2, 0.3, 0.4, 0.25, 0.35, 0.45, 0.55, 0.65, 0.375, 0.475]
+    np.testing.assert_allclose(seen, expected, rtol=1e-5)
 
 
 def own(update=lambda grads, state, params=None: (grads, state)):

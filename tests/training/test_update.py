@@ -20,6 +20,8 @@ from training.optimizers import adam, sgd
 from training.run import Reader
 from training.update import accepted, bad_leaf_name, cleared, gradient, gradient_update, zero_sums
 
+pytestmark = pytest.mark.gpu
+
 MODEL = mlp((4,), 3, dims=(8,))
 
 

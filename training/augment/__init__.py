@@ -3,6 +3,7 @@ work on the raw image, before preprocessing."""
 
 from training.augment.colors import color_jitter
 from training.augment.geometry import (
+    alternating_flip,
     random_affine,
     random_crop,
     random_erase,
@@ -13,6 +14,7 @@ from training.augment.geometry import (
 from training.augment.policies import rand_augment, trivial_augment
 
 __all__ = [
+    "alternating_flip",
     "color_jitter",
     "rand_augment",
     "random_affine",

@@ -1,7 +1,7 @@
 """Random augmentations of the geometry of one image (height, width, channels)."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,15 @@ Slant = Annotated[float, Range("at least 0 and below 90 degrees", minimum=0, exc
 
 
 @checked
-def random_crop(key, x, *, padding: Count = 4) -> Augmented:
-    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap."""
+def random_crop(
+    key, x, *, padding: Count = 4, fill: Literal["zeros", "mirror"] = "zeros"
+) -> Augmented:
+    """Shift the image by up to `padding` pixels in each direction; zeros fill the gap, or the
+    mirror image of what is beside it."""
     height, width, channels = image_shape(x)
     top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
-    padded = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)))
+    modes = {"zeros": "constant", "mirror": "reflect"}
+    padded = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)), modes[fill])
     return jax.lax.dynamic_slice(padded, (top, left, 0), (height, width, channels))
 
 
@@ -43,6 +47,19 @@ def random_flip(key, x, *, probability: Share = 0.5) -> Augmented:
     """Mirror the image left to right, with a probability."""
     image_shape(x)
     return jnp.where(jax.random.bernoulli(key, probability), x[:, ::-1], x)
+
+
+def alternating_flip(epoch, x) -> Augmented:
+    """Mirror the image left to right in every second epoch: some images in the odd ones, the others
+    in the even ones, as a hash of the raw image decides. In two epochs the model sees both forms of
+    every image, which `random_flip` leaves to chance (Jordan, 2024)."""
+    image_shape(x)
+    total = jax.lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32).sum()
+    half = total * jnp.uint32(0x9E3779B1) >> 31
+    return jnp.where((half + epoch) % 2 == 1, x[:, ::-1], x)
+
+
+alternating_flip.by_epoch = True
 
 
 @checked

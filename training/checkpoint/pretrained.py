@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data_loader.loader import first_inputs
 from training.base import (
     FROZEN,
     TrainState,
@@ -22,11 +23,13 @@ from training.checkpoint.grids import resized
 from training.checkpoint.rules import converted, read_rules, rule_file
 from training.checkpoint.shards import load_weights
 from training.checkpoint.storage import checkpoints
+from training.objective import inputs
 from utils import UserError, map_named, match_rules, named_leaves
 
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
 OPTION = "training.pretrained"
+FITTED = 5_000  # the examples to which a model may fit its first weights
 
 
 def pretrained_from(option, model=None):
@@ -41,6 +44,18 @@ def pretrained_from(option, model=None):
         fix = "write all weights: python -m inference.to_torch CHECKPOINT merged.safetensors"
         raise UserError(f"{pretrained.path}: holds only what its run has trained; {fix}")
     return pretrained
+
+
+def fitted_to_data(recipe, dataset):
+    """The function from the drawn (params, state) to those that the model fits to examples of the
+    training set; None for a model without `fit`."""
+    fit = getattr(recipe.model, "fit", None)
+    if fit is None:
+        return None
+    prepare = jax.jit(lambda x: inputs(recipe.preprocess, (), None, x))
+    raw = first_inputs(dataset, recipe.loader, -(-FITTED // recipe.loader.batch_size))
+    x = np.concatenate([jax.device_get(prepare(x)) for x in raw])[:FITTED]
+    return lambda params, state: fit(params, state, x)
 
 
 def is_merged(model):

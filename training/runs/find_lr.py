@@ -10,7 +10,7 @@ import numpy as np
 
 from data_loader.base import loaded
 from file_io import atomic_write
-from training.checkpoint.pretrained import pretrained_from
+from training.checkpoint.pretrained import fitted_to_data, pretrained_from
 from training.fit import split_sets
 from training.recipe import compose, with_statistics
 from training.runs.start import checked_recipe, computed_statistics
@@ -52,7 +52,8 @@ def find_lr(parts, steps):
     )
     factors = np.geomspace(1 / RANGE, RANGE, steps)
     with closing(Trainer(recipe, sets)) as trainer:
-        trainer.start(sets, pretrained_from(recipe.training.pretrained))
+        pretrained = pretrained_from(recipe.training.pretrained)
+        trainer.start(sets, pretrained or fitted_to_data(recipe, sets["train"]))
         losses = np.array(list(measured(trainer, recipe.reader(trainer), factors)))
     if len(losses) < 3:
         raise RunError(

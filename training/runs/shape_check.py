@@ -13,6 +13,7 @@ from training.base import TrainState
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
+from training.objective import augmented_by_epoch
 from training.options import monitor_for
 from training.recipe import MissingLoss
 from training.replicas import as_inputs
@@ -90,6 +91,8 @@ def trace_shapes(recipe, batch, held_out):
                 f"model: the parameter {name} is {leaf.dtype}; "
                 "only floats can be trained, the rest belongs into state"
             )
+    by_epoch = partial(augmented_by_epoch, recipe.augment, 0)
+    batch = attempt("augment does not fit the data", by_epoch, batch)
     trained, evaluated = (
         trace_objective(recipe.objective, params, state, rows, key, train)
         for rows, train in ((batch, True), (held_out, False))

@@ -9,6 +9,8 @@ from flax import linen
 from model.layers.attention import attention, attention_init
 from tests.model.compare import DTYPES, assert_same, normal, quick_jit, random_params
 
+pytestmark = pytest.mark.gpu
+
 B, T, S, DIM, CONTEXT, HEADS = 2, 5, 4, 6, 3, 2
 
 

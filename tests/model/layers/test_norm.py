@@ -9,6 +9,8 @@ from flax import linen
 from model.layers import norm
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
+pytestmark = pytest.mark.gpu
+
 DIM, WIDE = 6, 12
 CASES = {
     "layer": (norm.layer_norm_init, norm.layer_norm, linen.LayerNorm()),

@@ -1,0 +1,308 @@
+"""The parts of benchmarks.gpu: each prints its rows, one JSON object per line, as soon as it has
+them.
+
+python -m benchmarks.gpu.parts PART large|tiny
+"""
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.gpu.speed import speed
+
+PACKAGES = ("jax", "jaxlib", "flax", "torch", "numpy")
+# XLA chooses between algorithms by measuring them, and some of them add in any order.
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+MARK = "pytest.mark.gpu"
+SHORT = ["report=false", "progress_bar=false", "every_steps=1"]
+SUITE = ["-m", "gpu and not torture", "-p", "no:cacheprovider", "-v", "--no-header"]
+SUITE += ["--continue-on-collection-errors"]  # of tests whose references are not installed
+
+
+def emit(**row):
+    print(json.dumps(row), flush=True)
+
+
+def device(tiny):
+    """The device, the memory that it has, and the versions."""
+    import jax
+
+    first, versions = jax.devices()[0], {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    limit = (first.memory_stats() or {}).get("bytes_limit")
+    emit(
+        device=first.device_kind,
+        platform=first.platform,
+        count=jax.device_count(),
+        memory=limit,
+        cores=os.cpu_count(),
+        python=sys.version.split()[0],
+        versions=versions,
+    )
+
+
+class Run:
+    """A run of train.py: its config and overrides, in a folder of its own."""
+
+    def __init__(self, folder, config, *overrides, flags="", cache=None):
+        quiet = [f"logging.{each}" for each in SHORT]
+        self.saved = Path(folder) / "saved"
+        self.command = [sys.executable, "train.py", "-c", str(config), *quiet, *overrides]
+        self.command += [f"checkpoint.dir={self.saved}"]
+        cache = {"XDG_CACHE_HOME": str(cache or Path(folder) / "cache")}
+        flags = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), flags]))
+        self.environment = os.environ | cache | ({"XLA_FLAGS": flags} if flags else {})
+
+    def start(self, *more):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([*self.command, *more], env=self.environment, **pipes)
+
+    def finish(self, *more):
+        """The seconds until it ended well."""
+        start, process = time.perf_counter(), self.start(*more)
+        out, _ = process.communicate()
+        if process.returncode and "RESOURCE_EXHAUSTED" in out:
+            raise MemoryError("the device has too little memory")
+        if process.returncode:
+            raise RuntimeError(f"train.py ended with {process.returncode}: {out.strip()[-400:]}")
+        return time.perf_counter() - start
+
+    def rows(self):
+        """The rows of metrics.jsonl."""
+        [file] = self.saved.glob("*/*/metrics.jsonl")
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    def weights(self):
+        """{name: array} of its last checkpoint."""
+        from safetensors.numpy import load_file
+
+        newest = max(self.saved.glob("*/*/checkpoint-*.params"), key=lambda p: p.stat().st_mtime)
+        leaves = load_file(newest).items()
+        return {name: array for name, array in leaves if name.startswith(("params/", "state/"))}
+
+
+def airbench(tiny):
+    """configs/cifar10_94.json from the first to the last of its steps, on made images."""
+    with tempfile.TemporaryDirectory() as folder:
+        made_cifar10(Path(folder))
+        few = ["training.limit_batches=2", "training.max_steps=4", "loader.batch_size=16"]
+        few += ["model.args.widths=[4,8,8]", "training.epochs=2", "schedule.args.warmup_epochs=1"]
+        # The log of every step would be a part of the time.
+        overrides = [f"data.args.dir={folder}", "logging.every_steps=0", *(few if tiny else [])]
+        run = Run(folder, "configs/cifar10_94.json", *overrides)
+        seconds = run.finish()
+        epochs = [row for row in run.rows() if "examples_per_second" in row and "seconds" in row]
+        later = epochs[1:]
+        emit(
+            epochs=len(epochs),
+            seconds_per_epoch=statistics.median(row["seconds"] for row in later),
+            seconds_of_all_epochs=sum(row["seconds"] for row in epochs),
+            images_per_second=statistics.median(row["examples_per_second"] for row in later),
+            mfu=later[-1].get("mfu"),
+            waiting=max(row["waiting"] for row in later),
+            process_seconds=seconds,
+        )
+
+
+def made_cifar10(folder):
+    """Files as those of CIFAR-10, whose classes differ in brightness."""
+    random = np.random.default_rng(0)
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    for name in names:
+        labels = random.integers(0, 10, 10_000, np.uint8)
+        pixels = random.integers(0, 128, (10_000, 3072), np.uint8) + 12 * labels[:, None]
+        (folder / name).write_bytes(np.concatenate([labels[:, None], pixels], 1).tobytes())
+
+
+def gpt2(tiny):
+    """configs/gpt2_124m.json, some steps on random tokens; in smaller pieces of a batch where the
+    memory of the device is small."""
+    for accumulate in (2,) if tiny else (16, 64):
+        try:
+            return gpt2_in_pieces(tiny, accumulate)
+        except MemoryError:
+            if accumulate == 64:
+                raise
+
+
+def gpt2_in_pieces(tiny, accumulate):
+    with tempfile.TemporaryDirectory() as folder:
+        batch, length, steps = (8, 16, 4) if tiny else (512, 1024, 12)
+        paths = made_tokens(Path(folder), batch * length * (steps + 1) + 1)
+        overrides = [f"data.args.{name}={path}" for name, path in paths.items()]
+        overrides += [f"training.max_steps={steps}", "schedule.args.warmup_steps=2"]
+        overrides += ["training.eval_every=0", "checkpoint.every_steps=0"]
+        overrides += ["checkpoint.save_optimizer_state=false"]
+        overrides += [f"training.accumulate={accumulate}"]
+        if tiny:
+            overrides += [f"model.args.{name}=2" for name in ("depth", "heads")]
+            overrides += ["model.args.dim=8", f"data.args.length={length}"]
+            overrides += [f"loader.batch_size={batch}", "loader.eval_batch_size=8"]
+        run = Run(folder, "configs/gpt2_124m.json", *overrides)
+        seconds = run.finish()
+        rows = [row for row in run.rows() if "tokens_per_second" in row]
+        later = rows[len(rows) // 2 :]
+        medians = {
+            name: statistics.median(row[name] for row in later)
+            for name in ("tokens_per_second", "mfu", "waiting")
+            if all(name in row for row in later)
+        }
+        emit(steps=steps, accumulate=accumulate, process_seconds=seconds, **medians)
+
+
+def made_tokens(folder, count):
+    """{"train" and "val": a file as llm.c writes it}."""
+    paths, random = {}, np.random.default_rng(0)
+    for name, tokens in (("train", count), ("val", 40_000)):
+        header = np.zeros(256, np.int32)
+        header[:3] = 20240520, 1, tokens
+        paths[name] = folder / f"{name}.bin"
+        values = random.integers(0, 50_257, tokens).astype(np.uint16)
+        paths[name].write_bytes(header.tobytes() + values.tobytes())
+    return paths
+
+
+def made_config(folder, tiny, **changes):
+    """A config of a resnet on random images in the folder."""
+    random, count = np.random.default_rng(0), 256 if tiny else 8192
+    size = 8 if tiny else 32
+    x = random.integers(0, 256, (count, size, size, 3), np.uint8)
+    np.savez(folder / "train.npz", x=x, y=np.arange(count) % 10)
+    config = {
+        "title": "GPU",
+        "model": {"name": "resnet", "args": {"widths": [4, 8] if tiny else [64, 128, 256]}},
+        "data": {"name": "arrays", "args": {"train": str(folder / "train.npz")}},
+        "loader": {"batch_size": 32 if tiny else 256},
+        "preprocess": ["to_unit"],
+        "loss": "cross_entropy",
+        "optimizer": {"name": "adamw", "args": {"lr": 0.001}},
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(config | changes))
+    return path
+
+
+def resume(tiny):
+    """Whether a run that is killed, and resumed, ends with the bits of one that is not; and
+    whether two runs do."""
+    for name, flags in (("no flags", ""), ("deterministic flags", DETERMINISTIC)):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoints = {"every_epochs": 0, "every_steps": 5 if tiny else 20}
+            training = {"epochs": 30 if tiny else 8}  # long enough to be killed in the middle
+            config = made_config(Path(folder), tiny, checkpoint=checkpoints, training=training)
+            runs = {
+                each: Run(Path(folder) / each, config, flags=flags, cache=Path(folder) / "cache")
+                for each in ("whole", "again", "killed")
+            }
+            runs["whole"].finish()
+            killed = killed_after_checkpoint(runs["killed"])
+            runs["killed"].finish("--resume", "auto")
+            runs["again"].finish()
+            whole = runs["whole"].weights()
+            equal = {each: same(whole, runs[each].weights()) for each in ("killed", "again")}
+            emit(flags=name, killed_at_step=killed, resumed=equal["killed"], again=equal["again"])
+
+
+def same(a, b):
+    """ "equal bits", or the largest difference."""
+    if a.keys() != b.keys():
+        return "other names"
+    if all(np.array_equal(a[name], b[name]) for name in a):
+        return "equal bits"
+    return max(float(np.abs(np.subtract(a[n], b[n], dtype=np.float64)).max()) for n in a)
+
+
+def killed_after_checkpoint(run):
+    """Kill a run with SIGKILL as soon as it has logged a step after its first checkpoint; that
+    step."""
+    process, step = run.start(), None
+    for line in process.stdout:
+        if found := re.search(r"Epoch (\d+) \[(\d+)/(\d+) ", line):
+            epoch, position, steps = map(int, found.groups())
+            step = (epoch - 1) * steps + position
+            if any(run.saved.glob("*/*/checkpoint-*.params")):
+                break
+    alive = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    if not alive or step is None:
+        raise RuntimeError("the run ended before it could be killed")
+    return step
+
+
+def start(tiny):
+    """The seconds from the start of a process to its first step, with and without the programs
+    that an earlier one compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = made_config(Path(folder), tiny)
+        for name in ("cold", "warm"):
+            began = time.perf_counter()
+            process = Run(Path(folder) / name, config, cache=Path(folder) / "cache").start()
+            first = next((line for line in process.stdout if "Epoch 1 [1/" in line), None)
+            seconds = time.perf_counter() - began
+            process.kill()
+            process.communicate()
+            if first is None:
+                raise RuntimeError(f"train.py logged no first step; exit code {process.wait()}")
+            emit(start=name, seconds=seconds)
+
+
+def waiting(tiny):
+    """The share of the time in which a run waits for data: on the device, and streamed."""
+    for name, budget in (("on the device", 2048), ("streamed", 0)):
+        with tempfile.TemporaryDirectory() as folder:
+            config = made_config(Path(folder), tiny, training={"epochs": 3})
+            overrides = [f"loader.device_budget_mb={budget}", "logging.every_steps=0"]
+            run = Run(folder, config, *overrides)
+            run.finish()
+            row = [row for row in run.rows() if "waiting" in row and "seconds" in row][-1]
+            emit(data=name, waiting=row["waiting"], images_per_second=row["examples_per_second"])
+
+
+def tests(tiny):
+    """The tests that are marked `gpu`; products in full float32, as their references'."""
+    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "float32"}
+    files = [str(path) for path in Path("tests").rglob("test_*.py") if MARK in path.read_text()]
+    few = ["-k", "test_a_restored_snapshot or test_equals_pytorch"] if tiny else []
+    command = [sys.executable, "-m", "pytest", *SUITE, *few, *sorted(files)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=environment, **pipes)
+    counts, last = {"passed": 0, "failed": 0, "skipped": 0}, ""
+    for line in process.stdout:
+        last = line.strip() or last
+        if found := re.match(r"(tests/\S+::.+) (PASSED|FAILED|SKIPPED|ERROR)\b", line):
+            word = {"ERROR": "failed"}.get(found[2], found[2].lower())
+            counts[word] += 1
+            if word == "failed":
+                emit(failed=found[1])
+            emit(**counts)  # the last row counts
+    if process.wait() not in (0, 1) or not sum(counts.values()):
+        raise RuntimeError(last)
+
+
+PARTS = {f.__name__: f for f in (device, airbench, gpt2, resume, start, waiting, tests)}
+
+
+def main(part, size):
+    if part.startswith("speed "):
+        speed(part.split()[1], size, emit)
+    else:
+        PARTS[part](size == "tiny")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
