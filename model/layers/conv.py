@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers import conv_forms
-from model.layers.forms import are_free, on_cpu
+from model.layers.forms import are_free, joined_groups, on_cpu
 from model.layers.initializers import lecun_normal
 from model.layers.linear import add_bias, matmul
 from model.layers.op import op
@@ -72,7 +72,8 @@ def convolve(x, weight, stride, pads, dilation):
         form = partial(conv_forms.depthwise, stride=stride, pads=pads, dilation=dilation)
         return on_cpu(form, xla, x, weight)
     if groups > 1:
-        form = partial(conv_forms.in_blocks, dense=xla, groups=groups)
+        joined = joined_groups(groups, weight.shape[2])
+        form = partial(conv_forms.in_blocks, dense=xla, groups=groups, joined=joined)
         return on_cpu(form, xla, x, weight)
     return xla(x, weight)
 

@@ -2,12 +2,15 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from model.layers import forms
 from model.layers.linear import matmul
+
+PARTS = 8  # of the rows, in the gradient of a kernel; 16 are not faster, and compile longer
 
 
 def patches(x, weight):
@@ -23,7 +26,7 @@ def depthwise(x, weight, stride, pads, dilation):
     """A depthwise convolution in the fastest form for its shapes."""
     # The outputs of one input channel lie side by side.
     x = jnp.repeat(x, weight.shape[-1] // x.shape[-1], axis=-1)
-    name = forms.depthwise_form(*x.shape[1:], weight.shape[0] * weight.shape[1])
+    name = forms.depthwise_form(x.shape, weight.shape[:2], stride, pads, dilation)
     form = {"shifted": shifted, "banded": banded, "banded_rows": banded_rows}[name]
     return form(x, weight, stride, pads, dilation)
 
@@ -31,9 +34,49 @@ def depthwise(x, weight, stride, pads, dilation):
 def shifted(x, weight, stride, pads, dilation):
     """The sum over the kernel's taps of the shifted image times the tap's weight per channel."""
     wide = jnp.promote_types(x.dtype, jnp.float32)  # XLA's convolution sums in float32, too
-    views = window_views(x.astype(wide), 0, weight.shape[:2], stride, pads, dilation)
-    kernel = weight.astype(wide).reshape(-1, weight.shape[-1])
-    return sum(view * tap for view, tap in zip(views, kernel, strict=True)).astype(x.dtype)
+    return sum_of_taps(stride, pads, dilation, x.astype(wide), weight.astype(wide)).astype(x.dtype)
+
+
+def plain_sum(stride, pads, dilation, x, weight):
+    views = window_views(x, 0, weight.shape[:2], stride, pads, dilation)
+    kernel = weight.reshape(-1, weight.shape[-1])
+    return sum(view * tap for view, tap in zip(views, kernel, strict=True))
+
+
+sum_of_taps = jax.custom_vjp(plain_sum, nondiff_argnums=(0, 1, 2))
+
+
+def sum_of_taps_fwd(stride, pads, dilation, x, weight):
+    return plain_sum(stride, pads, dilation, x, weight), (x, weight)
+
+
+def sum_of_taps_bwd(stride, pads, dilation, residuals, g):
+    x, weight = residuals
+    image = jax.vjp(lambda x: plain_sum(stride, pads, dilation, x, weight), x)[1](g)
+    return *image, kernel_gradient(x, g, weight.shape[:2], stride, pads, dilation)
+
+
+sum_of_taps.defvjp(sum_of_taps_fwd, sum_of_taps_bwd)
+
+
+def kernel_gradient(x, g, window, stride, pads, dilation):
+    """The gradient of `shifted` for the kernel, in 0.2 to 0.4 of the time of JAX's derivative.
+
+    That stores the shifted images, and sums their products with g number by number. Here parts of
+    the rows are added up in vectors, and what is left by a product with ones.
+    """
+    size = -(-g.shape[1] // PARTS)  # rows of one part
+    extra = -g.shape[1] % size  # rows of zeros, so that all parts are of one size
+    g = jnp.pad(g, ((0, 0), (0, extra), (0, 0), (0, 0)))
+    pads = ((pads[0][0], pads[0][1] + extra * stride[0]), pads[1])
+    parts = [slice(i, i + size) for i in range(0, g.shape[1], size)]
+
+    def of_tap(view):
+        products = sum(view[:, part] * g[:, part] for part in parts).reshape(-1, g.shape[-1])
+        return jnp.ones((1, len(products)), g.dtype) @ products
+
+    taps = jnp.concatenate([of_tap(v) for v in window_views(x, 0, window, stride, pads, dilation)])
+    return taps.reshape(*window, 1, -1)
 
 
 def banded(x, weight, stride, pads, dilation):
@@ -79,12 +122,11 @@ def taps(size, kernel, stride, pads, dilation):
     return i == o * stride + k * dilation - pads[0]
 
 
-def in_blocks(x, weight, dense, groups):
-    """A grouped convolution as a few calls of `dense`, each over several groups.
+def in_blocks(x, weight, dense, groups, joined):
+    """A grouped convolution as a few calls of `dense`, each over `joined` groups.
 
     The weights between different groups are zero.
     """
-    joined = forms.joined_groups(groups, weight.shape[2])
     same_group = np.kron(np.eye(joined), np.ones((weight.shape[2], weight.shape[3] // groups)))
     blocks = zip(*(jnp.split(a, groups // joined, axis=-1) for a in (x, weight)), strict=True)
     return jnp.concatenate(

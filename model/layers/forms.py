@@ -44,8 +44,10 @@ def on_cpu(form, plain, *args):
     return lax.platform_dependent(*args, cpu=form, default=plain)
 
 
-def depthwise_form(height, width, channels, taps):
+def depthwise_form(shape, kernel, stride, pads, dilation):
     """The function in conv_forms.py for a depthwise convolution; XLA's is up to 100x slower."""
+    _, height, width, channels = shape
+    taps = kernel[0] * kernel[1]
     if height * width <= SMALL_MAP and channels * (height * width) ** 2 <= MATRICES:
         return "banded"
     return "banded_rows" if width <= WIDE_MAP or taps > MANY_TAPS else "shifted"

@@ -7,7 +7,8 @@ import pytest
 from flax import linen
 from jax import lax
 
-from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
+from model.layers import conv_forms
+from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init, plain
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
 # name: (height, width, in), out, kernel, groups, stride, padding, dilation
@@ -71,6 +72,30 @@ def test_every_form_equals_flax(name, dtype):
         return module.apply({"params": {"kernel": params["weight"], "bias": params["bias"]}}, x)
 
     assert_same(lambda params, x: conv2d(params, x, **options), reference, params, x, dtype=dtype)
+
+
+DEPTHWISE = [  # height and width, kernel, stride, padding, dilation
+    ((17, 9), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    ((16, 7), (3, 2), (2, 1), ((0, 1), (2, 0)), (1, 1)),
+    ((9, 12), (2, 4), (1, 3), ((0, 0), (1, 2)), (2, 1)),
+    ((1, 5), (1, 5), (1, 2), ((0, 0), (2, 2)), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("form", ["shifted", "banded", "banded_rows"])
+@pytest.mark.parametrize("size, kernel, geometry", [(a, b, c) for a, b, *c in DEPTHWISE])
+def test_every_depthwise_form_equals_xlas(form, size, kernel, geometry):
+    """Also those that the rule does not choose for these shapes."""
+    form = getattr(conv_forms, form)
+    weight, x = normal(0, *kernel, 1, 3), normal(1, 2, *size, 3)
+    expected = plain(x, weight, *geometry)
+    g = normal(2, *expected.shape)
+    ours, theirs = (
+        jax.vjp(lambda x, w, f=f: f(x, w, *geometry), x, weight)[1](g) for f in (form, plain)
+    )
+    np.testing.assert_allclose(form(x, weight, *geometry), expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
