@@ -7,8 +7,15 @@ import pytest
 from flax import linen
 from jax import lax
 
-from model.layers import conv_forms
-from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init, plain
+from model.layers import conv_forms, forms
+from model.layers.conv import (
+    conv2d,
+    conv2d_init,
+    conv_transpose2d,
+    conv_transpose2d_init,
+    plain,
+    resolve_padding,
+)
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
 # name: (height, width, in), out, kernel, groups, stride, padding, dilation
@@ -96,6 +103,23 @@ def test_every_depthwise_form_equals_xlas(form, size, kernel, geometry):
     np.testing.assert_allclose(form(x, weight, *geometry), expected, rtol=1e-5, atol=1e-5)
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "shape, kernel, stride, form",
+    [
+        ((128, 32, 32, 32), 3, 1, "shifted"),  # MobileNet
+        ((128, 32, 32, 32), 3, 2, "shifted"),
+        ((512, 7, 7, 8), 7, 1, "banded"),  # ConvNeXt
+        ((32, 32, 32, 16), 7, 1, "banded_rows"),
+        ((2, 14, 14, 384), 7, 1, "shifted"),
+        ((2, 128, 128, 16), 9, 1, "banded_rows"),  # too many taps to compile one by one
+    ],
+)
+def test_the_form_of_a_depthwise_convolution(shape, kernel, stride, form):
+    """Each is the fastest one that was measured."""
+    pads = resolve_padding("SAME", shape[1:3], (kernel,) * 2, (stride,) * 2)
+    assert forms.depthwise_form(shape, (kernel,) * 2, (stride,) * 2, pads, (1, 1)) == form
 
 
 @pytest.mark.parametrize("name", CASES)
