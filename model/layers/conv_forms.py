@@ -1,5 +1,6 @@
 """Forms of convolutions for the CPU, where XLA's are slow: matrix products and shifted sums."""
 
+import math
 from functools import partial
 
 import jax
@@ -52,7 +53,10 @@ def sum_of_taps_fwd(stride, pads, dilation, x, weight):
 
 def sum_of_taps_bwd(stride, pads, dilation, residuals, g):
     x, weight = residuals
-    image = jax.vjp(lambda x: plain_sum(stride, pads, dilation, x, weight), x)[1](g)
+    convolve = partial(plain_sum, stride, pads, dilation)
+    if math.prod(weight.shape[:2]) > forms.FEW_TAPS:  # what follows would compile for too long
+        return jax.vjp(convolve, x, weight)[1](g)
+    image = jax.vjp(lambda x: convolve(x, weight), x)[1](g)
     return *image, kernel_gradient(x, g, weight.shape[:2], stride, pads, dilation)
 
 
