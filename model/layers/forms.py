@@ -17,7 +17,7 @@ from jax import lax
 NARROW = 8
 # Taps: with more of them, the shifted images take too long to compile.
 MANY_TAPS = 8 * 8
-# Taps: up to this many, the gradient of the kernel of shifted images is written out. That takes half
+# Taps: up to this many, the kernel gradient of shifted images is written out. That takes half
 # of the time of JAX's derivative, but compiles for 2 seconds at 3x3, and for over 10 at 7x7.
 FEW_TAPS = 4 * 4
 # Channels: a grouped convolution in dense blocks of this many takes 0.05 of the time of XLA's.
