@@ -169,7 +169,7 @@ def max_pool(rng):
         "XLA": partial(pool.slide, start=-jnp.inf, combine=lax.max, **geometry),
         "views": partial(pool.max_of_views, **geometry),
     }
-    chosen = "views" if forms.pools_by_views(np.prod(window)) else "XLA"
+    chosen = "views" if forms.pools_by_views(window, stride) else "XLA"
     title = f"{named(shape)}, window {window[0]}, stride {stride[0]}"
     return Layer(title, [shape], candidates, chosen)
 
