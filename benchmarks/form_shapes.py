@@ -148,14 +148,24 @@ def dense(rng, transposed=False):
     weight = (*kernel, shape[-1], out)
     title = f"{named(shape)} -> {out}, kernel {kernel[0]}"
     if transposed:
-        function = partial(
-            lax.conv_transpose, strides=(2, 2), padding="SAME", dimension_numbers=conv.LAYOUT
-        )
-        title += ", stride 2"
-    else:
-        geometry = geometry_of(rng, shape, kernel)
-        function, title = lambda x, w: conv.plain(x, w, *geometry), title + said(*geometry)
+        options = {"stride": (2, 2), "pads": conv.transposed_padding("SAME", kernel, (2, 2))}
+        candidates = {
+            "XLA": partial(
+                lax.conv_transpose,
+                strides=(2, 2),
+                padding=options["pads"],
+                dimension_numbers=conv.LAYOUT,
+            ),
+            "phases": partial(conv_forms.phases, **options),
+        }
+        flags = dict.fromkeys(candidates, CONVOLUTIONS)
+        return Layer(f"{title}, stride 2", [shape, weight], candidates, "phases", flags)
+    geometry = geometry_of(rng, shape, kernel)
+    function = partial(
+        conv.plain, **dict(zip(("stride", "pads", "dilation"), geometry, strict=True))
+    )
     candidates = {"XLA's choice": function, "Eigen": function}
+    title += said(*geometry)
     return Layer(title, [shape, weight], candidates, "Eigen", {"Eigen": CONVOLUTIONS})
 
 

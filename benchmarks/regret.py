@@ -35,7 +35,7 @@ def sweep(count, seed, only, half, file):
     path.parent.mkdir(parents=True, exist_ok=True)
     done = measured(path, seed)
     for i, layer in layers.items():
-        if i not in done:
+        if layer.chosen not in done.get(i, ()):  # not measured, or before it had this form
             done[i] = {name: min(seconds) for name, seconds in times(layer).items()}
             row = {"seed": seed, "number": i, "layer": layer.kind, "shape": layer.title}
             with path.open("a", encoding="utf-8") as stream:

@@ -128,6 +128,32 @@ def taps(size, kernel, stride, pads, dilation):
     return i == o * stride + k * dilation - pads[0]
 
 
+def phases(x, weight, stride, pads):
+    """A transposed convolution, without products with the zeros between pixels: one convolution
+    computes each pixel's `stride` x `stride` outputs as channels, which are then put in place."""
+    axes = zip(x.shape[1:3], weight.shape[:2], stride, pads, strict=True)
+    (h, rows, h_pads), (w, columns, w_pads) = (phase_taps(*axis) for axis in axes)
+    rows, columns = jnp.asarray(rows, x.dtype), jnp.asarray(columns, x.dtype)
+    kernel = jnp.einsum("jrk,lum,kmcd->jlcrud", rows, columns, weight)
+    kernel = kernel.reshape(*kernel.shape[:3], -1)
+    y = lax.conv_general_dilated(
+        x, kernel, (1, 1), (h_pads, w_pads), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    y = y.reshape(*y.shape[:3], *stride, -1).transpose(0, 1, 3, 2, 4, 5)
+    return y.reshape(len(x), y.shape[1] * stride[0], -1, y.shape[-1])[:, :h, :w]
+
+
+def phase_taps(size, kernel, stride, pads):
+    """(outputs, taps, pads) of `phases` along one axis; taps says whether the convolution's tap j
+    of phase r is the kernel's tap k: (window, stride, kernel)."""
+    outputs = (size - 1) * stride + 1 + sum(pads) - kernel + 1
+    # Output q * stride + r reads input q + (r + k - pads[0]) / stride through tap k.
+    r, k = np.ogrid[:stride, :kernel]
+    first, last = -(pads[0] // stride), (stride - 1 + kernel - 1 - pads[0]) // stride
+    j = np.arange(first, last + 1)[:, None, None]
+    return outputs, j * stride == r + k - pads[0], (-first, -(-outputs // stride) + last - size)
+
+
 def in_blocks(x, weight, dense, groups, joined):
     """A grouped convolution as a few calls of `dense`, each over `joined` groups.
 

@@ -143,12 +143,23 @@ def test_vmap_over_params_equals_one_call_per_params(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "kernel, stride, padding",
-    [(3, 2, "SAME"), ((2, 3), (2, 1), "VALID"), (2, 2, "SAME"), (3, 2, ((1, 2), (0, 1)))],
+    [
+        (3, 2, "SAME"),
+        ((2, 3), (2, 1), "VALID"),
+        (2, 2, "SAME"),
+        (3, 2, ((1, 2), (0, 1))),
+        ((2, 1), (3, 3), "VALID"),
+        ((5, 4), (2, 3), "SAME"),
+        (3, 1, "SAME"),
+    ],
 )
 def test_transposed_equals_flax(kernel, stride, padding, dtype):
     params = random_params(conv_transpose2d_init, 3, 4, kernel)
     module = linen.ConvTranspose(
-        4, params["weight"].shape[:2], (stride, stride) if stride == 2 else stride, padding
+        4,
+        params["weight"].shape[:2],
+        (stride, stride) if isinstance(stride, int) else stride,
+        padding,
     )
 
     def reference(params, x):
