@@ -3,11 +3,13 @@
 Measures value and gradient of each form, taking turns in one process. model/layers/forms.py chooses
 by these results. Every form must agree with the plain one.
 
-python -m benchmarks.forms [rounds]
+python -m benchmarks.forms [--rounds 7]
+python -m benchmarks.forms --sweep [--count 200] [--seed 0] [--only KIND] [--half a|b] [--file FILE]
+the second judges the rules on layers of random shapes (benchmarks/regret.py)
 """
 
+import argparse
 import statistics
-import sys
 import time
 from functools import partial
 from typing import NamedTuple
@@ -79,7 +81,7 @@ def convolution_cases():
             if form is not conv_forms.banded or size <= 32:
                 functions[form.__name__] = lambda x, w, f=form, args=geometry: f(x, w, *args)
         shapes = [(batch, size, size, channels), (kernel, kernel, 1, channels)]
-        chosen = forms.depthwise_form(size, size, channels, kernel**2)
+        chosen = forms.depthwise_form(shapes[0], (kernel, kernel), *geometry)
         yield Case("depthwise convolution", shapes, functions, chosen)
     dense, pads = convolution(1, ((1, 1), (1, 1))), ((1, 1), (1, 1))
     for size, channels, groups in ((16, 32, 4), (8, 128, 32)):
@@ -114,7 +116,8 @@ def convolution(groups, pads, stride=1):
 
 
 def in_blocks(dense, groups, x, weight):
-    return conv_forms.in_blocks(x, weight, dense, groups)
+    joined = forms.joined_groups(groups, weight.shape[2])
+    return conv_forms.in_blocks(x, weight, dense, groups, joined)
 
 
 def derived_softmax(x):
@@ -176,11 +179,26 @@ def repeated(call, loops, cotangent, first, *others):
     return lax.fori_loop(0, loops, body, start)
 
 
-def check(name, results, expected):
+def check(name, results, expected, tolerance=TOLERANCE):
     for a, b in zip(results, expected, strict=True):
         difference = float(jnp.abs(a - b).max() / jnp.abs(b).max())
-        assert difference < TOLERANCE, f"{name} is off by {difference} of the largest number"
+        assert difference < tolerance, f"{name} is off by {difference} of the largest number"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sweep", action="store_true", help="random shapes")
+    parser.add_argument("--count", type=int, default=200, help="of random shapes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=form_shapes.KINDS, help="one kind of layer")
+    parser.add_argument("--half", choices=("a", "b"), help="rules are fitted to a, judged on b")
+    parser.add_argument("--file", default="saved/forms_sweep.jsonl", help="its measurements")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    from benchmarks import form_shapes, regret
+
+    args = arguments()
+    regret.main(args) if args.sweep else main(args.rounds)

@@ -6,7 +6,6 @@ python -m benchmarks.shares [--workloads convnext,resnet,vit,mlp] [--data DIR]
 
 import argparse
 import collections
-import importlib
 import re
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from benchmarks.peers.ours import factory_of
 from benchmarks.results import markdown, record
 from benchmarks.workloads import WORKLOADS, data_for
 from data_loader.base import Arrays
@@ -56,9 +56,8 @@ def main():
 
 def trainer_of(workload, train):
     """(a started Trainer of the workload, its number of steps per epoch)."""
-    factory = getattr(importlib.import_module(f"model.{workload.model}"), workload.model)
     optimizer = adamw(workload.lr, weight_decay=workload.weight_decay)
-    model = factory(workload.shape, 10, **workload.args)
+    model = factory_of(workload.model)(workload.shape, 10, **workload.args)
     recipe = recipe_of(model, optimizer=optimizer, batch_size=workload.batch_size)
     sets = {"train": Arrays(*train)}
     trainer = Trainer(recipe, sets)

@@ -17,8 +17,11 @@ def draw(measured):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(3, 2, figsize=(10, 9.3), layout="constrained")
-    for panel, (workload, runners) in zip(panels.flat, measured.items(), strict=True):
+    rows = -(-len(measured) // 2)
+    figure, panels = pyplot.subplots(rows, 2, figsize=(10, 3.1 * rows), layout="constrained")
+    for panel in panels.flat[len(measured) :]:
+        panel.axis("off")
+    for panel, (workload, runners) in zip(panels.flat, measured.items(), strict=False):
         for name, pair in runners.items():
             rate, huge = (statistics.median(pair[pages].rates) for pages in (False, True))
             bar, added = COLOURS[name == OURS]

@@ -30,6 +30,10 @@ SPEED_TARGETS = {
         SpeedTarget(("PyTorch", "PyTorch, compiled"), 1.2),
     ),
     "gpt_short": (SpeedTarget(("PyTorch", "PyTorch, compiled"), 1.5),),
+    "mobilenet_v1": (
+        SpeedTarget(("Flax NNX",), 9),
+        SpeedTarget(("PyTorch", "PyTorch, channels last", "PyTorch, compiled"), 0.9),
+    ),
     "mlp": (SpeedTarget(JAX_PEERS, 2), SpeedTarget(("PyTorch",), 3)),
 }
 # Each workload's peer, and the most peak memory as a multiple of that peer's.

@@ -33,7 +33,11 @@ NAMES = {  # {peer: {variant: its name in the tables}}
         "compile channels_last": "PyTorch, compiled, channels last",
     },
 }
-CONVOLUTIONAL = ("convnext", "resnet")  # channels_last changes nothing in the other models
+CONVOLUTIONAL = (
+    "convnext",
+    "resnet",
+    "mobilenet_v1",
+)  # channels_last changes nothing in the other models
 PACKAGES = ("optax", "flax", "equinox", "dm-haiku", "keras", "torch")
 NOTES = """\
 Ratios compare two consecutive turns: median (smallest - largest). Huge pages are enabled by \

@@ -64,6 +64,19 @@ WORKLOADS = {
         ("mlp", {"dims": (128, 128)}, IMAGE, 128, 0.001, 28_672, 6),
     )
 }
+# MobileNet v1 for small images: (width, stride) of each block.
+MOBILENET = {"plan": ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1))}
+WORKLOADS["mobilenet_v1"] = Workload(
+    "mobilenet_v1",
+    "mobilenet_v1",
+    MOBILENET,
+    (32, 32, 3),
+    128,
+    0.003,
+    examples=1_024,
+    learning=12,
+    peers=("flax", "torch"),
+)
 # The GPT of nanoGPT's example for a CPU, and one with longer texts and larger batches.
 GPT, TEXT = {"dim": 128, "depth": 4, "heads": 4}, {"classes": 65, "peers": ("flax", "torch")}
 WORKLOADS |= {

@@ -52,8 +52,9 @@ class ConvNeXt(nnx.Module):
 
 
 class ConvNorm(nnx.Module):
-    def __init__(self, dim_in, dim, size, stride=1, *, rngs):
-        self.conv = nnx.Conv(dim_in, dim, (size, size), strides=stride, use_bias=False, rngs=rngs)
+    def __init__(self, dim_in, dim, size, stride=1, groups=1, *, rngs):
+        options = {"strides": stride, "feature_group_count": groups, "use_bias": False}
+        self.conv = nnx.Conv(dim_in, dim, (size, size), **options, rngs=rngs)
         self.norm = nnx.BatchNorm(dim, momentum=0.9, rngs=rngs)
 
     def __call__(self, x):
@@ -84,6 +85,21 @@ class ResNet(nnx.Module):
 
     def __call__(self, x):
         return self.head(self.blocks(nnx.relu(self.stem(x))).mean((1, 2)))
+
+
+class MobileNetV1(nnx.Module):
+    def __init__(self, shape, plan, *, rngs):
+        width = plan[0][0]
+        layers = [ConvNorm(shape[-1], width, 3, rngs=rngs), nnx.relu]
+        for out, stride in plan:
+            depthwise = ConvNorm(width, width, 3, stride, width, rngs=rngs)
+            layers += [depthwise, nnx.relu, ConvNorm(width, out, 1, rngs=rngs), nnx.relu]
+            width = out
+        self.features = nnx.Sequential(*layers)
+        self.head = nnx.Linear(width, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.features(x).mean((1, 2)))
 
 
 class TransformerBlock(nnx.Module):
@@ -147,7 +163,13 @@ class GPT(nnx.Module):
         return self.tokens.attend(self.norm(y))
 
 
-MODELS = {"convnext": ConvNeXt, "resnet": ResNet, "vit": ViT, "mlp": MLP}
+MODELS = {
+    "convnext": ConvNeXt,
+    "resnet": ResNet,
+    "vit": ViT,
+    "mlp": MLP,
+    "mobilenet_v1": MobileNetV1,
+}
 
 
 def model_of(workload, rngs):

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 
 from benchmarks.peers.batches import accuracy_of, device_memory
+from benchmarks.peers.mobilenet_v1 import mobilenet_v1
 from model.generate import Sampling, generate
 from model.gpt import gpt
 from training.fit import fit
@@ -26,8 +27,7 @@ class Trainer:
 
     def __init__(self, workload, data):
         self.workload, self.data = workload, data
-        factory = getattr(importlib.import_module(f"model.{workload.model}"), workload.model)
-        self.model = factory(workload.shape, workload.classes, **workload.args)
+        self.model = factory_of(workload.model)(workload.shape, workload.classes, **workload.args)
         params, _ = jax.eval_shape(self.model.init, jax.random.key(0))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         self.turns = Turns()
@@ -72,6 +72,13 @@ class Trainer:
         apply, view = jax.jit(self.model.apply), self.turns.view
         params, state = view.params, view.state
         return accuracy_of(lambda x: apply(params, state, x)[0], self.data["test"])
+
+
+def factory_of(name):
+    """A model of `model/`, or one that only the benchmarks have."""
+    if name == "mobilenet_v1":
+        return mobilenet_v1
+    return getattr(importlib.import_module(f"model.{name}"), name)
 
 
 class Turns:

@@ -100,6 +100,19 @@ def resnet(shape, widths, depth):
     return nn.Sequential(*stem, *blocks, Mean(), nn.Linear(widths[-1], 10))
 
 
+def mobilenet_v1(shape, plan):
+    def unit(dim_in, dim, size, stride=1, groups=1):
+        conv = nn.Conv2d(dim_in, dim, size, stride, size // 2, groups=groups, bias=False)
+        return [conv, nn.BatchNorm2d(dim), nn.ReLU(inplace=True)]
+
+    width = plan[0][0]
+    layers = unit(shape[-1], width, 3)
+    for out, stride in plan:
+        layers += [*unit(width, width, 3, stride, width), *unit(width, out, 1)]
+        width = out
+    return nn.Sequential(*layers, Mean(), nn.Linear(width, 10))
+
+
 class TransformerBlock(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
@@ -182,7 +195,13 @@ def initialize(module):
         nn.init.zeros_(module.bias)
 
 
-MODELS = {"convnext": convnext, "resnet": resnet, "vit": ViT, "mlp": mlp}
+MODELS = {
+    "convnext": convnext,
+    "resnet": resnet,
+    "vit": ViT,
+    "mlp": mlp,
+    "mobilenet_v1": mobilenet_v1,
+}
 
 
 def model_of(workload):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers import conv_forms
-from model.layers.forms import are_free, on_cpu
+from model.layers.forms import are_free, joined_groups, on_cpu
 from model.layers.initializers import lecun_normal
 from model.layers.linear import add_bias, matmul
 from model.layers.op import op
@@ -50,11 +50,30 @@ def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
 
     Explicit padding is added around these zeros.
     """
-    if not isinstance(padding, str):
-        padding = explicit_padding(padding)
     weight, stride = params["weight"], pair(stride)
-    y = lax.conv_transpose(x, weight, stride, padding, dimension_numbers=LAYOUT)
-    return add_bias(params, y)
+    pads = transposed_padding(padding, weight.shape[:2], stride)
+
+    def xla(x, weight):
+        return lax.conv_transpose(x, weight, stride, pads, dimension_numbers=LAYOUT)
+
+    if are_free(x.shape[1:3]) or stride == (1, 1):
+        return add_bias(params, xla(x, weight))
+    in_phases = partial(conv_forms.phases, stride=stride, pads=pads)
+    return add_bias(params, on_cpu(in_phases, xla, x, weight))
+
+
+def transposed_padding(padding, kernel, stride):
+    """As lax.conv_transpose: SAME returns `stride` times the size, VALID whatever x reaches."""
+    if not isinstance(padding, str):
+        return explicit_padding(padding)
+    whole = [(k - 1, k - 1 + max(s - k, 0)) for k, s in zip(kernel, stride, strict=True)]
+    return tuple(whole) if padding == "VALID" else tuple(map(same_padding, kernel, stride))
+
+
+def same_padding(kernel, stride):
+    total = kernel + stride - 2
+    before = kernel - 1 if stride > kernel - 1 else -(-total // 2)
+    return before, total - before
 
 
 def convolve(x, weight, stride, pads, dilation):
@@ -72,7 +91,8 @@ def convolve(x, weight, stride, pads, dilation):
         form = partial(conv_forms.depthwise, stride=stride, pads=pads, dilation=dilation)
         return on_cpu(form, xla, x, weight)
     if groups > 1:
-        form = partial(conv_forms.in_blocks, dense=xla, groups=groups)
+        joined = joined_groups(groups, weight.shape[2])
+        form = partial(conv_forms.in_blocks, dense=xla, groups=groups, joined=joined)
         return on_cpu(form, xla, x, weight)
     return xla(x, weight)
 

@@ -6,6 +6,8 @@ use the plain form. What is faster on every platform is not chosen here but writ
 derivatives written by hand, and the one product for queries, keys and values.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,17 +15,11 @@ from jax import lax
 # Features: a mean as a matrix product takes 0.6 to 0.75 of the time of a sum at 8 features,
 # 1.5 at 16, 2 at 32.
 NARROW = 8
-# Pixels: one banded matrix per channel takes 0.2 to 0.4 of the time of one per kernel row,
-# 1.1 at 14x14 with kernels of 3x3, 7 at 32x32.
-SMALL_MAP = 16 * 16
-# Numbers in all banded matrices of a layer: for 384 channels of 14x14 pixels, more than this,
-# they take 20 times as long as one matrix per kernel row.
-MATRICES = 2**22
-# Columns: up to this width one banded matrix per kernel row is faster; at 128 columns shifted
-# images take 0.4 to 0.7 of its time.
-WIDE_MAP = 96
 # Taps: with more of them, the shifted images take too long to compile.
 MANY_TAPS = 8 * 8
+# Taps: up to this many, the kernel gradient of shifted images is written out. That takes half
+# of the time of JAX's derivative, but compiles for 2 seconds at 3x3, and for over 10 at 7x7.
+FEW_TAPS = 4 * 4
 # Channels: a grouped convolution in dense blocks of this many takes 0.05 of the time of XLA's.
 BLOCK = 32
 # Queries: causal attention in blocks of this many or more, and in no more than four blocks, takes
@@ -44,19 +40,46 @@ def on_cpu(form, plain, *args):
     return lax.platform_dependent(*args, cpu=form, default=plain)
 
 
-def depthwise_form(height, width, channels, taps):
+def depthwise_form(shape, kernel, stride, pads, dilation):
     """The function in conv_forms.py for a depthwise convolution; XLA's is up to 100x slower."""
-    if height * width <= SMALL_MAP and channels * (height * width) ** 2 <= MATRICES:
-        return "banded"
-    return "banded_rows" if width <= WIDE_MAP or taps > MANY_TAPS else "shifted"
+    costs = depthwise_costs(shape, kernel, stride, pads, dilation)
+    if math.prod(kernel) > MANY_TAPS:
+        del costs["shifted"]
+    elif math.prod(kernel) > FEW_TAPS:
+        costs["shifted"] *= 2
+    return min(costs, key=costs.get)
 
 
-def pools_by_views(taps):
+def depthwise_costs(shape, kernel, stride, pads, dilation):
+    """{form: nanoseconds that it is expected to take on two cores, forward and backward}."""
+    batch, height, width, channels = shape
+    batch = 1 if are_free([batch]) else batch
+    rows, columns = (
+        (size + sum(pad) - d * (k - 1) - 1) // s + 1
+        for size, pad, d, k, s in zip((height, width), pads, dilation, kernel, stride, strict=True)
+    )
+    inputs, outputs = batch * height * width * channels, batch * rows * columns * channels
+    matrices = channels * height * width * rows * columns  # one for each channel
+    row_matrices = channels * width * columns  # one for each channel and row of the kernel
+    return {
+        # Every tap reads the outputs' pixels in two of its three sums, those of x in the third.
+        "shifted": math.prod(kernel) * (0.13 * inputs + 0.27 * outputs + 3000),
+        # x and y with the channels first; the products; the matrices and their gradients.
+        "banded": inputs + outputs + (0.02 * batch + 3) * matrices,
+        # The same, but one copy of the image and one product for each row of the kernel.
+        "banded_rows": kernel[0]
+        * (inputs + (0.7 + 0.02 * width) * outputs + 3 * row_matrices + 10_000),
+    }
+
+
+def pools_by_views(window, stride):
     """Whether a max pool compares shifted images rather than using XLA's sliding window.
 
-    The gradient of XLA's takes 9 times as long for windows that tile the image, 3 for others.
+    The estimates are nanoseconds per output, forward and backward: the gradient of each view
+    compares all views, XLA's visits every pixel and every tap.
     """
-    return taps <= MANY_TAPS
+    taps, pixels = math.prod(window), math.prod(stride)
+    return 0.9 * taps**2 <= 15 * pixels + 6.5 * taps
 
 
 def joined_groups(groups, channels):

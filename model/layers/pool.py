@@ -1,6 +1,5 @@
 """Pooling of NHWC images."""
 
-import math
 from functools import partial, reduce
 
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ def max_pool(x, window, *, stride=None, padding="VALID"):
         return slide(x, -jnp.inf, lax.max, window, stride, pads)
 
     by_views = partial(max_of_views, window=window, stride=stride, pads=pads)
-    is_by_views = pools_by_views(math.prod(window)) and not are_free(x.shape[1:3])
+    is_by_views = pools_by_views(window, stride) and not are_free(x.shape[1:3])
     return on_cpu(by_views, plain, x) if is_by_views else plain(x)
 
 

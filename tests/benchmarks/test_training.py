@@ -14,6 +14,7 @@ from benchmarks.workloads import WORKLOADS, prepared, windows
 PEERS = Path(ours.__file__).parent
 FRAMEWORKS = {"flax", "equinox", "haiku", "keras", "torch", "tensorflow"}
 SIZES = {"convnext": 13_810, "resnet": 78_042, "vit": 204_682, "mlp": 118_282}
+SIZES |= {"mobilenet_v1": 38_314}
 SIZES |= {"gpt": 817_536, "gpt_short": 809_344}
 
 

@@ -7,7 +7,15 @@ import pytest
 from flax import linen
 from jax import lax
 
-from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
+from model.layers import conv_forms, forms
+from model.layers.conv import (
+    conv2d,
+    conv2d_init,
+    conv_transpose2d,
+    conv_transpose2d_init,
+    plain,
+    resolve_padding,
+)
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
 # name: (height, width, in), out, kernel, groups, stride, padding, dilation
@@ -73,6 +81,49 @@ def test_every_form_equals_flax(name, dtype):
     assert_same(lambda params, x: conv2d(params, x, **options), reference, params, x, dtype=dtype)
 
 
+DEPTHWISE = [  # height and width, kernel, stride, padding, dilation
+    ((17, 9), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    ((16, 7), (3, 2), (2, 1), ((0, 1), (2, 0)), (1, 1)),
+    ((9, 12), (2, 4), (1, 3), ((0, 0), (1, 2)), (2, 1)),
+    ((1, 5), (1, 5), (1, 2), ((0, 0), (2, 2)), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("form", ["shifted", "banded", "banded_rows"])
+@pytest.mark.parametrize("size, kernel, geometry", [(a, b, c) for a, b, *c in DEPTHWISE])
+def test_every_depthwise_form_equals_xlas(form, size, kernel, geometry):
+    """Also those that the rule does not choose for these shapes."""
+    form = getattr(conv_forms, form)
+    weight, x = normal(0, *kernel, 1, 3), normal(1, 2, *size, 3)
+    expected = plain(x, weight, *geometry)
+    g = normal(2, *expected.shape)
+    ours, theirs = (
+        jax.vjp(lambda x, w, f=f: f(x, w, *geometry), x, weight)[1](g) for f in (form, plain)
+    )
+    np.testing.assert_allclose(form(x, weight, *geometry), expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "shape, kernel, stride, form",
+    [
+        ((128, 32, 32, 32), 3, 1, "shifted"),  # MobileNet
+        ((128, 32, 32, 32), 3, 2, "shifted"),
+        ((512, 7, 7, 8), 7, 1, "banded"),  # ConvNeXt
+        ((32, 32, 32, 16), 7, 1, "banded_rows"),
+        ((2, 14, 14, 384), 3, 1, "shifted"),
+        ((2, 14, 14, 384), 7, 1, "banded_rows"),  # shifted takes 0.6, but compiles for long
+        ((2, 128, 128, 16), 7, 1, "shifted"),
+        ((2, 128, 128, 16), 9, 1, "banded_rows"),  # too many taps to compile one by one
+    ],
+)
+def test_the_form_of_a_depthwise_convolution(shape, kernel, stride, form):
+    """The fastest that was measured, unless it compiles for long."""
+    pads = resolve_padding("SAME", shape[1:3], (kernel,) * 2, (stride,) * 2)
+    assert forms.depthwise_form(shape, (kernel,) * 2, (stride,) * 2, pads, (1, 1)) == form
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_form_depends_on_the_platform(name):
     assert has_convolution(name, "cpu") == (name not in PRODUCT_ON_CPU)
@@ -92,12 +143,23 @@ def test_vmap_over_params_equals_one_call_per_params(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "kernel, stride, padding",
-    [(3, 2, "SAME"), ((2, 3), (2, 1), "VALID"), (2, 2, "SAME"), (3, 2, ((1, 2), (0, 1)))],
+    [
+        (3, 2, "SAME"),
+        ((2, 3), (2, 1), "VALID"),
+        (2, 2, "SAME"),
+        (3, 2, ((1, 2), (0, 1))),
+        ((2, 1), (3, 3), "VALID"),
+        ((5, 4), (2, 3), "SAME"),
+        (3, 1, "SAME"),
+    ],
 )
 def test_transposed_equals_flax(kernel, stride, padding, dtype):
     params = random_params(conv_transpose2d_init, 3, 4, kernel)
     module = linen.ConvTranspose(
-        4, params["weight"].shape[:2], (stride, stride) if stride == 2 else stride, padding
+        4,
+        params["weight"].shape[:2],
+        (stride, stride) if isinstance(stride, int) else stride,
+        padding,
     )
 
     def reference(params, x):
