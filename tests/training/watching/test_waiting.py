@@ -33,4 +33,4 @@ def test_a_run_that_waits_says_so_once_and_what_to_do(monkeypatch, caplog, advic
 
 
 def test_a_run_that_computes_says_nothing(monkeypatch, caplog):
-    assert messages(monkeypatch, caplog, [0.5, 0.2, 0.1, 0.3]) == []
+    assert messages(monkeypatch, caplog, [0.5, 0.1, 0.1, 0.1]) == []
