@@ -23,6 +23,7 @@ from utils import (
     PACKAGE,
     UserError,
     open_closed_streams,
+    shown_if_slow,
 )
 from wiring.build import build
 from wiring.config import override, read_layers, show
@@ -132,9 +133,11 @@ def run(arguments):
     if arguments.fast_dev_run:
         return fast_dev_run(file, config, *where)
     config |= {"schedule": None} if finds else {}
-    parts = build(config, file.name, *where)
     if arguments.check:
-        return check(parts, config, layers)
+        return check(build(config, file.name, *where), config, layers)
+    trains = not (arguments.evaluate or arguments.watch or finds)
+    with shown_if_slow(f"Importing JAX and building the parts of {file.name}", early=trains):
+        parts = build(config, file.name, *where)
     from training.runs.program_cache import keep_programs
 
     keep_programs()

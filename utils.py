@@ -1,12 +1,14 @@
 """Small helpers used everywhere: errors for the user, tree paths, sizes, reading and writing."""
 
 import inspect
+import logging
 import os
 import re
 import shlex
 import sys
+import threading
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Exit codes. STOPPED: a signal stopped the run after it had written a checkpoint.
@@ -21,6 +23,11 @@ PACKAGE = __name__.removesuffix("utils")
 MESSAGE = 1000  # the most characters that are shown of an error of other code
 LONGEST = 15_000  # and of any error: it may quote what a config holds
 STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
+
+
+SLOW = 2.0  # seconds after which what the program does is shown
+
+logger = logging.getLogger("main")
 
 
 class UserError(Exception):
@@ -224,3 +231,33 @@ def relative_path(path, start=os.curdir):
         return os.path.relpath(path, start)
     except ValueError:
         return str(path)
+
+
+@contextmanager
+def shown_if_slow(what, early=False):
+    """Show what the block does once it has taken SLOW seconds: at a terminal as a bar with the time
+    so far, otherwise as one log line. `early`: print the line if logging is not set up yet."""
+    done = threading.Event()
+    thread = threading.Thread(target=show_after, args=(what, done, early), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def show_after(what, done, early):
+    if done.wait(SLOW) or logger.level >= logging.ERROR:  # as in all processes but the first
+        return
+    if sys.stderr and sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(desc=what, bar_format="{desc}: {elapsed}", leave=False) as bar:
+            bar.start_t -= SLOW
+            while not done.wait(0.2):
+                bar.refresh()
+    elif logger.hasHandlers():
+        logger.info("%s ...", what)
+    elif early:
+        print(what, "...", flush=True)

@@ -14,7 +14,8 @@ class Dataset(Protocol):
 
     It may also have `read_batches(order, collate_fn)`, its own way to yield one batch for each row
     of indices; and `in_epoch(seed, epoch)`, the dataset of the same length that a shuffled epoch
-    reads in its place, which depends on nothing else, so that a resumed run reads the same. With
+    reads in its place, which depends on nothing else, so that a resumed run reads the same. An
+    attribute `advice` is what the log says to do if a run waits for the data. With
     `tokens_per_example`, how many tokens an example predicts, log lines have tokens per second.
     With `ignore_label`, losses and metrics do not count the elements that have this label.
     """
@@ -203,7 +204,9 @@ def loaded(data, options=None):
         collate_fn = own and own.collate_fn
         actual, expected = (_form_of(one, collate_fn) for one in (dataset[0], data.example))
         if actual != expected:
-            fix = "; loader.collate_fn must give all batches one form" if collate_fn else ""
+            of_held_out = name != "train" and own and options.eval_collate_fn
+            option = "eval_collate_fn" if of_held_out else "collate_fn"
+            fix = f"; loader.{option} must give all batches one form" if collate_fn else ""
             raise UserError(
                 f"data: an example of the {name} set is {actual}, `example` says {expected}{fix}"
             )

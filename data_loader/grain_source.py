@@ -6,46 +6,21 @@ the epoch and the batch, which it holds anyway, are enough.
 """
 
 import importlib.util
-import os
-import signal
-import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from copy import copy
 from functools import cached_property, partial
-from itertools import islice
 from typing import Annotated
 
 import numpy as np
 
 from data_loader.base import Arrays, Data, Parsed, check_labels
+from data_loader.grain_workers import Workers
 from data_loader.loader import collated
 from data_loader.nest import map_nest, named_nest
 from data_loader.record_files import NEEDS, RecordFiles
 from data_loader.records import numpy_example
 from ranges import Count, CountOrZero, at_most, checked
-from utils import RunError, UserError, where_and_why
-
-DIED = (
-    "grain: a worker process ended ({}); if the system killed it because memory ran out, use fewer "
-    "`workers` or a smaller loader.batch_size; batches pass through shared memory, on Linux "
-    "/dev/shm, which may be too small; your own script that calls fit needs its "
-    '`if __name__ == "__main__":`; '
-    "with workers=0 no process is started"
-)
-
-# How long a Grain worker sleeps before it checks whether it should end. The default is 0.5 s, and
-# the workers are joined one after the other.
-POLL_INTERVALS = {
-    "grain._src.python.dataset.transformations.process_prefetch": "_PARENT_EXHAUSTED_WAIT_S",
-    "grain._src.python.ipc.queue": "_QUEUE_WAIT_TIMEOUT_SECONDS",
-}
-
-# A row after all others, one per worker, for which a worker makes no arrays. Grain holds the last
-# result of a worker in reference cycles until Python collects them. Were it in shared memory, that
-# memory might then be closed twice, or never.
-END = -1
+from utils import UserError, where_and_why
 
 MEMORY_MB = 1024  # of decoded examples that are kept in memory
 
@@ -113,6 +88,8 @@ class Records:
         self.parse = parse
         self.workers = workers
         self.num_classes = num_classes
+        self.idle = []  # [((collate_fn, batch size, number of workers), Workers)]
+        self.advice = f"use more data.args.workers (now {workers}), if there are more cores"
 
     def __len__(self):
         return len(self.files)
@@ -154,112 +131,34 @@ class Records:
         return collated([self[int(i)] for i in row], collate_fn)
 
     def read_batches(self, order, collate_fn):
-        """One batch for each row of `order`; each of n workers makes every n-th one in advance."""
-        make = partial(self.batch, collate_fn)
-        if self.workers and len(order):
-            return in_workers(make, order, self.workers)
-        return map(make, order)
+        """One batch for each row of `order`; each of n workers makes every n-th one in advance.
+        They are kept for the next pass, until this dataset is deleted."""
+        if not (self.workers and len(order)):
+            yield from map(partial(self.batch, collate_fn), order)
+            return
+        form = collate_fn, order.shape[1], min(self.workers, len(order))
+        workers = self.idle_workers(form)
+        if workers is None:  # they have a copy of this dataset, so that it does not keep itself
+            workers = Workers(partial(copy(self).batch, collate_fn), *form[1:])
+        try:
+            yield from workers.batches(order)
+        except GeneratorExit:  # left early
+            self.idle.append((form, workers))
+            raise
+        except BaseException:
+            workers.close()
+            raise
+        self.idle.append((form, workers))
+
+    def idle_workers(self, form):
+        """Those of an earlier pass of this form, or None."""
+        place = next((i for i, (other, _) in enumerate(self.idle) if other == form), None)
+        workers = None if place is None else self.idle.pop(place)[1]
+        return workers if workers and workers.ready() else None
+
+    def __getstate__(self):
+        return vars(self) | {"idle": []}
 
 
 def types_of(example):
     return {name: np.asarray(leaf).dtype for name, leaf in named_nest(example)}
-
-
-def in_workers(make, order, workers):
-    """make(row) of each row, in order; the workers end with this generator or this process."""
-    import grain
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():  # Grain reads flags that only absl's own programs parse
-        flags.FLAGS.mark_as_parsed()
-    workers = min(workers, len(order))
-    rows = np.pad(order, ((0, workers), (0, 0)), constant_values=END)
-    made = grain.MapDataset.source(rows).map(partial(make_contiguous, make))
-    # No threads and no buffer within a worker, since one row is a whole batch.
-    one_by_one = made.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    options = grain.multiprocessing.MultiprocessingOptions(
-        num_workers=workers, per_worker_buffer_size=1
-    )
-    iterator = iter(one_by_one.mp_prefetch(options, partial(begin_worker, os.getpid())))
-    try:
-        with signals_blocked(), safe_path():
-            first = copied(next(iterator))  # starts all workers
-        yield first
-        yield from map(copied, islice(iterator, len(order) - 1))
-    except (UserError, RunError):
-        raise
-    except Exception as error:  # Grain's own: a worker died or could not be started
-        raise RunError(DIED.format(error)) from error
-    finally:
-        iterator.close()
-
-
-def make_contiguous(make, row):
-    """The batch of a row, with contiguous arrays, which Grain passes through shared memory.
-
-    It sends anything else through a pipe, which may block the end of a worker.
-    """
-    if row[0] == END:
-        return "end"
-    return map_nest(
-        lambda leaf: np.asarray(leaf, order="C") if isinstance(leaf, np.ndarray) else leaf,
-        make(row),
-    )
-
-
-def copied(batch):
-    """A copy of the batch; Grain shares its memory with a worker and frees it with its arrays."""
-    return map_nest(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
-
-
-@contextmanager
-def signals_blocked():
-    """Processes started inside never receive SIGINT and SIGTERM.
-
-    The run handles these signals, and needs batches until it has stopped.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows: see begin_worker
-        yield
-        return
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()  # if it were started later, it would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def safe_path():
-    """Processes started inside import nothing from the working folder before they have this
-    process's sys.path. It may be a stranger's, and would come first, since multiprocessing starts
-    `python -c`."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        os.environ |= {} if before is None else {"PYTHONSAFEPATH": before}
-
-
-def begin_worker(parent, _index, _count):
-    """Runs first in every worker: it will end with its parent process, and uses no accelerator."""
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    if not hasattr(signal, "pthread_sigmask"):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    if "jax" in sys.modules:  # Grain imports it, without touching a device
-        sys.modules["jax"].config.update("jax_platforms", "cpu")
-    for module, name in POLL_INTERVALS.items():
-        if hasattr(sys.modules.get(module), name):
-            setattr(sys.modules[module], name, 0.02)
-
-
-def end_with(parent):
-    """End this process once its parent is no longer `parent`."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)

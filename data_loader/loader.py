@@ -61,6 +61,15 @@ class Subset:
     def tokens_per_example(self):
         return getattr(self.dataset, "tokens_per_example", None)
 
+    @property
+    def advice(self):
+        """What to do if a run waits for the data of the whole dataset, if it says so."""
+        return getattr(self.dataset, "advice", None)
+
+    @property
+    def source(self):
+        return getattr(self.dataset, "source", type(self.dataset).__name__)
+
     def __getitem__(self, index):
         index = self.indices[index]
         return self.dataset[index if takes_rows(self.dataset) else int(index)]
@@ -147,21 +156,22 @@ def collate(examples) -> Batch:
         ) from error
 
 
-def collated(examples, collate_fn):
-    """The batch that a collate_fn makes of a list of examples: one row per example."""
+def collated(examples, collate_fn, option="loader.collate_fn"):
+    """The batch that a collate_fn makes of a list of examples: one row per example. Errors name the
+    option that it is from."""
     try:
         batch = collate_fn(examples)
         rows = {name: np.shape(leaf)[:1] for name, leaf in named_nest(batch)}
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a user's function may raise anything
-        raise UserError(f"loader.collate_fn fails: {where_and_why(error)}") from error
+        raise UserError(f"{option} fails: {where_and_why(error)}") from error
     if not rows or set(rows.values()) != {(len(examples),)}:
         found = ", ".join(
             f"{name or 'batch'}: {row[0] if row else 'none'}" for name, row in rows.items()
         )
         raise UserError(
-            f"loader.collate_fn: every array of a batch needs one row per example; of "
+            f"{option}: every array of a batch needs one row per example; of "
             f"{len(examples)} examples it made arrays with these numbers of rows: {found}"
         )
     return batch

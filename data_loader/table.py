@@ -8,6 +8,7 @@ place in the list of the categories, from 1, and 0 where it is missing or unknow
 import csv as csv_file
 import io
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -49,11 +50,8 @@ def csv(
     categories if `categories` names it; `target` is a class if it is a text or a category."""
     if len(separator) != 1:
         raise ValueError(f"separator: must be one character, got {separator!r}")
-    paths = {"train": train, "val": val, "test": test}
-    tables = {
-        name: read_csv(path, frozenset(missing), separator) for name, path in paths.items() if path
-    }
-    return data_of(tables, target, leave_out, categories)
+    read = partial(read_csv, missing=frozenset(missing), separator=separator)
+    return data_of(tables_of(read, train, val, test), target, leave_out, categories)
 
 
 @checked
@@ -67,9 +65,7 @@ def parquet(
 ) -> Data:
     """Tables in Parquet files, read with pyarrow. A column of numbers is one of categories if
     `categories` names it; `target` is a class if it is a text, a truth value or a category."""
-    paths = {"train": train, "val": val, "test": test}
-    tables = {name: read_parquet(path) for name, path in paths.items() if path}
-    return data_of(tables, target, leave_out, categories)
+    return data_of(tables_of(read_parquet, train, val, test), target, leave_out, categories)
 
 
 def read_csv(path, missing, separator):
@@ -138,6 +134,12 @@ def read_parquet(path):
 
 def as_text(value):
     return None if value is None or value != value else str(value)
+
+
+def tables_of(read, train, val, test):
+    """The tables that `read` reads from the paths of the three sets, of which some may be None."""
+    paths = {"train": train, "val": val, "test": test}
+    return {name: read(path) for name, path in paths.items() if path}
 
 
 def data_of(tables, target, leave_out, categories, classes=()):

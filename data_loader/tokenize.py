@@ -25,7 +25,7 @@ from data_loader.documents import (
     parts_of,
     text_files,
 )
-from data_loader.grain_source import end_with
+from data_loader.grain_workers import end_with
 from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import from_json, tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from data_loader.grain_source import safe_path
+from data_loader.grain_workers import safe_path
 from file_io import atomic_write
 from inference.inputs import read_arrays
 from inference.load import load

@@ -216,7 +216,7 @@ def make_feeds(sets, options, replicas, limit=None):
             feeds[name] = feed
             budget -= nbytes(dataset) if isinstance(feed, Resident) else 0
             first = next(iter(feeds))
-            if options.of(name).collate_fn is options.of(first).collate_fn:
+            if options.of(name).collate_fn == options.of(first).collate_fn:
                 check_form(name, feed.shapes, first, feeds[first].shapes)
     except BaseException:
         for feed in feeds.values():

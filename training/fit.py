@@ -49,7 +49,8 @@ from training.watching.hooks import Callbacks
 from training.watching.metric_log import EVERY_50_STEPS, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
-from utils import RunError, UserError
+from training.watching.waiting import WaitingForData
+from utils import RunError, UserError, shown_if_slow
 
 # Arguments of `fit` that are not part of what is computed.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
@@ -123,7 +124,9 @@ def train_recipe(
     if trainer is not None and not trainer.suits(sets):
         trainer.close()
         trainer = None
-    trainer = trainer or trainer_of(recipe, sets)
+    if trainer is None:
+        with shown_if_slow("Tracing the programs of the run, and reading its first batches"):
+            trainer = trainer_of(recipe, sets)
     with closing(trainer):
         loop = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers)
         try:
@@ -153,8 +156,9 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     pretrained = None
     if not checkpoint or is_merged(recipe.model):  # no checkpoint holds frozen weights
         pretrained = pretrained_from(training.pretrained, recipe.model)
-    fitted = None if pretrained or checkpoint else fitted_to_data(recipe, sets["train"])
-    trainer.start(sets, pretrained or fitted)
+    with shown_if_slow("Preparing the first weights and the data on the device"):
+        fitted = None if pretrained or checkpoint else fitted_to_data(recipe, sets["train"])
+        trainer.start(sets, pretrained or fitted)
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe_spec = probe_input(trainer.feed.shapes, recipe.preprocess, recipe.model)
     probe = Probe(recipe.model, probe_spec)
@@ -177,6 +181,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         DryRun(recipe, trainer, reader, rates, monitor, histograms),
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
+        WaitingForData(trainer.feed, getattr(sets["train"], "advice", None)),
         Callbacks(recipe.callbacks, view),
         *watchers,
     ]

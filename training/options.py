@@ -6,9 +6,10 @@ The comment above or beside a field becomes its description in config.schema.jso
 import difflib
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Annotated, Literal, Required, TypedDict
+from typing import Annotated, Literal, NamedTuple, Required, TypedDict
 
 from data_loader.base import Batch
+from data_loader.loader import collated
 from ranges import (
     Count,
     CountOrZero,
@@ -20,6 +21,15 @@ from ranges import (
 )
 from training.base import Tracker
 from utils import UserError
+
+
+class OfHeldOut(NamedTuple):
+    """The collate_fn of held-out sets, whose errors name its own option."""
+
+    collate_fn: Batch
+
+    def __call__(self, examples) -> Batch:
+        return collated(examples, self.collate_fn, "loader.eval_collate_fn")
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,8 @@ class LoaderOptions:
     def of(self, set_name):
         """The options of one set: held-out sets use those for evaluation, where there are any."""
         size = self.eval_batch_size or self.batch_size
-        collate_fn = self.eval_collate_fn or self.collate_fn
+        own = self.eval_collate_fn
+        collate_fn = self.collate_fn if own in (None, self.collate_fn) else OfHeldOut(own)
         if set_name == "train" or (size, collate_fn) == (self.batch_size, self.collate_fn):
             return self
         return replace(self, batch_size=size, collate_fn=collate_fn)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from utils import UserError, named_leaves
+from utils import UserError, named_leaves, shown_if_slow
 
 WORDS = {"const": "weights", "carry": "state"}  # what messages call the arguments of programs
 TITLES = {"train": "training step", "step": "step"}
@@ -65,6 +65,11 @@ class Program:
             None  # bytes of arguments, results and temporaries, if the backend reports them
         )
 
+    @property
+    def title(self):
+        """What messages call it."""
+        return TITLES.get(self.name, f"evaluation of {self.name}")
+
     def begin(self, *forms):
         """Start to compile in a thread for arguments of these forms; if the first call brings
         others, this was for nothing. Several processes must compile in one order, so they do
@@ -82,8 +87,9 @@ class Program:
         elif self.compiled is None:
             start = time.perf_counter()
             begun = self.future is not None and all_fit(self.forms, arguments)
-            lowered = None if begun else self.lowered(arguments)
-            self.compiled = self.future.result() if begun else lowered.compile(self.options)
+            with shown_if_slow(f"Compiling the {self.title}"):
+                lowered = None if begun else self.lowered(arguments)
+                self.compiled = self.future.result() if begun else lowered.compile(self.options)
             self.seconds += time.perf_counter() - start
             self.memory, self.future = memory_of(self.compiled), None
 
@@ -99,8 +105,7 @@ class Program:
             return self.compiled(*arguments)
         except (TypeError, ValueError) as error:
             if change := self.change(arguments):
-                title = TITLES.get(self.name, f"evaluation of {self.name}")
-                raise UserError(f"{title}: it was compiled for {change}") from error
+                raise UserError(f"{self.title}: it was compiled for {change}") from error
             raise
 
     def change(self, arguments):

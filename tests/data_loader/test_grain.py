@@ -4,7 +4,9 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -80,28 +82,66 @@ def with_rows_reversed(examples):
 
 
 @pytest.mark.slow
-def test_subsets_and_the_users_collate_fn_are_passed_to_the_workers(record_folder):
+def test_subsets_and_the_users_collate_fn_are_passed_to_the_workers(record_folder, monkeypatch):
     def first_four(dataset):
         order = np.arange(20).reshape(4, 5)
         read = batches(dataset, order, with_rows_reversed)
         return [(batch["x"].tolist(), batch["y"].tolist()) for batch in read]
 
     records, arrays = source(record_folder).load()["train"], Arrays(X[:500], Y[:500])
-    read, calls = records.read_batches, []
-    records.read_batches = lambda *arguments: calls.append(arguments) or read(*arguments)
+    read, calls = Records.read_batches, []
+    monkeypatch.setattr(
+        Records, "read_batches", lambda *args: calls.append(args[1:]) or read(*args)
+    )
     (_, val), (_, expected) = split(records, 0.1, seed=4), split(arrays, 0.1, seed=4)
     assert first_four(first_batches(val, 4, 5)) == first_four(expected) and len(calls) == 1
 
 
 @pytest.mark.slow
-def test_leaving_early_ends_the_workers(record_folder):
-    for count in (1, 6):
-        iterator = batches(source(record_folder).load()["train"], np.arange(500).reshape(50, 10))
-        for _ in range(count):
-            next(iterator)
-        assert len(workers()) == 2
+def test_workers_are_kept_for_the_next_pass_and_end_with_the_dataset(record_folder):
+    dataset, ids = source(record_folder).load()["train"], []
+    expected = Arrays(X[:500], Y[:500])
+    rows_before = set(Path(tempfile.gettempdir()).glob("rawtree-rows-*"))
+    for epoch, left_after in ((1, 50), (2, 1), (3, 6), (4, 50), (5, 49)):
+        order, _ = epoch_order(500, 10, seed=1, epoch=epoch, shuffle=True)
+        iterator = batches(dataset, order)
+        pairs = zip(islice(iterator, left_after), batches(expected, order), strict=False)
+        for (x, y), (expected_x, expected_y) in pairs:
+            np.testing.assert_array_equal(x, expected_x, strict=True)
+            np.testing.assert_array_equal(y, expected_y, strict=True)
         iterator.close()
-        assert not workers()
+        ids.append(sorted(workers()))
+    assert len(ids[0]) == 2 and all(found == ids[0] for found in ids)
+    del dataset
+    assert not workers()
+    assert set(Path(tempfile.gettempdir()).glob("rawtree-rows-*")) == rows_before
+
+
+@pytest.mark.slow
+def test_passes_at_the_same_time_and_of_another_form_have_workers_of_their_own(record_folder):
+    train, val = split(source(record_folder, workers=1).load()["train"], 100, seed=2)
+    arrays, held_out = split(Arrays(X[:500], Y[:500]), 100, seed=2)
+    order, small = np.arange(400).reshape(40, 10), np.arange(100).reshape(20, 5)
+    for _ in range(2):
+        first, second, third = batches(train, order), batches(train, order), batches(val, small)
+        found = [next(pass_)[1].tolist() for pass_ in (first, second, third, first)]
+        wanted = [arrays[np.arange(10)][1], arrays[np.arange(10)][1], held_out[np.arange(5)][1]]
+        assert found == [y.tolist() for y in (*wanted, arrays[np.arange(10, 20)][1])]
+        assert len(workers()) == 3
+        for each in (first, second, third):
+            each.close()
+
+
+@pytest.mark.slow
+def test_an_error_beyond_the_end_of_a_pass_that_was_left_early_is_not_raised(record_folder):
+    dataset = Records(f"{record_folder}/train-*", fails_at_seven, 1)
+    seven, good = int(np.flatnonzero(Y == 7)[0]), np.flatnonzero(Y[:500] != 7)[:12].reshape(6, 2)
+    order = good.copy()
+    order[2, 1] = seven
+    iterator = batches(dataset, order)
+    next(iterator)
+    iterator.close()  # as with training.limit_batches
+    assert [y.tolist() for _, y in batches(dataset, good)] == Y[good].tolist()
 
 
 class Unpicklable(Exception):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 
 from data_loader import folder as folder_module
 from data_loader.folder import decoded, folder, pixels
-from data_loader.loader import batches, fingerprint, split
+from data_loader.loader import batches, collate, epoch_order, fingerprint, split
 from data_loader.records import tf_example
 from tests.data_loader.test_records import example_of
 from utils import UserError
@@ -196,6 +197,112 @@ def test_a_class_may_be_missing_in_the_test_set(root):
     shutil.rmtree(root / "test" / "ants")
     sets = folder(str(root), [2, 2]).load()
     assert [int(sets["test"][i][1]) for i in range(2)] == [1, 1]
+
+
+def photographs(root, count, size=(80, 60)):
+    """JPEG files that all differ, in two classes."""
+    for i in range(count):
+        noise = np.random.default_rng(i).integers(0, 256, (6, 8, 3), np.uint8)
+        path = root / "train" / "ab"[i % 2] / f"{i:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+
+
+def read(root, order, start=0, collate_fn=collate, **arguments):
+    """All batches of an order, with as many threads and as large a cache as the arguments say."""
+    dataset = folder(str(root), [9, 12], **arguments).load()["train"]
+    return list(batches(dataset, order, collate_fn, start))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("start", [0, 2])
+def test_batches_are_the_same_for_any_number_of_threads_and_any_start(tmp_path, threads, start):
+    photographs(tmp_path, 41)
+    order, _ = epoch_order(41, 12, seed=3, epoch=2, shuffle=True)
+    dataset = folder(str(tmp_path), [9, 12], cache_mb=0).load()["train"]
+    actual = read(tmp_path, order, start, threads=threads)
+    assert len(actual) == 4 - start
+    for row, (x, y) in zip(order[start:], actual, strict=True):
+        examples = [dataset[int(i)] for i in row]  # one by one, in this thread
+        np.testing.assert_array_equal(x, [image for image, _ in examples], strict=True)
+        np.testing.assert_array_equal(y, [label for _, label in examples], strict=True)
+
+
+def test_decoded_images_are_kept_within_the_budget_and_a_batch_may_be_changed(tmp_path):
+    photographs(tmp_path, 20, size=(200, 200))
+    arguments = {"image_size": [200, 200], "threads": 2}
+    order = np.arange(20).reshape(2, 10)
+
+    def changes(examples):
+        for image, _ in examples:
+            image[:] = 255 - image
+        return collate(examples)
+
+    whole = folder(str(tmp_path), **arguments).load()["train"]
+    part = folder(str(tmp_path), cache_mb=1, **arguments).load()["train"]
+    assert len(part.cache) == 2**20 // (200 * 200 * 3) == 8
+    assert "all decoded images are kept in 2.3 MiB" in whole.source
+    assert "8 decoded images are kept in 937.5 KiB" in part.source
+    assert "only 8 of 20 decoded images are kept: raise data.args.cache_mb, to 3 " in part.advice
+    first = [(255 - x, y) for x, y in batches(whole, order, changes)]
+    list(batches(part, order))
+    for path, _ in whole.files[:8]:
+        path.unlink()
+    held_out, _ = split(part, 12, seed=0)
+    assert (held_out.source, held_out.advice) == (part.source, part.advice)
+    for (x, y), (kept, labels) in zip(first, batches(whole, order), strict=True):
+        assert (x == kept).all() and (y == labels).all()
+    ((partly, _),) = batches(part, order[:1, :8])
+    assert (partly == first[0][0][:8]).all()
+    whole.files[9][0].unlink()
+    with pytest.raises(UserError, match=r"not a readable image"):
+        list(batches(part, order))
+
+
+def test_memory_is_shared_out_to_the_training_set_first(root):
+    sets = folder(str(root), [200, 200], cache_mb=1).load()
+    assert [len(sets[name].cache) for name in ("train", "test")] == [6, 2]
+    assert not len(folder(str(root), [2, 2], cache_mb=0).load()["train"].cache)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_first_bad_file_of_the_order_is_named_and_no_thread_is_left(tmp_path, threads):
+    photographs(tmp_path, 40)
+    files = folder(str(tmp_path), [9, 12]).load()["train"].files
+    for i in (7, 30):
+        files[i][0].write_bytes(b"broken")
+    before = threading.active_count()
+    order = np.arange(40)[::-1].reshape(2, 20)
+    with pytest.raises(UserError, match=rf"{files[30][0].name}: not a readable image"):
+        read(tmp_path, order, threads=threads)
+    half = batches(folder(str(tmp_path), [9, 12]).load()["train"], np.arange(6)[:, None])
+    next(half)
+    half.close()  # as a run does that is stopped
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_large_jpeg_file_is_decoded_at_a_smaller_size_and_looks_the_same(
+    tmp_path, monkeypatch, turned
+):
+    photographs(tmp_path, 1, size=(800, 600))
+    (path,) = (tmp_path / "train" / "a").iterdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6 if turned else 1
+    image = Image.open(path)
+    image.load()
+    image.save(path, exif=exif, quality=90)
+    sizes, keep = [], folder_module.with_8_bits
+    monkeypatch.setattr(
+        folder_module, "with_8_bits", lambda image, _: sizes.append(image.size) or keep(image, _)
+    )
+    small = pixels(path, (60, 40), "rgb")
+    upright = image.transpose(Image.Transpose.ROTATE_270) if turned else image
+    expected = np.asarray(upright.resize((40, 60), Image.Resampling.BILINEAR), np.int16)
+    assert sizes == [(150, 200) if turned else (200, 150)]  # a quarter: 120 is twice the 60
+    assert np.abs(small - expected).mean() < 1.5 and np.abs(small - expected).max() < 12
+    pixels(path, (400, 400), "rgb")
+    assert sizes[-1] == ((600, 800) if turned else (800, 600))
 
 
 def test_a_missing_pillow_is_a_clear_error(root, monkeypatch):

@@ -31,7 +31,7 @@ TOKENIZER = "tokenizer.json"
 # Keys that may differ when a run is resumed.
 FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "training.on_nonfinite")
 FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
-FREE += ("model.args.scan",)
+FREE += ("model.args.scan", "data.args.threads", "data.args.cache_mb", "data.args.workers")
 SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
 ABSENT = "(absent)"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))

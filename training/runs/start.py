@@ -28,7 +28,7 @@ from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
 from training.watching.console import be_silent, check_logging, set_up_logging
 from training.watching.hooks import check_hooks
-from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process
+from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
 
 VISIBLE_WITHIN = (
     30  # seconds that a network file system may take to show a new folder to other hosts
@@ -74,13 +74,15 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     run = resume.opened_by_first(open_named)
     check_alike(run_folder.flat(parts.config))
     check_logging(root)
-    recipe, template = checked_recipe(parts, resumed=run is not None)
+    with shown_if_slow("Checking that all parts of the config fit", early=True):
+        recipe, template = checked_recipe(parts, resumed=run is not None)
     options = parts.training
     if run is not None and (end := from_first(lambda: resume.at_its_end(run, options, override))):
         if is_first():
             print(end)
         return DONE
-    trainer, as_built = trainer_ahead(recipe, parts), parts
+    with shown_if_slow("Tracing the programs of the run", early=True):
+        trainer, as_built = trainer_ahead(recipe, parts), parts
     if run is None:
         run, parts, sets, record = new_run(parts, root, why_new, temporary)
     else:
@@ -166,7 +168,7 @@ def resumed_run(run, parts, root, template, override, temporary):
 def with_data(run, parts):
     """(the parts, with statistics of the training set where preprocessing needs them; the data; the
     record). A resumed run keeps its statistics."""
-    with together():
+    with together(), shown_if_slow(f"Reading the data: {data_name(parts)}", early=True):
         sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
         statistics = run.checkpoint and recorded_statistics(parts, run.checkpoint.record["config"])
@@ -174,6 +176,12 @@ def with_data(run, parts):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
     return parts, sets, record_of(run, parts, sets)
+
+
+def data_name(parts):
+    """What the config calls its data."""
+    node = parts.config.get("data")
+    return node.get("name") if isinstance(node, dict) else node
 
 
 def computed_statistics(parts, sets):
@@ -205,7 +213,7 @@ def begin_to_log(root, run):
 def record_of(run, parts, sets):
     """The record for a run's checkpoints, once the data is known to be the same in all processes,
     and its folder to be visible to them."""
-    with together():
+    with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
         named = class_names(parts.data), tokenizer_json(parts.data)
         record = run_folder.record(parts.config, parts.facts, sets, *named)
     prints = record["data"].items()

@@ -156,6 +156,10 @@ def test_shapes_are_traced_through_the_collate_fn(my_words):
             {"collate_fn": "numpy.zeros"},
             r"c: loader.collate_fn fails: .*copies of the data's `example`",
         ),
+        (
+            {"collate_fn": "my_words.pad", "eval_collate_fn": "numpy.zeros"},
+            r"c: loader.eval_collate_fn fails: ",
+        ),
         ({"collate_fn": "my_words.pad", "eval_batch_size": 0}, "eval_batch_size: must be at least"),
         ({}, r"model, loss or metrics do not fit the data"),  # nothing pads, and nothing masks
     ],
