@@ -14,8 +14,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from model import diffusion
-from ranges import Share, checked
 from training.base import Objective, Weighted, is_weighted
 from utils import UserError
 
@@ -139,49 +137,6 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         return losses, state, values
 
     return Objective(objective, finish_means(metrics))
-
-
-@checked
-def denoising_diffusion(
-    model,
-    loss,
-    metrics,
-    preprocess,
-    augment,
-    prediction: Literal["v", "epsilon"] = "v",
-    drop_label: Share = 0.1,
-) -> Objective:
-    """Train a model such as `unet` to see the noise in images of all degrees of noise, by which
-    model/diffusion.py makes images. The loss compares its output with what it has to predict.
-    In training, a label is dropped with the probability `drop_label`, so that the model also learns
-    to predict without it, which guidance needs."""
-    if getattr(model, "inputs", None) is None:
-        raise UserError(
-            "objective: denoising_diffusion needs a model that takes an image, a time and a label "
-            "and has `inputs` (model/base.py), such as unet"
-        )
-
-    def objective(params, state, batch, key, train):
-        augment_key, noise_key, time_key, drop_key, model_key = jax.random.split(key, 5)
-        clean = inputs(preprocess, augment if train else (), augment_key, batch[0])
-        epsilon = jax.random.normal(noise_key, clean.shape, clean.dtype)
-        # Evenly spread from a random start, so that the losses of batches differ less.
-        time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1
-        x = {"image": diffusion.with_noise(clean, epsilon, time), "time": time}
-        if "label" in model.inputs():
-            label = batch[1]
-            if getattr(label, "ndim", None) != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
-                fix = "for other targets, give the model num_classes 0"
-                raise UserError(f"denoising_diffusion: a label must be one integer; {fix}")
-            dropped = jax.random.uniform(drop_key, label.shape) < (drop_label if train else 0)
-            x["label"] = jnp.where(dropped, diffusion.NO_CLASS, label)
-        output, state = model.apply(params, state, x, train=train, key=model_key)
-        wanted = diffusion.target(prediction, clean, epsilon, time)
-        losses, values = scored(loss, metrics, output, wanted)
-        return losses, state, values
-
-    sample = partial(diffusion.sample, model, prediction=prediction)
-    return Objective(objective, finish_means(metrics), sample)
 
 
 def inputs(preprocess, augment, key, x):

@@ -281,8 +281,8 @@ def advance(feed, program, consts, carries, count):
 
 
 def training(recipe, unroll, steps=1):
-    """(step, report) of training: the constants are the replica's numbers, the carry is the
-    TrainState, the report is read from its sums. An epoch has so many steps."""
+    """(step, report) of training, `steps` of them in an epoch: the constants are the replica's
+    numbers, the carry is the TrainState, the report is read from its sums."""
 
     def step(numbers, ts, batch, valid):
         return recipe.of(numbers).make_update(unroll, steps).step(ts, batch, valid)
@@ -309,9 +309,7 @@ def evaluation(recipe, name):
 
 def first_trees(model, seed):
     """(params, state) of a replica, drawn from its seed."""
-    return model.init(
-        jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
-    )  # no step has this number
+    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has it
 
 
 def first_trees_of(recipe, seed, numbers):

@@ -134,7 +134,7 @@ def test_passes_at_the_same_time_and_of_another_form_have_workers_of_their_own(r
 
 @pytest.mark.slow
 def test_an_error_beyond_the_end_of_a_pass_that_was_left_early_is_not_raised(record_folder):
-    dataset = Records(f"{record_folder}/train-*", fails_at_seven, 1)
+    dataset = Records(RecordFiles(f"{record_folder}/train-*"), fails_at_seven, 1)
     seven, good = int(np.flatnonzero(Y == 7)[0]), np.flatnonzero(Y[:500] != 7)[:12].reshape(6, 2)
     order = good.copy()
     order[2, 1] = seven

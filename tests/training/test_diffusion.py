@@ -10,7 +10,7 @@ from model.base import Model
 from model.diffusion import levels, sample, target, with_noise
 from model.mlp import mlp
 from training.loss import mse
-from training.objective import denoising_diffusion
+from training.objectives.diffusion import denoising_diffusion
 from utils import UserError
 
 KEY = jax.random.key(0)

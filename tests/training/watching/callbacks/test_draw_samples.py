@@ -10,7 +10,7 @@ from model.unet import unet
 from tests.training.watching.callbacks.fake import Published, view
 from training.fit import fit
 from training.loss import mse
-from training.objective import denoising_diffusion
+from training.objectives.diffusion import denoising_diffusion
 from training.optimizers import adam
 from training.report.page import write_report
 from training.watching.callbacks.draw_samples import draw_samples
