@@ -138,14 +138,14 @@ def our_mobilenet(size):
 def torch_mobilenet(size):
     from tests.nets_of_others.torch_mobilenet import MobileNet
 
-    return MobileNet(size, CLASSES), our_mobilenet(size), IMAGES
+    return MobileNet(size, CLASSES), our_mobilenet(size), 30 * IMAGES  # strong, as it fades
 
 
 def torchvision_mobilenet(size):
     import torchvision
 
     theirs = getattr(torchvision.models, f"mobilenet_v3_{size}")(num_classes=CLASSES)
-    return theirs, our_mobilenet(size), IMAGES
+    return theirs, our_mobilenet(size), 30 * IMAGES
 
 
 SMALL, LARGE = ((2, 2, 2, 2), False), ((3, 4, 6, 3), True)
