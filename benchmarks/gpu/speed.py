@@ -1,9 +1,10 @@
 """One model in both precisions, ours beside Flax NNX and PyTorch: each in a process of its own.
 
-All processes are started together, since starting and compiling take most of the time and need the
-CPU; then they take turns, one after the other.
+The processes are started together, as many at once as there are cores, since starting and compiling
+take most of the time and need the CPU; then they take turns, one after the other.
 """
 
+import os
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -13,7 +14,8 @@ from benchmarks.serving import Client, PeerError
 from benchmarks.workloads import GPU_WORKLOADS
 
 ROUNDS = 3
-TIMEOUT = 60  # seconds without a response; PyTorch's compiler may take most of them
+# Seconds without a response, of which PyTorch's compiler may take most.
+TIMEOUTS = {"large": 60, "tiny": 300}
 PRECISIONS = ("bfloat16", "float32")
 
 
@@ -24,7 +26,7 @@ def speed(model, size, emit):
         for precision in PRECISIONS
         for peer, variant in peers_of(model, size)
     ]
-    with ThreadPoolExecutor(len(forms)) as pool:
+    with ThreadPoolExecutor(min(len(forms), os.cpu_count())) as pool:
         begun = pool.map(lambda form: started(model, size, *form), forms)
         clients = dict(zip(forms, begun, strict=True))
     rates = {form: [] for form in forms}
@@ -69,7 +71,7 @@ def started(model, size, precision, peer, variant):
     """A Client after its first epoch, or why there is none."""
     workload = GPU_WORKLOADS[f"{size} {model} {precision}"]
     try:
-        return Client(workload, peer, variant, None, False, TIMEOUT)
+        return Client(workload, peer, variant, None, False, TIMEOUTS[size])
     except PeerError as error:
         return str(error)
 

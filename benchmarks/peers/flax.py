@@ -187,9 +187,10 @@ class Trainer:
         self.data = data if jax.default_backend() == "cpu" else jax.device_put(data)
         self.batch_size = workload.batch_size
         self.model = model_of(workload, nnx.Rngs(0))
-        for _, module in nnx.iter_graph(self.model):
-            if workload.precision != "float32" and hasattr(module, "dtype"):
-                module.dtype = jnp.dtype(workload.precision)  # the params stay in float32
+        for _, node in nnx.iter_graph(self.model):
+            layer = isinstance(node, nnx.Module) and hasattr(node, "dtype")
+            if workload.precision != "float32" and layer:
+                node.dtype = jnp.dtype(workload.precision)  # the params stay in float32
         params = nnx.state(self.model, nnx.Param)
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         adamw_or_muon = optimizer_of(workload, len(data["train"][0]), decayed)

@@ -24,8 +24,15 @@ KEYS = {  # some of the keys of the last row of each part
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", LIMITS)
+QUICK = ("device", "airbench", "resume", "waiting")
+
+
+def marked(part):
+    mark = pytest.mark.slow if part in QUICK else pytest.mark.torture
+    return pytest.param(part, marks=mark)
+
+
+@pytest.mark.parametrize("part", map(marked, LIMITS))
 def test_every_part_runs_at_a_tiny_size(part, tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--only", part]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
