@@ -77,7 +77,8 @@ def test_a_peer_that_does_not_learn_alike_is_reported():
 
 def test_a_framework_is_imported_only_in_its_own_module():
     for path in PEERS.parent.rglob("*.py"):
-        if path.name != "exporters.py":  # imports each inside the function that needs it
+        # These import each inside the function that needs it.
+        if path.name not in ("exporters.py", "image_folder.py"):
             assert {name.split(".")[0] for name in imports(path)} & FRAMEWORKS <= {
                 path.stem.split("_")[0]
             }, path

@@ -39,7 +39,7 @@ def test_the_parts_are_the_functions_annotated_to_return_data():
                 parts.add(function.__name__)
                 arguments = inspect.signature(function).parameters.values()
                 assert all(a.annotation is not a.empty for a in arguments), name
-    drawn = {"digits", "stories"}
+    drawn = {"digits", "pen_digits", "stories"}
     files = {"arrays", "csv", "folder", "grain", "huggingface", "parquet", "text", "tokens"}
     files.add("webdataset")
     assert parts == {"mnist", "fashion_mnist", "cifar10"} | drawn | files
