@@ -140,7 +140,7 @@ def phases(x, weight, stride, pads):
         x, kernel, (1, 1), (h_pads, w_pads), dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     y = y.reshape(*y.shape[:3], *stride, -1).transpose(0, 1, 3, 2, 4, 5)
-    return y.reshape(len(x), y.shape[1] * stride[0], -1, y.shape[-1])[:, :h, :w]
+    return y.reshape(x.shape[0], y.shape[1] * stride[0], -1, y.shape[-1])[:, :h, :w]
 
 
 def phase_taps(size, kernel, stride, pads):
