@@ -54,7 +54,6 @@ def test_what_takes_long_is_shown_and_what_is_quick_is_not(monkeypatch, caplog, 
         def isatty(self):
             return terminal
 
-    monkeypatch.setattr(utils.logger, "propagate", True)
     monkeypatch.setattr(utils, "SLOW", 30.0)
     monkeypatch.setattr(sys, "stderr", Screen())
     with caplog.at_level("INFO", "main"), utils.shown_if_slow("Reading nothing"):

@@ -12,7 +12,6 @@ def messages(monkeypatch, caplog, shares, advice=None):
     """What is logged if each chunk of four seconds waits for this share of the time."""
     now, feed = [0.0], SimpleNamespace(waited=0.0)
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(waiting.logger, "propagate", True)
     watcher = WaitingForData(feed, advice)
     for _ in range(2):
         watcher.on_epoch_start(None)
