@@ -1,5 +1,7 @@
 """Properties of every model."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +65,13 @@ def run(model, *args, train=False, key=None):
     return quick_jit(model.apply, static_argnames="train")(*args, train=train, key=key)
 
 
+# Biases that the next norm takes away again, whatever they are.
+WITHOUT_EFFECT = {
+    "mixer": r"blocks/\d+/tokens/project/bias",
+    "mobilenet": r"blocks/\d+/project/norm/bias",
+}
+
+
 @pytest.mark.slow
 @ALL
 def test_overfits_random_examples(name):
@@ -83,8 +92,8 @@ def test_overfits_random_examples(name):
     for i in range(150):
         params, state, opt, loss, grads = step(params, state, opt)
         if i == 0:
-            named = named_leaves(grads)
-            assert [name for name, grad in named.items() if not (abs(grad) > 1e-7).any()] == []
+            zero = [n for n, grad in named_leaves(grads).items() if not (abs(grad) > 1e-7).any()]
+            assert [n for n in zero if not re.fullmatch(WITHOUT_EFFECT.get(name, ""), n)] == []
         if loss < 0.1:
             return
     pytest.fail(f"the loss is still {loss}")
