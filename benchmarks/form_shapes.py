@@ -110,7 +110,7 @@ def grouped(rng):
     kernel = (one_of(rng, 1, 3, 3, 5),) * 2
     stride, pads, dilation = geometry_of(rng, shape, kernel)
     whole = partial(conv.plain, stride=stride, pads=pads, dilation=dilation)
-    chosen = forms.joined_groups(groups, inner)
+    chosen = forms.joined_groups(groups, inner, out // groups)
     wide = [n for n in range(1, groups + 1) if groups % n == 0 and 8 <= n * inner <= 256]
     candidates = {"XLA": whole} if work <= SLOW else {}
     for joined in sorted({chosen, *wide}):
@@ -191,7 +191,8 @@ def layer_norm(rng):
         "sums": lambda x: norm.standardize(x, -1, 1e-6),
         "products": partial(norm.standardize_narrow, 1e-6),
     }
-    return Layer(named(shape), [shape], candidates, "products" if width <= forms.NARROW else "sums")
+    chosen = "products" if forms.norm_by_products(shape) else "sums"
+    return Layer(named(shape), [shape], candidates, chosen)
 
 
 def batch_norm(rng):

@@ -69,7 +69,7 @@ def norm_cases():
             "sums": lambda x: norm.standardize(x, -1, 1e-6),
             "products": partial(norm.standardize_narrow, 1e-6),
         }
-        chosen = "products" if shape[-1] <= forms.NARROW else "sums"
+        chosen = "products" if forms.norm_by_products(shape) else "sums"
         yield Case("layer norm", [shape], functions, chosen)
 
 
@@ -116,7 +116,7 @@ def convolution(groups, pads, stride=1):
 
 
 def in_blocks(dense, groups, x, weight):
-    joined = forms.joined_groups(groups, weight.shape[2])
+    joined = forms.joined_groups(groups, weight.shape[2], weight.shape[3] // groups)
     return conv_forms.in_blocks(x, weight, dense, groups, joined)
 
 

@@ -25,7 +25,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "torch", "numpy")
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 MARK = "pytest.mark.gpu"
 SHORT = ["report=false", "progress_bar=false", "every_steps=1"]
-SUITE = ["-m", "gpu and not torture", "-p", "no:cacheprovider", "-v", "--no-header"]
+# Without the options of pyproject.toml, so that each test has a line.
+SUITE = ["-o", "addopts=", "-v", "-m", "gpu and not torture", "-p", "no:cacheprovider"]
 SUITE += ["--continue-on-collection-errors"]  # of tests whose references are not installed
 
 

@@ -91,7 +91,7 @@ def convolve(x, weight, stride, pads, dilation):
         form = partial(conv_forms.depthwise, stride=stride, pads=pads, dilation=dilation)
         return on_cpu(form, xla, x, weight)
     if groups > 1:
-        joined = joined_groups(groups, weight.shape[2])
+        joined = joined_groups(groups, weight.shape[2], weight.shape[3] // groups)
         form = partial(conv_forms.in_blocks, dense=xla, groups=groups, joined=joined)
         return on_cpu(form, xla, x, weight)
     return xla(x, weight)

@@ -1,5 +1,6 @@
 """Forms of convolutions for the CPU, where XLA's are slow: matrix products and shifted sums."""
 
+import itertools
 import math
 from functools import partial
 
@@ -53,14 +54,52 @@ def sum_of_taps_fwd(stride, pads, dilation, x, weight):
 
 def sum_of_taps_bwd(stride, pads, dilation, residuals, g):
     x, weight = residuals
-    convolve = partial(plain_sum, stride, pads, dilation)
+    geometry = stride, pads, dilation
+    image = image_gradient(g, weight, x.shape[1:3], *geometry)
     if math.prod(weight.shape[:2]) > forms.FEW_TAPS:  # what follows would compile for too long
-        return jax.vjp(convolve, x, weight)[1](g)
-    image = jax.vjp(lambda x: convolve(x, weight), x)[1](g)
-    return *image, kernel_gradient(x, g, weight.shape[:2], stride, pads, dilation)
+        return image, *jax.vjp(lambda w: plain_sum(*geometry, x, w), weight)[1](g)
+    return image, kernel_gradient(x, g, weight.shape[:2], *geometry)
 
 
 sum_of_taps.defvjp(sum_of_taps_fwd, sum_of_taps_bwd)
+
+
+def image_gradient(g, weight, size, stride, pads, dilation):
+    """The gradient of `shifted` for the image: for each position in a stride, the sum of those
+    shifted gradients whose taps read such pixels. JAX's derivative, a sum of padded images, is
+    computed pixel by pixel once XLA joins it with the activation before it: a step of a MobileNet
+    takes 0.6 of the time."""
+    counts = [-(-length // s) for length, s in zip(size, stride, strict=True)]
+    axes = [
+        taps_of_phases(*axis) for axis in zip(weight.shape, stride, pads, dilation, strict=False)
+    ]
+    before = [max(0, *(-shift for taps in axis for _, shift in taps)) for axis in axes]
+    after = [
+        max(0, *(shift + count - length for taps in axis for _, shift in taps))
+        for axis, count, length in zip(axes, counts, g.shape[1:3], strict=True)
+    ]
+    edges = [(0, 0, 0), *((b, a, 0) for b, a in zip(before, after, strict=True)), (0, 0, 0)]
+    g = lax.pad(g, jnp.zeros((), g.dtype), edges)
+
+    def phase(rows, columns):
+        total = jnp.zeros((g.shape[0], *counts, g.shape[3]), g.dtype)
+        for (i, down), (j, right) in itertools.product(rows, columns):
+            top, left = before[0] + down, before[1] + right
+            view = g[:, top : top + counts[0], left : left + counts[1]]
+            total = total + view * weight[i, j, 0]
+        return total
+
+    rows = [jnp.stack([phase(row, column) for column in axes[1]], axis=3) for row in axes[0]]
+    whole = jnp.stack(rows, axis=2)  # (B, H / stride, stride, W / stride, stride, C)
+    whole = whole.reshape(g.shape[0], counts[0] * stride[0], counts[1] * stride[1], -1)
+    return whole[:, : size[0], : size[1]]
+
+
+def taps_of_phases(kernel, stride, pads, dilation):
+    """For each position in a stride along one axis, [(tap, shift)]: pixel q * stride + position is
+    read by output q + shift through the kernel's tap."""
+    reach = [[(k, i + pads[0] - k * dilation) for k in range(kernel)] for i in range(stride)]
+    return [[(k, n // stride) for k, n in taps if n % stride == 0] for taps in reach]
 
 
 def kernel_gradient(x, g, window, stride, pads, dilation):

@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Features: a mean as a matrix product takes 0.6 to 0.75 of the time of a sum at 8 features,
-# 1.5 at 16, 2 at 32.
-NARROW = 8
+# Features and rows: with 4 or 8 features and this many rows, means as matrix products take 0.5 to
+# 0.7 of the time of sums; with another number of features they take 1.3 to 3.
+NARROW, ROWS = (4, 8), 2**12
 # Taps: with more of them, the shifted images take too long to compile.
-MANY_TAPS = 8 * 8
+MANY_TAPS = 9 * 9
 # Taps: up to this many, the kernel gradient of shifted images is written out. That takes half
 # of the time of JAX's derivative, but compiles for 2 seconds at 3x3, and for over 10 at 7x7.
 FEW_TAPS = 4 * 4
 # Channels: a grouped convolution in dense blocks of this many takes 0.05 of the time of XLA's.
-BLOCK = 32
+BLOCK = 28
 # Queries: causal attention in blocks of this many or more, and in no more than four blocks, takes
 # 0.6 of the time for 128 queries, 0.5 for 512; smaller blocks make more products than they save.
 QUERIES, QUERY_BLOCKS = 32, 4
@@ -40,13 +40,17 @@ def on_cpu(form, plain, *args):
     return lax.platform_dependent(*args, cpu=form, default=plain)
 
 
+def norm_by_products(shape):
+    """Whether the means of a layer norm are matrix products."""
+    *rows, features = shape
+    return features in NARROW and not are_free(rows) and math.prod(rows) >= ROWS
+
+
 def depthwise_form(shape, kernel, stride, pads, dilation):
     """The function in conv_forms.py for a depthwise convolution; XLA's is up to 100x slower."""
     costs = depthwise_costs(shape, kernel, stride, pads, dilation)
     if math.prod(kernel) > MANY_TAPS:
         del costs["shifted"]
-    elif math.prod(kernel) > FEW_TAPS:
-        costs["shifted"] *= 2
     return min(costs, key=costs.get)
 
 
@@ -62,8 +66,9 @@ def depthwise_costs(shape, kernel, stride, pads, dilation):
     matrices = channels * height * width * rows * columns  # one for each channel
     row_matrices = channels * width * columns  # one for each channel and row of the kernel
     return {
-        # Every tap reads the outputs' pixels in two of its three sums, those of x in the third.
-        "shifted": math.prod(kernel) * (0.13 * inputs + 0.27 * outputs + 3000),
+        # Every tap is in three sums over the outputs' pixels: y and the gradients of x and the tap.
+        # Fewer than 8 channels do not fill a vector.
+        "shifted": math.prod(kernel) * (0.2 * outputs * max(1, 8 / channels) + 3000),
         # x and y with the channels first; the products; the matrices and their gradients.
         "banded": inputs + outputs + (0.02 * batch + 3) * matrices,
         # The same, but one copy of the image and one product for each row of the kernel.
@@ -82,11 +87,15 @@ def pools_by_views(window, stride):
     return 0.9 * taps**2 <= 15 * pixels + 6.5 * taps
 
 
-def joined_groups(groups, channels):
-    """How many groups of `channels` channels one dense block of a grouped convolution joins."""
-    return max(
-        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * channels <= BLOCK)
-    )
+def joined_groups(groups, inputs, outputs):
+    """How many groups, each from `inputs` channels to `outputs`, one dense block of a grouped
+    convolution joins."""
+
+    def misfit(joined):
+        excess = math.log(joined * math.sqrt(inputs * outputs) / BLOCK)
+        return max(1.5 * excess, -excess)  # a block that is too large multiplies more zeros
+
+    return min((n for n in range(1, groups + 1) if groups % n == 0), key=misfit)
 
 
 def query_blocks(queries, keys):

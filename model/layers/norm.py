@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from model.layers.forms import NARROW, on_cpu
+from model.layers.forms import norm_by_products, on_cpu
 from model.layers.linear import add_bias, matmul
 from model.layers.op import op
 
@@ -22,10 +22,10 @@ def layer_norm_init(dim, bias=True):
 def layer_norm(params, x, *, eps=1e-6):
     """Mean 0 and variance 1 over the last axis, then a learned scale and bias."""
     wide = widen(x)
-    if x.shape[-1] > NARROW:
-        y = standardize(wide, -1, eps)
-    else:
+    if norm_by_products(x.shape):
         y = on_cpu(lambda x: standardize_narrow(eps, x), lambda x: standardize(x, -1, eps), wide)
+    else:
+        y = standardize(wide, -1, eps)
     return add_bias(params, y * params["scale"]).astype(x.dtype)
 
 
