@@ -103,6 +103,7 @@ def resnet(shape, widths, depth):
 def mobilenet_v1(shape, plan):
     def unit(dim_in, dim, size, stride=1, groups=1):
         conv = nn.Conv2d(dim_in, dim, size, stride, size // 2, groups=groups, bias=False)
+        nn.init.kaiming_normal_(conv.weight)  # as ours, so that both learn as fast
         return [conv, nn.BatchNorm2d(dim), nn.ReLU(inplace=True)]
 
     width = plan[0][0]
