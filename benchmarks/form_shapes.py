@@ -174,14 +174,12 @@ def max_pool(rng):
     stride = (one_of(rng, 1, 2, window[0]),) * 2
     stride = tuple(min(s, w) for s, w in zip(stride, window, strict=True))
     pads = conv.resolve_padding("SAME", shape[1:3], window, stride)
-    geometry = {"window": window, "stride": stride, "pads": pads}
     candidates = {
-        "XLA": partial(pool.slide, start=-jnp.inf, combine=lax.max, **geometry),
-        "views": partial(pool.max_of_views, **geometry),
+        "XLA": partial(pool.slide, -jnp.inf, lax.max, (window, stride, pads)),
+        "views": partial(pool.max_of_views, (window, stride, pads), shape[1:3]),
     }
-    chosen = "views" if forms.pools_by_views(window, stride) else "XLA"
     title = f"{named(shape)}, window {window[0]}, stride {stride[0]}"
-    return Layer(title, [shape], candidates, chosen)
+    return Layer(title, [shape], candidates, "views")
 
 
 def layer_norm(rng):

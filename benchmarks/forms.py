@@ -98,9 +98,9 @@ def convolution_cases():
 
 def other_cases():
     for window, stride in ((2, 2), (3, 2)):
-        geometry = {"window": (window,) * 2, "stride": (stride,) * 2, "pads": ((0, 0),) * 2}
-        plain = partial(pool.slide, start=-jnp.inf, combine=lax.max, **geometry)
-        functions = {"XLA": plain, "moved": partial(pool.max_of_views, **geometry)}
+        windows = (window,) * 2, (stride,) * 2, ((0, 0),) * 2
+        plain = partial(pool.slide, -jnp.inf, lax.max, windows)
+        functions = {"XLA": plain, "moved": partial(pool.max_of_views, windows, (32, 32))}
         yield Case(f"max pool {window}/{stride}", [(128, 32, 32, 16)], functions, "moved")
     functions = {"derived by JAX": derived_softmax, "written out": activations.softmax}
     yield Case("softmax", [(128, 4, 49, 49)], functions, "written out")

@@ -77,16 +77,6 @@ def depthwise_costs(shape, kernel, stride, pads, dilation):
     }
 
 
-def pools_by_views(window, stride):
-    """Whether a max pool compares shifted images rather than using XLA's sliding window.
-
-    The estimates are nanoseconds per output, forward and backward: the gradient of each view
-    compares all views, XLA's visits every pixel and every tap.
-    """
-    taps, pixels = math.prod(window), math.prod(stride)
-    return 0.9 * taps**2 <= 15 * pixels + 6.5 * taps
-
-
 def joined_groups(groups, inputs, outputs):
     """How many groups, each from `inputs` channels to `outputs`, one dense block of a grouped
     convolution joins."""

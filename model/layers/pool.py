@@ -1,37 +1,23 @@
 """Pooling of NHWC images."""
 
-from functools import partial, reduce
+import math
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from model.layers.conv import pair, resolve_padding
-from model.layers.conv_forms import window_views
-from model.layers.forms import are_free, on_cpu, pools_by_views
+from model.layers.conv_forms import sum_of_readers, window_views
+from model.layers.forms import MANY_TAPS, are_free, on_cpu
 from model.layers.op import op
 
 
 @op
 def max_pool(x, window, *, stride=None, padding="VALID"):
     """The maximum of each window; the stride defaults to the window."""
-    window, stride, pads = geometry(x, window, stride, padding)
-
-    def plain(x):
-        return slide(x, -jnp.inf, lax.max, window, stride, pads)
-
-    by_views = partial(max_of_views, window=window, stride=stride, pads=pads)
-    is_by_views = pools_by_views(window, stride) and not are_free(x.shape[1:3])
-    return on_cpu(by_views, plain, x) if is_by_views else plain(x)
-
-
-def max_of_views(x, window, stride, pads):
-    """The maximum over the images that the positions in the window see."""
-    return reduce(first_maximum, window_views(x, -jnp.inf, window, stride, pads))
-
-
-def first_maximum(a, b):
-    """The maximum; the first of two equal numbers receives the gradient, and NaN stays NaN."""
-    return jnp.where((a >= b) | jnp.isnan(a), a, b)
+    windows = geometry(x, window, stride, padding)
+    return by_views(max_of_views, partial(slide, -jnp.inf, lax.max), windows, x)
 
 
 @op
@@ -39,8 +25,62 @@ def avg_pool(x, window, *, stride=None, padding="VALID"):
     """The mean of each window; padding does not count, so that borders are not darker."""
     windows = geometry(x, window, stride, padding)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    count = slide(jnp.ones((1, *x.shape[1:3], 1), wide.dtype), 0.0, lax.add, *windows)
-    return (slide(wide, 0.0, lax.add, *windows) / count).astype(x.dtype)
+    count = slide(0.0, lax.add, windows, jnp.ones((1, *x.shape[1:3], 1), wide.dtype))
+    total = by_views(sum_of_views, partial(slide, 0.0, lax.add), windows, wide)
+    return (total / count).astype(x.dtype)
+
+
+def by_views(form, plain, windows, x):
+    """A pool in the form that is fastest on the platform."""
+    if are_free(x.shape[1:3]) or math.prod(windows[0]) > MANY_TAPS:
+        return plain(windows, x)
+    return on_cpu(partial(form, windows, x.shape[1:3]), partial(plain, windows), x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def max_of_views(windows, size, x):
+    """The maximum over the images that the positions in the window see. The first of several equal
+    numbers receives the gradient, and NaN stays NaN."""
+    return max_and_place(windows, x)[0]
+
+
+def max_and_place(windows, x):
+    """(the maximum, its number among the positions in the window)."""
+    first, *others = window_views(x, -jnp.inf, *windows)
+    place = jnp.zeros(first.shape, jnp.int8)
+    for i, other in enumerate(others, 1):
+        stays = (first >= other) | jnp.isnan(first)
+        first, place = jnp.where(stays, first, other), jnp.where(stays, place, jnp.int8(i))
+    return first, place
+
+
+def max_of_views_bwd(windows, size, place, g):
+    columns = windows[0][1]
+
+    def part(i, j, g, place):
+        return jnp.where(place == i * columns + j, g, 0)
+
+    return (sum_of_readers(part, [g, place], size, *windows),)
+
+
+max_of_views.defvjp(lambda windows, size, x: max_and_place(windows, x), max_of_views_bwd)
+
+
+def plain_sum_of_views(windows, size, x):
+    """The sum over the images that the positions in the window see."""
+    return sum(window_views(x, 0, *windows))
+
+
+def sum_of_views_fwd(windows, size, x):
+    return plain_sum_of_views(windows, size, x), None
+
+
+def sum_of_views_bwd(windows, size, _, g):
+    return (sum_of_readers(lambda i, j, g: g, [g], size, *windows),)
+
+
+sum_of_views = jax.custom_vjp(plain_sum_of_views, nondiff_argnums=(0, 1))
+sum_of_views.defvjp(sum_of_views_fwd, sum_of_views_bwd)
 
 
 def geometry(x, window, stride, padding):
@@ -49,7 +89,9 @@ def geometry(x, window, stride, padding):
     return window, stride, resolve_padding(padding, x.shape[1:3], window, stride)
 
 
-def slide(x, start, combine, window, stride, pads):
+def slide(start, combine, windows, x):
+    """A pool by XLA's sliding window."""
+    window, stride, pads = windows
     return lax.reduce_window(
         x, start, combine, (1, *window, 1), (1, *stride, 1), ((0, 0), *pads, (0, 0))
     )
