@@ -30,12 +30,14 @@ async function unpack(id) {
   return new Response(stream).arrayBuffer();
 }
 
+const report = (error) => { $("problem").textContent = error.message ?? error; };
+
 // Run an action and show its error message, if it fails.
 async function attempt(action) {
   $("problem").textContent = "";
   try {
     await action();
   } catch (error) {
-    $("problem").textContent = error.message ?? error;
+    report(error);
   }
 }

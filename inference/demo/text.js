@@ -133,7 +133,7 @@ function startText() {
     if (event.key === "Escape") stop();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   });
-  countTokens().then(() => attempt(() => ready)).then(() => {
+  Promise.all([countTokens(), ready.catch(report)]).then(() => {
     if (!running) $("progress").textContent = "";
   });
 }
