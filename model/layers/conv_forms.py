@@ -87,9 +87,10 @@ def sum_of_readers(part, arrays, size, window, stride, pads, dilation=(1, 1)):
         edges.append((max(0, -min(shifts)), max(0, max(shifts) + count - outputs), 0))
     padding = ((0, 0, 0), *edges, (0, 0, 0))
     arrays = [lax.pad(a, jnp.zeros((), a.dtype), padding) for a in arrays]
+    batch, _, _, channels = arrays[0].shape
 
     def phase(rows, columns):
-        total = jnp.zeros((len(arrays[0]), *counts, arrays[0].shape[3]), arrays[0].dtype)
+        total = jnp.zeros((batch, *counts, channels), arrays[0].dtype)
         for (i, down), (j, right) in itertools.product(rows, columns):
             top, left = edges[0][0] + down, edges[1][0] + right
             views = [a[:, top : top + counts[0], left : left + counts[1]] for a in arrays]
@@ -98,7 +99,7 @@ def sum_of_readers(part, arrays, size, window, stride, pads, dilation=(1, 1)):
 
     rows = [jnp.stack([phase(row, column) for column in axes[1]], axis=3) for row in axes[0]]
     whole = jnp.stack(rows, axis=2)  # (B, H / stride, stride, W / stride, stride, C)
-    whole = whole.reshape(len(whole), counts[0] * stride[0], counts[1] * stride[1], -1)
+    whole = whole.reshape(batch, counts[0] * stride[0], counts[1] * stride[1], channels)
     return whole[:, : size[0], : size[1]]
 
 
