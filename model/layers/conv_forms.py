@@ -129,7 +129,7 @@ def channel_products(a, b):
     parts = [slice(i, i + size) for i in range(0, whole, size)]
     blocks = [sum(a[:, part] * b[:, part] for part in parts), a[:, whole:] * b[:, whole:]]
     rows = [block.reshape(-1, block.shape[-1]) for block in blocks]
-    return sum(jnp.ones(len(block), block.dtype) @ block for block in rows)
+    return sum(jnp.ones(block.shape[0], block.dtype) @ block for block in rows)
 
 
 def banded(x, weight, stride, pads, dilation):

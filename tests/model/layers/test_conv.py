@@ -16,6 +16,7 @@ from model.layers.conv import (
     plain,
     resolve_padding,
 )
+from model.layers.pool import avg_pool, max_pool
 from tests.model.compare import DTYPES, assert_same, normal, random_params
 
 # name: (height, width, in), out, kernel, groups, stride, padding, dilation
@@ -188,3 +189,16 @@ def test_groups_must_divide_both_widths():
     message = r"groups: 3 must divide both in_dim \(6\) and out_dim \(4\)"
     with pytest.raises(ValueError, match=message):
         conv2d_init(jax.random.key(0), 6, 4, 3, groups=3)
+
+
+@pytest.mark.parametrize("name", ["depthwise", "max_pool", "avg_pool"])
+def test_written_gradients_work_for_a_free_batch(name):
+    weight = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4)
+    layers = {"depthwise": lambda x: conv2d(weight, x)}
+    layers |= {each.__name__: lambda x, f=each: f(x, 3, stride=2) for each in (max_pool, avg_pool)}
+    gradient = jax.jit(jax.grad(lambda x: jnp.square(layers[name](x)).sum()))
+    batch = jax.export.symbolic_shape("b")
+    form = jax.ShapeDtypeStruct((*batch, 7, 6, 4), jnp.float32)
+    x = normal(0, 3, 7, 6, 4)
+    exported = jax.export.export(gradient)(form).call(x)
+    np.testing.assert_allclose(exported, gradient(x), rtol=1e-6)
