@@ -28,7 +28,7 @@ from training.devices.mesh import make_mesh, replicated, sharded
 from training.devices.options import MeshOptions
 from training.devices.placing import put
 from training.devices.sharding import Plan, shard_bytes
-from training.programs import Program, memory_of, options_for, over_rows
+from training.programs import Program, memory_of, over_rows, platform_options
 from utils import format_bytes
 
 NAMES = ("convnext", "resnet", "vit")
@@ -127,7 +127,7 @@ def one_device_forms(workload):
     program = Program(
         over_rows(step.run, step.report, sharded(mesh), step.looped),
         whole,
-        options=options_for(step.looped),
+        options=platform_options(),
         shardings=shardings,
     )
     carry = put(jax.jit(step.make)(np.uint32(0)), shardings)
@@ -137,7 +137,7 @@ def one_device_forms(workload):
     lowered = jax.jit(without_mesh(step), donate_argnums=1).lower(
         (), plain_carry, *plain_arrays, np.int32(0), np.int32(1)
     )
-    plain = lowered.compile(options_for(step.looped))
+    plain = lowered.compile(platform_options())
     return {
         "plain": partial(run_rows, [plain_carry], plain, plain_arrays, step.looped),
         "mesh": partial(run_rows, [carry], program.compiled, arrays, step.looped),

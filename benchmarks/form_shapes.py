@@ -10,11 +10,11 @@ from jax import lax
 from benchmarks import forms as plain_forms
 from model.layers import attention, conv, conv_forms, forms, linear, norm, pool
 from model.layers.activations import softmax
-from training.programs import CONVOLUTIONS
 
 NUMBERS = 2**22  # in an input, at most
 PRODUCTS = 2**31  # multiplications in a form, at most: slower ones are not measured
 SLOW = 2**25  # the same for XLA's depthwise and grouped convolutions, which are 100 times slower
+XLAS_CHOICE = "XLA's choice"  # the form that is compiled without the options of training
 # How often each kind of layer is drawn.
 KINDS = {
     "depthwise convolution": 70,
@@ -38,7 +38,6 @@ class Layer(NamedTuple):
     shapes: list  # of its arguments
     functions: dict  # {form: function}
     chosen: str  # the form that model/layers/forms.py chooses
-    options: dict | None = None  # {form: compiler options}
     kind: str = ""
 
 
@@ -118,9 +117,8 @@ def grouped(rng):
         candidates[f"{joined} joined"] = form
     title = f"{named(shape)} -> {out}, kernel {kernel[0]}, {groups} groups"
     title += said(stride, pads, dilation)
-    options = dict.fromkeys(candidates, CONVOLUTIONS)
     weight = (*kernel, inner, out)
-    return Layer(title, [shape, weight], candidates, f"{chosen} joined", options)
+    return Layer(title, [shape, weight], candidates, f"{chosen} joined")
 
 
 def patches(rng):
@@ -136,7 +134,7 @@ def patches(rng):
     candidates = {"XLA": xla, "patches": conv_forms.patches}
     title = f"{named(shape)} -> {out}, kernel {kernel}"
     weight = (kernel, kernel, shape[-1], out)
-    return Layer(title, [shape, weight], candidates, "patches", {"XLA": CONVOLUTIONS})
+    return Layer(title, [shape, weight], candidates, "patches")
 
 
 def dense(rng, transposed=False):
@@ -158,15 +156,14 @@ def dense(rng, transposed=False):
             ),
             "phases": partial(conv_forms.phases, **options),
         }
-        flags = dict.fromkeys(candidates, CONVOLUTIONS)
-        return Layer(f"{title}, stride 2", [shape, weight], candidates, "phases", flags)
+        return Layer(f"{title}, stride 2", [shape, weight], candidates, "phases")
     geometry = geometry_of(rng, shape, kernel)
     function = partial(
         conv.plain, **dict(zip(("stride", "pads", "dilation"), geometry, strict=True))
     )
-    candidates = {"XLA's choice": function, "Eigen": function}
+    candidates = {XLAS_CHOICE: function, "Eigen": function}
     title += said(*geometry)
-    return Layer(title, [shape, weight], candidates, "Eigen", {"Eigen": CONVOLUTIONS})
+    return Layer(title, [shape, weight], candidates, "Eigen")
 
 
 def max_pool(rng):

@@ -22,7 +22,7 @@ from jax import lax
 from benchmarks.results import record, short, spread
 from model.layers import activations, conv_forms, forms, norm, pool
 from model.layers.conv import LAYOUT
-from training.programs import CONVOLUTIONS
+from training.programs import CPU_OPTIONS
 
 DEPTHWISE = (  # batch, height and width, channels, kernel
     (512, 7, 8, 7),
@@ -46,7 +46,6 @@ class Case(NamedTuple):
     functions: dict  # {form: function}
     chosen: str  # the form that model/layers/forms.py chooses
     loops: int = LOOPS  # 1 with a dense convolution, which is slow inside a compiled loop
-    options: dict | None = None  # {form: compiler options}
 
 
 def main(rounds=7):
@@ -93,7 +92,7 @@ def convolution_cases():
     for size, channels in ((32, 16), (16, 32), (8, 64)):
         shapes = [(128, size, size, channels), (3, 3, channels, channels)]
         functions = {"XLA's choice": dense, "Eigen": dense}
-        yield Case("dense convolution", shapes, functions, "Eigen", 1, {"Eigen": CONVOLUTIONS})
+        yield Case("dense convolution", shapes, functions, "Eigen", 1)
 
 
 def other_cases():
@@ -150,7 +149,8 @@ def compare(case, rounds):
         call = jax.jit(partial(value_and_gradients, function))
         check(name, call(cotangent, *arguments), expected)
         looped = jax.jit(partial(repeated, call, case.loops)) if case.loops > 1 else call
-        options = (case.options or {}).get(name)
+        # XLA's convolutions in a loop take minutes with the options of training.
+        options = None if name.startswith("XLA") else CPU_OPTIONS
         programs[name] = looped.lower(cotangent, *arguments).compile(options)
     seconds = {name: [] for name in programs}
     for i in range(rounds + 1):

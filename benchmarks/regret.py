@@ -16,9 +16,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.form_shapes import KINDS, layer_of
+from benchmarks.form_shapes import KINDS, XLAS_CHOICE, layer_of
 from benchmarks.forms import TOLERANCE, check, normal, value_and_gradients
 from benchmarks.results import markdown, record
+from training.programs import CPU_OPTIONS
 
 ROUNDS, SECONDS = 15, 0.25  # of each form: at most so many, and rounds until so many seconds passed
 GOALS = {"median": 1.05, "95th percentile": 1.5}
@@ -65,7 +66,7 @@ def times(layer):
     programs, expected = {}, None
     for name, function in functions.items():
         call = jax.jit(partial(value_and_gradients, function)).lower(cotangent, *arguments)
-        programs[name] = call.compile((layer.options or {}).get(name))
+        programs[name] = call.compile(None if name == XLAS_CHOICE else CPU_OPTIONS)
         results = programs[name](cotangent, *arguments)
         expected = expected or results
         check(name, results, expected, 10 * TOLERANCE)

@@ -57,7 +57,7 @@ def main():
 def trainer_of(workload, train):
     """(a started Trainer of the workload, its number of steps per epoch)."""
     optimizer = adamw(workload.lr, weight_decay=workload.weight_decay)
-    model = factory_of(workload.model)(workload.shape, 10, **workload.args)
+    model = factory_of(workload.model)(workload.shape, workload.classes, **workload.args)
     recipe = recipe_of(model, optimizer=optimizer, batch_size=workload.batch_size)
     sets = {"train": Arrays(*train)}
     trainer = Trainer(recipe, sets)

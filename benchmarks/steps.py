@@ -11,7 +11,7 @@ from training.devices.mesh import AXES, make_mesh
 from training.devices.sharding import Plan
 from training.fit import recipe_of
 from training.optimizers import adamw
-from training.programs import Program, loops_are_slow, options_for, over_batch, placed
+from training.programs import Program, loops_are_slow, over_batch, placed, platform_options
 from training.trainer import SEED, first_state, first_trees, training
 from training.update import zero_sums
 
@@ -59,7 +59,7 @@ def program_of(step, options, sharding=None):
         over_batch(step.run, step.report),
         plan.whole,
         "train",
-        options=options_for(step.looped),
+        options=platform_options(),
         shardings=shardings,
     )
     carry, batch = placed(step.carry, shardings), placed(step.batch, plan.batch())

@@ -68,7 +68,7 @@ class Resident:
         """Many steps in one call, or one."""
         self.looped, axes = looped, (0, 0, None, 0, None, None, None)
         function = over_rows(step, report, self.replicas.plan.batch(), looped)
-        return self.replicas.program(name, function, axes, looped, shardings)
+        return self.replicas.program(name, function, axes, shardings)
 
     def begin(self, epoch, start=0):
         """Draw the order of an epoch; its first `start` batches were taken before."""
@@ -140,7 +140,7 @@ class Streamed:
     def program(self, name, step, report, looped, shardings=None):
         """One step per call."""
         axes = (0, 0, 0, None)
-        return self.replicas.program(name, over_batch(step, report), axes, looped, shardings)
+        return self.replicas.program(name, over_batch(step, report), axes, shardings)
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""

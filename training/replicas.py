@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.programs import Program, Start, options_for
+from training.programs import Program, Start, platform_options
 
 
 class Replicas:
@@ -71,10 +71,10 @@ class Replicas:
 
         return Start(zeros, self.plan.whole, pool=self.pool)
 
-    def program(self, name, function, axes, looped, shardings=None):
+    def program(self, name, function, axes, shardings=None):
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""
         function = jax.vmap(function, in_axes=axes) if self.stacked else function
-        options = {"options": options_for(looped), "shardings": shardings, "pool": self.pool}
+        options = {"options": platform_options(), "shardings": shardings, "pool": self.pool}
         return Program(function, self.plan.whole, name, **options)
 
 

@@ -9,7 +9,7 @@ from model.convnext import convnext
 from model.resnet import resnet
 from model.vit import vit
 from tests.model.compare import normal, quick_jit
-from training.programs import options_for
+from training.programs import platform_options
 
 MODELS = {
     "convnext": (convnext, {"dims": (4, 6), "depths": (2, 1), "residual": True}),
@@ -52,7 +52,7 @@ def test_values_and_gradients_do_not_change(name):
 def test_remat_takes_less_memory():
     def temporary_bytes(remat):
         function, params = gradients(vit, dim=32, depth=4, remat=remat)
-        compiled = jax.jit(function).lower(params).compile(options_for(looped=True))
+        compiled = jax.jit(function).lower(params).compile(platform_options())
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes("blocks/.*") < temporary_bytes(None) / 2
