@@ -173,11 +173,17 @@ def part_list(kind):
         accepted = parts.arguments(function, parts.KINDS[kind].given)
         if kind == "update":
             accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
-        if facts := [code(name) for name in accepted if name in parts.FACTS]:
-            lines += ["", f"Taken from the data if left out: {', '.join(facts)}."]
-        if rows := [argument(p) for name, p in accepted.items() if name not in parts.FACTS]:
+        facts = [name for name, p in accepted.items() if is_from_data(name, p)]
+        if facts:
+            lines += ["", f"Taken from the data if left out: {', '.join(map(code, facts))}."]
+        if rows := [argument(p) for name, p in accepted.items() if name not in facts]:
             lines += ["", table(("argument", "type", "default"), rows).rstrip()]
     return "\n".join(lines) + "\n"
+
+
+def is_from_data(name, parameter):
+    """Whether the data fills this argument; a number as the default means that it need not."""
+    return name in parts.FACTS and parameter.default in (parameter.empty, None)
 
 
 def extra(kind):

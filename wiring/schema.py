@@ -97,9 +97,10 @@ def section(options):
 
 def comments(options):
     """{field: the comment above or beside it} of a dataclass or a TypedDict."""
-    field = r"^(?:    # (.*)\n)?    (\w+): .*?(?:  # (.*))?$"
+    field = r"^((?:    # .*\n)*)    (\w+): .*?(?:  # (.*))?$"
     found = re.findall(field, inspect.getsource(options), re.MULTILINE)
-    return {name: above or beside for above, name, beside in found if above or beside}
+    texts = {name: " ".join(re.findall("# (.*)", above)) or beside for above, name, beside in found}
+    return {name: text for name, text in texts.items() if text}
 
 
 def part(kind, folders=()):
