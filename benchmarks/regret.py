@@ -132,7 +132,7 @@ def main(args):
         if value
     )
     command = f"python -m benchmarks.forms --sweep{flags}"
-    text = f"{len(results)} layers; `b` is the half that no rule was fitted to.\n\n"
+    text = f"{len(results)} layers. Rules are fitted to the half `a` of seed 0 alone.\n\n"
     title = "Regret of the forms" + (f", half {args.half}" if args.half else "")
     if args.only or len(results) < 2:
         print(text + report(results))

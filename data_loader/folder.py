@@ -150,7 +150,7 @@ def pixels(path, image_size, color):
     try:
         with open_file(path, MOST_BYTES) as file:
             return decoded(file, image_size, color)
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # a damaged file may raise anything, as struct.error in its EXIF
         raise UserError(f"{path}: not a readable image ({error}); replace or delete it") from error
 
 

@@ -21,6 +21,9 @@ class Model(NamedTuple):
     # merge(params, state) -> (params, state) of the plain model that computes the same
     base: "Model | None" = None
     merge: Callable | None = None
+    # of such a model: (params, state with the weights of training.pretrained) -> the params with
+    # which a new run begins; None: they do not depend on those weights
+    start: Callable | None = None
     # of a model whose x is not the one of the data, as `unet`: () -> the shapes of one example
     inputs: Callable | None = None
     # of a model whose first weights depend on the data, as `airbench` does: (params, state, NumPy

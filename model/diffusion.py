@@ -70,8 +70,8 @@ def sample(
     `bounds` are the values that a pixel can have, or None if there are none. The same key gives the
     same images.
     """
-    if getattr(model, "inputs", None) is None:
-        raise ValueError("the model makes no images of noise: it has no `inputs` (model/base.py)")
+    if not sees_noise(model):
+        raise ValueError("the model makes no images of noise; it needs one such as `unet`")
     if steps < 1:
         raise ValueError(f"steps: must be at least 1, got {steps}")
     if prediction not in ("v", "epsilon"):
@@ -83,6 +83,12 @@ def sample(
     for time, later in pairwise(times):
         z, x = step(params, state or {}, z, labels.astype(np.int32), time, later)
     return x
+
+
+def sees_noise(model):
+    """Whether a model takes a noisy image and its time, as `unet` does."""
+    spec = model.inputs() if getattr(model, "inputs", None) else None
+    return isinstance(spec, dict) and {"image", "time"} <= spec.keys()
 
 
 @lru_cache(16)

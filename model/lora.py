@@ -76,11 +76,17 @@ def lora(
         plain_state = {key: value for key, value in state.items() if key != "frozen"}
         return jax.tree.unflatten(structure, [merged[name] for name in shapes]), plain_state
 
+    def start(params, state):
+        """With `dora`, the lengths are those of the weights that were loaded."""
+        own = {name: lengths(state["frozen"][name], is_stacked(name)) for name in chosen}
+        return params | {name: params[name] | {"length": own[name]} for name in chosen}
+
     def apply(params, state, x, *, train=False, key=None):
         output, plain_state = base.apply(*merge(params, state), x, train=train, key=key)
         return output, plain_state | {"frozen": state["frozen"]}
 
-    return Model(init, apply, base.cache, base, merge, base.inputs)
+    of_dora = {"start": start} if dora else {}
+    return Model(init, apply, base.cache, base, merge, inputs=base.inputs, **of_dora)
 
 
 def factors_init(key, weight, rank, stacked, dora):

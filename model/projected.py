@@ -30,4 +30,8 @@ def projected(
         z = linear(head["out"], relu(linear(head["hidden"], relu(y))))
         return {"features": y, "projection": z}, state
 
-    return Model(init, apply)
+    def fit(params, state, x):
+        own, state = encoder.fit(params["encoder"], state, x)
+        return params | {"encoder": own}, state
+
+    return Model(init, apply, fit=encoder.fit and fit)

@@ -40,7 +40,7 @@ def unet(
     model takes {"image": ..., "time": 0 to 1, "label": ...}; the label -1 means no class, and with
     `num_classes` 0 there is no label.
     """
-    check_sizes(input_shape, widths, patch, groups, heads)
+    check_sizes(input_shape, widths, patch, groups, heads, attended)
     options = {"groups": groups, "heads": heads}
 
     def init(key):
@@ -90,7 +90,7 @@ def inputs_of(input_shape, num_classes):
     return spec | ({"label": jax.ShapeDtypeStruct((), jnp.int32)} if num_classes else {})
 
 
-def check_sizes(input_shape, widths, patch, groups, heads):
+def check_sizes(input_shape, widths, patch, groups, heads, attended):
     check_image(input_shape)
     check_widths("widths", widths)
     side = patch * 2 ** (len(widths) - 1)
@@ -100,8 +100,9 @@ def check_sizes(input_shape, widths, patch, groups, heads):
             f"widths: {len(widths)} widths and patch {patch} need an image whose sides are "
             f"multiples of {side}, got {size}; use fewer widths, or pad the images"
         )
-    for name, number in (("groups", groups), ("heads", heads)):
-        for width in widths if name == "groups" else widths[-1:]:
+    with_attention = widths[-max(attended, 1) :]
+    for name, number, those in (("groups", groups, widths), ("heads", heads, with_attention)):
+        for width in those:
             if width % number:
                 raise ValueError(f"{name}: {number} must divide the width {width}")
 
@@ -113,7 +114,8 @@ def embedded(params, x, num_classes):
     y = linear(second, silu(linear(first, y)))
     if num_classes:
         label = x["label"]
-        y = y + embedding(params["label"], jnp.where(label < 0, num_classes, label))
+        # The first row is that of no class; a label past the last one makes NaN.
+        y = y + embedding(params["label"], jnp.maximum(label, -1) + 1)
     return y
 
 

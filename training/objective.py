@@ -129,7 +129,7 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, model_key = jax.random.split(key, 3)
-        clean = inputs(preprocess, augment if train else (), augment_key, batch[0])
+        clean = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
         noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
         output = output.reshape(clean.shape)
@@ -137,6 +137,11 @@ def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> 
         return losses, state, values
 
     return Objective(objective, finish_means(metrics))
+
+
+def x_of(batch):
+    """The inputs of a batch, which may have no targets."""
+    return batch[0] if isinstance(batch, tuple | list) else batch
 
 
 def inputs(preprocess, augment, key, x):
@@ -272,7 +277,9 @@ def with_precision(model, precision):
         return jax.tree.map(cast_leaf, tree)
 
     def apply(params, state, x, *, train=False, key=None):
-        out, state = model.apply(cast(params, dtype), state, cast(x, dtype), train=train, key=key)
+        # One number per example, as the time of diffusion, keeps its digits.
+        x = jax.tree.map(lambda a: a if jnp.ndim(a) == 1 else cast(a, dtype), x)
+        out, state = model.apply(cast(params, dtype), state, x, train=train, key=key)
         return cast(out, jnp.float32), state
 
     return model._replace(apply=apply)

@@ -71,6 +71,8 @@ def arguments():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    if args.only != list(LIMITS) and not args.out:
+        parser.error("--only would replace the results of all parts; name a folder with --out")
     if args.tiny and not args.out:
         parser.error("--tiny measures nothing that is worth keeping; name a folder with --out")
     return args

@@ -124,10 +124,11 @@ def channel_products(a, b):
     XLA computes such a sum number by number. Here parts of axis 1 are added up as vectors, and what
     is left by a product with ones.
     """
-    size = -(-a.shape[1] // PARTS)
+    size = max(1, -(-a.shape[1] // PARTS))
     whole = a.shape[1] - a.shape[1] % size
     parts = [slice(i, i + size) for i in range(0, whole, size)]
-    blocks = [sum(a[:, part] * b[:, part] for part in parts), a[:, whole:] * b[:, whole:]]
+    blocks = [sum(a[:, part] * b[:, part] for part in parts)] if parts else []
+    blocks.append(a[:, whole:] * b[:, whole:])
     rows = [block.reshape(-1, block.shape[-1]) for block in blocks]
     return sum(jnp.ones(block.shape[0], block.dtype) @ block for block in rows)
 

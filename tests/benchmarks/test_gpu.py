@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import LIMITS, rows_of, run
+from benchmarks.gpu.__main__ import LIMITS, arguments, rows_of, run
 from benchmarks.gpu.page import page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,13 @@ def test_every_part_runs_at_a_tiny_size(part, tmp_path):
     if part.startswith("speed"):
         assert ["ours", "bfloat16"] in [[row["peer"], row["precision"]] for row in rows]
         assert not [row["problem"] for row in rows if "problem" in row]
+
+
+def test_the_results_of_all_parts_are_not_replaced_by_those_of_one(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--only", "device"])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert "name a folder with --out" in capsys.readouterr().err
 
 
 def test_a_part_that_fails_or_takes_too_long_is_reported(monkeypatch):

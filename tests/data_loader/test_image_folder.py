@@ -315,3 +315,9 @@ def test_a_missing_pillow_is_a_clear_error(root, monkeypatch):
 def test_image_size_is_checked(root, image_size):
     with pytest.raises(ValueError, match=r"^image_size: must be"):
         folder(str(root), image_size)
+
+
+def test_a_damaged_exif_block_is_named(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "cut.png", exif=b"MM\0*\0")
+    with pytest.raises(UserError, match=r"cut\.png: not a readable image"):
+        pixels(tmp_path / "cut.png", (4, 4), "gray")

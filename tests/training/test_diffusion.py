@@ -8,9 +8,15 @@ import pytest
 from model import diffusion
 from model.base import Model
 from model.diffusion import levels, sample, target, with_noise
+from model.gan import gan
 from model.mlp import mlp
+from model.unet import unet
+from training.fit import fit
 from training.loss import mse
+from training.objective import with_precision
 from training.objectives.diffusion import denoising_diffusion
+from training.optimizers import sgd
+from training.watching.callbacks.draw_samples import draw_samples
 from utils import UserError
 
 KEY = jax.random.key(0)
@@ -174,6 +180,31 @@ def test_the_objective_samples_by_its_own_prediction():
         model = denoiser(prediction, lambda label: 0.5, 0.0)
         objective = denoising_diffusion(model, mse, {}, (), (), prediction=prediction)
         np.testing.assert_allclose(objective.sample({}, KEY, 2, steps=3), 0.5, atol=1e-4)
+
+
+def test_images_without_labels_train_a_model_without_classes():
+    x = np.random.default_rng(0).normal(size=(12, 4, 4, 1)).astype(np.float32)
+    options = {"objective": denoising_diffusion, "loss": mse, "batch_size": 4, "epochs": 1}
+    run = fit(unet((4, 4, 1), 0, widths=(4,), groups=2), x, optimizer=sgd(0.1), **options)
+    assert np.isfinite(run.history[-1]["train_loss"])
+
+
+def test_the_time_keeps_its_digits_in_half_precision():
+    seen = []
+    model = with_precision(model_of(lambda z, *_: z, seen), "bfloat16")
+    objective = denoising_diffusion(model, mse, {}, (), ())
+    objective({}, {}, batch(), KEY, True)
+    assert (seen[0]["image"].dtype, seen[0]["time"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_a_model_of_noise_alone_is_refused():
+    net = gan((8, 8, 1), latent=4, width=4)
+    with pytest.raises(UserError, match="needs a model that takes an image, a time and a label"):
+        denoising_diffusion(net, mse, {}, (), ())
+    with pytest.raises(ValueError, match="the model makes no images of noise"):
+        sample(net, {}, KEY, 2)
+    with pytest.raises(UserError, match="draw_samples: the model makes no images"):
+        draw_samples().check(net, None)
 
 
 def test_a_model_that_takes_plain_images_is_refused():

@@ -18,6 +18,7 @@ from model.vit import vit
 from tests.processes import SMALL, run
 from training.checkpoint import storage
 from training.checkpoint.distillation import distillation
+from training.checkpoint.pretrained import pretrained_from
 from training.fit import fit
 from training.loss import cross_entropy
 from training.objective import supervised
@@ -78,6 +79,14 @@ def test_the_optimizers_state_is_as_small_as_the_factors():
 
     assert size(BASE) == 2 * (4 * 32 + 32 + 32 * 3 + 3)
     assert size(MODEL) == 2 * (4 * 2 + 2 * 32 + 3)
+
+
+def test_dora_begins_as_the_weights_that_are_loaded(base):
+    model = lora(BASE, ("hidden/.*/weight",), rank=2, dora=True)
+    params, state = pretrained_from(str(base), model)(*model.init(jax.random.key(5)))
+    merged, trained = model.merge(params, state)[0], load(base, BASE).params
+    close = partial(np.testing.assert_allclose, rtol=1e-6)
+    jax.tree.map(close, merged, trained)
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def pretrained_from(option, model=None):
             raise UserError(f"{OPTION}: is missing; it names the weights that the model freezes")
         return None
     option = option if isinstance(option, dict) else {"path": option}
-    pretrained = Pretrained(**option, merge=getattr(model, "merge", None))
+    pretrained = Pretrained(**option, model=model)
     if "frozen" in pretrained.record:
         fix = "write all weights: python -m inference.to_torch CHECKPOINT merged.safetensors"
         raise UserError(f"{pretrained.path}: holds only what its run has trained; {fix}")
@@ -129,10 +129,10 @@ class Pretrained:
     regexes of the leaves that keep their initial values. `rules` turn the arrays of another program
     into leaves: a list, the name of a ready rule file, or a path; `rename` lists rules that come
     before these, each of which must match a name. `interpolate` lists regexes of the position
-    embeddings of an image that are resized. Where a model adds to a frozen one, its function
-    `merge` is given, and the names are those of the frozen model."""
+    embeddings of an image that are resized. Where `model` adds to a frozen one, the names are those
+    of the frozen model."""
 
-    def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True, merge=None):
+    def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True, model=None):
         path = Path(path).expanduser()
         check_regexes("fresh", fresh)
         check_regexes("interpolate", interpolate)
@@ -142,7 +142,8 @@ class Pretrained:
             what = f"is a run's folder; name one of its checkpoints ({', '.join(names)})"
             raise UserError(f"{path}: {what}")
         arrays, self.record = load_weights(path)  # the record is empty in another program's file
-        self.path, self.fresh, self.interpolate, self.merge = path, fresh, interpolate, merge
+        self.path, self.fresh, self.interpolate = path, fresh, interpolate
+        self.merge, self.start = (getattr(model, name, None) for name in ("merge", "start"))
         self.arrays = weights(arrays)
         check_matches(path, renaming, self.arrays)
         # With fresh leaves, such as a new head, the output differs anyway.
@@ -221,7 +222,8 @@ class Pretrained:
             array = np.asarray(loaded[name], restore.as_stored(leaf).dtype)
             return restore.typed(array, leaf)
 
-        return map_named(merge, params), map_named(merge, {"state": state})["state"]
+        params, state = map_named(merge, params), map_named(merge, {"state": state})["state"]
+        return (self.start(params, state) if self.start else params), state
 
     def check_probe(self, probe, params, state):
         """Refuse the weights if model/ now computes something else; params may be shapes."""

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from ranges import NonNegative, checked
 from training.base import Objective, Optimizer, Update
-from training.objective import inputs
+from training.objective import inputs, x_of
+from training.transforms import NO_STEP, kind_of
 from training.update import (
     accepted,
     apply_updates,
@@ -27,16 +28,15 @@ def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative 
     `told_apart` is how often the discriminator is right. `penalty` is R1 (Mescheder et al., 2018):
     half of it times the squared length of the discriminator's gradient at real examples. Without
     it, the discriminator soon wins, and the generator has no slope to follow."""
-    if getattr(model, "inputs", None) is None:
+    noise = model.inputs() if getattr(model, "inputs", None) else None
+    if not isinstance(noise, jax.ShapeDtypeStruct):
         raise UserError(
             "objective: adversarial needs a model that makes examples of noise, as `gan`"
         )
-    noise = model.inputs()
 
     def objective(params, state, batch, key, train):
-        x = batch[0] if isinstance(batch, tuple | list) else batch
         augment_key, noise_key, *keys = jax.random.split(key, 5)
-        real = inputs(preprocess, augment if train else (), augment_key, x)
+        real = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
         z = jax.random.normal(noise_key, (real.shape[0], *noise.shape), real.dtype)
 
         def apply(x, state, key):
@@ -69,6 +69,8 @@ def alternating(
     """First the discriminator takes a step, then the generator, against the new discriminator. Each
     has the optimizer and the term of the loss of its name; that of the config's `optimizer` is the
     generator."""
+    if kind_of(discriminator) == "gradients":
+        raise UserError(f"update.args.discriminator: {NO_STEP}")
     optimizers = {"discriminator": discriminator, "generator": generator}
 
     def init(params):
@@ -76,7 +78,8 @@ def alternating(
             names = ", ".join(map(str, params))
             needed = "a model with the params 'discriminator' and 'generator', such as `gan`"
             raise UserError(f"update: alternating needs {needed}; this one has {names}")
-        opt = {name: optimizer.init(params[name]) for name, optimizer in optimizers.items()}
+        # An optimizer sees the whole names of the params, by which its rules may choose.
+        opt = {name: one.init({name: params[name]}) for name, one in optimizers.items()}
         return opt, None if ema is None else params
 
     def step(ts, batch, valid):
@@ -85,10 +88,10 @@ def alternating(
         for i, (name, optimizer) in enumerate(optimizers.items()):
             arguments = new, batch, mask, jax.random.fold_in(key, i)
             grads[name], (losses, state, metrics) = gradient_of(objective, name, *arguments)
-            own = ts.params[name]
-            updates, opt[name] = optimizer.update(grads[name], ts.opt[name], own)
+            own = {name: ts.params[name]}
+            updates, opt[name] = optimizer.update({name: grads[name]}, ts.opt[name], own)
             changed = apply_updates(ts._replace(params=own), updates)
-            new = new._replace(params=new.params | {name: changed}, state=state)
+            new = new._replace(params=new.params | changed, state=state)
         averaged = None if ema is None else moving_average(ts.ema, new.params, ema, ts.step)
         new = new._replace(opt=opt, ema=averaged)
         return accepted(ts, new, grads, losses, metrics, mask)

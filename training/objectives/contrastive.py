@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from ranges import Positive, checked
 from training.base import Objective
 from training.loss import at_least_float32
-from training.objective import inputs
+from training.objective import inputs, x_of
 
 
 @checked
@@ -17,9 +17,8 @@ def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.
     the other view is the most similar one. An evaluation augments, too, with keys of its own."""
 
     def objective(params, state, batch, key, train, mask):
-        x = batch[0] if isinstance(batch, tuple | list) else batch
         *view_keys, model_key = jax.random.split(key, 3)
-        views = [inputs(preprocess, augment, k, x) for k in view_keys]
+        views = [inputs(preprocess, augment, k, x_of(batch)) for k in view_keys]
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *views)
         output, state = model.apply(params, state, both, train=train, key=model_key)
         output = output["projection"] if isinstance(output, dict) else output

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from model import diffusion
 from ranges import Share, checked
 from training.base import Objective
-from training.objective import finish_means, inputs, scored
+from training.objective import finish_means, inputs, scored, x_of
 from utils import UserError
 
 
@@ -27,7 +27,7 @@ def denoising_diffusion(
     model/diffusion.py makes images. The loss compares its output with what it has to predict.
     In training, a label is dropped with the probability `drop_label`, so that the model also learns
     to predict without it, which guidance needs."""
-    if getattr(model, "inputs", None) is None:
+    if not diffusion.sees_noise(model):
         raise UserError(
             "objective: denoising_diffusion needs a model that takes an image, a time and a label "
             "and has `inputs` (model/base.py), such as unet"
@@ -35,13 +35,13 @@ def denoising_diffusion(
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, time_key, drop_key, model_key = jax.random.split(key, 5)
-        clean = inputs(preprocess, augment if train else (), augment_key, batch[0])
+        clean = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
         epsilon = jax.random.normal(noise_key, clean.shape, clean.dtype)
         # Evenly spread from a random start, so that the losses of batches differ less.
         time = (jax.random.uniform(time_key) + jnp.arange(len(clean)) / len(clean)) % 1
         x = {"image": diffusion.with_noise(clean, epsilon, time), "time": time}
         if "label" in model.inputs():
-            label = batch[1]
+            label = batch[1] if isinstance(batch, tuple | list) else None
             if getattr(label, "ndim", None) != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
                 fix = "for other targets, give the model num_classes 0"
                 raise UserError(f"denoising_diffusion: a label must be one integer; {fix}")

@@ -202,3 +202,10 @@ def test_written_gradients_work_for_a_free_batch(name):
     x = normal(0, 3, 7, 6, 4)
     exported = jax.export.export(gradient)(form).call(x)
     np.testing.assert_allclose(exported, gradient(x), rtol=1e-6)
+
+
+def test_the_gradients_of_an_empty_output_are_zero():
+    params, x = conv2d_init(jax.random.key(0), 4, 4, 3, groups=4), normal(0, 2, 2, 2, 4)
+    total = lambda params, x: conv2d(params, x, padding="VALID").sum()  # noqa: E731
+    for gradient in jax.tree.leaves(jax.grad(total, (0, 1))(params, x)):
+        np.testing.assert_array_equal(gradient, 0)

@@ -10,15 +10,17 @@ import pytest
 
 from model.gan import gan
 from model.mlp import mlp
+from model.unet import unet
 from tests.model.compare import quick_jit
 from training.base import TrainState
 from training.fit import fit
 from training.objectives.adversarial import adversarial, alternating
 from training.optimizers import adam, sgd
 from training.run import Reader
+from training.transforms import clip_by_global_norm, frozen, groups
 from training.update import step_key, zero_sums
 from training.watching.callbacks.sample_pictures import sample_pictures
-from utils import UserError
+from utils import UserError, named_leaves
 
 MODEL = gan((8, 8, 1), latent=4, width=4)
 IMAGES = np.random.default_rng(0).uniform(size=(21, 8, 8, 1)).astype(np.float32)
@@ -111,6 +113,17 @@ def test_a_run_resumes_to_the_same_bits_and_draws_pictures(tmp_path):
     assert {"train_loss_generator", "train_loss_discriminator"} <= whole.history[-1].keys()
 
 
+def test_rules_choose_by_the_whole_names_of_the_params():
+    still = groups([("generator/.*bias", frozen()), (".*", sgd(0.3))])
+    update = UPDATE(adversarial(MODEL, None, {}, (), ()), still)
+    batch = IMAGES[:8], np.zeros(8, np.int32)
+    ts = first_state(update, adversarial(MODEL, None, {}, (), ()), batch)
+    new = quick_jit(update.step)(ts, batch, 8)
+    before, after = (named_leaves(tree.params["generator"]) for tree in (ts, new))
+    moved = {name for name in before if (np.asarray(before[name]) != after[name]).any()}
+    assert moved and moved == {name for name in before if not name.endswith("bias")}
+
+
 def test_what_does_not_fit_is_named():
     data = IMAGES, np.zeros(21, np.int32)
     net = mlp((8, 8, 1), 1)
@@ -119,5 +132,9 @@ def test_what_does_not_fit_is_named():
         fit(mlp((8, 8, 1), 2), data, **plain)
     with pytest.raises(UserError, match="objective: adversarial needs a model that makes"):
         fit(net, data, **OPTIONS, epochs=1)
+    with pytest.raises(UserError, match="objective: adversarial needs a model that makes"):
+        adversarial(unet((8, 8, 1), 2), None, {}, (), ())
+    with pytest.raises(UserError, match=r"update\.args\.discriminator: takes no step"):
+        alternating(None, adam(), discriminator=clip_by_global_norm(1.0))
     with pytest.raises(UserError, match="sample_pictures: the model makes no pictures of noise"):
         sample_pictures().check(net, None)

@@ -91,6 +91,15 @@ def test_the_probe_fits_as_least_squares_with_a_ridge():
     assert (expected == y).mean() > 0.8
 
 
+def test_an_encoder_is_fitted_to_the_data():
+    encoder = mlp((6,), 8, dims=(4,))
+    fitted = encoder._replace(fit=lambda params, state, x: (params | {"seen": x.sum()}, state))
+    model = projected((6,), fitted)
+    params, _ = model.fit(*model.init(jax.random.key(0)), np.ones((2, 6), np.float32))
+    assert params["encoder"]["seen"] == 12 and "projection" in params
+    assert projected((6,), encoder).fit is None
+
+
 @pytest.mark.slow
 def test_a_run_reports_the_accuracy_of_the_probe_as_a_metric(caplog):
     random = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 
+from model.diffusion import sees_noise
 from ranges import Count, CountOrZero, NonNegative, checked
 from training.base import Callback
 from training.watching.callbacks.common import named
@@ -48,7 +49,7 @@ class DrawSamples:
             self.on_step_end = self.within_epoch
 
     def check(self, model, tokenizer):
-        if getattr(model, "inputs", None) is None:
+        if not sees_noise(model):
             raise UserError(
                 "draw_samples: the model makes no images; it needs one such as unet, trained by "
                 "the objective denoising_diffusion"
