@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, checked
+from model.checks import Count, Positive, checked
 from model.layers.blocks import NAME
 from model.layers.initializers import uniform_with_variance
 
@@ -25,7 +25,7 @@ def lora(
     base: Model,
     leaves: tuple[str, ...],
     rank: Count = 8,
-    alpha: float | None = None,
+    alpha: Positive | None = None,
     rank_stabilized: bool = False,
     dora: bool = False,
     whole: tuple[str, ...] = (),
@@ -47,8 +47,6 @@ def lora(
             raise ValueError(f"leaves: {why}")
     if not chosen:
         raise ValueError("leaves: must name at least one leaf that is not trained whole")
-    if alpha is not None and alpha <= 0:
-        raise ValueError(f"alpha: must be above 0, got {alpha}")
     scale = (alpha or rank) / (math.sqrt(rank) if rank_stabilized else rank)
 
     def init(key):
@@ -76,17 +74,12 @@ def lora(
         plain_state = {key: value for key, value in state.items() if key != "frozen"}
         return jax.tree.unflatten(structure, [merged[name] for name in shapes]), plain_state
 
-    def start(params, state):
-        """With `dora`, the lengths are those of the weights that were loaded."""
-        own = {name: lengths(state["frozen"][name], is_stacked(name)) for name in chosen}
-        return params | {name: params[name] | {"length": own[name]} for name in chosen}
-
     def apply(params, state, x, *, train=False, key=None):
         output, plain_state = base.apply(*merge(params, state), x, train=train, key=key)
         return output, plain_state | {"frozen": state["frozen"]}
 
-    of_dora = {"start": start} if dora else {}
-    return Model(init, apply, base.cache, base, merge, inputs=base.inputs, **of_dora)
+    start = partial(with_lengths, chosen) if dora else None
+    return Model(init, apply, base.cache, base, merge, start, base.inputs)
 
 
 def factors_init(key, weight, rank, stacked, dora):
@@ -104,6 +97,12 @@ def lengths(weight, stacked):
     """The Euclidean length of each column (..., in, out) of a leaf, with axes of size 1."""
     axes = tuple(range(stacked, weight.ndim - 1))
     return jnp.sqrt(jnp.sum(weight**2, axes, keepdims=True))
+
+
+def with_lengths(names, params, state):
+    """The params with the lengths of the weights that were loaded, with which DoRA begins."""
+    own = {name: lengths(state["frozen"][name], is_stacked(name)) for name in names}
+    return params | {name: params[name] | {"length": own[name]} for name in names}
 
 
 def product(factors, stacked):

@@ -166,7 +166,7 @@ def test_what_is_trained_whole_stays_in_the_params():
         ({"leaves": ("hidden/0/bias",)}, r"leaves: hidden/0/bias \(5,\) is no matrix"),
         ({"leaves": ("(",)}, "leaves: '\\(' is no regular expression"),
         ({"leaves": ("head/weight",), "whole": ("neck/.*",)}, "whole: 'neck/.*' matches no name"),
-        ({"leaves": ("head/weight",), "alpha": 0.0}, "alpha: must be above 0"),
+        ({"leaves": ("head/weight",), "alpha": 0.0}, "alpha: must be a finite number above 0"),
         ({"leaves": ("head/weight",), "rank": 0}, "rank: must be at least 1"),
         ({"leaves": ()}, "leaves: must name at least one"),
     ],
