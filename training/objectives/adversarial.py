@@ -23,11 +23,11 @@ from utils import UserError
 @checked
 def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
-    has the terms "discriminator", how well real and made examples are told apart, and "generator",
+    has the terms "discriminator", for how well it distinguishes real examples, and "generator", for
     how well those that are made pass for real ones. Labels, `loss` and `metrics` are not used.
-    `told_apart` is how often the discriminator is right. `penalty` is R1 (Mescheder et al., 2018):
-    half of it times the squared length of the discriminator's gradient at real examples. Without
-    it, the discriminator soon wins, and the generator has no slope to follow."""
+    `accuracy_discriminator` is how often the discriminator is right. `penalty` is R1 (Mescheder et
+    al., 2018): half of it times the squared length of the discriminator's gradient at real
+    examples. Without it, the discriminator soon wins, and the generator has no slope to follow."""
     noise = model.inputs() if getattr(model, "inputs", None) else None
     if not isinstance(noise, jax.ShapeDtypeStruct):
         raise UserError(
@@ -58,7 +58,7 @@ def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative 
         }
         right = ((of_real > 0).astype(float) + (of_made < 0)) / 2
         named = {f"loss_{name}": term for name, term in losses.items()}
-        return losses, state, {**named, "told_apart": right}
+        return losses, state, {**named, "accuracy_discriminator": right}
 
     return Objective(objective)
 
