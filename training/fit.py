@@ -200,7 +200,7 @@ def metric_log(recipe, folder, record, checkpoint):
         drawn = [PictureFiles()] if recipe.callbacks else []
         publish = Publisher([*options.trackers, *drawn], about)
     keep_going = recipe.checkpoint.on_write_error == "go_on"
-    return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.watch.ring)
+    return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.metric_plan.ring)
 
 
 def check_run(recipe, folder, resume, watchers):

@@ -117,7 +117,7 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
         losses, terms = summed(jax.tree.map(partial(mixed, share), *both, is_leaf=is_weighted))
-        return losses, state, measure(metrics, output, target, terms)
+        return losses, state, metrics_per_example(metrics, output, target, terms)
 
     return Objective(objective, plain.finish)
 
@@ -201,7 +201,7 @@ def outputs(model, preprocess, params, state, x):
 def scored(loss, metrics, output, target):
     """(loss per example, {metric: value per example}) of a batch of outputs."""
     losses, terms = summed(jax.vmap(loss)(output, target))
-    return losses, measure(metrics, output, target, terms)
+    return losses, metrics_per_example(metrics, output, target, terms)
 
 
 def summed(losses):
@@ -222,7 +222,7 @@ def mixed(share, a, b):
     return Weighted(total / jnp.where(weight == 0, 1, weight), weight)
 
 
-def measure(metrics, output, target, terms):
+def metrics_per_example(metrics, output, target, terms):
     """Every metric of every example, and the terms of the loss; metrics are {name: function}."""
     if taken := terms.keys() & metrics.keys():
         names = ", ".join(sorted(taken))

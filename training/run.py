@@ -44,7 +44,7 @@ class Run:
     stopped: bool = False
     stopped_by: str | None = None  # what stopped it
     for_good: bool = False  # whether it is not to be resumed after that, as after early stopping
-    out_of: str | None = None  # the option of the budget that ended it
+    budget_exhausted: str | None = None  # the option of the budget that ended it
     signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
     untested: bool = False  # whether the final test was begun and is not done
     tested: Any = (
@@ -104,7 +104,7 @@ class Run:
         self.metrics = {name: float("nan") if v is None else v for name, v in values}
         self.history = point.history
         self.for_good = self.for_good or record["stopped"]
-        self.stopped, self.out_of = bool(self.signal) or self.for_good, None
+        self.stopped, self.budget_exhausted = bool(self.signal) or self.for_good, None
 
     @property
     def stopped_why(self):

@@ -104,7 +104,7 @@ class Builder:
             setattr(built, kind, self.part(kind))
         self.check_optimizer(built.optimizer)
         vary.check(self.nodes, built.training)
-        built.vary, built.again = self.nodes.varied, partial(vary.again, self)
+        built.vary, built.rebuild = self.nodes.varied, partial(vary.rebuild, self)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
         built.beyond = [f"{self.source}: {line}" for line in self.nodes.beyond]

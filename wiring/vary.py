@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from wiring.config import LARGEST_SEED, show
 
-AGAIN = ("model", "loss", "objective", "update", "optimizer")
-COMPILED = (*AGAIN, "schedule", "augment", "metrics")  # the parts of which programs consist
+REBUILT = ("model", "loss", "objective", "update", "optimizer")
+COMPILED = (*REBUILT, "schedule", "augment", "metrics")  # the parts of which programs consist
 
 
 def numbers(nodes, training):
@@ -36,7 +36,7 @@ def check(nodes, training):
         nodes.problem("training.vary.seed", why)
 
 
-def again(builder, parts, inputs):
+def rebuild(builder, parts, inputs):
     """`parts` with `inputs`, {path: number}, in place of the numbers of training.vary: the numbers
     of one replica, or the inputs of a program that is being compiled."""
     new = type(builder)(
@@ -46,6 +46,6 @@ def again(builder, parts, inputs):
     nodes.facts, nodes.vary, nodes.inputs = builder.nodes.facts, builder.nodes.vary, inputs
     made = {"augment": new.parts_of_list("augment"), "metrics": new.metrics()}
     made["schedule"] = nodes.schedule = new.part("schedule")
-    made |= {kind: new.part(kind) for kind in AGAIN}
+    made |= {kind: new.part(kind) for kind in REBUILT}
     new.raise_problems()
     return SimpleNamespace(**vars(parts) | made | {"rates": new.rates(made["schedule"])})

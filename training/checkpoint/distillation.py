@@ -9,7 +9,7 @@ from model.base import Model
 from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
 from training.checkpoint.pretrained import pretrained_from
-from training.objective import inputs, measure, summed, supervised
+from training.objective import inputs, metrics_per_example, summed, supervised
 from training.options import PretrainedOptions
 from utils import UserError
 
@@ -46,7 +46,7 @@ def distillation(
             raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
         losses, terms = summed(jax.vmap(loss)(output, target))
         losses = mixed(losses, divergence(output, taught), weight)
-        return losses, own_state, measure(metrics, output, target, terms)
+        return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
     return Objective(objective, plain.finish)
 

@@ -34,7 +34,7 @@ class Interrupted(Incomplete):
     before it had written it."""
 
 
-class Found(NamedTuple):
+class Checkpoint(NamedTuple):
     """A checkpoint in memory: the file, arrays and record of each replica."""
 
     name: str
@@ -181,7 +181,7 @@ def read_all(name, paths, whole=False, verified=False):
         gone = next((r for r in range(min(replicas, len(read) + 1)) if r not in numbers), "another")
         what = f"is one of {replicas} replicas, and the file of replica {gone} is missing"
         raise kind(f"{paths[0]}: {what}")
-    return Found(name, *map(list, zip(*read, strict=True)))
+    return Checkpoint(name, *map(list, zip(*read, strict=True)))
 
 
 def delete(path):

@@ -14,7 +14,7 @@ import numpy as np
 
 from training.debugging.replay import TESTS, Replay, Value, bind
 from training.loss import distribution
-from training.programs import form, leaves_of
+from training.programs import leaves_of, type_and_shape
 from training.update import all_finite, floats
 from utils import named_leaves
 
@@ -141,7 +141,7 @@ def described_op(op, kind, phase):
     array = next(np.asarray(a) for a, value in pairs if kind in value.bad)
     count = f"{(~np.isfinite(array)).sum()} of {array.size} not finite" if array.size > 1 else kind
     got = " and ".join(map(summary, inputs)) or "nothing"
-    returned = f"{form(array)}: {count}{example(op, inputs, array, kind)}"
+    returned = f"{type_and_shape(array)}: {count}{example(op, inputs, array, kind)}"
     return f"{head}; it got {got}, and returned {returned}{HINTS.get(op.name, '')}"
 
 
@@ -187,7 +187,7 @@ def last_parameter(op, phase):
 
 def summary(array):
     """Type, shape and range of an input of an op."""
-    text = form(array)
+    text = type_and_shape(array)
     if not jnp.issubdtype(jnp.result_type(array), jnp.number):
         return text
     array = np.asarray(array)

@@ -44,13 +44,13 @@ class Budget:
     def on_chunk(self, run, report):
         """End within an epoch; at its end, on_epoch_end does."""
         due = self in report.due and run.position != run.steps
-        return Reply(out_of=self.used_up(run)) if due else None
+        return Reply(budget_exhausted=self.used_up(run)) if due else None
 
     def on_epoch_end(self, run):
         is_over = self.steps is not None and run.step >= self.steps
         if self.seconds is not None and not is_over:
             is_over = agreed([self.time_is_up()])[0]
-        return Reply(out_of=self.used_up(run)) if is_over and not run.finished else None
+        return Reply(budget_exhausted=self.used_up(run)) if is_over and not run.finished else None
 
     def used_up(self, run):
         """The option that ends the run, for the log."""

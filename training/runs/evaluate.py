@@ -23,7 +23,7 @@ from training.checkpoint.record import is_number, is_object
 from training.checkpoint.restore import check_meaning, probe_of
 from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
-from training.feed import form_on_device
+from training.feed import spec_on_device
 from training.fit import split_sets
 from training.options import monitor_for
 from training.recipe import compose, with_recorded
@@ -31,7 +31,7 @@ from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.trainer import Trainer
-from training.watching.metric_log import append, sayable
+from training.watching.metric_log import append, json_safe
 from utils import DONE, Damaged, UserError
 
 logger = logging.getLogger("main")
@@ -181,7 +181,7 @@ class CheckpointEvaluation:
         self.trainer, self.reader = Trainer(recipe, self.sets), recipe.reader()
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
         if parts.loader.eval_collate_fn:  # the probe has the form of a batch of training
-            batch = jax.tree.map(lambda a: form_on_device(np.asarray(a)[None]), parts.example)
+            batch = jax.tree.map(lambda a: spec_on_device(np.asarray(a)[None]), parts.example)
         self.probe = Probe(parts.model, probe_input(batch, parts.preprocess, parts.model))
         self.parts = parts
 
@@ -205,7 +205,7 @@ class CheckpointEvaluation:
             tallies = self.trainer.evaluate(each, weights=weights, epoch=record["epoch"])
             metrics |= self.reader.values(each, tallies)
         where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
-        return where | {"metrics": sayable(metrics)}
+        return where | {"metrics": json_safe(metrics)}
 
     def close(self):
         """End the threads that read ahead."""

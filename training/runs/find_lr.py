@@ -24,7 +24,7 @@ FEWEST = 20  # steps
 EXPLODED = 3.0  # times the first loss, above the lowest
 
 
-class Found(NamedTuple):
+class RangeTest(NamedTuple):
     """What a range test shows, as factors of the rates in the config; None where the loss never
     falls."""
 
@@ -54,7 +54,7 @@ def find_lr(parts, steps):
     with closing(Trainer(recipe, sets)) as trainer:
         pretrained = pretrained_from(recipe.training.pretrained)
         trainer.start(sets, pretrained or fitted_to_data(recipe, sets["train"]))
-        losses = np.array(list(measured(trainer, recipe.reader(trainer), factors)))
+        losses = np.array(list(losses_by_rate(trainer, recipe.reader(trainer), factors)))
     if len(losses) < 3:
         raise RunError(
             f"--find-lr: the loss was not finite at step {len(losses) + 1}, at a thousandth of the "
@@ -102,7 +102,7 @@ def learning_rates(node, path):
     return found
 
 
-def measured(trainer, reader, factors):
+def losses_by_rate(trainer, reader, factors):
     """The loss of one step at each factor of the learning rates, until it explodes."""
     lowest = first = epoch = 0
     for i, factor in enumerate(factors):
@@ -135,14 +135,14 @@ def smoothed(losses, steps):
 
 
 def suggestion(factors, curve):
-    """The Found of a smoothed curve."""
+    """The RangeTest of a smoothed curve."""
     low = int(np.argmin(curve))
     spread = float(np.ptp(curve[: low + 1]))
     if low < 2 or spread < 0.02 * abs(curve[0]):
-        return Found(None, None, False)
+        return RangeTest(None, None, False)
     slopes = np.gradient(curve[: low + 1])
     steepest = factors[int(np.argmin(slopes))]
-    return Found(steepest, factors[low], low == len(curve) - 1)
+    return RangeTest(steepest, factors[low], low == len(curve) - 1)
 
 
 def in_words(found, rates, name, first):

@@ -19,7 +19,7 @@ from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
 from file_io import atomic_write, inside, parse_json, read_file
 from training.watching import metric_log
-from training.watching.metric_log import sayable
+from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, cut, quoted, relative_path
 
 logger = logging.getLogger("main")
@@ -129,7 +129,7 @@ def update(folder, record, root):
 def finish(folder, run, peak):
     """Mark a run as finished, so that `--resume auto` skips it; `peak` is the memory that it
     needed."""
-    metrics = sayable(run.metrics)
+    metrics = json_safe(run.metrics)
     content = {"epochs": run.completed, "steps": run.step, "metrics": metrics, "peak_memory": peak}
     write_json(folder / FINISHED, content)
 

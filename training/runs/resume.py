@@ -11,7 +11,7 @@ from file_io import locked
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import (
-    Found,
+    Checkpoint,
     checkpoints,
     files,
     lost,
@@ -31,7 +31,7 @@ class Opened(NamedTuple):
     """A run's folder, locked for this process."""
 
     folder: Path
-    checkpoint: Found | None  # the one to resume from; None if the run has none yet
+    checkpoint: Checkpoint | None  # the one to resume from; None if the run has none yet
     lock: "Lock | None"  # None in the processes beside process 0
     skipped: list  # what is wrong with newer checkpoints
 

@@ -75,7 +75,7 @@ class Callbacks:
         return due or (line and self.answering)
 
     def on_chunk(self, run, report):
-        if report.line:
+        if report.line_rates:
             return self.call("on_step_end")
         if self in report.due:  # process 0 decides which of them are, as they may go by its clock
             [bits] = agreed([self.waiting])

@@ -75,14 +75,14 @@ class MetricLog:
 
     def on_chunk(self, run, report):
         """A line within an epoch."""
-        if report.line is None:
+        if report.line_rates is None:
             return
         self.log_each_step(run)
         position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
-        loss, rates = run.metrics["train_loss"], in_words(report.line)
+        loss, rates = run.metrics["train_loss"], in_words(report.line_rates)
         logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, rates)
-        values = {**run.metrics, **report.line}
+        values = {**run.metrics, **report.line_rates}
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
@@ -200,10 +200,10 @@ def is_row(row):
 
 
 def line_of(row):
-    return json.dumps(sayable(row)) + "\n"
+    return json.dumps(json_safe(row)) + "\n"
 
 
-def sayable(row):
+def json_safe(row):
     """The row with null for what is not finite, which JSON cannot express."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines, cut_back
-from training.watching.metric_log import sayable
+from training.watching.metric_log import json_safe
 
 logger = logging.getLogger("main")
 
@@ -55,7 +55,7 @@ class GradientSpikeMonitor:
         spikes = [spike for row in new if (spike := self.spike(view.epoch, *row))]
         self.written = self.memory
         if spikes:
-            append_lines(view, FILE, [json.dumps(sayable(spike)) for spike in spikes])
+            append_lines(view, FILE, [json.dumps(json_safe(spike)) for spike in spikes])
             warn(view.epoch, spikes)
 
     on_epoch_end = on_training_end = on_step_end  # for the steps after the last log line
