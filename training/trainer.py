@@ -164,8 +164,8 @@ class Trainer:
 
     def snapshot(self):
         """A copy of each replica's TrainState, which stays valid until the next snapshot reuses its
-        memory. An accelerator may have no room for it, so there it is made in the host's memory; the
-        state of several processes stays on the devices until it is written."""
+        memory. An accelerator may have no room for it, so there it is made in the host's memory.
+        With several processes, it stays on the devices until it is written."""
         if jax.default_backend() != "cpu" and jax.process_count() == 1:
             return jax.device_get([jax.tree.map(key_data, ts) for ts in self.replica_states()])
         reusable = jax.tree.structure(self.copies) == jax.tree.structure(self.states)

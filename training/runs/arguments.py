@@ -5,10 +5,7 @@ from dataclasses import fields
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
-
-from data_loader.base import Arrays, class_names, tokenizer_json
-from data_loader.nest import map_nest
+from data_loader.base import class_names, tokenizer_json
 from training.base import Tracked
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
@@ -25,13 +22,11 @@ from training.options import (
 from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
-    check_data,
     check_function,
     check_list,
     check_model,
     check_optimizer,
     check_schedule,
-    check_side,
 )
 from training.transforms import scheduled
 from training.update import gradient_update
@@ -196,13 +191,3 @@ def own_record(recipe, sets, config=None):
             raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
     named = class_names(sets["train"]), tokenizer_json(sets["train"])
     return run_folder.record(own | (config or {}), {}, sets, *named) | {"written_by": "fit"}
-
-
-def as_dataset(name, data):
-    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
-    check_data(name, data)
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        return data
-    for side, values in zip("xy", data, strict=True):
-        check_side(name, side, values, data)
-    return Arrays(*map_nest(np.asanyarray, data))

@@ -24,12 +24,12 @@ from training.checkpoint.restore import check_meaning, probe_of
 from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
 from training.feed import spec_on_device
-from training.fit import split_sets
 from training.options import monitor_for
 from training.recipe import compose, with_recorded
 from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
+from training.runs.sets import split_sets
 from training.trainer import Trainer
 from training.watching.metric_log import append, json_safe
 from utils import DONE, Damaged, UserError

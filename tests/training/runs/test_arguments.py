@@ -174,7 +174,7 @@ def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
         run(folder=tmp_path, epochs=2)
     again = run(folder=tmp_path, epochs=2, resume=True)
     assert again.step == 2 and len(again.history) == 2
-    assert "has its 2 epochs already: nothing is trained; raise `epochs`" in caplog.text
+    assert "has completed its 2 epochs: nothing is trained; raise `epochs`" in caplog.text
     assert run(folder=tmp_path, epochs=3, resume=True).step == 3
     assert "resuming after step 2" in caplog.text
 
