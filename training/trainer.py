@@ -16,7 +16,7 @@ import numpy as np
 from data_loader.base import Arrays
 from training import tally
 from training.base import TrainState, key_data
-from training.feed import spec_on_device, make_feeds
+from training.feed import make_feeds, spec_on_device
 from training.objective import check_per_example
 from training.programs import Start, loops_are_slow, placed
 from training.replicas import Replicas, as_inputs
