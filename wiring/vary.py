@@ -1,7 +1,7 @@
 """training.vary: numbers of a config in which the replicas of a run differ.
 
-Each is an input of the compiled programs, which are traced with parts that are built again around
-these inputs (`again`).
+Each number is an input of the compiled programs, which are traced with parts that `rebuild` makes
+from these inputs.
 """
 
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def numbers(nodes, training):
 
 
 def check(nodes, training):
-    """All numbers exist, and belong to parts that are compiled."""
+    """Record a problem for each number that does not exist, or is not of a compiled part."""
     for path in [path for path in nodes.vary if path.split(".")[0] not in COMPILED]:
         why = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
         nodes.problem(f"training.vary.{path}", why)
