@@ -32,7 +32,7 @@ from data_loader.tokens import ABOUT, TOKENIZER
 from file_io import atomic_file, atomic_write, locked
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
-PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
+PARTS, PLAN = "parts", "plan.json"  # the finished parts, in the folder of the results
 
 
 def parse(words=None):
@@ -107,7 +107,7 @@ def prepare(arguments):
 
 
 def check(arguments):
-    """Refuse numbers that cannot be meant."""
+    """Refuse numbers that must be mistakes."""
     for name in ("val_size", "test_size"):
         if not 0 <= getattr(arguments, name) < 1:
             option = name.replace("_", "-")
@@ -137,8 +137,8 @@ def begin_plan(arguments, files, parts):
 
 
 def sets_of(arguments, parts):
-    """{set: [for each part, which of its documents]}; None in place of the lists if there is only
-    one document, which is cut."""
+    """{set: [for each part, the indices of its documents]}; None instead of the lists if there is
+    only one document, which is cut."""
     count = partial(count_documents, separator=arguments.separator)
     counts = list(mapped(count, parts, arguments.processes, "look"))
     shares = shares_of(arguments)
@@ -164,7 +164,7 @@ def count_documents(part, separator):
 
 
 def made_tokenizer(arguments, parts, sets, folder):
-    """The tokenizer that is named; one that is trained is kept among the parts."""
+    """The tokenizer that is named; a trained one is kept among the parts."""
     name, path = arguments.tokenizer, folder / TOKENIZER
     if path.exists():
         return tokenizer_file(path)
@@ -190,7 +190,7 @@ def made_tokenizer(arguments, parts, sets, folder):
 
 
 def in_processes(arguments, parts, sets, tokenizer, folder):
-    """Write what is still missing of the parts."""
+    """Write the parts that are missing."""
     jobs = []
     for number, part in enumerate(parts):
         if not (folder / f"{number}.json").exists():
@@ -203,7 +203,7 @@ def in_processes(arguments, parts, sets, tokenizer, folder):
 
 
 def write_part(job, tokenizer_json, separator, shares):
-    """Write the tokens of one part, those of each set into a file of its own."""
+    """Write the tokens of one part into one file for each set."""
     folder, number, part, own = job
     tokenizer, documents = tokenizer_of(tokenizer_json), part.documents(separator)
     several = None not in own.values()
