@@ -70,7 +70,7 @@ def test_a_run_whose_budget_is_used_up_is_finished_and_continues_with_a_larger_o
     whole = only_run(workdir)
     code, out, _ = run(workdir, "-c", "small.json", "title=Budget", "training.max_steps=13")
     assert code == 0
-    assert "10 steps an epoch, 13 in all" in out
+    assert "10 steps per epoch, 13 in all" in out
     assert "Stopped by training.max_steps after step 13" in out
     folder = only_run(workdir, "Budget")
     finished = json.loads((folder / "finished.json").read_text())

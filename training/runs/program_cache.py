@@ -21,8 +21,8 @@ import jaxlib
 from file_io import atomic_write
 from utils import RunError, user_cache
 
-ROOM = 512 * 2**20  # bytes for all programs; those of the sample take 0.6 MiB
-ZSTANDARD = b"\x28\xb5\x2f\xfd"  # how a file compressed with zstandard begins
+ROOM = 512 * 2**20  # bytes for all programs; the programs of the sample take 0.6 MiB
+ZSTANDARD = b"\x28\xb5\x2f\xfd"  # the first bytes of a file compressed with zstandard
 VERDICT = "usable"  # the name of the file that says whether programs can be loaded on this machine
 
 logger = logging.getLogger("main")
@@ -113,7 +113,7 @@ def stderr_into_file():
 
 def tidy(folder):
     """Remove damaged files, which a process that ends while writing leaves behind. If all programs
-    together take too much room, also remove those not used for the longest time."""
+    together take too much room, also remove the ones that were not used for the longest time."""
     verdict = folder / VERDICT
     last = verdict.stat().st_mtime
     os.utime(verdict)

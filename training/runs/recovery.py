@@ -1,4 +1,4 @@
-"""A run put back to a checkpoint, and what happens when it diverges."""
+"""The state of a run read back from a checkpoint, and what happens when a run diverges."""
 
 import logging
 
@@ -67,7 +67,7 @@ def check_fits(checkpoint, template, replicas):
 
 
 def weights_of(checkpoint, params, state):
-    """[(params, state)] of each replica as they are evaluated, in the form of these trees."""
+    """[(params, state)] of each replica that are evaluated, in trees like these."""
     trees = []
     for path, arrays in zip(checkpoint.paths, checkpoint.arrays, strict=True):
         part = evaluated_part(arrays)
@@ -87,7 +87,7 @@ def best_weights(keeper, trainer):
 
 
 def check_unchanged(trainer, probe, pretrained, checkpoint):
-    """Refuse to start or resume from weights to which model/ has since given another meaning."""
+    """Refuse to start or resume from weights if model/ now computes something else with them."""
     ts = trainer.replica_states()[0]
 
     def outputs(*weights):  # what several processes hold may fit into none of their hosts

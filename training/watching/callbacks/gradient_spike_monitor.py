@@ -1,4 +1,4 @@
-"""Report steps whose gradient is far longer than those of the steps before it."""
+"""Report steps whose gradient is far longer than the gradients before it."""
 
 import json
 import logging
@@ -25,8 +25,8 @@ def gradient_spike_monitor(
     """Write a line to gradient_spikes.jsonl for each step with an unusually long gradient.
 
     A gradient is unusual if it is not finite, or `threshold` times longer than the moving average
-    of the steps before it, which are at least `warmup`. In the average a spike counts as if it were
-    just at the threshold: the next spike is still found, but gradients that stay long become usual.
+    over at least `warmup` earlier steps. In the average, the length of a spike is cut to the
+    threshold: the next spike is still found, but gradients that stay long become usual.
     """
     return GradientSpikeMonitor(ema_decay, threshold, warmup)
 
@@ -40,7 +40,7 @@ class GradientSpikeMonitor:
 
     def on_training_start(self, view):
         self.memory = {"step": 0, "seen": 0, "average": 0.0}
-        # The memory that matches the file; another one was restored from a checkpoint.
+        # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
 
     def on_step_end(self, view):
