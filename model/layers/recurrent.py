@@ -57,13 +57,13 @@ def gru_cell(params, projected, state):
 
 @op
 def lstm(params, x, lengths=None, *, reverse=False):
-    """(the outputs of all steps (B, T, D), the output after the last one (B, D)); see `recurrent`."""
+    """(the outputs of all steps (B, T, D), the final output (B, D)); see `recurrent`."""
     return recurrent(lstm_cell, 2, params, x, lengths, reverse)
 
 
 @op
 def gru(params, x, lengths=None, *, reverse=False):
-    """(the outputs of all steps (B, T, D), the output after the last one (B, D)); see `recurrent`."""
+    """(the outputs of all steps (B, T, D), the final output (B, D)); see `recurrent`."""
     return recurrent(gru_cell, 1, params, x, lengths, reverse)
 
 
