@@ -235,7 +235,7 @@ class Nodes:
         return name, args, {key: node[key] for key in extra_keys if key in node}
 
     def values(self, name, given, accepted, path):
-        """The arguments of a call, converted; facts fill those that the config leaves out."""
+        """The arguments of a call, converted; facts fill arguments that the config leaves out."""
         signature, values = parts.signature(name, accepted), {}
         unknown = [key for key in given if key not in accepted]
         for key in unknown:

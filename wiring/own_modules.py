@@ -17,8 +17,8 @@ COPIES = "user_modules"  # the folder of a run that holds copies of the user's m
 TOOLKIT = ("adapters", "benchmarks", "data_loader", "file_io", "huge_pages", "inference", "model")
 TOOLKIT += ("ranges", "rawtree", "search", "sweep", "tests", "train", "training", "utils", "wiring")
 TOOLKIT = ("rawtree",) if PACKAGE else TOOLKIT
-# What a run or an export writes. The plain names of its config are Rawtree's, and it has resolved
-# those of the user's own parts to dotted names.
+# Files that a run or an export writes. The plain names of its config are Rawtree's, and the names
+# of the user's own parts were resolved to dotted names.
 WRITTEN = ("environment.json", "verification.json")
 UNREADABLE = "?"  # the return annotation of a function in a file that is not valid Python
 
@@ -59,12 +59,11 @@ def put_on_path(folders, name):
 
 
 def own_parts(annotation, folders):
-    """({name: dotted name}, {name: file}) of the functions in the user's own files: those with this
-    return annotation, and all others.
+    """({name: dotted name} of the functions with this return annotation in the user's own files,
+    {name: file} of all other functions there).
 
-    The files are those beside a config, and in the working folder if the config is below it. They
-    are read, not imported, since importing all of them would run scripts that the config does not
-    use.
+    The files are beside a config, and in the working directory if the config is below it. They are
+    read, not imported, since importing all of them would run scripts that the config does not use.
     """
     found, others = {}, {}
     for path in project_files(folders):

@@ -28,7 +28,7 @@ def distillation(
 ) -> Objective:
     """Hinton et al. (2015): (1 - weight) * loss + weight * temperature**2 * KL divergence between
     the probabilities of the teacher and of the model, both at this temperature. `weights` names the
-    teacher's, as `training.pretrained` does. An evaluation is as usual."""
+    weights of the teacher, like `training.pretrained`. An evaluation is as usual."""
     plain = supervised(model, loss, metrics, preprocess, augment)
     params, state = weights_of(teacher, weights)
     divergence = jax.vmap(partial(soft_divergence, temperature=temperature))
@@ -61,7 +61,7 @@ def weights_of(teacher, option):
 
 
 def mixed(hard, soft, weight):
-    """The loss per example; of a sequence, it keeps its weight."""
+    """The loss per example; the loss of a sequence keeps its weight."""
     if isinstance(hard, dict):
         raise UserError("objective: distillation takes no loss of several weighted terms")
     if is_weighted(hard):
@@ -70,6 +70,6 @@ def mixed(hard, soft, weight):
 
 
 def soft_divergence(output, taught, temperature):
-    """temperature**2 * KL(teacher || model) of one example; of a sequence, the mean."""
+    """temperature**2 * KL(teacher || model) of one example; the mean over a sequence."""
     model, teacher = (jax.nn.log_softmax(a / temperature) for a in (output, taught))
     return temperature**2 * (jnp.exp(teacher) * (teacher - model)).sum(-1).mean()

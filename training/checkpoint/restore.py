@@ -27,8 +27,8 @@ def filled(path, arrays, like):
 
 
 def restacked(arrays, wanted):
-    """The arrays, where those of equal blocks are stacked or separate as among the `wanted` leaves,
-    which depends on the `scan` of the model."""
+    """The arrays, where equal blocks are stacked or separate as in the `wanted` leaves, by the
+    `scan` of the model."""
     arrays, others = dict(arrays), [name for name in arrays if name not in wanted]
     for name in filter(is_stacked, others):
         if names := single_names(name, arrays[name].shape):

@@ -161,7 +161,7 @@ def required(function):
 
 
 def uncalled(kind, factory):
-    """The message about a function that was passed instead of what it returns."""
+    """The message about a function that was passed instead of its result."""
     call = f"{factory.__name__}({', '.join(required(factory))})"
     return f"{kind}: {factory.__name__} is a function that makes one; call it: {call}"
 

@@ -58,8 +58,8 @@ def recipe_of(
     ignored=None,
     **options,
 ) -> Recipe:
-    """The Recipe of a model: the arguments are those of `fit` that say what is computed. `ignored`
-    is the label that loss and metrics do not count, unless they say so themselves."""
+    """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
+    the label that loss and metrics do not count, unless they have their own `ignore_label`."""
     loader, training = split_options(options)
     loss = ignoring(ignored, loss)
     metrics = default_metrics(loss, objective) if metrics is None else metrics
@@ -68,7 +68,7 @@ def recipe_of(
     check_schedule(schedule)
     functions = {"loss": loss, "objective": objective, "update": update}
     for kind, function in functions.items():
-        if kind != "loss" or loss is not None:  # an objective of one's own may need none
+        if kind != "loss" or loss is not None:  # the user's own objective may need no loss
             check_function(kind, function)
     for kind, listed in {"preprocess": preprocess, "augment": augment}.items():
         check_list(kind, listed)
@@ -117,7 +117,7 @@ def all_ignoring(label, metrics):
 
 
 def ignoring(label, function):
-    """A loss or a metric that does not count a label, if it can and says nothing else."""
+    """A loss or a metric that does not count a label, if it can and has no other `ignore_label`."""
     if isinstance(function, Tracked):
         return function._replace(function=ignoring(label, function.function))
     if label is None or not callable(function):

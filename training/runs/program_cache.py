@@ -52,7 +52,7 @@ def keep_programs():
 def kind_of_machine():
     """The name of the folder for programs of this jaxlib on machines like this one. A program is
     compiled for the instructions and the cores of a CPU. The backend is part of the name too, since
-    programs of an accelerator may be loadable where those of the CPU are not."""
+    programs of an accelerator may be loadable where programs of the CPU are not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
     facts = [jax.default_backend(), platform.machine(), sys.platform]

@@ -5,7 +5,7 @@ on_test_start, on_test_end, on_epoch_end, on_training_end
 on_step_end is called at every log line within an epoch; the View's `per_step` has the values of
 each step since the previous line.
 
-A callback changes the run only by what it returns: {"stop": True}; {"lr_scale": 0.5}, a factor for
+A callback changes the run only by its return value: {"stop": True}; {"lr_scale": 0.5}, a factor for
 every later update; from on_validation_end and on_test_end also {"values": {"test_x": 0.9}}, which
 join the metrics of the set. What it must remember is JSON in an attribute `memory`: every
 checkpoint holds it, and a resumed run sets it again after on_training_start. Other attributes, all
