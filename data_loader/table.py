@@ -20,7 +20,7 @@ from utils import UserError, cut
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_BYTES = 2**32  # of a file
-FEW = 100  # any column may have this many different texts
+FEW = 100  # different texts that any column may have
 
 
 class Table(NamedTuple):

@@ -32,7 +32,7 @@ from data_loader.tokens import ABOUT, TOKENIZER
 from file_io import atomic_file, atomic_write, locked
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
-PARTS, PLAN = "parts", "plan.json"  # the finished parts, in the folder of the results
+PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
 
 
 def parse(words=None):
