@@ -44,7 +44,7 @@ from training.watching.view import View
 from training.watching.waiting import WaitingForData
 from utils import RunError, UserError, shown_if_slow
 
-# Arguments of `fit` that do not change what is computed.
+# Arguments of `fit` that are not part of the recipe.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
 
 

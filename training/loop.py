@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     sums: Any  # on the device
     due: tuple  # the watchers that must see the run after these steps
     since: int | None  # the position of the previous log line, if a line ends with these steps
-    done: float | None  # the time, if the steps were done when the call returned, as on the CPU
+    done: float | None  # the time, if the steps were done at once, as small ones are on the CPU
 
 
 class Loop:

@@ -28,7 +28,7 @@ def supervised(
 ) -> Objective:
     """Compare the model's output with the target of a batch (x, target). An evaluation takes the
     mean output over `views` of each image: the image and its mirror image; `flipped_and_shifted`
-    gives half of the weight to these two after a shift by one pixel along a diagonal."""
+    gives half of the weight to these two after shifts by one pixel along a diagonal."""
 
     def objective(params, state, batch, key, train):
         x, target = batch
@@ -223,7 +223,7 @@ def mixed(share, a, b):
 
 
 def metrics_per_example(metrics, output, target, terms):
-    """{name: values of the examples} of the terms of the loss and of {name: function}."""
+    """{name: value per example} of the terms of the loss and of `metrics`, {name: function}."""
     if taken := terms.keys() & metrics.keys():
         names = ", ".join(sorted(taken))
         raise UserError(f"metrics: {names}: is the name of a term of the loss; use another label")

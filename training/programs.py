@@ -61,7 +61,7 @@ class Program:
         names = arguments or inspect.signature(function).parameters
         self.arguments = [name.lstrip("_") for name in names]
         self.compiled = None
-        self.specs, self.future = None, None  # the specs that it is compiled for in a thread
+        self.specs, self.future = None, None  # for which a thread compiles it, the result
         self.seconds = 0.0  # spent on compiling, or on waiting for it
         self.memory = (
             None  # bytes of arguments, results and temporaries, if the backend reports them

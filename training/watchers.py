@@ -87,7 +87,7 @@ class Report(NamedTuple):
     steps: int
     sums: list  # the sums of each replica, NumPy arrays
     bad: tuple | None  # (step, leaf number) of the first step that froze the state
-    due: tuple  # the watchers whose steps_left has reached 0
+    due: tuple  # the watchers whose steps_left has reached 0, or that are overdue
     line_rates: dict | None  # the rates of the steps since the last log line, if one ends here
 
 

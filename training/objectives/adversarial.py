@@ -24,7 +24,7 @@ from utils import UserError
 def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
     has the terms "discriminator", for how well it distinguishes real examples, and "generator", for
-    how often generated examples are taken for real ones. Labels, `loss` and `metrics` are not used.
+    how well generated examples pass for real ones. Labels, `loss` and `metrics` are not used.
     `accuracy_discriminator` is how often the discriminator is right. `penalty` is R1 (Mescheder et
     al., 2018): half of it times the squared length of the discriminator's gradient at real
     examples. Without it, the discriminator soon wins, and the generator gets almost no gradient."""
