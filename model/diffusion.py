@@ -71,7 +71,7 @@ def sample(
     same images.
     """
     if not sees_noise(model):
-        raise ValueError("the model makes no images of noise; it needs one such as `unet`")
+        raise ValueError("the model does not make images from noise; use one such as `unet`")
     if steps < 1:
         raise ValueError(f"steps: must be at least 1, got {steps}")
     if prediction not in ("v", "epsilon"):

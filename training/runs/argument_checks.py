@@ -192,7 +192,7 @@ def check_side(name, side, values, pair):
         kind = np.asanyarray(leaf).dtype.kind
         if kind in "OUSMm":
             fix = "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
-            raise UserError(f"{name}: {path} holds {np.asanyarray(leaf).dtype}, no numbers; {fix}")
+            raise UserError(f"{name}: {path} holds {np.asanyarray(leaf).dtype}, not numbers; {fix}")
     other = pair[1] if side == "x" else pair[0]
     is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):

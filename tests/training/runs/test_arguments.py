@@ -117,7 +117,7 @@ MISTAKES = {
     "a list of labels": ({"train": (X, Y.tolist())}, r"train: y is a list; .* np.asarray\(y\)"),
     "lists of a test set": ({"test": ({"a": [1.0, 2.0]}, Y)}, "test: x is a list"),
     "a list of examples": ({"train": (list(X), Y)}, r"a list of 64 arrays; .* np.stack\(x\)"),
-    "text": ({"train": (X, Y.astype(str))}, "train: y holds <U11, no numbers"),
+    "text": ({"train": (X, Y.astype(str))}, "train: y holds <U11, not numbers"),
     "a single array": ({"train": X, "test": Y}, r"train: is one array, float32\[64, 6\]"),
     "three": ({"train": (X, Y, Y)}, "train: is a tuple of 3"),
     "a dict": ({"train": {"x": X, "y": Y}}, "train: is a dict of x, y"),
