@@ -84,9 +84,10 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     with shown_if_slow("Tracing the programs of the run", early=True):
         trainer, as_built = trainer_ahead(recipe, parts), parts
     if run is None:
-        run, parts, sets, record = new_run(parts, root, why_new, temporary)
+        run, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
     else:
-        parts, sets, record = resumed_run(run, parts, root, template, override, temporary)
+        checked = recipe, template
+        parts, sets, record = resumed_run(run, parts, *checked, root, override, temporary)
     if parts is not as_built:  # preprocessing has its statistics now
         recipe = compose(parts, recipe.plan)
     announce(parts, sets, run, template)
@@ -124,7 +125,7 @@ def many(count, example):
     return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
-def new_run(parts, root, why_new, temporary):
+def new_run(parts, recipe, root, why_new, temporary):
     """(a new run's folder, the parts, its data, the record for its checkpoints); `why_new` says why
     there was none to resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
@@ -134,7 +135,7 @@ def new_run(parts, root, why_new, temporary):
     if why_new:
         logger.info("%s: beginning a new one", why_new)
     try:
-        parts, sets, record = with_data(run, parts)
+        parts, sets, record = with_data(run, parts, recipe)
         with together():
             if is_first():
                 run_folder.describe(run.folder, record, sets, root, parts.own_files())
@@ -145,11 +146,11 @@ def new_run(parts, root, why_new, temporary):
     return run, parts, sets, record
 
 
-def resumed_run(run, parts, root, template, override, temporary):
+def resumed_run(run, parts, recipe, template, root, override, temporary):
     """(the parts, the data, the record) of a resumed run, once they are known to be the same as
     before, or insisted on."""
     handle_signals(run, temporary)
-    parts, sets, record = with_data(run, parts)
+    parts, sets, record = with_data(run, parts, recipe)
     with together():
         changes = resume.changes(run, record, override)
         # Nothing in the folder was changed until here.
@@ -165,7 +166,7 @@ def resumed_run(run, parts, root, template, override, temporary):
     return parts, sets, record
 
 
-def with_data(run, parts):
+def with_data(run, parts, recipe):
     """(the parts, with statistics of the training set where preprocessing needs them; the data; the
     record). A resumed run keeps its statistics."""
     with together(), shown_if_slow(f"Reading the data: {data_name(parts)}", early=True):
@@ -175,7 +176,7 @@ def with_data(run, parts):
         if len(statistics or ()) < len(parts.unfitted):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
-    return parts, sets, record_of(run, parts, sets)
+    return parts, sets, record_of(run, parts, sets, recipe)
 
 
 def data_name(parts):
@@ -210,12 +211,13 @@ def begin_to_log(root, run):
         be_silent()
 
 
-def record_of(run, parts, sets):
+def record_of(run, parts, sets, recipe):
     """The record for a run's checkpoints, once the data is known to be the same in all processes,
     and its folder to be visible to them."""
     with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
         named = class_names(parts.data), tokenizer_json(parts.data)
-        record = run_folder.record(parts.config, parts.facts, sets, *named)
+        others = recipe.objective.fingerprints
+        record = run_folder.record(parts.config, parts.facts, sets, others, *named)
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():
