@@ -87,6 +87,9 @@ def parse(argv):
     add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
     commands = ("check", "list", "resume", "evaluate", "watch", "report", "find_lr", "find_batch")
+    for name in ("config", "list", "resume", "evaluate", "watch"):
+        if getattr(arguments, name) == "":
+            parser.error(f"--{name} is empty; was a variable of the shell not set?")
     given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1 and given != ["--check", "--resume"]:
         parser.error(f"{' and '.join(given)} do not go together")
@@ -105,7 +108,7 @@ def parse(argv):
 
 def steps_of_test(text):
     """The number after --find-lr."""
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"takes a number of steps, got {text!r}; put it last")
     return int(text)
 

@@ -23,6 +23,7 @@ KINDS = {
     "dense convolution": 14,
     "transposed convolution": 10,
     "max pool": 16,
+    "average pool": 10,
     "layer norm": 18,
     "batch norm": 10,
     "softmax": 10,
@@ -146,17 +147,18 @@ def dense(rng, transposed=False):
     weight = (*kernel, shape[-1], out)
     title = f"{named(shape)} -> {out}, kernel {kernel[0]}"
     if transposed:
-        options = {"stride": (2, 2), "pads": conv.transposed_padding("SAME", kernel, (2, 2))}
+        stride = (one_of(rng, 1, 2, 2, 3),) * 2
+        options = {"stride": stride, "pads": conv.transposed_padding("SAME", kernel, stride)}
         candidates = {
             "XLA": partial(
                 lax.conv_transpose,
-                strides=(2, 2),
+                strides=stride,
                 padding=options["pads"],
                 dimension_numbers=conv.LAYOUT,
             ),
             "phases": partial(conv_forms.phases, **options),
         }
-        return Layer(f"{title}, stride 2", [shape, weight], candidates, "phases")
+        return Layer(f"{title}, stride {stride[0]}", [shape, weight], candidates, "phases")
     geometry = geometry_of(rng, shape, kernel)
     function = partial(
         conv.plain, **dict(zip(("stride", "pads", "dilation"), geometry, strict=True))
@@ -166,17 +168,19 @@ def dense(rng, transposed=False):
     return Layer(title, [shape, weight], candidates, "Eigen")
 
 
-def max_pool(rng):
+def pooled(form, start, combine, rng):
     shape, window = image(rng), (one_of(rng, 2, 2, 3, 3, 4, 5, 7, 9),) * 2
     stride = (one_of(rng, 1, 2, window[0]),) * 2
     stride = tuple(min(s, w) for s, w in zip(stride, window, strict=True))
-    pads = conv.resolve_padding("SAME", shape[1:3], window, stride)
+    windows = window, stride, conv.resolve_padding("SAME", shape[1:3], window, stride)
     candidates = {
-        "XLA": partial(pool.slide, -jnp.inf, lax.max, (window, stride, pads)),
-        "views": partial(pool.max_of_views, (window, stride, pads), shape[1:3]),
+        "XLA": partial(pool.slide, start, combine, windows),
+        "views": partial(form, windows, shape[1:3]),
+        "two passes": partial(pool.in_two_passes, form, windows, shape[1:3]),
     }
     title = f"{named(shape)}, window {window[0]}, stride {stride[0]}"
-    return Layer(title, [shape], candidates, "views")
+    chosen = "two passes" if forms.pool_in_two_passes(window) else "views"
+    return Layer(title, [shape], candidates, chosen)
 
 
 def layer_norm(rng):
@@ -259,7 +263,8 @@ DRAWS = dict(
             patches,
             dense,
             partial(dense, transposed=True),
-            max_pool,
+            partial(pooled, pool.max_of_views, -jnp.inf, lax.max),
+            partial(pooled, pool.sum_of_views, 0.0, lax.add),
             layer_norm,
             batch_norm,
             softmax_rows,

@@ -224,6 +224,8 @@ def parts_of(file, separator, field=FIELD):
         while start < end:
             place = data.find(mark, start + SIZE)
             stop = end if place < 0 else place + len(mark)
+            # The separator at the end of a file, and a line break after it, make no part.
+            stop = end if end - stop <= SIZE and not data[stop:end].strip() else stop
             parts.append(Part(file, start, stop, line, field))
             line += sum(data[i : min(i + SIZE, stop)].count(10) for i in range(start, stop, SIZE))
             start = stop

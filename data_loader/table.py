@@ -133,7 +133,11 @@ def read_parquet(path):
 
 
 def as_text(value):
-    return None if value is None or value != value else str(value)
+    """A cell as a CSV file would hold it. Whole numbers are equal whatever their type is: a column
+    of integers with a gap is often stored as floats."""
+    if value is None or value != value:
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def tables_of(read, train, val, test):

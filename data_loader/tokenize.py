@@ -33,6 +33,7 @@ from file_io import atomic_file, atomic_write, locked
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
+FINISHED = ".parts"  # the same when everything is done; it is deleted
 
 
 def parse(words=None):
@@ -91,6 +92,7 @@ def prepare(arguments):
     except BlockingIOError as error:
         raise UserError(f"{out}: another process writes there; wait until it has ended") from error
     try:
+        shutil.rmtree(out / FINISHED, ignore_errors=True)  # left by a process that was killed
         begin_plan(arguments, files, folder)
         parts = [
             part for file in files for part in parts_of(file, arguments.separator, arguments.field)
@@ -99,7 +101,9 @@ def prepare(arguments):
         tokenizer = made_tokenizer(arguments, parts, sets, folder)
         in_processes(arguments, parts, sets, tokenizer, folder)
         counts = joined(len(parts), list(sets), tokenizer, folder, out)
-        shutil.rmtree(folder)
+        # A folder that is only half deleted must not be taken for the parts of another command.
+        os.replace(folder, out / FINISHED)
+        shutil.rmtree(out / FINISHED)
     finally:
         os.close(lock)
     written = ", ".join(f"{count} tokens in {out / name}.bin" for name, count in counts.items())
@@ -179,14 +183,17 @@ def made_tokenizer(arguments, parts, sets, folder):
         tokenizer = tokenizer_file(name)
     if hasattr(tokenizer, "train"):
         rows = sets["train"] if name == "bpe" else None  # characters of all sets are known
-        tokenizer = tokenizer.train(
-            document.text
-            for i, part in enumerate(progress(parts, "train", len(parts)))
-            for k, document in enumerate(part.documents(arguments.separator))
-            if rows is None or k in set(rows[i])
-        )
+        tokenizer = tokenizer.train(texts_of(parts, rows, arguments.separator))
     atomic_write(path, tokenizer.to_json().encode())
     return tokenizer
+
+
+def texts_of(parts, rows, separator):
+    """The texts of the documents in all parts, or of those that `rows` lists for each part."""
+    for i, part in enumerate(progress(parts, "train", len(parts))):
+        documents = part.documents(separator)
+        chosen = documents if rows is None else (documents[k] for k in rows[i])
+        yield from (document.text for document in chosen)
 
 
 def in_processes(arguments, parts, sets, tokenizer, folder):

@@ -37,7 +37,8 @@ def checked_sweep(file, overrides, spec):
         )
     if problems:
         raise UserError("\n".join(f"{file.name}: {problem}" for problem in problems))
-    folder = Path(config.get("checkpoint", {}).get("dir", "saved")) / config.get("title", "run")
+    base = Path(config.get("checkpoint", {}).get("dir", "saved")).expanduser()
+    folder = base / config.get("title", "run")
     trials = [Trial(number, values) for number, values in enumerate(planned(spec))]
     about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
     sweep = Sweep(folder / spec.name, spec, config, *about, trials)

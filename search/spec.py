@@ -175,6 +175,9 @@ def problems_of_keys(spec):
     problems = []
     for key, value in spec.keys.items():
         top = key.split(".")[0]
+        for inner in (other for other in spec.keys if other.startswith(f"{key}.")):
+            why = f"it replaces the node that keys.{inner} changes"
+            problems.append(f"keys.{key}: {why}; name {key}.name, or leave one of them out")
         if top in OF_THE_SWEEP:
             fix = f"{top} is the same for all trials; set it in the config"
             problems.append(f"keys.{key}: {fix}")

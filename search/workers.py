@@ -198,5 +198,6 @@ def say(name, text):
 
 def command_of(script, trusted):
     """The command of the processes of a sweep, without what they train."""
-    program = ["-m", "rawtree", "sweep"] if PACKAGE else [str(Path(script))]
+    # -P: Python imports nothing from the folder in which the user stands.
+    program = ["-P", "-m", "rawtree", "sweep"] if PACKAGE else [str(Path(script))]
     return [*program, *(["--trust"] if trusted else [])]

@@ -1,10 +1,12 @@
 """python tests/kill_at.py N arguments...: run train.py, and kill it with SIGKILL at its N-th change
 of the disk.
 
-If that is a write to a file, only the first half is written before the kill.
+If that is a write to a file of a run, only the first half is written before the kill, and the
+file's name is added to torn.txt in the working directory.
 """
 
 import builtins
+import io
 import os
 import signal
 import sys
@@ -12,7 +14,6 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import train
-import utils
 
 changes_left = int(sys.argv.pop(1))
 
@@ -50,17 +51,27 @@ class CountedFile:
 
     def write(self, data):
         if is_last_change():
-            self.file.write(memoryview(data).cast("B")[: len(data) // 2])
+            is_text = isinstance(data, str)
+            half = data if is_text else memoryview(data).cast("B")
+            self.file.write(half[: len(half) // 2])
             self.file.flush()
+            with plain_open("torn.txt", "a", encoding="utf-8") as torn:
+                torn.write(f"{self.file.name}\n")
             os.kill(os.getpid(), signal.SIGKILL)
         return self.file.write(data)
 
 
-def counted_open(*arguments, **keywords):
-    return CountedFile(builtins.open(*arguments, **keywords))
+plain_open, runs = builtins.open, os.path.abspath("saved")
 
 
-utils.open = counted_open
+def counted_open(file, mode="r", *arguments, **keywords):
+    opened = plain_open(file, mode, *arguments, **keywords)
+    is_of_a_run = isinstance(file, str | os.PathLike) and os.path.abspath(file).startswith(runs)
+    return CountedFile(opened) if is_of_a_run and set(mode) & set("wax+") else opened
+
+
+# Both names of one function: pathlib opens files by that of io.
+builtins.open = io.open = counted_open
 for name in ("fsync", "replace", "truncate", "unlink"):
     setattr(os, name, counted(getattr(os, name)))
 

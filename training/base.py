@@ -101,6 +101,9 @@ class Objective(NamedTuple):
     # whether `apply` also takes a mask, (B,), of the examples that are genuine: for a loss that
     # compares the examples of a batch with each other
     takes_mask: bool = False
+    # (name, digest) of each thing that it computes with besides the data, such as a teacher; a run
+    # is resumed only if they are unchanged
+    fingerprints: tuple = ()
 
     def __call__(self, params, state, batch, key, train, mask=None):
         """Without a `mask`, all examples of the batch are genuine."""

@@ -197,9 +197,10 @@ def recorded_statistics(parts, config):
 
 
 def is_statistic(value):
-    """Whether this is a finite number, or a list of them."""
-    numbers = value if isinstance(value, list) else [value]
-    return bool(numbers) and all(type(n) in (int, float) and abs(n) < 2**127 for n in numbers)
+    """Whether this is a finite number, a list of them, or a list of such lists."""
+    if isinstance(value, list):
+        return bool(value) and all(item == [] or is_statistic(item) for item in value)
+    return type(value) in (int, float) and abs(value) < 2**127
 
 
 def configured(update, objective, optimizer, training, augment):

@@ -68,11 +68,17 @@ def merged(base, over, path=()):
         inner = object_under(key, result.get(key), value)
         if isinstance(value, dict) and inner is not None:
             result[key] = merged(inner, value, (*path, key))
-        elif value is None and key in result and (*path, key) not in NULL_IS_A_VALUE:
-            del result[key]
+        elif value is None and deletes((*path, key), key in result):
+            result.pop(key, None)
         else:
             result[key] = value
     return result
+
+
+def deletes(path, is_there):
+    """Whether null at a path deletes the value. If there is none in the args of a part, null is the
+    argument's value."""
+    return path not in NULL_IS_A_VALUE and (is_there or "args" not in path)
 
 
 def object_under(key, old, new):
@@ -102,13 +108,11 @@ def source_of(path, layers):
 
 def says_at(node, path):
     """Whether an object sets a path, or replaces an object that holds it."""
-    for key in path.split("."):
-        if not isinstance(node, dict):
-            return True
-        if key not in node:
-            return False
-        node = node[key]
-    return True
+    if not isinstance(node, dict) or path in node:
+        return True
+    # A key may contain dots, such as the keys of training.vary.
+    places = [i for i, character in enumerate(path) if character == "."]
+    return any(path[:i] in node and says_at(node[path[:i]], path[i + 1 :]) for i in places)
 
 
 def leaves(value, path=""):

@@ -207,6 +207,13 @@ def test_parquet_files_give_what_csv_files_give(tables, tmp_path):
         data.load()["train"].arrays, expected.load()["train"].arrays, strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
+    columns["rooms"] = pyarrow.array([2.0, None, 3.0, 10.0])  # as pandas stores them with a gap
+    parquet_file.write_table(pyarrow.table(columns), tmp_path / "test.parquet")
+    train, test = (str(tmp_path / f"{name}.parquet") for name in ("train", "test"))
+    sets = parquet(train, test=test, **arguments).load()
+    column = list(data.columns).index("rooms")
+    places = {name: dataset.arrays[0][:, column].tolist() for name, dataset in sets.items()}
+    assert places == {"train": [1, 2, 1, 3], "test": [1, 0, 2, 3]}
     (tmp_path / "bad.parquet").write_text("PAR1 not")
     with pytest.raises(UserError, match=r"bad.parquet: cannot be read"):
         parquet(str(tmp_path / "bad.parquet"), "sold")
@@ -256,6 +263,11 @@ def test_a_run_from_a_csv_file_to_an_exported_model(tmp_path, monkeypatch, embed
     assert row["val_accuracy"] > 0.9
     code, _, err = run(tmp_path, "-c", "c.json", "--resume", folder, "training.epochs=16")
     assert code == 0, err
+    # The statistics are those that the run has recorded, not those of another table.
+    newest = max(folder.glob("*.params"), key=lambda path: path.stat().st_mtime)
+    code, out, err = run(tmp_path, "-c", "c.json", "--evaluate", newest)
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["val_accuracy"] > 0.9
 
     # The model can be used without the table: the checkpoint knows its columns.
     checkpoint = max(folder.glob("*.params"), key=lambda path: path.stat().st_mtime)

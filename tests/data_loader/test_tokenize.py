@@ -74,6 +74,15 @@ def test_the_lines_of_a_jsonl_file_are_documents(folder, capsys):
     assert "lines.jsonl: line 31: 'body' must be a text, got 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ending", ["<|endoftext|>", "<|endoftext|>\n", "<|endoftext|>\n\n"])
+def test_a_file_may_end_with_a_separator_and_a_line_break(folder, ending):
+    """Also if that is where one of its parts ends."""
+    (folder / "end.txt").write_text("a long document\n" * 200 + "<|endoftext|>b\n" * 150 + ending)
+    run("end.txt", "--out", "out")
+    about = json.loads((folder / "out" / "tokens.json").read_text())
+    assert about["tokens"]["train"] + about["tokens"]["val"] > 16 * 200 + 2 * 149
+
+
 def part_of(node):
     from wiring.nodes import Nodes
 
@@ -116,6 +125,28 @@ def test_a_command_that_was_killed_continues_to_the_same_files(folder, monkeypat
     for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
         assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
     assert not (folder / "out" / "parts").exists()
+
+
+def test_what_a_killed_command_left_to_delete_is_not_used(folder, monkeypatch):
+    """The kill comes when the parts are being deleted."""
+    delete = tokenize.shutil.rmtree
+
+    def killed(path, ignore_errors=False):
+        if not ignore_errors:
+            (path / "plan.json").unlink()
+            raise Killed
+        delete(path, ignore_errors=True)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tokenize.shutil, "rmtree", killed)
+        run("texts", "--out", "out", "--tokenizer", "characters")
+    run("texts", "--out", "out")
+    run("texts", "--out", "whole")
+    for file in ("train.bin", "val.bin", "tokens.json", "tokenizer.json"):
+        assert (folder / "out" / file).read_bytes() == (folder / "whole" / file).read_bytes()
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "train.bin", "val.bin", "tokens.json", "tokenizer.json"
+    }  # fmt: skip
 
 
 def test_parts_of_another_preparation_are_refused(folder, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +101,10 @@ MISTAKES = {
         "keys": {"training.epochs": [1]},
         "halving": {},
     },
+    "keys.optimizer: it replaces the node that keys.optimizer.args.lr changes; name": {
+        "keys": LR | {"optimizer": ["adamw", "lion"]},
+        "trials": 2,
+    },
     "keys.checkpoint.monitor: checkpoint is the same for all trials; set it in the config": {
         "keys": {"checkpoint.monitor": ["test_loss"]}
     },
@@ -160,6 +165,9 @@ def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
         checked(tmp_path, spec_of(keys=seeds), checkpoint={"monitor": "test_los"})
     sweep = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})
     assert (sweep.monitor, sweep.sign, str(sweep.folder)) == ("val_loss", 1, "saved/Small/grid")
+    at_home = {"monitor": "test_loss", "dir": "~/runs"}
+    sweep = checked(tmp_path, spec_of(keys=seeds), checkpoint=at_home)
+    assert sweep.folder == Path.home() / "runs" / "Small" / "grid"
 
 
 def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tmp_path):

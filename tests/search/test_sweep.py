@@ -75,6 +75,12 @@ def test_halving_continues_the_best_of_those_that_paused_together(tmp_path):
     assert [trial.number for trial in sweep.ranked()][:2] == [1, 5]
     assert sweep.ranked()[-1].number == 3
 
+    # One that failed on its way to the next pause takes nobody's place.
+    sweep = sweep_of(tmp_path, paused, halving)
+    sweep.trials[3].failed, sweep.trials[3].epochs = "it diverged", 2
+    sweep.trials[3].scores = [[1, 0.01]]
+    assert numbers(sweep) == ([1], None)
+
 
 def test_a_trial_that_failed_does_not_count_and_one_that_ended_early_stays(tmp_path):
     scores = [[(1, 0.5)], [], [(1, 0.4)], [(1, 0.3)], [(1, 0.2)]]

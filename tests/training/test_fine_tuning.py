@@ -278,6 +278,20 @@ def test_a_student_learns_from_its_teacher_alone(base):
     assert (STUDENT.apply(done.params, done.state, X)[0].argmax(1) == taught).mean() > 0.9
 
 
+@pytest.mark.slow
+def test_a_run_is_not_resumed_with_another_teacher(base, tmp_path):
+    teacher = tmp_path / "teacher.params"
+    teacher.write_bytes(base.read_bytes())
+    objective = partial(distillation, teacher=BASE, weights=str(teacher))
+    settings = SETTINGS | {"objective": objective, "folder": tmp_path / "run"}
+    fit(STUDENT, (X, Y), **settings, epochs=1)
+    assert fit(STUDENT, (X, Y), **settings, epochs=2, resume=True).finished
+    fit(BASE, (X, Y), **SETTINGS, epochs=1, seed=9, folder=tmp_path / "other")
+    teacher.write_bytes((tmp_path / "other" / WEIGHTS).read_bytes())
+    with pytest.raises(UserError, match=r"fingerprint of the data\.teacher"):
+        fit(STUDENT, (X, Y), **settings, epochs=3, resume=True)
+
+
 def test_a_teacher_of_other_classes_is_refused(base):
     objective = partial(distillation, teacher=BASE, weights=str(base))
     with pytest.raises(UserError, match=r"teacher: returns logits of the shape \(3,\), the model"):

@@ -1,12 +1,14 @@
 """training.vary: replicas that differ in numbers, within one program."""
 
 import copy
+import json
 
 import jax
 import numpy as np
 import pytest
 
 from data_loader.base import Arrays
+from tests.processes import run
 from training.devices.sharding import Plan
 from training.recipe import compose
 from training.trainer import Trainer
@@ -150,3 +152,16 @@ def test_a_number_on_which_python_decides_is_refused():
     config = override(config, 'optimizer.1={"name": "sgd", "args": {"lr": 0.1}}')
     with pytest.raises(UserError, match=r"vary: optimizer.1.args.momentum cannot .* one program"):
         checked_recipe(build(config, "config.json"))
+
+
+@pytest.mark.slow
+def test_the_operation_that_made_the_first_nan_is_searched_with_the_replicas_own_numbers(
+    tmp_path,
+):
+    """The step of the second replica alone is not finite, by its own learning rate."""
+    rates = {"optimizer.1.args.lr": [0.001, 3e38]}
+    config = changed(vary=rates, detect_nans=True) | {"schedule": None}
+    config["data"] = {"name": "digits", "args": {"train_size": 64, "test_size": 32}}
+    (tmp_path / "vary.json").write_text(json.dumps(config))
+    code, _, err = run(tmp_path, "-c", "vary.json")
+    assert code == 1 and "made the first" in err and "the step is finite" not in err, err

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from data_loader.base import class_names
-from tests.processes import call
+from tests.processes import call, run
 from training.base import Optimizer
 from training.optimizers import adamw
 from training.schedules import cosine
@@ -336,6 +336,25 @@ def test_every_shipped_config_builds(tmp_path, monkeypatch):
     token_files(tmp_path)
     for path in [ROOT / "config.json", *sorted((ROOT / "configs").glob("*.json"))]:
         assert build(read(path), path.name).model is not None
+
+
+DRAWN = 'data={"name": "digits", "args": {"train_size": 600, "test_size": 200}}'
+RECIPES = {
+    "diffusion_digits": [DRAWN, "schedule.args.warmup_steps=2"],
+    "digits_simclr": [DRAWN],
+    "gan_digits": [DRAWN],
+    "mnist_mixer": [DRAWN],
+    "pen_digits_lstm": [DRAWN.replace("digits", "pen_digits")],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_evaluates_and_calls_its_callbacks(tmp_path, name):
+    config = ROOT / "configs" / f"{name}.json"
+    code, _, err = run(tmp_path, "-c", config, "--fast-dev-run", *RECIPES[name])
+    assert code == 0, err
+    assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow

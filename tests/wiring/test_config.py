@@ -96,7 +96,12 @@ def write(folder, **files):
         ({"schedule": {"args": {"end": 1}}}, {"schedule": {"name": "cosine", "args": {"end": 1}}}),
         ({"data": {"args": {"name": "b"}}}, {"data": {"name": "d", "args": {"name": "b", "n": 1}}}),
         ({"checkpoint": {"keep": None}}, {"checkpoint": {"keep": None}}),
-        ({"augment": None}, {"augment": None}),
+        ({"augment": None}, {}),
+        ({"training": {"precision": None}}, {}),
+        (
+            {"model": {"args": {"dim": None, "heads": None}}},
+            {"model": {"name": "gpt", "args": {"depth": 2, "heads": None}}},
+        ),
     ],
 )
 def test_a_config_extends_another(tmp_path, child, expected):
@@ -166,6 +171,7 @@ def test_the_source_of_each_value_is_known(tmp_path):
         "model": "gpt",
         "loader": {"batch_size": 4, "prefetch": 1},
         "callbacks": [{"name": "a"}],
+        "training": {"vary": {"optimizer.args.lr": [1, 2]}},
     }
     overrides = ["callbacks.0.args.x=1", "training.epochs=3"]
     config, layers = read_layers(write(tmp_path, child=child, base=base), overrides)
@@ -177,6 +183,7 @@ def test_the_source_of_each_value_is_known(tmp_path):
         "loader.batch_size": child,
         "loader.prefetch": base,
         "callbacks": "command line",
+        "training.vary.optimizer.args.lr": base,
         "training.epochs": "command line",
     }
     assert source_of("seed", layers) is None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from model.base import Model
 from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
-from training.checkpoint.pretrained import pretrained_from
+from training.checkpoint.pretrained import digest_of, pretrained_from
 from training.objective import inputs, metrics_per_example, summed, supervised
 from training.options import PretrainedOptions
 from utils import UserError
@@ -48,7 +48,8 @@ def distillation(
         losses = mixed(losses, divergence(output, taught), weight)
         return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
-    return Objective(objective, plain.finish)
+    digest = digest_of({"params": params, "state": state})
+    return Objective(objective, plain.finish, fingerprints=(("teacher", digest),))
 
 
 def weights_of(teacher, option):

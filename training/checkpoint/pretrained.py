@@ -83,14 +83,17 @@ def merged(model, params, state):
 
 def digest_of_frozen(state):
     """{"frozen": SHA-256 of the frozen weights}, or {} if there are none."""
-    if not has_frozen(state):
-        return {}
+    return {"frozen": digest_of(state["frozen"])} if has_frozen(state) else {}
+
+
+def digest_of(tree):
+    """The SHA-256 of a tree's names and arrays."""
     digest = hashlib.sha256()
-    for name, leaf in named_leaves(state["frozen"]).items():
+    for name, leaf in named_leaves(tree).items():
         array = np.ascontiguousarray(leaf)
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8))
-    return {"frozen": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def check_frozen(record, state, source, pretrained):

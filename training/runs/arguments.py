@@ -190,4 +190,7 @@ def own_record(recipe, sets, config=None):
             fix = f"pass the same as fit({key}=...)" if key == "seed" else "choose another key"
             raise UserError(f"config: {key!r} is the run's own, {own[key]!r}; {fix}")
     named = class_names(sets["train"]), tokenizer_json(sets["train"])
-    return run_folder.record(own | (config or {}), {}, sets, *named) | {"written_by": "fit"}
+    record = run_folder.record(
+        own | (config or {}), {}, sets, recipe.objective.fingerprints, *named
+    )
+    return record | {"written_by": "fit"}

@@ -35,7 +35,7 @@ class Tried(NamedTuple):
 def find_batch(parts):
     """Print the memory and speed of a step for growing sizes of the batch, and suggest one."""
     recipe, sets = ready(parts)
-    tokens = getattr(sets["train"], "tokens_per_example", 1)
+    tokens = getattr(sets["train"], "tokens_per_example", None) or 1
     what, memory = "tokens" if tokens > 1 else "examples", memory_limit()
     limit = format_bytes(int(USABLE * memory))
     print(f"A step may need up to {limit} of memory on a device")

@@ -73,12 +73,14 @@ def named_folder(folder):
     return folder
 
 
-def record(config, facts, datasets, classes=None, tokenizer=None):
-    """The part of a checkpoint's record that describes the run, as plain JSON; `classes` are the
-    names of the classes, `tokenizer` is the text of its file."""
+def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=None):
+    """The part of a checkpoint's record that describes the run, as plain JSON; `fingerprints` are
+    those of the objective, `classes` are the names of the classes, `tokenizer` is the text of its
+    file."""
     with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
-    fingerprints = {name: fingerprint(dataset) for name, dataset in with_items.items()}
-    content = {"config": config, "facts": facts, "data": fingerprints, "classes": classes}
+    data = {name: fingerprint(dataset) for name, dataset in with_items.items()}
+    content = {"config": config, "facts": facts, "classes": classes}
+    content |= {"data": data | dict(fingerprints)}
     content |= {"tokenizer": tokenizer} if tokenizer else {}
     return json.loads(json.dumps(content, default=plain))
 

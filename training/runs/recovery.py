@@ -226,11 +226,16 @@ class Divergence:
         batches = self.trainer.feed.batch(*self.batch)
         if batches is None:
             return "The step cannot be taken again, since its data cannot be read again"
+        trainer, recipe = self.trainer, self.trainer.recipe
+        own = recipe.with_numbers(
+            recipe.varied_numbers[replica]
+        )  # replicas may differ in a number, as in the rate
+        update = own.make_update(not trainer.looped, trainer.feed.steps)
         local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
         ts = jax.tree.map(local, states[replica])
         try:
             ts = ts._replace(sums=cleared(ts.sums))
-            sentence = first_bad_op(self.trainer.update.step, ts, *batches[replica])
+            sentence = first_bad_op(update.step, ts, *batches[replica])
         except Exception as error:  # whatever becomes of the search, the run ends by its own error
             return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
         return sentence or (

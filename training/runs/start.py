@@ -85,9 +85,10 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     with shown_if_slow("Tracing the programs of the run", early=True):
         trainer, as_built = trainer_ahead(recipe, parts), parts
     if opened is None:
-        opened, parts, sets, record = new_run(parts, root, why_new, temporary)
+        opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
     else:
-        parts, sets, record = resumed_run(opened, parts, root, template, override, temporary)
+        checked = recipe, template
+        parts, sets, record = resumed_run(opened, parts, *checked, root, override, temporary)
     if parts is not as_built:  # preprocessing has its statistics now
         recipe = compose(parts, recipe.plan)
     announce(parts, sets, opened, template)
@@ -126,7 +127,7 @@ def batch_spec(count, example):
     return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
-def new_run(parts, root, why_new, temporary):
+def new_run(parts, recipe, root, why_new, temporary):
     """(a new OpenedRun, the parts, the data, the record for checkpoints); `why_new` says why there
     was no run to resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
@@ -136,7 +137,7 @@ def new_run(parts, root, why_new, temporary):
     if why_new:
         logger.info("%s: beginning a new one", why_new)
     try:
-        parts, sets, record = with_data(opened, parts)
+        parts, sets, record = with_data(opened, parts, recipe)
         with together():
             if is_first():
                 run_folder.describe(opened.folder, record, sets, root, parts.own_files())
@@ -147,11 +148,11 @@ def new_run(parts, root, why_new, temporary):
     return opened, parts, sets, record
 
 
-def resumed_run(opened, parts, root, template, override, temporary):
+def resumed_run(opened, parts, recipe, template, root, override, temporary):
     """(the parts, the data, the record) of a resumed run, verified as unchanged unless --override
     was given."""
     handle_signals(opened, temporary)
-    parts, sets, record = with_data(opened, parts)
+    parts, sets, record = with_data(opened, parts, recipe)
     with together():
         changes = resume.changes(opened, record, override)
         # Nothing in the folder was changed until here.
@@ -167,7 +168,7 @@ def resumed_run(opened, parts, root, template, override, temporary):
     return parts, sets, record
 
 
-def with_data(opened, parts):
+def with_data(opened, parts, recipe):
     """(the parts, with the statistics of the training set that preprocessing needs; the data; the
     record). A resumed run keeps its statistics."""
     with together(), shown_if_slow(f"Reading the data: {data_name(parts)}", early=True):
@@ -178,7 +179,7 @@ def with_data(opened, parts):
         if len(statistics or ()) < len(parts.unfitted):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
-    return parts, sets, record_of(opened, parts, sets)
+    return parts, sets, record_of(opened, parts, sets, recipe)
 
 
 def data_name(parts):
@@ -213,12 +214,13 @@ def begin_to_log(root, opened):
         be_silent()
 
 
-def record_of(opened, parts, sets):
+def record_of(opened, parts, sets, recipe):
     """The record for a run's checkpoints, after checking that all processes have the same data and
     see the run's folder."""
     with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
         named = class_names(parts.data), tokenizer_json(parts.data)
-        record = run_folder.record(parts.config, parts.facts, sets, *named)
+        others = recipe.objective.fingerprints
+        record = run_folder.record(parts.config, parts.facts, sets, others, *named)
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():

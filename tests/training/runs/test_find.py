@@ -1,12 +1,15 @@
 """--find-lr and --find-batch: what they try, and what they suggest."""
 
+import json
 import logging
 import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import train
+from tests.processes import run
 from training.runs import find_batch
 from training.runs.find_batch import Tried, search
 from training.runs.find_lr import find_lr, learning_rates, smoothed, suggestion
@@ -101,6 +104,33 @@ def test_the_largest_batch_that_fits_is_found(first, unit, most, limit, largest)
 
 
 @pytest.mark.slow
+def test_find_batch_of_images_of_which_some_are_held_out(tmp_path, capsys, monkeypatch):
+    """Images that are read one by one, so that the training set is part of a dataset."""
+    monkeypatch.setattr(find_batch, "SECONDS", 0.01)
+    for i in range(40):
+        path = tmp_path / "train" / str(i % 2) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 6 * i, np.uint8)).save(path)
+    data = {"name": "folder", "args": {"dir": str(tmp_path), "image_size": [8, 8]}}
+    loader = {"batch_size": 8, "val_size": 0.2}
+    assert find_batch.find_batch(build(CONFIG | {"data": data, "loader": loader}, "c.json")) == 0
+    assert re.search(r"Suggestion: loader.batch_size=\d+", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_find_lr_of_factors_beside_frozen_weights(tmp_path, capsys):
+    """The pretrained weights are those of the frozen model."""
+    config = CONFIG | {"checkpoint": {"dir": str(tmp_path)}, "run_name": "base"}
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    assert run(tmp_path, "-c", "c.json", "training.epochs=1")[0] == 0
+    lora = {"name": "lora", "args": {"base": CONFIG["model"], "leaves": ["hidden/.*weight"]}}
+    training = {"pretrained": str(tmp_path / "Find" / "base" / "checkpoint-epoch_1.params")}
+    tuned = config | {"model": lora, "training": training}
+    assert find_lr(build(tuned, "c.json"), 60) == 0
+    assert "optimizer.args.lr" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_find_batch_stops_at_the_memory(capsys, monkeypatch):
     monkeypatch.setattr(find_batch, "memory_limit", lambda: 1.0e6)
     monkeypatch.setattr(find_batch, "SECONDS", 0.01)
@@ -116,6 +146,11 @@ def test_find_batch_stops_at_the_memory(capsys, monkeypatch):
     [
         (["--find-lr", "--find-batch"], "--find-lr and --find-batch do not go together"),
         (["--find-lr", "a.b=3"], "takes a number of steps, got 'a.b=3'"),
+        (["--find-lr", "0"], "takes a number of steps, got '0'"),
+        (["--resume", ""], "--resume is empty; was a variable of the shell not set?"),
+        (["--evaluate="], "--evaluate is empty"),
+        (["--list", ""], "--list is empty"),
+        (["-c", ""], "--config is empty"),
         (["--find-batch", "--processes", "2"], "--processes takes a number"),
     ],
 )
