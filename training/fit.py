@@ -29,8 +29,9 @@ from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_callbacks, check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.budget import Budget
+from training.runs.divergence import Divergence
 from training.runs.dry_run import DryRun
-from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
+from training.runs.recovery import best_weights, check_unchanged, point_of
 from training.runs.resume import holding
 from training.runs.sets import datasets
 from training.runs.shape_check import check_shapes

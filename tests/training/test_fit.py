@@ -24,7 +24,7 @@ from training.options import LoaderOptions
 from training.replicas import Replicas
 from training.report.page import write_report
 from training.run import TIMES, Reader
-from training.runs.recovery import Diverged
+from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.trainer import Trainer
 from training.update import gradient_update
