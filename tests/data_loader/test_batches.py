@@ -78,7 +78,7 @@ def test_the_users_collate_fn_receives_a_list_of_examples(dataset):
 @pytest.mark.parametrize(
     ("collate_fn", "message"),
     [
-        (lambda examples: np.zeros(3), "of 2 examples it made arrays with these .* batch: 3"),
+        (lambda examples: np.zeros(3), "from 2 examples it made arrays with these .* batch: 3"),
         (lambda examples: {"x": np.zeros(2), "n": 2}, "rows: x: 2, n: none"),
         (lambda examples: examples[0]["x"], r"collate_fn fails: .*test_batches\.py, line"),
     ],
