@@ -4,7 +4,6 @@ A .jsonl file has one document per line, under a key of its JSON object; a docum
 file ends where a separator stands.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
 from data_loader.record_files import paths
+from file_io import parse_json
 from utils import UserError
 from utils import cut as shortened
 
@@ -97,8 +97,8 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
 def under(field, place, line):
     """The text under a key of the JSON object in a line."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(line)
+    except ValueError as error:
         why = f"{error.msg} at character {error.pos + 1}" if hasattr(error, "pos") else error
         raise UserError(
             f'{place}: is not JSON: {why}; a line of a .jsonl holds a document, {{"text": "..."}}'
@@ -106,8 +106,8 @@ def under(field, place, line):
     if not isinstance(found, dict) or field not in found:
         keys = ", ".join(map(repr, found)) if isinstance(found, dict) else "no object"
         raise UserError(
-            f"{place}: has no key {field!r}, only {keys or 'an empty object'}; name the key of the "
-            "text with `field`"
+            f"{place}: has no key {field!r}, only {shortened(keys, 200) or 'an empty object'}; "
+            "name the key of the text with `field`"
         )
     text = found[field]
     if not isinstance(text, str):

@@ -79,9 +79,12 @@ def test_an_unknown_character_is_named_with_its_place():
 
 
 def test_what_is_no_tokenizer_is_an_error(tmp_path):
-    for content in ("[]", "nothing", '{"type": "words"}', '{"type": "characters"}'):
+    deep = "[" * 20_000 + "]" * 20_000
+    for content in ("[]", "3", "nothing", '{"type": "words"}', '{"type": "characters"}', deep):
         with pytest.raises(UserError, match=r"here: is no tokenizer"):
             from_json(content, "here")
+    with pytest.raises(UserError, match=r"U\+D800 of the alphabet is half of a character"):
+        from_json(r'{"type": "characters", "alphabet": "a\ud800"}')
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="but binary"):
         tokenizer_file(tmp_path / "binary.json")
@@ -231,7 +234,8 @@ def test_a_jsonl_file_has_a_document_in_each_line():
     ("line", "message"),
     [
         ("text", "is not JSON: Expecting value at character 1; a line"),
-        ("[" * 100_000, "is not JSON: "),
+        ("[" * 20_000 + "]" * 20_000, "is not JSON: it is nested more than 64 levels deep"),
+        ('{"text": ' + "9" * 5000 + "}", "is not JSON: it has an integer of thousands of digits"),
         ('["text"]', "has no key 'text', only no object; name the key"),
         ('{"body": "x", "id": 3}', "has no key 'text', only 'body', 'id'; name the key"),
         ('{"text": ["x"]}', r"'text' must be a text, got \['x'\]"),
