@@ -12,8 +12,8 @@ import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
 from data_loader.record_files import paths
-from file_io import parse_json
-from utils import UserError
+from file_io import open_file, parse_json
+from utils import UserError, check_memory, main_memory
 from utils import cut as shortened
 
 SEPARATOR, FIELD = "<|endoftext|>", "text"
@@ -41,11 +41,13 @@ def text_files(name):
     return files
 
 
-def text_of(path, start=0, size=-1, line=1):
+def text_of(path, start=0, size=None, line=1):
     """The text of a file, which must be UTF-8, or of `size` bytes from `start` on, where `line`
     begins."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size if size is None else size
+            check_memory(path, size)
             file.seek(start)
             data = file.read(size)
     except OSError as error:
@@ -220,10 +222,12 @@ def parts_of(file, separator, field=FIELD):
     if end <= SIZE:
         return [Part(file, 0, end, 1, field)]
     parts, start, line = [], 0, 1
-    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    most = int(min(main_memory(), end))  # of a part, which is read as a whole
+    with open_file(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         while start < end:
-            place = data.find(mark, start + SIZE)
+            place = data.find(mark, start + SIZE, start + most)
             stop = end if place < 0 else place + len(mark)
+            check_memory(f"{file}: the document in line {line}", stop - start)
             parts.append(Part(file, start, stop, line, field))
             line += sum(data[i : min(i + SIZE, stop)].count(10) for i in range(start, stop, SIZE))
             start = stop

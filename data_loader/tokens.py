@@ -6,9 +6,10 @@ from typing import Literal
 import numpy as np
 
 from data_loader.base import Data
+from data_loader.npy_files import header_of
 from data_loader.record_files import paths
 from data_loader.windows import Stream, Windows, window_data
-from file_io import parse_json, read_file
+from file_io import check_kind, open_file, parse_json, read_file
 from ranges import Count, CountOrZero, checked
 from utils import UserError, cut
 
@@ -120,6 +121,7 @@ def tokenizer_at(path):
 def opened(path, dtype, vocab_size):
     """The tokens of a file, memory-mapped, once a look at some of them shows no other type."""
     try:
+        check_kind(path)
         array = numpy_file(path) if path.endswith(".npy") else binary_file(path, dtype)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as tokens: {error}") from error
@@ -128,6 +130,8 @@ def opened(path, dtype, vocab_size):
 
 
 def numpy_file(path):
+    with open_file(path) as file:
+        header_of(file)  # which is limited
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
