@@ -7,6 +7,7 @@ smallest number first. As HuggingFace's tokenizer.json, that is a list of merges
 import base64
 import json
 
+from data_loader.tokenizers.bpe import MOST_TOKENS
 from utils import UserError
 
 GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -22,7 +23,6 @@ O200K = (
 )
 MOST_BYTES = 2**24  # of a file; the largest that are published have 4 million
 LONGEST = 2**10  # bytes of a token: every place where it can be cut in two is tried
-MOST_TOKENS = 2**24
 END = "<|endoftext|>"
 MIDDLE = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
 # By the name of the file: (the regex that splits text, {special token: its number}).

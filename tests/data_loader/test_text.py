@@ -117,9 +117,10 @@ def test_a_tiktoken_file_encodes_as_tiktoken_does(tmp_path, name):
         tokenizer_file(tmp_path / "own.tiktoken")
     own = bpe(file=str(tmp_path / "own.tiktoken"), pattern=KNOWN[name][0])
     assert own.encode(MIXED).tolist() == reference.encode(MIXED) and own.end_of_text == 330
-    (tmp_path / "own.tiktoken").write_text("AAAA 1\n!! 2\n")
-    with pytest.raises(UserError, match=r"own\.tiktoken: line 2 is not a token in base64"):
-        bpe(file=str(tmp_path / "own.tiktoken"), pattern=".")
+    for line in ("!! 2", "AAAA 99999999", "AAAA -1", "A" * 10_000 + " 1", "AAAA " + "9" * 5000):
+        (tmp_path / "own.tiktoken").write_text(f"AAAA 1\n{line}\n")
+        with pytest.raises(UserError, match=r"own\.tiktoken: line 2 is not a token in base64"):
+            bpe(file=str(tmp_path / "own.tiktoken"), pattern=".")
 
 
 def test_a_tokenizer_of_huggingface_loads_as_it_is(tmp_path):
@@ -138,6 +139,10 @@ def test_a_tokenizer_of_huggingface_loads_as_it_is(tmp_path):
     ids = tokenizer.encode("Anna went home with Karl and Lucy")
     assert len(ids) > 8 and tokenizer.end_of_text == 1
     assert tokenizer.decode(ids) == "".join(streamed(tokenizer, ids)) == made.decode(ids.tolist())
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["x"] = 10**9
+    with pytest.raises(UserError, match=r"here: a token has the number 1000000000, above 16777215"):
+        from_json(json.dumps(content), "here")
 
 
 def test_bpe_without_its_package_says_what_to_install(monkeypatch):

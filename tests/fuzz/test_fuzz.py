@@ -54,6 +54,7 @@ def test_mutants_end_in_order_in_processes_of_their_own(tmp_path, kind, base):
 
 QUICK = [("configs", "configs/denoising_autoencoder.json", range(12)), ("data", "idx", range(20))]
 QUICK += [("data", "npy", range(10)), ("data", "tfrecord", range(1, 10, 2))]
+QUICK += [("data", base, range(10)) for base in ("text", "jsonl", "tokens", "csv")]
 
 
 @needs_proc
