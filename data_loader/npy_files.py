@@ -15,8 +15,22 @@ def header_of(file):
     """(shape, dtype) of the .npy file in an open file, which is left where the numbers begin."""
     file = Pieces(file, MOST_HEADER)
     read = {(1, 0): npy.read_array_header_1_0}.get(npy.read_magic(file), npy.read_array_header_2_0)
-    shape, _, dtype = read(file)
+    shape, _, dtype = parsed(read, file)
     return shape, dtype
+
+
+def parsed(read, file):
+    """(shape, whether it is in Fortran order, dtype) as a function of NumPy reads them in a header,
+    which is a literal of Python."""
+    try:
+        shape, fortran, dtype = read(file)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # keys of two types, a thousand signs before a number
+        raise ValueError(f"its header is damaged: {type(error).__name__}: {error}") from error
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape is not valid: {shape}")
+    return shape, fortran, dtype
 
 
 def zip_file(file):

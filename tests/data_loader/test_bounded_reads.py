@@ -24,6 +24,7 @@ from data_loader.folder import pixels
 from data_loader.huggingface import huggingface
 from data_loader.idx import read_idx
 from data_loader.record_files import RecordFiles
+from data_loader.records import npy_array
 from data_loader.table import csv, parquet
 from data_loader.text import text
 from data_loader.tokenizers.saved import tokenizer_file
@@ -209,6 +210,24 @@ def test_a_header_of_numpy_is_read_up_to_a_limit(name):
     read_it = KINDS[name if name != "in.npy" else "in.npz"][0]
     with pytest.raises(UserError, match=r"a header of 4\.0 GiB"):
         read_it(name)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("-" * 5000 + "1", "its header is damaged: RecursionError"),
+        ("{1: 2, 'a': 3}", "its header is damaged: TypeError"),
+        ("{'descr': '<u2', 'fortran_order': False, 'shape': (-1,)}", "shape is not valid"),
+    ],
+)
+def test_a_header_of_numpy_that_is_no_header_is_an_error(header, why):
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(400)
+    for name in ("x.npy", "tokens.npy", "inputs.npy", "in.npy"):
+        Path(name).write_bytes(data)
+        with pytest.raises(UserError, match=why):
+            KINDS[name if name != "in.npy" else "in.npz"][0](name)
+    with pytest.raises(ValueError, match=why):
+        npy_array(data)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "inputs.npz", "in.npz"])
