@@ -207,6 +207,14 @@ def test_a_config_of_a_strangers_makes_no_run_outside_of_its_folder(
     assert not list(outside.iterdir())
 
 
+def test_a_run_of_a_strangers_makes_no_new_one_beside_itself(tmp_path):
+    """Its own folder is the one that its config names."""
+    saved = {"checkpoint": {"dir": str(tmp_path)}, "title": "T", "run_name": "run"}
+    code, _, err = call(stranger(tmp_path / "T" / "run", **saved), "--find-lr")
+    assert code == 2 and "config.json: checkpoint.dir: its runs would be written to " in err
+    assert os.listdir(tmp_path / "T") == ["run"]
+
+
 def test_whose_checkpoint_dir_is_used(tmp_path):
     """The user's own override, a config named with -c, and a run that is resumed where it lies."""
     elsewhere = str(tmp_path / "elsewhere")

@@ -101,10 +101,12 @@ def refuse_elsewhere(path, config, layers):
     if not all(isinstance(name, str) and "\0" not in name for name in names):
         return  # the check of the config refuses them
     here = path.absolute().parent
+    runs = here.joinpath(os.path.expanduser(folder), names[1])
     # Links are followed, since one that lies in the folder may lead anywhere.
-    run = Path(os.path.realpath(here.joinpath(os.path.expanduser(folder), *names[1:])))
-    if not run.is_relative_to(here.resolve()):
-        why = f"its runs would be written to {cut(str(run), 200)}, outside of this config's folder"
+    real = [Path(os.path.realpath(place)) for place in (runs, runs / names[2])]
+    if outside := [place for place in real if not place.is_relative_to(here.resolve())]:
+        shown = cut(str(outside[0]), 200)
+        why = f"its runs would be written to {shown}, outside of this config's folder"
         fix = "override it, as in checkpoint.dir=saved, name the config with -c, or pass --trust"
         raise UserError(f"{path}: checkpoint.dir: {why}; {fix} if you trust it")
 
