@@ -26,7 +26,7 @@ from utils import (
     shown_if_slow,
 )
 from wiring.build import build
-from wiring.config import override, read_layers, show
+from wiring.config import override, read_layers, refuse_elsewhere, show
 from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import KINDS, listing
@@ -125,6 +125,8 @@ def run(arguments):
     file, trusted = config_file(arguments)
     folders = look_in(file.parent)
     config, layers = read_layers(file, arguments.overrides, trusted)
+    if not (trusted or named_run(arguments)):  # a run that is named is resumed where it lies
+        refuse_elsewhere(file, config, layers)
     where = trusted, folders, layers
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
         return launch(arguments.processes, config, file.name, *where)
@@ -166,15 +168,21 @@ def run(arguments):
 def config_file(arguments):
     """(the config file, whether it is the user's own, so that its dotted names are imported): what
     a run left behind is data, and so is what just lies in a folder where the user stands."""
-    options = ("resume", "evaluate", "watch")
-    option = next((name for name in options if getattr(arguments, name)), None)
-    named = option and getattr(arguments, option)
-    if arguments.config or named in (None, "auto"):
+    named = named_run(arguments)
+    if arguments.config or not named:
         own = arguments.config or arguments.trust or Path.cwd() == ROOT
         return Path(arguments.config or "config.json"), bool(own)
     from training.runs.resume import run_folder_of
 
-    return run_folder_of(named, f"--{option}") / "config.json", arguments.trust
+    option, run = named
+    return run_folder_of(run, f"--{option}") / "config.json", arguments.trust
+
+
+def named_run(arguments):
+    """(the option that names a run or a checkpoint, what it names), or None."""
+    options = ("resume", "evaluate", "watch")
+    given = ((option, getattr(arguments, option)) for option in options)
+    return next(((option, named) for option, named in given if named and named != "auto"), None)
 
 
 def list_parts(kind):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from file_io import inside, read_json
+from file_io import inside, open_file, read_json
 from inference.child import Child
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
@@ -232,7 +232,10 @@ def readable_json(value):
 
 def digest(path):
     """The SHA-256 of a checkpoint; None for a checkpoint that is a folder."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def versions():

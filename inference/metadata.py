@@ -9,7 +9,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from file_io import atomic_write
+from file_io import atomic_write, parse_json, read_file
 from inference.load import output_kind
 from inference.packages import quiet
 
@@ -37,9 +37,10 @@ def commit_of(checkpoint):
     """The git commit of the code that trained a checkpoint, as its run recorded it; else None."""
     file = Path(checkpoint).parent / "environment.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")).get("git_commit")
+        commit = parse_json(read_file(file)).get("git_commit")
     except (OSError, ValueError, AttributeError):
         return None
+    return commit if isinstance(commit, str) else None
 
 
 def known(facts):

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from inference.packages import quiet
-from utils import UserError, first_line
+from utils import UserError, check_memory, first_line
 
 # {suffix: package that runs it}
 PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert", ".stablehlo": "jax"}
@@ -24,6 +24,7 @@ def open_model(path, signature=None):
         raise UserError(f"{path}: must end in .onnx, .tflite or .stablehlo")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
+    check_memory(path, path.stat().st_size)
     if importlib.util.find_spec(package) is None:
         raise UserError(
             f"{path}: running it needs {package}: pip install -r inference/requirements.txt"

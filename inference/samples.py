@@ -4,10 +4,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from data_loader.npy_files import claimed
 from inference.lowering.equations import open_jaxpr
 from inference.lowering.trace import named, of_batch
 from training.checkpoint.probe import seeded_inputs
-from utils import UserError, first_line
+from utils import UserError, check_memory, first_line
 
 # Primitives whose results are numbers of their operands, in another form.
 SAME_NUMBERS = {"convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "slice", "clamp"}
@@ -126,8 +127,11 @@ def own_inputs(path, loaded, is_batched=True):
     """{input: array} of an npz or npy file of inputs as the exported file takes them."""
     specs = named(loaded.inputs, "input")
     try:
+        check_memory(f"--inputs: {path}", sum(claimed(path).values()))
         content = np.load(path, allow_pickle=False)
         arrays = {"input": content} if isinstance(content, np.ndarray) else dict(content)
+    except UserError:
+        raise
     except Exception as error:  # damaged files raise many kinds
         raise UserError(f"--inputs: {path}: cannot be read: {first_line(error)}") from error
     if len(specs) == len(arrays) == 1:  # there is only one that it can be
