@@ -35,10 +35,11 @@ def main(argv=None):
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return run_command(lambda: converted(argv), "Stopped; nothing was written")
+    return run_command(lambda: exported(argv), "Stopped; nothing was written")
 
 
-def converted(argv):
+def exported(argv):
+    """Export what the command line says; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
         from inference.export import export

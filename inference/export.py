@@ -50,7 +50,7 @@ def export_with(child, check, progress, arguments, root):
         child.start()
     arguments.weights = checkpoint_at(arguments.weights)
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
-    loaded = load_to_export(
+    exportable = load_to_export(
         arguments.config,
         arguments.weights,
         overrides=arguments.overrides,
@@ -59,11 +59,11 @@ def export_with(child, check, progress, arguments, root):
         batch=arguments.batch,
         form=Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax),
     )
-    folder = folder or Path(arguments.out) / loaded.parts.title
+    folder = folder or Path(arguments.out) / exportable.parts.title
     check_free(folder, arguments.force)
     with temporary_folder(folder) as work:
-        kind = LanguageExporter if is_decoder(loaded) else Exporter
-        exporter = kind(arguments, loaded, child.call, check, progress)
+        kind = LanguageExporter if is_decoder(exportable) else Exporter
+        exporter = kind(arguments, exportable, child.call, check, progress)
         reports, failures = exporter.reports(work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
@@ -188,15 +188,15 @@ def code_of(checkpoint, root):
 
 def describe(work, code, exporter, reports, failures):
     """Write the config, a copy of the folder `code` and the report about the files."""
-    loaded, arguments, examples = exporter.loaded, exporter.arguments, exporter.examples
+    exportable, arguments, examples = exporter.exportable, exporter.arguments, exporter.examples
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(code, work / "model", ignore=ignored, symlinks=True)  # not what links lead to
-    for path, file in loaded.parts.own_files().items():
+    for path, file in exportable.parts.own_files().items():
         (work / COPIES / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, work / COPIES / path)
-    if tokenizer := loaded.record.get("tokenizer"):
+    if tokenizer := exportable.record.get("tokenizer"):
         (work / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    config = {key: value for key, value in loaded.config.items() if key != "$schema"}
+    config = {key: value for key, value in exportable.config.items() if key != "$schema"}
     (work / "config.json").write_text(
         json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8"
     )
@@ -206,11 +206,11 @@ def describe(work, code, exporter, reports, failures):
         "checkpoint": str(arguments.weights),
         "sha256": digest(Path(arguments.weights)),
         "model": str(code),
-        "form": loaded.form._asdict(),
+        "form": exportable.form._asdict(),
         # The preprocessing that the caller must do.
-        "preprocess": [] if loaded.form.preprocess else loaded.config["preprocess"],
-        "answers": output_kind(loaded.config, loaded.form),
-        "classes": loaded.classes,
+        "preprocess": [] if exportable.form.preprocess else exportable.config["preprocess"],
+        "output_kind": output_kind(exportable.config, exportable.form),
+        "classes": exportable.classes,
         "data": examples.source if examples else f"none: {exporter.no_examples}",
         "samples": len(exporter.samples) if exporter.samples else None,
         "versions": versions(),

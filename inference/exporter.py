@@ -41,28 +41,32 @@ MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
 class Exporter:
-    """Exports one loaded model; `arguments` are those of the command line.
+    """Exports one model, an `Exportable`; `arguments` are those of the command line.
 
     `examples` take the place of the config's data. `call` calls a function of TensorFlow's, as
     `Child.call` does; `check` raises KeyboardInterrupt if Ctrl-C was swallowed.
     """
 
     def __init__(
-        self, arguments, loaded, call=here, check=lambda: None, progress=None, examples=None
+        self, arguments, exportable, call=here, check=lambda: None, progress=None, examples=None
     ):
-        loaded = renamed(loaded, arguments.input_names, arguments.output_names, arguments.batch)
-        self.arguments, self.loaded = arguments, loaded
+        exportable = renamed(
+            exportable, arguments.input_names, arguments.output_names, arguments.batch
+        )
+        self.arguments, self.exportable = arguments, exportable
         self.child_call, self.check = call, check
         self.progress = progress or (lambda step: None)
         is_batched = arguments.batch != UNBATCHED
-        self.free = free_axes(loaded.inputs, parse_free(arguments.free), int(is_batched))
-        self.own = own_inputs(arguments.inputs, loaded, is_batched) if arguments.inputs else None
-        self.classes = output_kind(loaded.config, loaded.form) != "numbers"
-        self.examples, self.no_examples = (
-            (examples, None) if examples else load_examples(loaded, arguments, self.own)
+        self.free = free_axes(exportable.inputs, parse_free(arguments.free), int(is_batched))
+        self.own = (
+            own_inputs(arguments.inputs, exportable, is_batched) if arguments.inputs else None
         )
-        tried = tried_shapes(loaded.inputs, self.free)
-        check_sizes(loaded, tried, arguments.batch)
+        self.classes = output_kind(exportable.config, exportable.form) != "numbers"
+        self.examples, self.no_examples = (
+            (examples, None) if examples else load_examples(exportable, arguments, self.own)
+        )
+        tried = tried_shapes(exportable.inputs, self.free)
+        check_sizes(exportable, tried, arguments.batch)
         self.progress("tracing the model")
         self.traced = trace(*self.trace_arguments)
         self.compared = equal_sizes(self.traced.compared)
@@ -71,7 +75,7 @@ class Exporter:
         self.batches += tuple(size for size in self.compared if size not in self.batches)
         self.size = max(self.batches)
         self.progress("computing what the files must return, in JAX")
-        self.reference = Reference(loaded)
+        self.reference = Reference(exportable)
         self.cases = cases_of(self.reference, self.inputs(tried), self.size)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
@@ -82,7 +86,7 @@ class Exporter:
             fix = "pass your own with --inputs FILE.npz"
             raise UserError(f"--real-only: no data can be loaded: {self.no_examples}; {fix}")
         tables = table_sizes(self.traced)
-        return inputs_of(self.loaded, known, self.size, tables, tried, self.arguments.real_only)
+        return inputs_of(self.exportable, known, self.size, tables, tried, self.arguments.real_only)
 
     def reports(self, stem):
         """Write <stem>.<format> for each format; returns ({format: report}, {format: error})."""
@@ -137,14 +141,14 @@ class Exporter:
 
     def write_page(self, path, page):
         """Write a web page that runs the ONNX file."""
-        write_demo(path, page, self.loaded, self.loaded.classes)
+        write_demo(path, page, self.exportable, self.exportable.classes)
 
     def facts(self, title):
         """What a file says about itself."""
         checkpoint = self.arguments.weights
         source = Path(checkpoint).name if checkpoint else None
-        title = self.loaded.config.get("title") or title
-        return facts_of(self.loaded, title, source, checkpoint and commit_of(checkpoint))
+        title = self.exportable.config.get("title") or title
+        return facts_of(self.exportable, title, source, checkpoint and commit_of(checkpoint))
 
     def verified(self, path, precision, judged=KINDS):
         """The report about a file that computes what JAX computes."""
@@ -163,9 +167,9 @@ class Exporter:
 
     @property
     def trace_arguments(self):
-        loaded = self.loaded
-        inputs = free_shapes(loaded.inputs, self.free)
-        return loaded.function, loaded.weights, inputs, self.arguments.batch
+        exportable = self.exportable
+        inputs = free_shapes(exportable.inputs, self.free)
+        return exportable.function, exportable.weights, inputs, self.arguments.batch
 
     def write_in_precision(self, route, format, path):
         """Write a file; a quantized one only after its float32 version has been verified."""
@@ -241,7 +245,7 @@ class Exporter:
             if sum(array.nbytes for array in outputs) > MOST_OUTPUTS:
                 break
         try:
-            return scores(self.loaded, np.concatenate(outputs), np.concatenate(targets))
+            return scores(self.exportable, np.concatenate(outputs), np.concatenate(targets))
         except (UserError, ValueError, TypeError) as error:
             print(f"No score on the test set: {error}", file=sys.stderr)
             return None

@@ -97,9 +97,9 @@ def working(path):
 
 def write(call, function, params, state, example, path, arguments, classes=()):
     """(the report of a verified file, the example's arrays under the names of its inputs)"""
-    loaded = as_exportable(function, params, state, example, arguments.batch, classes)
-    inputs = example_arrays(loaded, arguments, example)
-    exporter = Exporter(arguments, loaded, call, examples=Rows(inputs, arguments.batch))
+    exportable = as_exportable(function, params, state, example, arguments.batch, classes)
+    inputs = example_arrays(exportable, arguments, example)
+    exporter = Exporter(arguments, exportable, call, examples=Rows(inputs, arguments.batch))
     return exporter.report(arguments.formats[0], path), inputs
 
 
@@ -198,10 +198,10 @@ def without_batch(inputs):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
 
 
-def example_arrays(loaded, arguments, example):
+def example_arrays(exportable, arguments, example):
     """{input: array} of the caller's example, under the names of the file."""
-    names = arguments.input_names or list(named(loaded.inputs, "input"))
-    specs, leaves = jax.tree.leaves(loaded.inputs), jax.tree.leaves(example)
+    names = arguments.input_names or list(named(exportable.inputs, "input"))
+    specs, leaves = jax.tree.leaves(exportable.inputs), jax.tree.leaves(example)
     arrays = [np.asarray(leaf).astype(spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
     return dict(zip(names, arrays, strict=False))
 

@@ -18,18 +18,18 @@ LABELS = "labels.txt"
 AXIS_LABELS = 2  # AssociatedFileType.TENSOR_AXIS_LABELS
 
 
-def facts_of(loaded, title, source, commit):
+def facts_of(exportable, title, source, commit):
     """{key: value} of what a file says about itself."""
     return {
         "title": title,
         "source": source,
         "code_commit": commit,
-        "input_layout": loaded.form.layout,
-        "preprocess": [] if loaded.form.preprocess else loaded.config.get("preprocess", []),
-        "outputs_are": output_kind(loaded.config, loaded.form),
-        "classes": list(map(str, loaded.classes or [])),
+        "input_layout": exportable.form.layout,
+        "preprocess": [] if exportable.form.preprocess else exportable.config.get("preprocess", []),
+        "outputs_are": output_kind(exportable.config, exportable.form),
+        "classes": list(map(str, exportable.classes or [])),
         # Of a table: a category is its place in the list, from 1; 0 is any other.
-        "columns": loaded.parts.facts.get("columns"),
+        "columns": exportable.parts.facts.get("columns"),
     }
 
 
