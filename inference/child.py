@@ -1,7 +1,7 @@
 """Call functions in a child process: what ends that process is an error here, and not the end.
 
-TensorFlow's converter and the calibrator of int8 are C++ that some models crash. The child waits
-for calls, so that TensorFlow is imported once, while this process does something else.
+TensorFlow's converter, the calibrator of int8 and the runtimes are C++ that some models crash. The
+child waits for calls, so that packages are imported once, while this process does something else.
 """
 
 import importlib
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from inference.packages import quiet
 from utils import PACKAGE, RunError, UserError
@@ -29,6 +30,12 @@ MAX_OUTPUT = 100_000  # bytes of the child's output that are searched for the re
 
 class Crash(RunError):
     """A call ended its process."""
+
+
+class Kept(NamedTuple):
+    """Stands for an object that a Child keeps, in the arguments of a call."""
+
+    number: int
 
 
 def here(step, function, *args):
@@ -47,6 +54,7 @@ class Child:
     def __init__(self, prepare=None):
         self.prepare = [prepare.__module__, prepare.__name__] if prepare else []
         self.process = self.output = None
+        self.number = 0  # of the latest object that was kept
 
     def __enter__(self):
         return self
@@ -70,8 +78,18 @@ class Child:
     def call(self, step, function, *args):
         """function(*args), a function of a module; Crash if this ends the process. `step` says
         what it does, as in "converting to TFLite"."""
+        return self.send(step, function, args)
+
+    def keep(self, step, function, *args):
+        """The `Kept` of function(*args), an object of the process, which keeps only the latest."""
+        self.number += 1
+        self.send(step, function, args, self.number)
+        return Kept(self.number)
+
+    def send(self, step, function, args, number=None):
+        """The reply to a call; with a number, the process keeps the result under it instead."""
         # Bytes within bytes: a function that cannot be imported must not end the child.
-        request = pickle.dumps(pickle.dumps((function, args)))
+        request = pickle.dumps(pickle.dumps((function, args, number)))
         self.start()
         try:
             self.process.stdin.write(request)
@@ -118,17 +136,23 @@ def serve():
     if len(sys.argv) > 2:
         with suppress(ImportError):  # the call that needs it says so
             getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
+    kept = {}  # {number: object}
     with suppress(EOFError, BrokenPipeError):
         while True:
-            pickle.dump(outcome(pickle.load(requests)), replies)
+            pickle.dump(outcome(pickle.load(requests), kept), replies)
             replies.flush()
 
 
-def outcome(request):
-    """("", the result) of a call, or (the error's type, its message)."""
+def outcome(request, kept):
+    """("", the result) of a call, or (the error's type, its message); changes what is `kept`."""
     try:
-        function, args = pickle.loads(request)
-        return "", function(*args)
+        function, args, number = pickle.loads(request)
+        result = function(*(kept[a.number] if isinstance(a, Kept) else a for a in args))
+        if number is None:
+            return "", result
+        kept.clear()
+        kept[number] = result
+        return "", None
     except (UserError, RunError) as error:
         return type(error).__name__, str(error)
     except Exception as error:  # whatever a converter raises

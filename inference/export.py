@@ -19,7 +19,7 @@ from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.language import LanguageExporter, is_decoder
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
-from inference.packages import import_tensorflow
+from inference.packages import first_import
 from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table, title
@@ -34,19 +34,19 @@ PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2on
 def export(arguments, root, check=lambda: None):
     """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises
     KeyboardInterrupt if Ctrl-C has come and was swallowed."""
-    with Progress() as progress, Child(import_tensorflow) as child:
+    with Progress() as progress, Child(first_import(arguments.formats)) as child:
         return export_with(child, check, progress, arguments, root)
 
 
 def export_with(child, check, progress, arguments, root):
-    """`export`, with the process in which TensorFlow works."""
+    """`export`, with the process in which TensorFlow and the runtimes work."""
     parse_free(arguments.free)  # fail before loading anything
     folder = Path(arguments.out) / arguments.name if arguments.name else None
     if folder:
         check_free(folder, arguments.force)
     if arguments.demo:
         runtime()
-    if "tflite" in arguments.formats:  # it starts while JAX computes what the files must return
+    if arguments.formats != ["stablehlo"]:  # it starts while JAX computes what files must return
         child.start()
     arguments.weights = checkpoint_at(arguments.weights)
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
@@ -63,7 +63,7 @@ def export_with(child, check, progress, arguments, root):
     check_free(folder, arguments.force)
     with temporary_folder(folder) as work:
         kind = LanguageExporter if is_decoder(exportable) else Exporter
-        exporter = kind(arguments, exportable, child.call, check, progress)
+        exporter = kind(arguments, exportable, child, check, progress)
         reports, failures = exporter.reports(work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
-from inference.child import here
 from inference.demo.page import write_demo
 from inference.load import output_kind
 from inference.lowering.compared import equal_sizes
@@ -18,7 +17,7 @@ from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.names import renamed
 from inference.packages import needed
-from inference.runtimes import open_model
+from inference.runtimes import IsolatedModel, open_model
 from inference.samples import own_inputs, table_sizes
 from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
 from inference.to_stablehlo import write_stablehlo
@@ -43,18 +42,18 @@ MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 class Exporter:
     """Exports one model, an `Exportable`; `arguments` are those of the command line.
 
-    `examples` take the place of the config's data. `call` calls a function of TensorFlow's, as
-    `Child.call` does; `check` raises KeyboardInterrupt if Ctrl-C was swallowed.
+    `examples` take the place of the config's data. TensorFlow and the runtimes work in the process
+    of `child`; `check` raises KeyboardInterrupt if Ctrl-C was swallowed.
     """
 
     def __init__(
-        self, arguments, exportable, call=here, check=lambda: None, progress=None, examples=None
+        self, arguments, exportable, child, check=lambda: None, progress=None, examples=None
     ):
         exportable = renamed(
             exportable, arguments.input_names, arguments.output_names, arguments.batch
         )
         self.arguments, self.exportable = arguments, exportable
-        self.child_call, self.check = call, check
+        self.child, self.check = child, check
         self.progress = progress or (lambda step: None)
         is_batched = arguments.batch != UNBATCHED
         self.free = free_axes(exportable.inputs, parse_free(arguments.free), int(is_batched))
@@ -136,7 +135,7 @@ class Exporter:
         judged = ("real", "own") if precision == "int8" else KINDS
         report |= self.verified(path, precision or self.traced.precision, judged)
         if self.before:
-            report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
+            report["test_set"] = {"before": self.before, "after": self.scores(self.opened(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
 
     def write_page(self, path, page):
@@ -154,14 +153,18 @@ class Exporter:
         """The report about a file that computes what JAX computes."""
         self.progress(f"{path.name}: verifying")
         tolerance = self.arguments.tolerance or TOLERANCE[precision]
-        return verify(
-            path, self.cases, tolerance, self.batches, judged, self.classes, self.compared
-        )
+        given = self.cases, tolerance, self.batches, judged, self.classes, self.compared
+        return verify(self.opened(path), *given)
+
+    def opened(self, path):
+        """The model in a file, in the child process; that of StableHLO is in this one, as JAX."""
+        is_stablehlo = path.suffix.lower() == ".stablehlo"
+        return open_model(path) if is_stablehlo else IsolatedModel(self.child, path)
 
     def call(self, format, step, function, *args):
         """A call in the child process."""
         self.progress(f"{format}: {step}")
-        result = self.child_call(step, function, *args)
+        result = self.child.call(step, function, *args)
         self.check()
         return result
 
@@ -188,8 +191,8 @@ class Exporter:
                 return write(path, quantize=precision, samples=self.samples)
             from inference.quantize_onnx import quantize_onnx
 
-            self.progress(f"{path.name}: quantizing to {precision}")
-            quantize_onnx(float32_path, path, precision, self.samples, self.arguments.exclude)
+            given = float32_path, path, precision, self.samples, self.arguments.exclude
+            self.call(format, f"quantizing to {precision}", quantize_onnx, *given)
 
     def native(self, format, path, **quantization):
         """Write a file with this project's own tables of ops."""

@@ -96,7 +96,7 @@ class LanguageExporter(Exporter):
             name: take(next(iter(each.cases.values()))[0], 0, each.batches[0])
             for name, each in exporters.items()
         }
-        check_signatures(work, files, inputs)
+        self.call("tflite", "comparing the signatures", check_signatures, work, files, inputs)
         work.replace(path)
         step.unlink()
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from inference.lowering.trace import UNBATCHED, named
-from inference.runtimes import latency, open_model
+from inference.runtimes import latency
 from training.checkpoint.probe import host
 from utils import RunError, UserError, format_bytes
 
@@ -78,15 +78,15 @@ def repeated(inputs, size):
     }
 
 
-def verify(path, cases, tolerance, batches, judged=KINDS, classes=True, compared=None):
-    """Raise unless a file computes what JAX computes; returns its report.
+def verify(model, cases, tolerance, batches, judged=KINDS, classes=True, compared=None):
+    """Raise unless the `model` of a file computes what JAX computes; returns a report of the file.
 
     `cases` are {kind: (inputs, expected)}, where expected(size) returns JAX's outputs for the first
     `size` inputs. Errors of the kinds that are not judged are reported only. `classes` says whether
     the outputs are those of classes, and `compared` {size: where the model compares its batch with
     it}: at these sizes, JAX may compute something else than at the others.
     """
-    model, compared = open_model(path), compared or {}
+    path, compared = model.path, compared or {}
     checks = [
         compare(model, kind, size, inputs, expected, tolerance, classes, size in compared)
         for kind, (inputs, expected) in cases.items()

@@ -25,6 +25,7 @@ from model.layers.norm import layer_norm
 from model.layers.op import op
 from model.mixer import mixer
 from model.mlp import mlp
+from model.projected import projected
 from model.resnet import resnet
 from model.rnn import rnn
 from model.vit import vit
@@ -109,6 +110,21 @@ def test_a_mixer_and_the_generator_of_a_gan_equal_jax(tmp_path):
     exported(tmp_path / "mixer.tflite", *with_weights(blocks), images(8, 8, 1))
     networks = gan((8, 12, 1), latent=6, width=4)
     exported(tmp_path / "gan.tflite", *with_weights(networks), images(6))
+
+
+@pytest.mark.slow
+def test_a_projected_encoder_has_both_outputs(tmp_path):
+    model = projected((8, 8, 1), mlp((8, 8, 1), 6, dims=(8,)), 5, 4)
+    function, weights = with_weights(model)
+    x = images(8, 8, 1)
+    write_tflite(trace(function, weights, example(x)), tmp_path / "a.tflite")
+    expected, found = function(weights, x), open_model(tmp_path / "a.tflite")({"input": x})
+    assert {name: array.shape[1:] for name, array in found.items()} == {
+        "features": (6,),
+        "projection": (4,),
+    }
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
 
 
 def test_a_linear_map_with_several_readers_is_computed_once_and_not_folded(tmp_path):
@@ -253,6 +269,34 @@ def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
     expected = np.asarray(function(weights, ids))
     error = np.abs(model({"input": ids})["output"] - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.1
+
+
+def switched(w, x):
+    """A product with one of three weights, chosen by the data."""
+    branches = [lambda x, i=i: jnp.tanh(x @ w[i]) for i in range(3)]
+    return jax.lax.switch((x > 0).sum() % 3, branches, x) @ w[3]
+
+
+def repeated(w, x):
+    """Products until the largest number is small, however many that takes."""
+    y = jax.lax.while_loop(lambda y: jnp.abs(y).max() > 0.1, lambda y: y @ w[0] / 2, x)
+    return jnp.tanh(5 * y) @ w[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [switched, repeated])
+def test_int8_of_branches_and_of_loops_that_the_data_ends_is_close_to_jax(function, tmp_path):
+    random = np.random.default_rng(0)
+    weights = [np.linalg.qr(random.normal(size=(32, 32)))[0].astype(np.float32) for _ in range(4)]
+    x = images(32, count=24)
+    samples = [{"input": x[i : i + 1]} for i in range(24)]
+    exported(tmp_path / "float.tflite", function, weights, x[:1])
+    options = {"quantize": "int8", "samples": samples}
+    model = exported(tmp_path / "a.tflite", function, weights, x, **options)
+    for row in x[:6, None]:
+        expected = np.asarray(function(weights, row))
+        error = np.abs(model({"input": row})["output"] - expected).max()
+        assert 0 < error < 0.15 * np.abs(expected).max()
 
 
 @pytest.mark.slow
