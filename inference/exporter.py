@@ -10,6 +10,7 @@ import numpy as np
 
 from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
 from inference.demo.page import write_demo
+from inference.float32_weights import float32_weights, warning
 from inference.load import output_kind
 from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import UNBATCHED, place, trace
@@ -134,6 +135,10 @@ class Exporter:
         # The ranges of int8 come from real inputs; random inputs would be clipped to them.
         judged = ("real", "own") if precision == "int8" else KINDS
         report |= self.verified(path, precision or self.traced.precision, judged)
+        if precision:
+            weights = self.call(format, "reading what is float32", float32_weights, path)
+            shares = {name: size / report["bytes"] for name, size in weights.items()}
+            report["float32_weights"] = {name: round(s, 4) for name, s in shares.items()}
         if self.before:
             report["test_set"] = {"before": self.before, "after": self.scores(self.opened(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
@@ -254,8 +259,12 @@ class Exporter:
             return None
 
     def warnings(self, reports):
-        """One line per format whose quantization loses much accuracy."""
+        """One line per format whose quantization loses much accuracy, or leaves large weights in
+        float32."""
         for name, report in reports.items():
+            shares = report.get("float32_weights", {})
+            if left := warning(shares, self.arguments.exclude):
+                yield f"Warning: {name} in {report['precision']}: {left}"
             before, after = (report.get("test_set", {}).get(key, {}) for key in ("before", "after"))
             loss = before.get("accuracy", 0) - after.get("accuracy", 0)
             if loss > MAX_LOSS:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.float32_weights import float32_weights
 from inference.lowering.tf_ops import LAYERS
 from inference.lowering.trace import trace
 from inference.lowering.trimming import trimmed
@@ -271,6 +272,34 @@ def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
     assert 0 < error < 0.1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_the_weights_of_recurrent_layers_are_quantized(cell, tmp_path):
+    model = rnn((20, 12), 4, cell=cell, dim=64, depth=1, bidirectional=True)
+    params, _ = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
+    function, weights = lambda w, x: model.apply(w, {}, x)[0], params
+    x = images(20, 12, count=8)
+    exported(tmp_path / "float.tflite", function, weights, x)
+    assert sum(float32_weights(tmp_path / "float.tflite").values()) > 4 * 2 * 3 * 64 * 64
+    expected = np.asarray(function(weights, x))
+    for precision, limit, share in (("float16", 0.003, 0.6), ("dynamic", 0.05, 0.5)):
+        path = tmp_path / f"{precision}.tflite"
+        file = exported(path, function, weights, x, quantize=precision)
+        assert path.stat().st_size < share * (tmp_path / "float.tflite").stat().st_size
+        assert float32_weights(path) == {}
+        error = np.abs(file({"input": x})["output"] - expected).max()
+        assert 0 < error < limit * np.abs(expected).max()
+    samples = [{"input": x[i : i + 1]} for i in range(8)]
+    path = tmp_path / "int8.tflite"
+    file = exported(path, function, weights, x, quantize="int8", samples=samples)
+    assert path.stat().st_size < 0.6 * (tmp_path / "float.tflite").stat().st_size
+    assert float32_weights(path) == {}
+    for row in x[:, None]:
+        want = np.asarray(function(weights, row))
+        error = np.abs(file({"input": row})["output"] - want).max()
+        assert 0 < error < 0.1 * np.abs(expected).max()
+
+
 def switched(w, x):
     """A product with one of three weights, chosen by the data."""
     branches = [lambda x, i=i: jnp.tanh(x @ w[i]) for i in range(3)]
@@ -278,9 +307,10 @@ def switched(w, x):
 
 
 def repeated(w, x):
-    """Products until the largest number is small, however many that takes."""
-    y = jax.lax.while_loop(lambda y: jnp.abs(y).max() > 0.1, lambda y: y @ w[0] / 2, x)
-    return jnp.tanh(5 * y) @ w[1]
+    """Steps until the numbers are large, however many that takes."""
+    step = lambda y: y + jnp.tanh(y @ w[0]) / 2  # noqa: E731
+    y = jax.lax.while_loop(lambda y: jnp.abs(y).sum() < 60, step, x)
+    return (y / 10) @ w[1]
 
 
 @pytest.mark.slow
