@@ -160,7 +160,7 @@ def add_output_options(add):
         nargs="+",
         default=[],
         metavar="REGEX",
-        help="regexes of weights that --quantize leaves in float32, in ONNX files",
+        help="regexes of weights that --quantize leaves in float32",
     )
     add(
         "--samples",
@@ -259,10 +259,6 @@ def check_exclude(arguments):
             raise UserError(f"--exclude: {pattern!r} is not a regex: {error}") from error
     if arguments.exclude and not arguments.quantize:
         raise UserError("--exclude: says what --quantize leaves in float32; add --quantize")
-    if arguments.exclude and "tflite" in arguments.formats:
-        raise UserError(
-            "--exclude: TensorFlow's converter leaves no single weights out; add --formats onnx"
-        )
 
 
 def check_choices(option, values, allowed):

@@ -193,7 +193,8 @@ class Exporter:
             write(float32_path)
             self.verified(float32_path, self.traced.precision)
             if format == "tflite":
-                return write(path, quantize=precision, samples=self.samples)
+                exclude = self.arguments.exclude
+                return write(path, quantize=precision, samples=self.samples, exclude=exclude)
             from inference.quantize_onnx import quantize_onnx
 
             given = float32_path, path, precision, self.samples, self.arguments.exclude

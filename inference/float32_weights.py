@@ -33,7 +33,8 @@ def in_tflite(path):
             data = model.buffers[tensor.buffer].data
             is_float32 = tensor.type == schema.TensorType.FLOAT32
             if is_float32 and data is not None and len(data) >= 4 * LARGE:
-                weights[f"{tensor.name.decode()} {[int(d) for d in tensor.shape]}"] = len(data)
+                name = f"{tensor.name.decode()} {[int(d) for d in tensor.shape]}"
+                weights[name] = weights.get(name, 0) + len(data)
     return weights
 
 

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from utils import UserError
+from inference.excluded import excluded_names
 
 LARGE = 1024  # numbers; a smaller weight is not worth two more nodes
 # The axes of the output channels of the weights of these ops; of any other weight it is the last.
@@ -56,17 +56,11 @@ def in_order(graph):
 
 
 def excluded_weights(model, patterns):
-    """The names of the weights that match one of the patterns."""
-    names = [x.name for x in model.graph.initializer]
-    matching = {
-        pattern: {name for name in names if re.fullmatch(pattern, re.sub(r"_\d+$", "", name))}
-        for pattern in patterns
-    }
-    for pattern, found in matching.items():
-        if not found:
-            known = ", ".join(sorted(name for name in names if not name.startswith(UNNAMED)))
-            raise UserError(f"--exclude: {pattern!r} matches no weight; there are {known}")
-    return set().union(*matching.values())
+    """The names of the constants of the weights that match one of the patterns."""
+    names = {x.name: re.sub(r"_\d+$", "", x.name) for x in model.graph.initializer}
+    weights = {stem for name, stem in names.items() if not name.startswith(UNNAMED)}
+    found = excluded_names(weights, patterns)
+    return {name for name, stem in names.items() if stem in found}
 
 
 def excluded_nodes(model, names):

@@ -23,9 +23,12 @@ from utils import UserError, first_line
 
 
 def tflite_by_jax2tf(
-    function, weights, inputs, batch, path, *, quantize=None, samples=None, call=here
+    function, weights, inputs, batch, path, *, quantize=None, samples=None, exclude=(), call=here
 ):
     """Write (weights, inputs) -> outputs as a TFLite file; see `trace` and `write_tflite`."""
+    if exclude:
+        fix = "use --route native, or --formats onnx"
+        raise UserError(f"--exclude: the jax2tf route gives weights in TFLite no names; {fix}")
     needed("tensorflow")
     options = {"quantize": quantize, "samples": samples, "call": call}
     atomic_write(path, file_bytes(as_tflite, function, weights, inputs, batch, **options))

@@ -19,6 +19,7 @@ from inference.to_tflite import write_tflite
 from model.airbench import airbench
 from model.convnext import convnext
 from model.gan import gan
+from model.gpt import gpt
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.embedding import embedding
 from model.layers.linear import linear
@@ -298,6 +299,73 @@ def test_the_weights_of_recurrent_layers_are_quantized(cell, tmp_path):
         want = np.asarray(function(weights, row))
         error = np.abs(file({"input": row})["output"] - want).max()
         assert 0 < error < 0.1 * np.abs(expected).max()
+
+
+EXCLUDED = {  # {model: (its inputs, a regex, the sizes of the weights that it matches)}
+    "gpt": (
+        gpt((32,), vocab_size=100, dim=64, depth=1, heads=2),
+        np.arange(96, dtype=np.int32).reshape(3, 32),
+        "tokens/.*|.*expand/weight",
+        [64 * 100, 64 * 256],  # the table is read by rows, and is that of the output
+    ),
+    "mixer": (
+        mixer((28, 28, 1), 10, dim=64, depth=1),
+        images(28, 28, 1, count=8),
+        "patches/weight|blocks/0/(tokens|features)/expand/weight",
+        [64 * 16, 49 * 32, 64 * 256],
+    ),
+    "rnn": (
+        rnn((20, 12), 4, dim=32, bidirectional=True),
+        images(20, 12, count=8),
+        "layers/0/0/hidden/weight",
+        [32 * 128],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float16", "dynamic", "int8"])
+@pytest.mark.parametrize("name", EXCLUDED)
+def test_excluded_weights_stay_in_float32(name, precision, tmp_path):
+    """Also where the norm before a layer is folded into its weight."""
+    model, x, regex, sizes = EXCLUDED[name]
+    params, _ = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
+    weights = {"params": params, "state": {}}
+
+    def function(w, x):
+        return model.apply(w["params"], w["state"], x)[0]
+
+    samples = [{"input": x[i : i + 1]} for i in range(len(x))]
+    options = {"quantize": precision, "samples": samples}
+    file = exported(tmp_path / "all.tflite", function, weights, x, **options)
+    some = exported(tmp_path / "some.tflite", function, weights, x, **options, exclude=[regex])
+    found, before = (
+        Counter(size // 4 for size in float32_weights(tmp_path / f"{path}.tflite").values())
+        for path in ("some", "all")
+    )
+    assert found == before | Counter(sizes)
+    bytes_of = {path: (tmp_path / f"{path}.tflite").stat().st_size for path in ("some", "all")}
+    assert 1 < (bytes_of["some"] - bytes_of["all"]) / sum((found - before).elements()) < 4
+    expected = np.asarray(jax.jit(function)(weights, x))
+    outputs = [model({"input": x})["output"] for model in (some, file)]
+    assert 0 < np.abs(outputs[0] - expected).max() < 0.2 * np.abs(expected).max()
+    assert not np.array_equal(*outputs)
+
+
+def test_an_exclude_that_matches_no_weight_is_an_error(tmp_path):
+    function, weights = with_weights(mlp((4,), 3, dims=(8,)))
+    with pytest.raises(
+        UserError, match=r"--exclude: 'haed' matches no weight; there are head/bias"
+    ):
+        exported(
+            tmp_path / "a.tflite",
+            function,
+            weights,
+            images(4),
+            quantize="dynamic",
+            exclude=["haed"],
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def switched(w, x):
