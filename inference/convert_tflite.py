@@ -18,6 +18,7 @@ ROOT = HERE.parent
 if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
+from inference.excluded import NO_NAMES  # noqa: E402
 from inference.progress import interrupts  # noqa: E402
 from utils import DONE, FAILED, UserError, open_closed_streams, run_command  # noqa: E402
 
@@ -259,6 +260,8 @@ def check_exclude(arguments):
             raise UserError(f"--exclude: {pattern!r} is not a regex: {error}") from error
     if arguments.exclude and not arguments.quantize:
         raise UserError("--exclude: says what --quantize leaves in float32; add --quantize")
+    if arguments.exclude and arguments.route == "jax2tf" and "tflite" in arguments.formats:
+        raise UserError(NO_NAMES)
 
 
 def check_choices(option, values, allowed):

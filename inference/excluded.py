@@ -4,6 +4,11 @@ import re
 
 from utils import UserError
 
+NO_NAMES = (
+    "--exclude: the jax2tf route gives weights in TFLite no names; use --route native, or "
+    "--formats onnx"
+)
+
 
 def excluded_names(names, patterns):
     """The names of weights that match one of the regexes, each of which must match one."""

@@ -3,6 +3,7 @@
 import re
 
 from inference.onnx_graphs import LARGE, large_floats
+from inference.tflite_weights import KEPT
 
 SMALLEST_SHARE = 0.01  # of the file; less is not worth a warning
 MOST_NAMES = 5  # in a warning
@@ -44,7 +45,8 @@ def warning(shares, excluded):
     left = {
         name: share
         for name, share in shares.items()
-        if not any(re.fullmatch(regex, re.sub(r"_\d+$", "", name)) for regex in excluded)
+        if KEPT not in name
+        and not any(re.fullmatch(regex, re.sub(r"_\d+$", "", name)) for regex in excluded)
     }
     if sum(left.values()) < SMALLEST_SHARE:
         return None
