@@ -1,4 +1,4 @@
-"""Call functions in a child process: what ends that process is an error here, and not the end.
+"""Call functions in a child process, whose crash is an error in this process.
 
 TensorFlow's converter, the calibrator of int8 and the runtimes are C++ that some models crash. The
 child waits for calls, so that packages are imported once, while this process does something else.
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2 if PACKAGE else 1]  # where its first 
 # -P: nothing is imported from the working folder.
 OPTIONS = ("-P", "-X", "faulthandler")
 PROGRAM = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import serve; serve()"
-# The line in which C++ says why it ends the process.
+# The line in which C++ code prints why it ends the process.
 FATAL = re.compile(rb"^(?:F\d.*?\] |.*(?=Check failed)|LLVM ERROR: |.*(?=Assertion ))(.+)", re.M)
 MAX_OUTPUT = 100_000  # bytes of the child's output that are searched for the reason of its end
 
@@ -45,7 +45,7 @@ def here(step, function, *args):
 
 
 class Child:
-    """A process that calls functions; a context manager, which ends it.
+    """A process that calls functions; a context manager, whose exit ends the process.
 
     It calls the function `prepare` as soon as it starts, and is started again by the first call
     after its end.
@@ -76,8 +76,8 @@ class Child:
         )
 
     def call(self, step, function, *args):
-        """function(*args), a function of a module; Crash if this ends the process. `step` says
-        what it does, as in "converting to TFLite"."""
+        """function(*args), a function of a module; Crash if this ends the process. `step`
+        describes it, as in "converting to TFLite"."""
         return self.send(step, function, args)
 
     def keep(self, step, function, *args):
@@ -134,7 +134,7 @@ def serve():
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what packages print must not be taken for a reply
     if len(sys.argv) > 2:
-        with suppress(ImportError):  # the call that needs it says so
+        with suppress(ImportError):  # the call that needs it raises this again
             getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
     kept = {}  # {number: object}
     with suppress(EOFError, BrokenPipeError):

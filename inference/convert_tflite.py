@@ -40,7 +40,7 @@ def main(argv=None):
 
 
 def exported(argv):
-    """Export what the command line says; returns the exit code."""
+    """Export as the command line specifies; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
         from inference.export import export

@@ -32,8 +32,8 @@ PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2on
 
 
 def export(arguments, root, check=lambda: None):
-    """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises
-    KeyboardInterrupt if Ctrl-C has come and was swallowed."""
+    """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises the
+    KeyboardInterrupt of a Ctrl-C that a package has caught."""
     with Progress() as progress, Child(first_import(arguments.formats)) as child:
         return export_with(child, check, progress, arguments, root)
 
@@ -180,7 +180,8 @@ def demo(path, exporter):
 
 
 def code_of(checkpoint, root):
-    """The folder model/ with which a checkpoint was trained: the copy in its run, or else ours."""
+    """The folder model/ with which a checkpoint was trained: the copy in its run, or else
+    that of this project."""
     run = Path(checkpoint).parent
     is_run = (run / "environment.json").is_file() and (run / "model").is_dir()
     return inside(run, "model") if is_run else Path(root) / "model"
@@ -245,7 +246,8 @@ def versions():
 
 
 def decoding(reports):
-    """The table of the decode steps of a language model, and how they write."""
+    """The table of the decode steps of a language model, and how much of their greedy text is that
+    of JAX."""
     steps = {name: report["decode"] for name, report in reports.items() if "decode" in report}
     if steps:
         yield table(steps, signatures=False)  # they name every array of the cache

@@ -44,7 +44,7 @@ class Exporter:
     """Exports one model, an `Exportable`; `arguments` are those of the command line.
 
     `examples` take the place of the config's data. TensorFlow and the runtimes work in the process
-    of `child`; `check` raises KeyboardInterrupt if Ctrl-C was swallowed.
+    of `child`; `check` raises the KeyboardInterrupt of a Ctrl-C that a package has caught.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Exporter:
         write_demo(path, page, self.exportable, self.exportable.classes)
 
     def facts(self, title):
-        """What a file says about itself."""
+        """The metadata of a file."""
         checkpoint = self.arguments.weights
         source = Path(checkpoint).name if checkpoint else None
         title = self.exportable.config.get("title") or title

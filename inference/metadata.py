@@ -1,7 +1,7 @@
-"""What an exported file says about itself: title, classes, preprocessing, code.
+"""The metadata of an exported file: title, classes, preprocessing, code.
 
-ONNX has it as `metadata_props`. TFLite has it in the form that MediaPipe and Android's Task Library
-read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
+ONNX has them as `metadata_props`. TFLite has them in the form that MediaPipe and Android's Task
+Library read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
 `labels.txt` and `metadata.json`.
 """
 
@@ -19,7 +19,7 @@ AXIS_LABELS = 2  # AssociatedFileType.TENSOR_AXIS_LABELS
 
 
 def facts_of(exportable, title, source, commit):
-    """{key: value} of what a file says about itself."""
+    """The metadata of a file, {key: value}."""
     return {
         "title": title,
         "source": source,
@@ -43,7 +43,7 @@ def commit_of(checkpoint):
 
 
 def known(facts):
-    """The facts without those that say nothing."""
+    """The facts that are not empty."""
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 
@@ -56,7 +56,7 @@ def as_texts(facts):
 
 
 def add_metadata(path, facts):
-    """Put the facts into a file, in the way of its format."""
+    """Store the facts in a file, as its format stores metadata."""
     if path.suffix == ".onnx":
         add_to_onnx(path, facts)
     elif path.suffix == ".tflite":

@@ -1,7 +1,6 @@
 """Weights that a quantized TFLite file keeps in float32, for which TensorFlow's converter has no
 option: the ops that read them have names that say so. In int8 the quantizer leaves out ops by their
-names; in other precisions an op gets its weights back from the float32 file, where it has the same
-name."""
+names; in other precisions the weights of these ops are replaced by those of the float32 file."""
 
 import copy
 
