@@ -1,7 +1,7 @@
-"""What an exported file says about itself: title, classes, preprocessing, code.
+"""The metadata of an exported file: title, classes, preprocessing, code.
 
-ONNX has it as `metadata_props`. TFLite has it in the form that MediaPipe and Android's Task Library
-read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
+ONNX has them as `metadata_props`. TFLite has them in the form that MediaPipe and Android's Task
+Library read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
 `labels.txt` and `metadata.json`.
 """
 
@@ -18,18 +18,18 @@ LABELS = "labels.txt"
 AXIS_LABELS = 2  # AssociatedFileType.TENSOR_AXIS_LABELS
 
 
-def facts_of(loaded, title, source, commit):
-    """{key: value} of what a file says about itself."""
+def facts_of(exportable, title, source, commit):
+    """The metadata of a file, {key: value}."""
     return {
         "title": title,
         "source": source,
         "code_commit": commit,
-        "input_layout": loaded.form.layout,
-        "preprocess": [] if loaded.form.preprocess else loaded.config.get("preprocess", []),
-        "outputs_are": output_kind(loaded.config, loaded.form),
-        "classes": list(map(str, loaded.classes or [])),
+        "input_layout": exportable.form.layout,
+        "preprocess": [] if exportable.form.preprocess else exportable.config.get("preprocess", []),
+        "outputs_are": output_kind(exportable.config, exportable.form),
+        "classes": list(map(str, exportable.classes or [])),
         # Of a table: a category is its place in the list, from 1; 0 is any other.
-        "columns": loaded.parts.facts.get("columns"),
+        "columns": exportable.parts.facts.get("columns"),
     }
 
 
@@ -44,7 +44,7 @@ def commit_of(checkpoint):
 
 
 def known(facts):
-    """The facts without those that say nothing."""
+    """The facts that are not empty."""
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 
@@ -57,7 +57,7 @@ def as_texts(facts):
 
 
 def add_metadata(path, facts):
-    """Put the facts into a file, in the way of its format."""
+    """Store the facts in a file, as its format stores metadata."""
     if path.suffix == ".onnx":
         add_to_onnx(path, facts)
     elif path.suffix == ".tflite":

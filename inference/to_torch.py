@@ -3,8 +3,8 @@
     python -m inference.to_torch saved/<title>/<run> --rules gpt2 out.safetensors
 
 The rules are those of `training.pretrained`, applied backwards; the library's own model loads the
-file with all names and shapes as it expects them. Without rules the names are those of the model
-here. The factors of `lora` are merged into the weights.
+file with all names and shapes as it expects them. Without rules the names are those of this
+project's model. The factors of `lora` are merged into the weights.
 """
 
 import argparse
