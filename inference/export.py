@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 import jax
@@ -94,7 +95,7 @@ def check_free(folder, force):
 @contextmanager
 def temporary_folder(folder):
     """A hidden folder beside `folder`, removed at the end, as are those of killed processes."""
-    for stale in folder.parent.glob(f".{folder.name}.*.tmp"):
+    for stale in folder.parent.glob(f".{escape(folder.name)}.*.tmp"):
         if is_abandoned(stale):
             shutil.rmtree(stale, ignore_errors=True)
     work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

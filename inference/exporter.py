@@ -4,6 +4,7 @@ import sys
 import tempfile
 import time
 from functools import cached_property, partial
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -282,5 +283,5 @@ def described(error):
 
 def remove(path):
     """Remove a file and that of its weights."""
-    for file in path.parent.glob(f"{path.name}*"):
+    for file in path.parent.glob(f"{escape(path.name)}*"):
         file.unlink()

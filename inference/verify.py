@@ -1,5 +1,7 @@
 """Verify that an exported file computes what JAX computes, on random and real inputs."""
 
+from glob import escape
+
 import jax
 import numpy as np
 
@@ -121,7 +123,7 @@ def verify(model, cases, tolerance, batches, judged=KINDS, classes=True, compare
 
 def files_of(path):
     """A file, and that of its weights if they are beside it."""
-    return [path, *path.parent.glob(f"{path.name}.data")]
+    return [path, *path.parent.glob(f"{escape(path.name)}.data")]
 
 
 def is_judged(check, judged):

@@ -248,12 +248,13 @@ def test_if_one_format_fails_the_other_is_written(
         native(self, format, path)
 
     monkeypatch.setattr(exporter.Exporter, "native", fail_for_one)
-    exit_code, printed = convert("--name", "small", "--route", "native")
+    name = "small [v2]"  # of the config; as a pattern, it would not match itself
+    exit_code, printed = convert(f"title={name}", "--route", "native")
     error = f"{broken}: the disk is full of holes"
     assert exit_code == code and error in printed
-    folder = tmp_path / "out" / "small"
-    assert (folder / f"small.{intact}").exists() and not (folder / f"small.{broken}").exists()
-    assert read_report(tmp_path)["failed"] == {broken: error}
+    folder = tmp_path / "out" / name
+    assert (folder / f"{name}.{intact}").exists() and not (folder / f"{name}.{broken}").exists()
+    assert read_report(tmp_path, name)["failed"] == {broken: error}
 
 
 @pytest.mark.slow
