@@ -38,6 +38,7 @@ class Target:
         self.inputs = inputs  # {name: tensor}, from which the graph reads the free sizes
         self.symbols = symbols(avals)
         self.products, self.kept = products, frozenset(kept)
+        self.operand_names = set()  # of the weights that the next op reads
         self.within_kept = False  # whether an op that reads such a weight is being computed
 
     def operand(self, value):
@@ -95,8 +96,9 @@ class Target:
             if not getattr(function, "folds", False):
                 operands, params = jax.tree.map(resolved, (operands, params), is_leaf=is_pending)
             avals, is_whole = self.out, name not in ELEMENTWISE
-            outer = self.within_kept  # in a loop or branch, which has a graph of its own
-            self.within_kept = is_kept = outer or not self.kept.isdisjoint(self.operand_names)
+            # What is computed within an op, as in a loop, may be in a graph of its own.
+            outer, names, self.operand_names = self.within_kept, self.operand_names, set()
+            self.within_kept = is_kept = outer or not self.kept.isdisjoint(names)
             try:
                 with tf.name_scope(KEPT) if is_kept else nullcontext():
                     results = function(target, *operands, **params)
