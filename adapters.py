@@ -176,8 +176,8 @@ def mode(net, train):
 
 
 def constructor(base, module, arguments, facts, *given):
-    """The module's class with these arguments and facts, as a function of the `given` ones, such as
-    a key, of which the class gets those that it has."""
+    """A function of the `given` arguments, such as a key, that makes the module from its class with
+    these arguments and facts; the class gets only the given arguments that it accepts."""
     is_class, name = inspect.isclass(module), getattr(module, "__name__", "")
     if not name:
         name = type(module).__name__

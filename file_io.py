@@ -38,7 +38,7 @@ def parse_json(text, **hooks):
 
 
 def is_deep(value, left=DEEPEST):
-    """Whether a JSON value is nested more deeply than so many levels."""
+    """Whether a JSON value is nested more deeply than `left` levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     nests = [item for item in inner if isinstance(item, dict | list)]
     return left == 0 or any(is_deep(item, left - 1) for item in nests)
@@ -120,7 +120,7 @@ def read_file(path, most=MOST_JSON):
     """The bytes of a regular file; Unreadable if there are more than `most`."""
     with open_file(path, most) as file:
         data = file.read(most + 1)
-    if len(data) > most:  # it grows, or the system does not know its size
+    if len(data) > most:  # the file grows, or the system reports no size for it
         raise too_large("more", most)
     return data
 

@@ -41,8 +41,8 @@ class Range:
         require(arguments, self.holds, self.words)
 
     def holds(self, x):
-        """Whether this is a number, finite and in the range. One that only the compiled program
-        knows was checked before (training.vary)."""
+        """Whether this is a number, finite and in the range. An input of a compiled program is
+        accepted, since its numbers were checked before (training.vary)."""
         if is_traced(x):
             return True
         try:
@@ -53,7 +53,7 @@ class Range:
 
 
 def is_traced(x):
-    """Whether this is an array that only a compiled program knows."""
+    """Whether this is an array that JAX is tracing, an input of a compiled program."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.core.Tracer)
 

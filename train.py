@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from training.devices.signals import end_at_signals
@@ -37,20 +38,20 @@ logger = logging.getLogger("main")
 
 
 def main(argv=None):
-    """Run the command line; a mistake of the user's, or a fault of the machine, ends in one message
-    and an exit code."""
+    """Run the command line; a mistake of the user's, or a fault of the machine, ends with one
+    message and an exit code."""
     open_closed_streams()
     arguments = parse(argv)
-    # Modules that load and shapes that are traced leave little garbage, and looking for it at
-    # every 700th object would take an eighth of the start.
+    # Loading modules and tracing shapes leaves little garbage, and collecting it at every 700th
+    # object would take an eighth of the time to start.
     gc.set_threshold(20_000, 20, 20)
     end_at_signals()
     try:
         return run(arguments)
-    except BrokenPipeError:  # whatever reads our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
+    except (Exception, SystemExit) as error:  # the user's code may call sys.exit
         from training.runs.failure import failed, post_mortem
 
         if arguments.post_mortem and (error.__cause__ or not isinstance(error, UserError)):
@@ -62,7 +63,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description="Train the model that a config file describes.")
     add = parser.add_argument
     add("-c", "--config", help="the config file (default: config.json, or that of the named run)")
-    add("overrides", nargs="*", metavar="path.to.key=value", help="as optimizer.args.lr=0.01")
+    add("overrides", nargs="*", metavar="path.to.key=value", help="such as optimizer.args.lr=0.01")
     add("--check", action="store_true", help="validate, print the resolved config and the model")
     add("--list", nargs="?", const="all", metavar="KIND", help="print every name a config can use")
     add("--resume", metavar="RUN", help="a run's folder, one of its checkpoints, or auto")
@@ -86,9 +87,8 @@ def parse(argv):
     add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
     commands = ("check", "list", "resume", "evaluate", "watch", "report", "find_lr", "find_batch")
-    for name in ("config", "list", "resume", "evaluate", "watch"):
-        if getattr(arguments, name) == "":
-            parser.error(f"--{name} is empty; was a variable of the shell not set?")
+    if empty := [name for name, value in vars(arguments).items() if value == ""]:
+        parser.error(f"--{empty[0]} is empty; was a variable of the shell not set?")
     given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1 and given != ["--check", "--resume"]:
         parser.error(f"{' and '.join(given)} do not go together")
@@ -123,26 +123,26 @@ def run(arguments):
 
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
-    folders = look_in(file.parent)
     config, layers = read_layers(file, arguments.overrides, trusted)
     if not (trusted or named_run(arguments)):  # a run that is named is resumed where it lies
         refuse_elsewhere(file, config, layers)
-    where = trusted, folders, layers
+    where = {"source": file.name, "trusted": trusted, "folders": look_in(file.parent)}
+    build_parts = partial(build, **where, layers=layers)
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
-        return launch(arguments.processes, config, file.name, *where)
+        return launch(arguments.processes, config, build_parts)
     finds = arguments.find_lr or arguments.find_batch
     if not (arguments.check or arguments.evaluate or arguments.watch or finds):
         from training.devices import joining
 
         joining.join(config.get("distributed"))
     if arguments.fast_dev_run:
-        return fast_dev_run(file, config, *where)
+        return fast_dev_run(config, build_parts)
     config |= {"schedule": None} if finds else {}
     if arguments.check:
-        return check(build(config, file.name, *where), config, layers)
+        return check(build_parts(config), config, layers)
     trains = not (arguments.evaluate or arguments.watch or finds)
     with shown_if_slow(f"Importing JAX and building the parts of {file.name}", early=trains):
-        parts = build(config, file.name, *where)
+        parts = build_parts(config)
     from training.runs.program_cache import keep_programs
 
     keep_programs()
@@ -166,8 +166,8 @@ def run(arguments):
 
 
 def config_file(arguments):
-    """(the config file, whether it is the user's own, so that its dotted names are imported): what
-    a run left behind is data, and so is what just lies in a folder where the user stands."""
+    """(the config file, whether it is the user's own, so that its dotted names are imported): the
+    config of a run is data, and so is any config in the working directory."""
     named = named_run(arguments)
     if arguments.config or not named:
         own = arguments.config or arguments.trust or Path.cwd() == ROOT
@@ -203,7 +203,8 @@ def report(folders):
 
 
 def check(parts, config=None, layers=()):
-    """--check: print what would run, and where its values are from if not from one file alone."""
+    """--check: print the resolved config and the model, and from which file each value is if there
+    are several."""
     from training.runs.shape_check import table
     from training.runs.start import checked_recipe
     from training.watching.console import check_logging
@@ -222,31 +223,29 @@ def check(parts, config=None, layers=()):
     return DONE
 
 
-def launch(processes, config, source, *where):
+def launch(processes, config, build_parts):
     """--processes: start processes that train together; mistakes are reported before they start."""
     from training.checkpoint.storage import check_format
     from training.devices.launcher import launch
 
     if config.get("distributed"):
-        raise UserError(
-            "--processes: leave `distributed` out of the config; "
-            "the processes that it starts know of each other"
-        )
+        fix = "leave `distributed` out of the config; it connects the processes itself"
+        raise UserError(f"--processes: {fix}")
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # the accelerators are for the processes
-    parts = build(config, source, *where)
+    parts = build_parts(config)
     check_format(parts.checkpoint.format, processes)
     return launch(processes)
 
 
-def fast_dev_run(file, config, *where):
-    """--fast-dev-run: two steps of everything, so that any mistake shows within seconds; nothing is
-    left of them."""
+def fast_dev_run(config, build_parts):
+    """--fast-dev-run: two steps of everything in a temporary folder, so that any mistake shows
+    within seconds."""
     from training.devices import processes
     from training.runs.start import train
 
-    build(config, file.name, *where)  # what is changed below must be valid
+    build_parts(config)  # the values that are changed below must be valid
     # With several processes, all hosts must see the folder.
     base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
@@ -262,8 +261,8 @@ def fast_dev_run(file, config, *where):
                 config = override(config, f"logging.trackers.{i}.args.{setting}")
         for i in positions(config.get("callbacks"), "profiler"):
             config = override(config, f'callbacks.{i}.args={{"first_step": 1, "n_steps": 1}}')
-        # With the real number of steps, which schedules need.
-        parts = build(config, file.name, *where)
+        # Built with the real number of steps, which schedules need.
+        parts = build_parts(config)
         two_steps = {"epochs": 1, "limit_batches": 2, "eval_every": 1, "eval_initial": True}
         two_steps |= {"max_steps": None, "max_seconds": None}
         parts.training = replace(parts.training, **two_steps)
@@ -277,15 +276,15 @@ def fast_dev_run(file, config, *where):
 
 
 def positions(nodes, name):
-    """Where a list of a config names a part."""
+    """The positions at which a list of a config names a part."""
     nodes = nodes if isinstance(nodes, list) else []
     names = [node.get("name") if isinstance(node, dict) else node for node in nodes]
     return [i for i, other in enumerate(names) if other == name]
 
 
 def leave(code):
-    """End with an exit code. A process that failed waits neither for threads that compile what is
-    no longer needed, nor for other processes, which may never come to their end."""
+    """End with an exit code. A process that failed does not wait for threads that still compile
+    programs, nor for other processes, which may never end."""
     processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
     compiling = any(thread.name.startswith("compile") for thread in threading.enumerate())
     alone = code in (FAILED, BAD_INPUT) and processes and processes.several()

@@ -138,8 +138,8 @@ def map_named(fn, tree, *rest):
 
 
 def is_stacked(name):
-    """Whether a leaf holds those of equal blocks along its first axis, as `blocks/0-11/norm/scale`
-    does (model/layers/blocks.py)."""
+    """Whether a leaf holds the weights of equal blocks along its first axis, such as
+    `blocks/0-11/norm/scale` (model/layers/blocks.py)."""
     return re.fullmatch(STACKED, name) is not None
 
 

@@ -12,7 +12,7 @@ from training.devices.sharding import Plan
 from training.fit import recipe_of
 from training.optimizers import adamw
 from training.programs import Program, loops_are_slow, over_batch, placed, platform_options
-from training.trainer import SEED, first_state, first_trees, training
+from training.trainer import SEED, first_state, first_trees, train_functions
 from training.update import zero_sums
 
 # The environment of a process with 8 simulated devices.
@@ -47,7 +47,8 @@ def step_of(model, shape, batch, precision="float32", tokens=False):
         sums = zero_sums(objective, params, state, pair, freeze=True)
         return jax.tree.map(jnp.copy, first_state(update, params, state, seed)._replace(sums=sums))
 
-    return Step(make, jax.eval_shape(make, SEED), pair, *training(recipe, not looped), looped)
+    step, report = train_functions(recipe, not looped)
+    return Step(make, jax.eval_shape(make, SEED), pair, step, report, looped)
 
 
 def program_of(step, options, sharding=None):

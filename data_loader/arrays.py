@@ -17,7 +17,7 @@ from utils import UserError, check_memory, cut
 
 
 class Header(NamedTuple):
-    """What the header of a .npy file says about its array."""
+    """The shape and type of an array, from the header of its .npy file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -100,14 +100,14 @@ def _read(path, name):
         else:
             check_memory(f"{path}: {name}, {dtype}{list(shape)}", math.prod(shape) * dtype.itemsize)
             array = npy.read_array(file, allow_pickle=False)
-        if file.read(1):  # at the end of a member, its checksum in the zip file is compared
+        if file.read(1):  # reading to the end of a member checks its checksum in the zip file
             raise ValueError(f"there are bytes after its array of {list(array.shape)}")
         return array
 
 
 @contextmanager
 def _opened(path, name):
-    """The .npy file of an array in a folder or a .npz file; what cannot be read is a UserError."""
+    """The .npy file of an array in a folder or a .npz file; a UserError if it cannot be read."""
     if not path.exists():
         raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")
     try:
@@ -126,7 +126,7 @@ def _opened(path, name):
             yield stack.enter_context(opener(member))
     except UserError:
         raise
-    except Exception as error:  # what a damaged file, or an unknown kind of zip file, may raise
+    except Exception as error:  # a damaged file, or an unknown kind of zip file, may raise anything
         fix = "write it again with numpy.savez or numpy.save"
         if path.suffix.lower() in (".csv", ".tsv", ".txt"):
             fix = "read a table with the data `csv`"

@@ -12,12 +12,12 @@ from utils import UserError
 class Dataset(Protocol):
     """Anything with a length and items, each one example: a tuple (x, y) or any nest of arrays.
 
-    It may also have `read_batches(order, collate_fn)`, its own way to yield one batch for each row
-    of indices; and `in_epoch(seed, epoch)`, the dataset of the same length that a shuffled epoch
-    reads in its place, which depends on nothing else, so that a resumed run reads the same. An
-    attribute `advice` is what the log says to do if a run waits for the data. With
-    `tokens_per_example`, how many tokens an example predicts, log lines have tokens per second.
-    With `ignore_label`, losses and metrics do not count the elements that have this label.
+    It may also have `read_batches(order, collate_fn)`, which yields one batch for each row of
+    indices in `order`; and `in_epoch(seed, epoch)`, the dataset of the same length that a shuffled
+    epoch reads instead. That may depend on nothing else, so that a resumed run reads the same. The
+    attribute `advice` is logged if a run waits for the data. With `tokens_per_example`, the number
+    of tokens that an example predicts, log lines have tokens per second. With `ignore_label`,
+    losses and metrics do not count the elements that have this label.
     """
 
     def __len__(self): ...
@@ -40,7 +40,7 @@ def length(data):
 def has_items(data):
     """Whether single examples can be read by index.
 
-    Also needs a length, since torch's IterableDataset inherits a __getitem__ but has no length.
+    That needs a length, too: torch's IterableDataset inherits a __getitem__ but has no length.
     """
     return hasattr(data, "__getitem__") and length(data) is not None
 
@@ -66,9 +66,9 @@ class Arrays:
 
 
 class Tokenizer(Protocol):
-    """What turns text into tokens, 0 to vocab_size-1, and back. `from_json` of
-    data_loader/tokenizers/saved.py reads what `to_json` writes. One that must first see the text
-    has instead `train(documents)`, which returns a Tokenizer.
+    """Turns text into tokens, 0 to vocab_size-1, and back. `from_json` of
+    data_loader/tokenizers/saved.py reads what `to_json` writes. An object that must be trained on
+    the text has only `train(documents)`, which returns a Tokenizer.
     """
 
     vocab_size: int
@@ -82,7 +82,7 @@ class Tokenizer(Protocol):
 
 
 class Data(NamedTuple):
-    """What a dataset factory returns at once, from headers or constants; load() reads the examples.
+    """What a dataset factory returns quickly, from headers or constants; load() reads the examples.
 
     The keys of `sizes` are train and test, and val if the data has its own validation set.
     """
@@ -93,16 +93,16 @@ class Data(NamedTuple):
     num_classes: int | None = None
     vocab_size: int | None = None
     classes: tuple[str, ...] | None = None  # the name of each class, in the order of the labels
-    tokenizer: Tokenizer | None = None  # the one that made the tokens
-    bytes_per_token: float | None = None  # of the text, on average
+    tokenizer: Tokenizer | None = None  # the tokenizer that made the tokens
+    bytes_per_token: float | None = None  # the average in the text
     ignore_label: int | None = None  # the label of positions that do not count
-    columns: dict | None = None  # of a table: {name: its categories, or () for numbers}
-    resident: bool = True  # False: load() returns no Arrays, so none are prepared for
+    columns: dict | None = None  # {column of a table: its categories, or () for numbers}
+    resident: bool = True  # False: load() returns no Arrays, so that path is not precompiled
 
 
 def tokenizer_json(data):
-    """The tokenizer of a Data, or of a dataset that has a `tokenizer`, as text; None without one,
-    or if it is one of another library, which cannot be stored."""
+    """The tokenizer of a Data, or of a dataset that has a `tokenizer`, as text; None if there is
+    none, or if it belongs to another library and cannot be stored."""
     to_json = getattr(getattr(data, "tokenizer", None), "to_json", None)
     return to_json() if to_json else None
 
@@ -138,7 +138,7 @@ class Batches:
         if known not in (None, steps):
             raise UserError(
                 f"data: the {name} set has {known} batches, but `sizes` and loader.batch_size make "
-                f"{steps}; `sizes` counts the examples that are delivered in an epoch"
+                f"{steps}; `sizes` counts the examples that an epoch yields"
             )
         if hasattr(iterable, "start_at"):
             self.start_at = lambda epoch, batch: self.checked(
@@ -158,7 +158,7 @@ class Batches:
         return self.checked(iterator)
 
     def checked(self, batches, start=0):
-        """The batches, of which the first has the rows and the form that the Data promises."""
+        """The batches, after checking that the first has the rows and shapes of the Data."""
         for i, batch in enumerate(batches, start):
             if i == start:
                 rows, form = len(next(named_nest(batch))[1]), _form(batch, of_batch=True)
@@ -177,7 +177,7 @@ class Batches:
 
 def loaded(data, options=None):
     """The datasets of a Data, checked against its sets, sizes, example and number of classes.
-    `options` are those of the loader, whose collate_fn may give all examples one form."""
+    `options` are the LoaderOptions, whose collate_fn may give all examples one shape."""
     sets = data.load()
     if not isinstance(sets, dict):
         raise UserError(f"data: load() must return {{set: dataset}}, got {type(sets).__name__}")
@@ -218,7 +218,7 @@ def loaded(data, options=None):
 
 
 def _form_of(example, collate_fn):
-    """The _form of an example, or of the row that a collate_fn makes of it."""
+    """The _form of an example, or of the row that a collate_fn makes from it."""
     from data_loader.loader import collated  # which imports this module
 
     if collate_fn is None:

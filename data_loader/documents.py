@@ -1,7 +1,7 @@
 """Text files as documents: read, separated, divided into sets, and turned into tokens.
 
-A .jsonl file has one document per line, under a key of its JSON object; a document of any other
-file ends where a separator stands.
+A .jsonl file has one document per line, under a key of its JSON object; in any other file, a
+separator ends a document.
 """
 
 import os
@@ -69,8 +69,8 @@ def is_json_lines(path):
 
 
 def documents_of(path, text, separator=None, first_line=1, field=FIELD):
-    """The documents in the text of a file, or in the part of it that begins with a line: what is
-    under `field` in the lines of a .jsonl; the whole, or what `separator` separates, of another."""
+    """The documents in the text of a file, or in the part of it that begins with `first_line`: in a
+    .jsonl, the texts under `field` in its lines; in other files, the texts between separators."""
     if is_json_lines(path) and (text.strip() or first_line > 1):
         lines = enumerate(text.split("\n"), first_line)
         places = ((f"{path}: line {number}", line) for number, line in lines)
@@ -86,10 +86,10 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
         line = first_line + text.count("\n", 0, place)
         if piece.strip():
             documents.append(Document(piece, f"{path}: document from line {line}"))
-        # One may begin or end a file, and a line may be empty twice.
+        # A separator may begin or end a file, and several lines may be empty.
         elif separator.strip() and 1 < number < len(pieces):
             raise UserError(
-                f"{path}: line {line}: a document is empty: {separator!r} stands there twice; "
+                f"{path}: line {line}: a document is empty: there are two {separator!r} in a row; "
                 "remove one"
             )
         place += len(piece) + len(separator)
@@ -118,17 +118,17 @@ def under(field, place, line):
         raise UserError(f"{place}: the document is empty; remove the line")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can write it
+    except UnicodeEncodeError as error:  # which JSON can express
         raise UserError(
             f"{place}: {field!r} has half of a surrogate pair at character "
-            f"{error.start + 1}, which is no text; remove it"
+            f"{error.start + 1}, which is not text; remove it"
         ) from error
     return text
 
 
 def divided(documents, sizes, seed):
-    """{set: documents}, of which `sizes` gives the shares of val and test; train has the rest. A
-    single document is cut."""
+    """{set: documents}, where `sizes` are the shares of val and test; train has the rest. A single
+    document is cut."""
     sizes = {name: size for name, size in sizes.items() if size}
     if len(documents) == 1:
         return cut(documents[0], sizes)
@@ -137,12 +137,12 @@ def divided(documents, sizes, seed):
 
 
 def drawn(count, sizes, seed, name):
-    """{set: the sorted indices of its documents}, drawn from the seed; the first has this name."""
+    """{set: the sorted indices of its documents}, drawn from the seed; `name` is for messages."""
     counts = {key: max(1, round(size * count)) for key, size in sizes.items() if size}
     if sum(counts.values()) >= count:
         raise UserError(
             f"{name}: {count} documents are too few for the sets train, {', '.join(counts)}; make "
-            "val_size and test_size smaller, or give each set files of its own"
+            "val_size and test_size smaller, or give each set its own files"
         )
     order, sets = random_stream(seed, SPLIT).permutation(count), {}
     for key, size in counts.items():
@@ -151,8 +151,8 @@ def drawn(count, sizes, seed, name):
 
 
 def cut(document, sizes):
-    """{set: [its part of the document]}: first train, then val, then test. A part ends with a
-    line, if there are lines."""
+    """{set: [its part of the document]}: first train, then val, then test. A part ends at the end
+    of a line, if there are lines."""
     if sum(sizes.values()) >= 1:
         raise UserError(f"val_size and test_size: leave nothing to train on: {sizes}")
     text, sets, end = document.text, {}, len(document.text)
@@ -164,8 +164,8 @@ def cut(document, sizes):
 
 
 def encoded(tokenizer, documents, several):
-    """The tokens of documents, one after the other. If there are `several`, each of them ends with
-    the token for that."""
+    """The tokens of documents, one after the other. If there are `several`, the token that ends a
+    document follows each of them."""
     end = tokenizer.end_of_text
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
     ending = [np.array([end], dtype)] if several and end is not None else []
@@ -181,8 +181,8 @@ def encoded(tokenizer, documents, several):
 
 
 def pieces_of(text, size=2**20):
-    """A long text in pieces. They end where a single line break stands between two characters that
-    are no spaces, since no token reaches across such a place in the usual encodings."""
+    """A long text in pieces. They end at a single line break between two characters that are not
+    spaces, since no token of the usual encodings reaches across such a place."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)

@@ -17,12 +17,12 @@ from ranges import Count, CountOrZero, at_most, checked
 from utils import UserError, format_bytes
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-# Pillow's names of these. It goes by the content, and would start Ghostscript for an EPS file.
+# Pillow's names of these formats. It looks at the content, and would run Ghostscript for EPS files.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 MOST_PIXELS, MOST_BYTES = 2**26, 2**30  # of one file: 67 million pixels
 MODES = {"rgb": ("RGB", 3), "gray": ("L", 1)}  # Pillow's name, channels
-PIECE = 8  # images that a thread decodes in one go: a task per image would cost 2 ms per batch
-# JPEG files are decoded at a half, a quarter or an eighth of their size where that is still so many
+PIECE = 8  # images that a thread decodes per task: a task per image would cost 2 ms per batch
+# JPEG files are decoded at a half, a quarter or an eighth of their size if that is at least DRAFT
 # times `image_size`, and then resized: for 500 x 375 pixels at 64 x 64 in 0.57 of the time.
 DRAFT = 2
 
@@ -71,8 +71,8 @@ def usable_cores():
 
 
 class Images:
-    """(image, label) of files on disk. The first images, as many as `cache_bytes` hold, are kept
-    once they are decoded."""
+    """(image, label) of files on disk. As many of the first images as `cache_bytes` can hold are
+    kept after they are decoded."""
 
     def __init__(
         self, files, classes, image_size, color, *, threads=1, cache_bytes=0, source="files"
@@ -84,12 +84,12 @@ class Images:
         self.threads = threads
         shape = (*image_size, MODES[color][1])
         kept = min(len(files), cache_bytes // math.prod(shape))
-        # The system gives the memory of an empty array only where it is written.
+        # The system allocates the memory of an empty array only as it is written.
         self.cache, self.is_cached = np.empty((kept, *shape), np.uint8), np.zeros(kept, bool)
         self.source = f"{source} ({len(files)} files; {self.in_words()})"
 
     def in_words(self):
-        """What is kept."""
+        """The words for how many images are kept."""
         kept, size = len(self.cache), format_bytes(self.cache.nbytes)
         if kept == len(self.files):
             return f"all decoded images are kept in {size} of memory"

@@ -78,8 +78,8 @@ def in_memory(records):
 
 
 class Records:
-    """The examples of record files, or of anything else that has a length, items, the name of each
-    item for messages, and a `source`; worker processes read batches of them."""
+    """The examples of record files, or of another object with a length, items, a method `name` for
+    messages, and a `source`; worker processes read batches of them."""
 
     def __init__(self, files, parse, workers, num_classes=None):
         if workers and importlib.util.find_spec("grain") is None:
@@ -96,8 +96,8 @@ class Records:
 
     @cached_property
     def types(self):
-        """{leaf: its type} in the first record. All records must have the same kinds of numbers: a
-        batch of bytes with one example of floats would be a batch of floats."""
+        """{leaf: its type} in the first record. All records must have the same kinds of numbers,
+        since one example of floats would turn a batch of bytes into a batch of floats."""
         return types_of(self.parsed(0))
 
     def __getitem__(self, index):
@@ -110,7 +110,7 @@ class Records:
         return example
 
     def parsed(self, index):
-        """The example of a record, before it is compared with the others."""
+        """The example of a record, before its types are compared with those of the first one."""
         record = self.files[index]
         try:
             example = self.parse(record)
@@ -132,17 +132,17 @@ class Records:
 
     def read_batches(self, order, collate_fn):
         """One batch for each row of `order`; each of n workers makes every n-th one in advance.
-        They are kept for the next pass, until this dataset is deleted."""
+        The workers are kept for the next pass, until this dataset is deleted."""
         if not (self.workers and len(order)):
             yield from map(partial(self.batch, collate_fn), order)
             return
         form = collate_fn, order.shape[1], min(self.workers, len(order))
         workers = self.idle_workers(form)
-        if workers is None:  # they have a copy of this dataset, so that it does not keep itself
+        if workers is None:  # they get a copy, so that this dataset holds no reference to itself
             workers = Workers(partial(copy(self).batch, collate_fn), *form[1:])
         try:
             yield from workers.batches(order)
-        except GeneratorExit:  # left early
+        except GeneratorExit:  # the pass ended early
             self.idle.append((form, workers))
             raise
         except BaseException:
@@ -151,7 +151,7 @@ class Records:
         self.idle.append((form, workers))
 
     def idle_workers(self, form):
-        """Those of an earlier pass of this form, or None."""
+        """The workers of an earlier pass with the same settings, or None."""
         place = next((i for i, (other, _) in enumerate(self.idle) if other == form), None)
         workers = None if place is None else self.idle.pop(place)[1]
         return workers if workers and workers.ready() else None

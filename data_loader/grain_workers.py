@@ -90,7 +90,7 @@ class Workers:
         self.given += 1
 
     def next(self):
-        """The next batch of those given out."""
+        """The next batch of the rows that were given to the workers."""
         try:
             if self.taken:
                 batch = next(self.iterators[0])
@@ -110,7 +110,7 @@ def end_workers(rows, iterators, count):
     is deleted before the interpreter ends: it would complain then."""
     rows.end()
     iterator, ends = iterators.pop(), 0
-    with suppress(Exception):  # such as that of a worker that died
+    with suppress(Exception):  # such as the error of a worker that died
         while ends < count:
             ends = ends + 1 if isinstance(next(iterator), str) else 0
     iterator.close()
@@ -118,8 +118,8 @@ def end_workers(rows, iterators, count):
 
 
 class Rows:
-    """A source of Grain without an end: rows of indices, as they are written into a file, which has
-    slots for the latest ones. A row that is not there yet is waited for."""
+    """A source of Grain without an end: rows of indices from a file with slots for the latest rows.
+    Reading a row waits until it is written."""
 
     def __init__(self, width, slots):
         self.width, self.slots = width, slots

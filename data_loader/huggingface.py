@@ -19,13 +19,13 @@ from file_io import check_kind, open_file
 from ranges import CountOrZero, NeedsTrust, at_most, checked
 from utils import UserError, check_memory, cut
 
-OLDEST = 4  # the version of `datasets` from which on it runs no code of a dataset
+OLDEST = 4  # the first version of `datasets` that does not run a dataset's code
 FILE_TYPES = ("parquet", "csv", "json", "arrow")
 MOST_FILES = 10**6  # that are looked at in a folder
 
 
 def is_elsewhere(value):
-    """Whether a path, or one of {split: path}, is on a server that it names itself."""
+    """Whether a path, or one of {split: path}, names a server."""
     return any(
         "://" in str(path) for path in (value.values() if isinstance(value, dict) else [value])
     )
@@ -223,7 +223,7 @@ def as_numbers(name, value):
 
 
 def classes_of(feature, rows, name):
-    """The names of the classes: those of a ClassLabel, or the sorted texts of training."""
+    """The names of the classes, from a ClassLabel or from the sorted texts of training."""
     if names := getattr(feature, "names", None):
         return tuple(names)
     if kind(feature) in ("string", "large_string"):
@@ -232,7 +232,7 @@ def classes_of(feature, rows, name):
 
 
 def largest(sets, name):
-    """The number of classes if the targets are integers without names: the largest and 1."""
+    """The number of classes if the targets are integers without names: the largest label plus 1."""
     feature = kind(sets["train"].features[name])
     if not feature.startswith(("int", "uint", "bool")):
         return None

@@ -12,8 +12,8 @@ from data_loader.nest import map_nest, named_nest
 from ranges import check_minimums
 from utils import UserError, where_and_why
 
-SPLIT = 2**64 - 1  # the random stream of the split; those of epochs count from 0 and stay below
-SHIFT = 2**63  # those of in_epoch count from here
+SPLIT = 2**64 - 1  # the random stream of the split; the streams of epochs are 0, 1, 2, ...
+SHIFT = 2**63  # the first random stream of in_epoch
 
 
 def epoch_order(n, batch_size, *, seed, epoch, shuffle):
@@ -37,8 +37,8 @@ def random_stream(seed, stream):
 
 
 class Subset:
-    """Some examples of a dataset, read when they are used. It has no `in_epoch`, since in another
-    epoch the same indices may be other examples, such as those that are held out."""
+    """Some examples of a dataset, read when they are used. It has no `in_epoch`, since the same
+    indices may be other examples in another epoch, even examples that are held out."""
 
     def __init__(self, dataset, indices):
         self.dataset = dataset
@@ -63,7 +63,7 @@ class Subset:
 
     @property
     def advice(self):
-        """What to do if a run waits for the data of the whole dataset, if it says so."""
+        """What to do if a run waits for the data, if the whole dataset has such advice."""
         return getattr(self.dataset, "advice", None)
 
     @property
@@ -75,7 +75,7 @@ class Subset:
         return self.dataset[index if takes_rows(self.dataset) else int(index)]
 
     def read_batches(self, order, collate_fn):
-        """The batches, read by the method of the whole dataset, which must have one."""
+        """The batches, read by the whole dataset, which must have this method."""
         return self.dataset.read_batches(self.indices[order], collate_fn)
 
 
@@ -92,7 +92,7 @@ def reads_batches(dataset):
 
 
 def in_epoch(dataset, seed, epoch):
-    """The dataset as a shuffled epoch reads it."""
+    """The dataset that a shuffled epoch reads."""
     return dataset.in_epoch(seed, epoch) if hasattr(dataset, "in_epoch") else dataset
 
 
@@ -157,8 +157,8 @@ def collate(examples) -> Batch:
 
 
 def collated(examples, collate_fn, option="loader.collate_fn"):
-    """The batch that a collate_fn makes of a list of examples: one row per example. Errors name the
-    option that it is from."""
+    """The batch that a collate_fn makes from a list of examples: one row per example. Errors name
+    the option that holds the function."""
     try:
         batch = collate_fn(examples)
         rows = {name: np.shape(leaf)[:1] for name, leaf in named_nest(batch)}
@@ -171,14 +171,14 @@ def collated(examples, collate_fn, option="loader.collate_fn"):
             f"{name or 'batch'}: {row[0] if row else 'none'}" for name, row in rows.items()
         )
         raise UserError(
-            f"{option}: every array of a batch needs one row per example; of "
+            f"{option}: every array of a batch needs one row per example; from "
             f"{len(examples)} examples it made arrays with these numbers of rows: {found}"
         )
     return batch
 
 
 def batch_of_copies(example, size, collate_fn=None):
-    """The batch of so many copies of a data's `example`, which shows the form of its batches."""
+    """The batch of `size` copies of a data's `example`, which has the shapes of its batches."""
     if collate_fn in (None, collate):
         return map_nest(lambda a: np.broadcast_to(a, (size, *np.shape(a))), example)
     return map_nest(np.asarray, collated([example] * size, collate_fn))
@@ -196,7 +196,7 @@ def batches(dataset, order, collate_fn=collate, start=0):
 
 def first_inputs(dataset, options, limit=None):
     """The inputs of a training set of pairs (x, y), batch by batch and each once; with a `limit`,
-    those of the first batches of a shuffled epoch."""
+    only the inputs of the first batches of a shuffled epoch."""
     if not has_items(dataset):
         yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
         return
@@ -230,7 +230,7 @@ def padded(iterable, rows=None, start=0):
     """
     form = None
     for i, batch in enumerate(iterable, start):
-        # A copy, since a loader may refill its buffer while we read ahead.
+        # A copy, since a loader may overwrite its buffer while batches are read ahead.
         batch = map_nest(np.array, batch)
         size, batch_form = _form(f"batch {i}", batch)
         if form is None:
@@ -249,7 +249,7 @@ def padded(iterable, rows=None, start=0):
         yield batch, size
     if form is None and start == 0:
         raise UserError(
-            "the iterable has no batch: it is empty, or an iterator used up in an earlier epoch"
+            "the iterable has no batch: it is empty, or an iterator that an earlier epoch exhausted"
         )
 
 
@@ -267,8 +267,8 @@ def _show(form):
 
 
 def fingerprint(dataset):
-    """A short hash of all of a dataset's arrays, or of its length, first and last example; a
-    dataset may have a `fingerprint()` of its own."""
+    """A short hash of a dataset: of all its arrays, or else of its length, first and last example.
+    A dataset may have its own `fingerprint()`."""
     if callable(getattr(dataset, "fingerprint", None)):
         return dataset.fingerprint()
     content = dataset.arrays if type(dataset) is Arrays else (dataset[0], dataset[len(dataset) - 1])

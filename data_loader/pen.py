@@ -8,13 +8,13 @@ from data_loader.loader import random_stream
 from ranges import Count, CountOrZero, checked
 
 SHORTEST = 12  # points of a digit that is drawn fast; a slow one has all POINTS
-FEATURES = 3  # x and y from -1 to 1, and how far the pen has moved since the point before
+FEATURES = 3  # x and y from -1 to 1, and the distance from the previous point
 
 
 @checked
 def pen_digits(seed: CountOrZero = 0, train_size: Count = 10_000, test_size: Count = 2_000) -> Data:
     """Digits 0-9 as 12 to 48 points of a pen, drawn from a seed: {"sequence": (48, 3), "length"},
-    for the model `rnn`. What follows the first n points is noise, which no model may read."""
+    for the model `rnn`. After the first `length` points there is noise, which no model may read."""
 
     def load():
         x, y = draw(seed, train_size + test_size)
@@ -40,7 +40,7 @@ def draw(seed, count):
 
 
 def _sampled(points, length, random):
-    """The features of so many of each digit's points, at even distances; then noise."""
+    """The features of `length` of each digit's points, at even distances; then noise."""
     steps, length = np.arange(POINTS), length[:, None]
     rows = np.rint(np.minimum(steps / (length - 1), 1) * (POINTS - 1)).astype(int)
     points = np.take_along_axis(points / (SIZE / 2) - 1, rows[..., None], axis=1)

@@ -1,8 +1,8 @@
 """Tables: CSV and Parquet files with a row per example, of numbers and of categories.
 
-An example is one row of float32: a number as it is, NaN where it is missing; a category as its
-place in the list of the categories, from 1, and 0 where it is missing or unknown. The preprocessing
-`tabular` makes a model's inputs of it.
+An example is one row of float32: the value of a number, or NaN if it is missing; the place of a
+category in the list of the categories, from 1, or 0 if it is missing or unknown. The preprocessing
+`tabular` turns it into a model's inputs.
 """
 
 import csv as csv_file
@@ -28,7 +28,7 @@ FEW = 100  # different texts that any column may have
 
 
 class Table(NamedTuple):
-    """The cells of a file by column, as texts; None is a missing one."""
+    """The cells of a file by column, as texts; None is a missing cell."""
 
     path: str
     columns: dict[str, list]
@@ -50,8 +50,8 @@ def csv(
     missing: tuple[str, ...] = MISSING,
     separator: str = ",",
 ) -> Data:
-    """Tables in CSV files, whose first line names the columns. A column of numbers is one of
-    categories if `categories` names it; `target` is a class if it is a text or a category."""
+    """Tables in CSV files, whose first line names the columns. A column of numbers holds categories
+    if `categories` names it; `target` is a class if it is a text or a category."""
     if len(separator) != 1:
         raise ValueError(f"separator: must be one character, got {separator!r}")
     read = partial(read_csv, missing=frozenset(missing), separator=separator)
@@ -167,8 +167,8 @@ def tables_of(read, train, val, test):
 
 
 def data_of(tables, target, leave_out, categories, classes=()):
-    """The Data of tables; what a column holds is decided by the training set, and so are the
-    `classes` unless they are given."""
+    """The Data of tables. The training set decides whether a column holds numbers or categories,
+    and which `classes` there are unless they are given."""
     train = tables["train"]
     for argument, names in (("target", [target]), ("leave_out", leave_out)):
         check_names(train, argument, names)

@@ -13,7 +13,7 @@ from file_io import Pieces, open_file
 from utils import Damaged, UserError, format_bytes
 
 MOST_BYTES = 2**31  # of one sample
-MOST_HEADER = 2**20  # of what is read at once between two members: a name, or its attributes
+MOST_HEADER = 2**20  # bytes that are read at once between two members: a name, or its attributes
 MEMBER = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)  # the key and the ending
 
 
@@ -69,7 +69,7 @@ def members(path):
         headers = Pieces(file := open_file(path), MOST_HEADER)
         with file, tarfile.open(fileobj=headers, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members = []  # which would grow
+                archive.members = []  # or the list would grow with every member
                 count += 1
                 named = MEMBER.fullmatch(member.name)
                 if member.isreg() and not member.issparse() and named:

@@ -36,7 +36,7 @@ SLOW = 0.5  # seconds after which the result is kept for the next run
 
 
 class Prepared(NamedTuple):
-    """The tokens of each set, and what is known of them."""
+    """The tokens of each set, their tokenizer, and their size."""
 
     tokens: dict  # {set: array}
     tokenizer: Tokenizer
@@ -59,8 +59,8 @@ def text(
 ) -> Data:
     """Windows of `length` tokens from text in UTF-8: a file, a folder or a pattern per set. A file
     is one document, or several with `separator` (<|endoftext|>) between them; a .jsonl has one per
-    line, under the key `field` of an object. Without files of their own, `val_size` and `test_size`
-    are shares of the documents of `train`. The default tokenizer is `characters`."""
+    line, under the key `field` of an object. If `val` or `test` is left out, the set is a share of
+    the documents of `train`, `val_size` or `test_size`. The default tokenizer is `characters`."""
     tokenizer = tokenizer or characters()
     given = {"train": train, "val": val, "test": test}
     files = {name: text_files(path) for name, path in given.items() if path is not None}
@@ -94,8 +94,8 @@ def text(
 
 
 def prepared(sets, tokenizer, several):
-    """The tokens of {set: documents}; a tokenizer is trained on the documents of `train`, but one
-    of characters knows those of all sets. `several` says whether there are several documents."""
+    """The tokens of {set: documents}. A tokenizer is trained on the documents of `train`, but
+    `characters` on those of all sets. `several` says whether there are several documents."""
     every = [document for documents in sets.values() for document in documents]
     of_all = isinstance(tokenizer, UntrainedCharacters)
     tokenizer = ready(tokenizer, every if of_all else sets["train"])
@@ -124,8 +124,8 @@ def text_data(made, source, length, documents):
 
 
 def identity(tokenizer):
-    """What distinguishes a tokenizer from others; None for one of the user's own that is still to
-    be trained."""
+    """A text that distinguishes a tokenizer from others; None for a user's own that is not trained
+    yet."""
     if hasattr(tokenizer, "to_json"):
         return tokenizer.to_json()
     own = type(tokenizer).__module__.startswith(f"{PACKAGE}data_loader.")

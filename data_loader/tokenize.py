@@ -112,7 +112,7 @@ def prepare(arguments):
 
 
 def check(arguments):
-    """Refuse numbers that cannot be meant."""
+    """Refuse numbers that must be mistakes."""
     for name in ("val_size", "test_size"):
         if not 0 <= getattr(arguments, name) < 1:
             option = name.replace("_", "-")
@@ -142,8 +142,8 @@ def begin_plan(arguments, files, parts):
 
 
 def sets_of(arguments, parts):
-    """{set: [for each part, which of its documents]}; None in place of the lists if there is only
-    one document, which is cut."""
+    """{set: [for each part, the indices of its documents]}; None instead of the lists if there is
+    only one document, which is cut."""
     count = partial(count_documents, separator=arguments.separator)
     counts = list(mapped(count, parts, arguments.processes, "look"))
     shares = shares_of(arguments)
@@ -169,7 +169,7 @@ def count_documents(part, separator):
 
 
 def made_tokenizer(arguments, parts, sets, folder):
-    """The tokenizer that is named; one that is trained is kept among the parts."""
+    """The tokenizer that is named; a trained one is kept among the parts."""
     name, path = arguments.tokenizer, folder / TOKENIZER
     if path.exists():
         return tokenizer_file(path)
@@ -198,7 +198,7 @@ def texts_of(parts, rows, separator):
 
 
 def in_processes(arguments, parts, sets, tokenizer, folder):
-    """Write what is still missing of the parts."""
+    """Write the parts that are missing."""
     jobs = []
     for number, part in enumerate(parts):
         if not (folder / f"{number}.json").exists():
@@ -211,7 +211,7 @@ def in_processes(arguments, parts, sets, tokenizer, folder):
 
 
 def write_part(job, tokenizer_json, separator, shares):
-    """Write the tokens of one part, those of each set into a file of its own."""
+    """Write the tokens of one part into one file for each set."""
     folder, number, part, own = job
     tokenizer, documents = tokenizer_of(tokenizer_json), part.documents(separator)
     several = None not in own.values()

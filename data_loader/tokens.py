@@ -13,7 +13,7 @@ from file_io import check_kind, open_file, parse_json, read_file
 from ranges import Count, CountOrZero, checked
 from utils import UserError, cut
 
-ABOUT = "tokens.json"  # what data_loader/tokenize.py says of the files beside it
+ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
 TOKENIZER = "tokenizer.json"
 # llm.c: 256 int32 before the tokens: a number for each width, a version, the number of tokens.
 HEADER = 256
@@ -36,8 +36,8 @@ def tokens(
 ) -> Data:
     """Windows of `length` tokens from .bin or .npy files, a path or a pattern per set, of any size.
     `dtype`, `vocab_size`, `end_of_text` and the file of the `tokenizer` are found beside files that
-    `python -m data_loader.tokenize` wrote. With documents "apart", those in one window do not see
-    each other."""
+    `python -m data_loader.tokenize` wrote. With documents "apart", the tokens of a document do not
+    see other documents in the same window."""
     files = {
         name: paths(pattern)
         for name, pattern in {"train": train, "val": val, "test": test}.items()
@@ -80,7 +80,7 @@ def check_boundary(documents, end_of_text, vocab_size):
 
 
 def described(folder):
-    """What tokens.json in a folder says, {} without one; `tokenizer` is the path beside it."""
+    """The content of tokens.json in a folder, {} without one; `tokenizer` is the path beside it."""
     path = folder / ABOUT
     if not path.exists():
         return {}
@@ -119,7 +119,7 @@ def tokenizer_at(path):
 
 
 def opened(path, dtype, vocab_size):
-    """The tokens of a file, memory-mapped, once a look at some of them shows no other type."""
+    """The tokens of a file, memory-mapped, after checking some of them for another type."""
     try:
         check_kind(path)
         array = numpy_file(path) if path.endswith(".npy") else binary_file(path, dtype)

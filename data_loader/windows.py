@@ -12,7 +12,7 @@ from data_loader.loader import SHIFT, collate, collated, random_stream
 from utils import UserError
 
 IGNORED = -1  # the label of positions that do not count
-SAMPLES = 64  # windows that stand for a whole file in its fingerprint
+SAMPLES = 64  # windows in the fingerprint of a stream
 
 
 class Stream:
@@ -36,7 +36,7 @@ class Stream:
         return i, index - (self.ends[i - 1] if i else 0)
 
     def take(self, start, count):
-        """`count` tokens from a place on."""
+        """`count` tokens, beginning at the place `start`."""
         i, first = self.locate(start)
         taken = self.arrays[i][first : first + count]
         while len(taken) < count:
@@ -58,11 +58,11 @@ class Stream:
 class Windows:
     """Windows of `length` tokens, in which each token of a stream is predicted exactly once.
 
-    Each shuffled epoch draws where the first window begins; the one that reaches the end of the
+    Each shuffled epoch draws where the first window begins; the window that reaches the end of the
     stream continues at its beginning. Positions of the last window beyond the number of tokens
     have the label IGNORED. With a `boundary`, the token that ends a document, the inputs are
-    {"tokens", "segments"}: documents in a window have the segments 1, 2, ..., what does not count
-    has 0, and no document's end predicts the beginning of the next.
+    {"tokens", "segments"}: documents in a window have the segments 1, 2, ..., ignored positions
+    have 0, and no document's end predicts the beginning of the next.
     """
 
     def __init__(self, stream, length, vocab_size, *, boundary=None, tokenizer=None, source=None):
@@ -151,7 +151,7 @@ class Windows:
 
 
 def window_data(sets, length, **facts):
-    """The Data of {set: Windows}; the facts are those of Data, such as vocab_size."""
+    """The Data of {set: Windows}; `facts` are fields of Data, such as vocab_size."""
     for name, windows in sets.items():
         if windows.labels < length:
             raise UserError(

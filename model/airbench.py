@@ -15,7 +15,7 @@ from model.layers.pool import global_max_pool, max_pool
 
 NORM = {"momentum": 0.6, "eps": 1e-12}
 EPS = 5e-4  # added to the variances of patches
-IMAGES = 500  # whose patches are in memory at a time
+IMAGES = 500  # how many images have their patches in memory at a time
 
 
 @checked
@@ -84,7 +84,7 @@ def block_apply(params, state, x, train):
 
 
 def narrow_uniform(key, shape):
-    """Uniform up to 1 / sqrt(fan_in), as PyTorch begins."""
+    """Uniform up to 1 / sqrt(fan_in), the default of PyTorch."""
     return uniform_with_variance(key, shape, 1 / (3 * fans(shape)[0]))
 
 

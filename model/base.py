@@ -14,18 +14,18 @@ class Model(NamedTuple):
 
     init: Callable  # key -> (params, state)
     apply: Callable  # (params, state, x, *, train=False, key=None) -> (out, state)
-    # of a decoder of text: (batch size, tokens) -> a state with an empty cache, with which `apply`
+    # for a decoder of text: (batch size, tokens) -> a state with an empty cache, with which `apply`
     # continues the texts that it has read
     cache: Callable | None = None
-    # of a model that adds to a frozen one, as `lora` does: the plain model, and
+    # for a model that adds to a frozen one, as `lora` does: the plain model, and
     # merge(params, state) -> (params, state) of the plain model that computes the same
     base: "Model | None" = None
     merge: Callable | None = None
-    # of such a model: (params, state with the weights of training.pretrained) -> the params with
-    # which a new run begins; None: they do not depend on those weights
+    # for such a model: (params, state with the weights of training.pretrained) -> the params with
+    # which a new run begins; None if they do not depend on these weights
     start: Callable | None = None
-    # of a model whose x is not the one of the data, as `unet`: () -> the shapes of one example
+    # for a model whose x is not that of the data, such as `unet`: () -> the shapes of one example
     inputs: Callable | None = None
-    # of a model whose first weights depend on the data, as `airbench` does: (params, state, NumPy
+    # for a model whose first weights depend on the data, as in `airbench`: (params, state, NumPy
     # array of preprocessed training inputs) -> (params, state) with which a new run begins
     fit: Callable | None = None

@@ -30,7 +30,7 @@ AT_LEAST_0 = Range("at least 0", {"minimum": 0}, lambda x: x >= 0)
 CountOrZero = Annotated[int, AT_LEAST_0, INT32]
 POSITIVE = Range("a finite number above 0", {"exclusiveMinimum": 0}, lambda x: 0 < x < math.inf)
 Positive = Annotated[float, POSITIVE]
-# How many blocks follow each other; each is traced and compiled by itself.
+# A number of blocks, each of which is traced and compiled separately.
 Depth = Annotated[int, AT_LEAST_1, Range("at most 1000", {"maximum": 1000}, lambda x: x <= 1000)]
 Rate = Annotated[
     float,

@@ -32,13 +32,13 @@ def with_noise(x, epsilon, time):
 
 
 def target(prediction, x, epsilon, time):
-    """What the model has to predict, "v" or "epsilon"."""
+    """The value that the model has to predict, "v" or "epsilon"."""
     signal, noise = levels(per_image(time, x))
     return signal * epsilon - noise * x if prediction == "v" else epsilon
 
 
 def parts(prediction, z, output, time):
-    """(x, epsilon) of the images z, by the output of the model."""
+    """(x, epsilon) of the images z, from the output of the model."""
     signal, noise = levels(per_image(time, z))
     if prediction == "v":
         return signal * z - noise * output, noise * z + signal * output
@@ -46,7 +46,7 @@ def parts(prediction, z, output, time):
 
 
 def per_image(time, x):
-    """Times (B,) in a form that broadcasts to images x."""
+    """Times (B,) in a shape that broadcasts with images x."""
     return time.reshape(time.shape + (1,) * (x.ndim - time.ndim))
 
 
@@ -71,7 +71,7 @@ def sample(
     same images.
     """
     if not sees_noise(model):
-        raise ValueError("the model makes no images of noise; it needs one such as `unet`")
+        raise ValueError("the model does not make images from noise; use one such as `unet`")
     if steps < 1:
         raise ValueError(f"steps: must be at least 1, got {steps}")
     if prediction not in ("v", "epsilon"):
@@ -93,7 +93,7 @@ def sees_noise(model):
 
 @lru_cache(16)
 def compiled(model, guidance, prediction, bounds):
-    """The program of one step: from images at a time to those at a later one, which is smaller."""
+    """The program of one step: from the images at a time to the images at a smaller time."""
 
     def step(params, state, z, labels, time, later):
         time, later = (jnp.full(len(z), t) for t in (time, later))

@@ -65,8 +65,8 @@ def generator(params, z, small):
 
 
 def doubled(params, x):
-    """Each pixel as 2 x 2 pixels: (B, H, W, C) -> (B, 2 H, 2 W, C'). It is a transposed convolution
-    of stride 2 without overlaps, as a product of matrices."""
+    """Turn each pixel into 2 x 2 pixels: (B, H, W, C) -> (B, 2 H, 2 W, C'). It is a transposed
+    convolution of stride 2 without overlaps, computed as a product of matrices."""
     batch, height, width, _ = x.shape
     x = linear(params, x).reshape(batch, height, width, 2, 2, -1).swapaxes(2, 3)
     return x.reshape(batch, 2 * height, 2 * width, -1)

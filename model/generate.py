@@ -1,4 +1,4 @@
-"""Let a decoder write: it reads a prompt into its cache, then makes one token after the other.
+"""Text from a decoder: it reads a prompt into its cache, then makes one token after the other.
 
 for tokens in stream(model, params, [prompt], 200, Sampling(temperature=0.8, top_k=40)):
     print(tokenizer.decode(tokens[0]), end="")
@@ -20,7 +20,7 @@ SHORTEST = 16  # prompts are padded to powers of 2 from here on, so that few len
 
 
 def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
-    """The `tokens` tokens that follow each prompt, an array of ids: a list of arrays of ids.
+    """The `tokens` tokens that follow each prompt; prompts and results are lists of arrays of ids.
 
     The prompts may have different lengths. A text ends before the token `stop`. When a text has
     filled the model's context, the model reads the second half of it again and continues from
@@ -33,7 +33,7 @@ def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=
 
 
 def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
-    """The same piece by piece, as arrays (prompts, n) with the next n tokens of every text."""
+    """Yield the same in pieces: arrays (prompts, n) with the next n tokens of every text."""
     context, sampling = context_of(model), sampling or Sampling()
     texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
     params = unrolled(params)  # a loop over blocks would copy the cache for every token
@@ -69,10 +69,10 @@ class Programs(NamedTuple):
 
 @lru_cache(16)
 def compiled(model, sampling):
-    """The two programs of a model; the cache that they receive is theirs."""
+    """The two programs of a model, to which the cache is donated."""
 
     def prefill(params, state, tokens):
-        return model.apply(params, state, tokens)[1]  # XLA drops what computes the logits
+        return model.apply(params, state, tokens)[1]  # XLA drops the computation of the logits
 
     def write(params, state, last, key, made, count):
         def step(i, carry):
@@ -91,12 +91,12 @@ def compiled(model, sampling):
 def read(model, programs, params, state, texts):
     """A state whose cache holds all tokens of the texts but the last ones, which come next."""
     lengths = np.array([len(text) - 1 for text in texts], np.int32)
-    state = jax.tree.map(jnp.array, state) | model.cache(len(texts))  # a copy, as it is given away
+    state = jax.tree.map(jnp.array, state) | model.cache(len(texts))  # a copy, as it is donated
     if lengths.max():
         size = min(context_of(model), max(SHORTEST, 1 << int(lengths.max() - 1).bit_length()))
         rows = [np.pad(text[:-1], (0, size + 1 - len(text))) for text in texts]
         state = programs.prefill(params, state, np.stack(rows))
-    # What was read behind the end of a text is hidden, and overwritten by what follows.
+    # Tokens that were read after the end of a text are masked, and overwritten by new tokens.
     return state | {"cache": state["cache"] | {"position": jnp.asarray(lengths)}}
 
 

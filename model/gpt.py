@@ -1,4 +1,4 @@
-"""A decoder of text (Radford et al., 2019), with the choices that its successors made.
+"""A decoder of text (Radford et al., 2019), with the options of its successors.
 
 With `feed_forward="gelu_tanh"` it is GPT-2. Llama is `positions="rotary"`, `norm="rms"`,
 `feed_forward="swiglu"`, `bias=False` and `tied=False`.
@@ -172,7 +172,7 @@ def token_positions(tokens, segments, cache):
 
 def positions_at(params, where):
     """The learned vectors of positions."""
-    if where.ndim == 1:  # the first ones: a slice, whose gradient is no scatter
+    if where.ndim == 1:  # the first positions: a slice, whose gradient is not a scatter
         return lax.slice_in_dim(params["weight"], 0, where.shape[0])
     return embedding(params, where)
 

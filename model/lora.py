@@ -61,7 +61,7 @@ def lora(
 
     def merge(params, state):
         """(params, state) of the base with the factors in its weights."""
-        dtype = jax.tree.leaves(params)[0].dtype  # that of `training.precision`
+        dtype = jax.tree.leaves(params)[0].dtype  # of `training.precision`
         frozen = {name: weight.astype(dtype) for name, weight in state["frozen"].items()}
         for name in chosen:  # the sum of the two is rounded only once
             change = scale * product(params[name], is_stacked(name))
@@ -83,7 +83,7 @@ def lora(
 
 
 def factors_init(key, weight, rank, stacked, dora):
-    """Factors whose product is 0: `a` is drawn as PyTorch draws a linear layer, `b` is 0."""
+    """Factors whose product is 0: `a` is drawn like a linear layer of PyTorch, `b` is 0."""
     if stacked:
         each = partial(factors_init, rank=rank, stacked=False, dora=dora)
         return jax.vmap(each)(jax.random.split(key, len(weight)), weight)
@@ -112,7 +112,7 @@ def product(factors, stacked):
 
 
 def is_stacked(name):
-    """Whether a leaf holds those of several blocks along its first axis."""
+    """Whether a leaf holds the weights of several blocks along its first axis."""
     return any(match and match[2] for match in map(partial(re.fullmatch, NAME), name.split("/")))
 
 

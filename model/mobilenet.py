@@ -18,8 +18,8 @@ STEM = 16  # channels
 
 
 class Block(NamedTuple):
-    """Of one inverted residual: its kernel, the channels inside and after it, whether it weighs its
-    channels (squeeze and excite), whether it has hard swish rather than relu, and its stride."""
+    """One inverted residual: its kernel, the channels inside and after it, whether it weighs its
+    channels (squeeze and excite), whether it has hard swish instead of relu, and its stride."""
 
     kernel: int
     inner: int

@@ -12,9 +12,10 @@ from model.layers.linear import linear, linear_init
 def projected(
     input_shape: tuple[int, ...], encoder: Model, hidden: Count = 128, dim: Count = 64
 ) -> Model:
-    """{"features": the output of the encoder, (B, features), "projection": that of a perceptron
-    over it, (B, dim)}. The features serve other tasks, as a linear probe; the objective compares
-    the projections. The `num_classes` of the encoder is the number of features."""
+    """{"features": the output of the encoder, (B, features), "projection": the output of a
+    perceptron over the features, (B, dim)}. The features are for other tasks, such as a linear
+    probe; the objective compares the projections. The `num_classes` of the encoder is the number of
+    features."""
     key, x = jax.random.key(0), jax.ShapeDtypeStruct((1, *input_shape), float)
     features = jax.eval_shape(lambda x: encoder.apply(*encoder.init(key), x)[0], x).shape[-1]
 

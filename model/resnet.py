@@ -74,7 +74,7 @@ def resnet(
 
 
 class Shape(NamedTuple):
-    """Of one block: its channels, and its stride."""
+    """One block: its channels, and its stride."""
 
     input: int
     inner: int
@@ -121,7 +121,7 @@ def block_init(key, in_dim, inner, out_dim, stride, bottleneck):
 
 def block_apply(params, x, state, *, stride, padding, train):
     """(relu(x + two or three convolutions of x), the statistics). Where the shape changes, x passes
-    a 1x1 convolution. The stride is that of the first convolution of 3x3."""
+    a 1x1 convolution. The first 3x3 convolution has the stride."""
     names = [name for name in ("first", "second", "third") if name in params]
     strided = "second" if "third" in params else "first"
     new, y = {}, x

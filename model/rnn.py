@@ -66,7 +66,7 @@ def rnn(
             x, last = (drop(k, each, dropout, train=train) for each in joined)
         if pool == "mean":
             count = x.shape[1] if lengths is None else jnp.maximum(lengths, 1)[:, None]
-            last = (x.sum(1) / count).astype(x.dtype)  # outputs that do not count are 0
+            last = (x.sum(1) / count).astype(x.dtype)  # outputs past the end of a sequence are 0
         return linear(params["head"], last), state
 
     return Model(init, apply)

@@ -1,5 +1,5 @@
-"""How a decoder's next token is drawn, and what it may be given; without JAX, since exported files
-are used without it."""
+"""How a decoder's next token is drawn, and checks of prompts; without JAX, since exported files are
+used without it."""
 
 from typing import NamedTuple
 

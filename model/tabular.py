@@ -19,7 +19,7 @@ def tabular(
     activation: str = "relu",
     dropout: Rate = 0.0,
 ) -> Model:
-    """Embed the categories of each column; an `mlp` gets their vectors and the numbers.
+    """Embed the categories of each column, and pass the vectors and the numbers to an `mlp`.
 
     Its inputs are those of the preprocessing `tabular` with `one_hot: false`.
     """

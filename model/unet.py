@@ -35,8 +35,8 @@ def unet(
     """`depth` residual blocks per width on the way down, where each later width halves the image
     size, and on the way up, where each block also reads the output of its counterpart.
 
-    The blocks of the last `attended` widths have attention with `heads` heads, as the middle has.
-    `groups` are those of the group norms. The first width has 1 / `patch` of the image size. The
+    The blocks of the last `attended` widths and of the middle have attention with `heads` heads.
+    The group norms have `groups` groups. The first width has 1 / `patch` of the image size. The
     model takes {"image": ..., "time": 0 to 1, "label": ...}; the label -1 means no class, and with
     `num_classes` 0 there is no label.
     """
@@ -84,7 +84,7 @@ def unet(
 
 
 def inputs_of(input_shape, num_classes):
-    """One example of what the model takes, as shapes."""
+    """The shapes of one example for the model."""
     spec = {"image": jax.ShapeDtypeStruct(input_shape, jnp.float32)}
     spec["time"] = jax.ShapeDtypeStruct((), jnp.float32)
     return spec | ({"label": jax.ShapeDtypeStruct((), jnp.int32)} if num_classes else {})
@@ -108,13 +108,13 @@ def check_sizes(input_shape, widths, patch, groups, heads, attended):
 
 
 def embedded(params, x, num_classes):
-    """(B, features): what the blocks know of the time and of the class."""
+    """(B, features): the time and the class, as the blocks get them."""
     first, second = params["time"]
     y = sinusoids(x["time"], first["weight"].shape[0]).astype(x["image"].dtype)
     y = linear(second, silu(linear(first, y)))
     if num_classes:
         label = x["label"]
-        # The first row is that of no class; a label past the last one makes NaN.
+        # The first row is for no class; a label past the last one makes NaN.
         y = y + embedding(params["label"], jnp.maximum(label, -1) + 1)
     return y
 
@@ -129,7 +129,7 @@ def sinusoids(time, dim):
 
 
 def levels_init(key, widths, depth, attended, features):
-    """The blocks of each width on the way down and up, and those in the middle."""
+    """The blocks of each width on the way down and up, and the blocks in the middle."""
 
     def block(key, in_dim, width, with_attention):
         params = block_init(key, in_dim, width, features)

@@ -11,8 +11,8 @@ from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
 from training.checkpoint.retention import EVALUATOR, Kept, protect
+from training.runs.divergence import ADVICE
 from training.runs.folder import FINISHED, plain, write_json
-from training.runs.recovery import ADVICE
 from training.update import bad_leaf_name
 from training.watchers import Reply
 from training.watching.metric_log import FILE, MOST_BYTES, line_of

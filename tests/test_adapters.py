@@ -226,7 +226,7 @@ def test_a_config_trains_evaluates_and_exports_it(library, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"module": "Net"}, r"model.args.module: must be a dotted name, as my_nets.Net.*'?Net"),
+        ({"module": "Net"}, r"module: must be a dotted name, such as my_nets.Net.*'?Net"),
         ({"module": 3}, r"model.args.module: must be a dotted name.* found 3"),
         ({"module": "vast_nets.Nett"}, "module: vast_nets has no function 'Nett'; did you mean"),
         ({"module": "vast_netz.Net"}, "'vast_netz.Net' cannot be imported: No module named"),

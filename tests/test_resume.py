@@ -47,9 +47,9 @@ def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epoch
     folder = only_run(workdir)
     code, out, _ = run(workdir, "--resume", folder)
     assert code == 0
-    assert "has its 2 epochs, and training.epochs is 2; raise it to continue" in out
+    assert "has completed 2 epochs, and training.epochs is 2; raise it to continue" in out
     _, out, _ = run(workdir, "--resume", folder, "training.epochs=1")
-    assert "has its 2 epochs, and training.epochs is 1; raise it to continue" in out
+    assert "has completed 2 epochs, and training.epochs is 1; raise it to continue" in out
     changes = ["training.epochs=3", "checkpoint.keep=1", "logging.every_steps=2"]
     code, out, _ = run(workdir, "--resume", folder, *changes)
     assert code == 0
@@ -70,7 +70,7 @@ def test_a_run_whose_budget_is_used_up_is_finished_and_continues_with_a_larger_o
     whole = only_run(workdir)
     code, out, _ = run(workdir, "-c", "small.json", "title=Budget", "training.max_steps=13")
     assert code == 0
-    assert "10 steps an epoch, 13 in all" in out
+    assert "10 steps per epoch, 13 in all" in out
     assert "Stopped by training.max_steps after step 13" in out
     folder = only_run(workdir, "Budget")
     finished = json.loads((folder / "finished.json").read_text())
@@ -80,7 +80,7 @@ def test_a_run_whose_budget_is_used_up_is_finished_and_continues_with_a_larger_o
     assert (folder / "report.html").exists()
     assert (folder / "checkpoint-step_13.params").exists()
     _, out, _ = run(workdir, "--resume", folder)
-    assert "has its 13 steps, and training.max_steps is 13; raise it to continue" in out
+    assert "has completed 13 steps, and training.max_steps is 13; raise it to continue" in out
     code, out, _ = run(workdir, "--resume", folder, "training.max_steps=20")
     assert code == 0
     assert "Changed: facts.total_steps: 13 -> 20" in out

@@ -74,7 +74,7 @@ def trained(tmp_path_factory):
 def test_a_run_logs_its_size_before_the_first_step_and_writes_everything_in_its_config(trained):
     _, folder, out = trained
     before = out[: out.index("Epoch 1 [2/5")]
-    assert "5 steps an epoch, 10 in all, of 64 examples each, on 1 x cpu" in before
+    assert "5 steps per epoch, 10 in all, of 64 examples each, on 1 x cpu" in before
     for fact in ("Train data: 320 examples", "The model has", "memory about"):
         assert fact in before
     ends = [row for row in rows(folder / "metrics.jsonl") if row.get("end_of_epoch")]
@@ -144,7 +144,7 @@ def test_a_report_is_written_again_and_a_missing_folder_is_refused(trained):
 def test_a_fast_run_makes_two_steps_and_writes_nothing(small):
     code, out, err = run(small, "-c", "small.json", "--fast-dev-run")
     assert code == 0, err
-    assert "2 steps an epoch, 2 in all" in out and "Epoch 1 [test] avg Loss" in out
+    assert "2 steps per epoch, 2 in all" in out and "Epoch 1 [test] avg Loss" in out
     assert not (small / "saved").exists()
     code, _, err = call(small, "-c", "small.json", "--fast-dev-run", "--check")
     assert code == 2 and "do not go together" in err

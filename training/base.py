@@ -92,11 +92,11 @@ class Objective(NamedTuple):
     """What a model is trained for; it is called as `objective(params, state, batch, key,
     train)`."""
 
-    # the call -> (loss per example, state, {metric: value per example}); a loss may be Weighted, or
-    # a dict of terms whose means are added
+    # returns (loss per example, state, {metric: value per example}); a loss may be Weighted, or a
+    # dict of terms whose means are added
     apply: Callable
     finish: Callable = unchanged  # {metric: mean} -> {metric: reported value}
-    # of one whose model makes examples: (params, key, labels, *, state, ...) -> a batch of them
+    # if the model makes examples: (params, key, labels, *, state, ...) -> a batch of examples
     sample: Callable | None = None
     # whether `apply` also takes a mask, (B,), of the examples that are genuine: for a loss that
     # compares the examples of a batch with each other
@@ -115,7 +115,7 @@ class Objective(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Everything that a run is: it is donated to each step, and a checkpoint holds it."""
+    """The whole state of a replica: it is donated to each step, and a checkpoint holds it."""
 
     step: jax.Array  # steps taken; the randomness of a step is fold_in(key(seed), step)
     seed: jax.Array
@@ -127,11 +127,11 @@ class TrainState(NamedTuple):
     lr_scale: jax.Array  # multiplies every update; a callback may lower it
 
     def evaluated(self):
-        """(params, state) as they are evaluated and exported."""
+        """The (params, state) that are evaluated and exported."""
         return getattr(self, evaluated_part(self._asdict())), self.state
 
 
-# How the names of weights begin that no step changes and no checkpoint holds (model/base.py).
+# The prefix of the names of weights that no step changes and no checkpoint holds (model/base.py).
 FROZEN = "state/frozen/"
 
 
@@ -140,12 +140,12 @@ def has_frozen(state):
 
 
 def without_frozen(state):
-    """The running statistics of a model alone."""
+    """The running statistics of a model, without frozen weights."""
     return {k: v for k, v in state.items() if k != "frozen"} if has_frozen(state) else state
 
 
 def with_frozen(state, other):
-    """The state with the frozen weights of another one, if that has any."""
+    """The state with the frozen weights of `other`, if that has any."""
     return state | {"frozen": other["frozen"]} if has_frozen(other) else state
 
 
@@ -161,7 +161,7 @@ class Update(NamedTuple):
 
     init: Callable  # params -> (opt_state, averaged params or None)
     step: Callable  # (TrainState, batch, valid) -> TrainState
-    # what a step costs, in forward passes of the objective, if that is known
+    # the cost of a step in forward passes of the objective, if known
     passes: int | None = None
 
 

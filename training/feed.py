@@ -1,14 +1,14 @@
-"""How data reaches a step: whole on the device and gathered by rows of indices, or streamed in
-batches.
+"""How data reaches a step: the whole set is on the device and gathered by rows of indices, or
+batches are streamed.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
 device) and `waited` (seconds spent waiting for batches). `program(name, step, report, looped,
-shardings)` makes the program for a step and `forms()` returns the forms of what a call brings to
-it; `fill(dataset)` brings data that was only shapes at first, `begin(epoch, start)` goes to a batch
-of an epoch, `calls(count)` yields the arguments of the calls that take up to `count` batches,
-`peek()` returns those of the next one, `batch(epoch, position)` returns an earlier batch, and
-`close()` ends the feed. With several processes, each reads the rows of a batch that its own devices
-hold, and all of a resident dataset.
+shardings)` makes the program for a step, and `specs()` returns the specs of its arguments after the
+constants and the carry. `fill(dataset)` loads data that was only specs at first, `begin(epoch,
+start)` goes to a batch of an epoch, `calls(count)` yields the arguments of the calls that take up
+to `count` batches, `peek()` returns those of the next call, `batch(epoch, position)` returns an
+earlier batch, and `close()` ends the feed. With several processes, each reads the rows of a batch
+that its own devices hold, or all of a resident dataset.
 """
 
 import logging
@@ -29,23 +29,23 @@ logger = logging.getLogger("main")
 
 
 class Resident:
-    """A dataset on the device: the host ships an epoch's order as int32 indices, and the program
-    gathers. `arrays` may be shapes of what `fill` brings."""
+    """A dataset on the device: the host sends an epoch's order as int32 indices, and the program
+    gathers the batches. `arrays` may be specs of the arrays that `fill` loads."""
 
     waited = 0.0
 
     def __init__(self, arrays, options, replicas, shuffle, limit=None):
         self.options, self.replicas, self.shuffle = options, replicas, shuffle
         replicas.plan.check_batch(options.batch_size)
-        coming = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
-        self.data = None if coming else replicas.plan.put(arrays)
-        self.form = jax.tree.map(form_on_device, arrays)
-        leaves, rows = jax.tree.leaves(self.form), options.batch_size
+        only_specs = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
+        self.data = None if only_specs else replicas.plan.put(arrays)
+        self.spec = jax.tree.map(spec_on_device, arrays)
+        leaves, rows = jax.tree.leaves(self.spec), options.batch_size
         self.size, self.nbytes = len(leaves[0]), sum(map(bytes_of, leaves))
         self.batches = -(-self.size // rows)
         self.steps = limited(self.batches, limit)
         self.shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.form
+            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), self.spec
         )
 
     def fill(self, dataset):
@@ -53,25 +53,23 @@ class Resident:
         if self.data is None:
             self.data = self.replicas.plan.put(dataset.arrays)
 
-    def forms(self):
-        """Those of the data, an epoch's order, the genuine examples of each row, a row and a
-        count."""
+    def specs(self):
+        """The specs of the data, an epoch's order, the count of genuine examples in each row, a row
+        and a count."""
         plan, rows = self.replicas.plan, (self.batches, self.options.batch_size)
         order = jax.ShapeDtypeStruct(rows, jnp.int32, sharding=plan.batch(1))
-        valid, number = (
-            jax.ShapeDtypeStruct(rows[:1], jnp.int32),
-            jax.ShapeDtypeStruct((), jnp.int32),
-        )
-        return placed(self.form, plan.whole), order, placed(valid, plan.whole), number, number
+        valid = jax.ShapeDtypeStruct(rows[:1], jnp.int32)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        return placed(self.spec, plan.whole), order, placed(valid, plan.whole), number, number
 
     def program(self, name, step, report, looped, shardings=None):
-        """Many steps in one call, or one."""
+        """The program that takes many steps in one call, or one."""
         self.looped, axes = looped, (0, 0, None, 0, None, None, None)
         function = over_rows(step, report, self.replicas.plan.batch(), looped)
         return self.replicas.program(name, function, axes, shardings)
 
     def begin(self, epoch, start=0):
-        """Draw the order of an epoch; its first `start` batches were taken before."""
+        """Draw the order of an epoch, and go to its batch `start`."""
         drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
         self.orders = self.replicas.put_orders([order for order, _ in drawn])
         self.valid = self.replicas.plan.put(drawn[0][1])
@@ -92,7 +90,8 @@ class Resident:
         return lanes and lanes[0]
 
     def batch(self, epoch, position):
-        """(batch, genuine examples) of each replica at a position of an epoch, on the host."""
+        """(batch, count of genuine examples) of each replica at a position of an epoch, on the
+        host."""
         drawn = epoch_orders(self.size, self.options, self.replicas, self.shuffle, epoch)
 
         def rows(order):
@@ -106,7 +105,7 @@ class Resident:
 
 class Streamed:
     """Batches from the host, one call each. `source(epoch, start)` yields ([a batch for each
-    replica], its size, its genuine examples); of each batch only the rows that this process
+    replica], size, count of genuine examples), where a batch has only the rows that this process
     reads."""
 
     def __init__(self, source, options, replicas, steps, limit=None):
@@ -115,30 +114,30 @@ class Streamed:
         self.exact = getattr(source, "exact", True)  # whether it can go to a batch of an epoch
         self.stream = self.read(1, 0)
         first = next(self.stream)
-        self.waiting = chain([first], self.stream)  # the first epoch, begun for its shapes
+        self.waiting = chain([first], self.stream)  # the first epoch, which was begun for `shapes`
         (batch, *_), _ = first
         self.shapes = replicas.shapes_of_one(batch)
-        self.form = jax.tree.map(
+        self.spec = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), batch
         )
         self.nbytes = sum(a.nbytes for a in jax.tree.leaves(batch)) * (options.prefetch + 1)
 
     def fill(self, _dataset):
-        """The data was there from the beginning."""
+        """Nothing to do: batches are streamed."""
 
-    def forms(self):
-        """Those of a batch, and of the number of its genuine examples."""
-        return self.form, jax.ShapeDtypeStruct((), jnp.int32)
+    def specs(self):
+        """The specs of a batch, and of the count of its genuine examples."""
+        return self.spec, jax.ShapeDtypeStruct((), jnp.int32)
 
     def read(self, epoch, start):
-        """The thread that reads ahead and puts batches onto the devices."""
+        """The batches of an epoch, which a thread reads ahead and puts onto the devices."""
         put_batch = self.replicas.put_batch
         source = self.source(epoch, start)
         ready = ((put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
         return prefetch(ready, self.options.prefetch)
 
     def program(self, name, step, report, looped, shardings=None):
-        """One step per call."""
+        """The program that takes one step per call."""
         axes = (0, 0, 0, None)
         return self.replicas.program(name, over_batch(step, report), axes, shardings)
 
@@ -175,9 +174,9 @@ class Streamed:
         return item and (item[0][0], item[1])
 
     def batch(self, epoch, position):
-        """(batch, genuine examples) of each replica at a position of an epoch, read again; None
-        where they cannot be read again."""
-        if not self.exact or jax.process_count() > 1:  # this process has only some of its rows
+        """(batch, count of genuine examples) of each replica at a position of an epoch, read again;
+        None where they cannot be read again."""
+        if not self.exact or jax.process_count() > 1:  # a process reads only some of the rows
             return None
         pieces, _, valid = next(iter(self.source(epoch, position)), (None, 0, 0))
         return pieces and [(piece, valid) for piece in pieces]
@@ -188,7 +187,7 @@ class Streamed:
 
 
 def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
-    """The feed that fits the data: resident if arrays within the budget of bytes, else streamed."""
+    """The feed for a dataset: resident if it is arrays within the budget in bytes, or streamed."""
     if type(dataset) is Arrays and nbytes(dataset) <= budget and stacks(options):
         return Resident(dataset.arrays, options, replicas, shuffle, limit)
     if not has_items(dataset):
@@ -200,12 +199,12 @@ def make_feed(dataset, options, replicas, *, shuffle, budget, limit=None):
 
 
 def stacks(options):
-    """Whether batches are stacked examples, as they are without a collate_fn of the user's."""
+    """Whether batches are stacked examples, as they are unless the user gives a collate_fn."""
     return options.collate_fn in (None, collate)
 
 
 def make_feeds(sets, options, replicas, limit=None):
-    """{set: its feed}; as many sets as fit the budget are resident, the first ones first."""
+    """{set: its feed}; the first sets that fit the budget are resident."""
     feeds, budget = {}, options.device_budget_mb * 2**20
     try:
         for name, dataset in sets.items():
@@ -245,17 +244,17 @@ def limited(steps, limit):
 
 
 def nbytes(dataset):
-    """The size of a dataset held in arrays."""
+    """The bytes of a dataset held in arrays."""
     return sum(map(bytes_of, jax.tree.leaves(dataset.arrays)))
 
 
-def form_on_device(a):
-    """The form that an array of the host has on the device."""
+def spec_on_device(a):
+    """The spec that an array of the host has on the device."""
     return jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
 
 
 def bytes_of(a):
-    """The size of an array, or of one of such a shape."""
+    """The bytes of an array, or of an array of a spec."""
     return a.size * a.dtype.itemsize
 
 
@@ -266,8 +265,8 @@ def epoch_orders(size, options, replicas, shuffle, epoch):
 
 
 class UserBatches:
-    """The batches of the user's own loader, the same for every replica; its `start_at(epoch,
-    batch)`, if it has one, goes to a batch."""
+    """The batches of the user's own loader, the same for every replica. A loader may have
+    `start_at(epoch, batch)`, which goes to a batch."""
 
     def __init__(self, iterable, replicas):
         self.iterable, self.replicas, self.rows = iterable, replicas, None
@@ -278,15 +277,15 @@ class UserBatches:
         for batch, valid in padded(whole, self.rows, start):
             # Remembered, since a resumed epoch may begin at its last, short batch.
             self.rows = len(jax.tree.leaves(batch)[0])
-            if jax.process_count() > 1:  # each process brings the same whole batches
+            if jax.process_count() > 1:  # the loader of each process yields the same whole batches
                 own = self.replicas.rows(self.rows)
                 batch = jax.tree.map(lambda a, own=own: a[own], batch)
             yield [batch] * len(self.replicas.seeds), self.rows, valid
 
 
 def drawn_batches(dataset, options, replicas, shuffle, epoch, start):
-    """Batches of a dataset, in the order of each replica's seed. A shuffled dataset may change its
-    examples with the epoch."""
+    """Batches of a dataset, in the order given by each replica's seed. A shuffled dataset may
+    change its examples with the epoch."""
     orders = epoch_orders(len(dataset), options, replicas, shuffle, epoch)
     own, collate_fn = replicas.rows(options.batch_size), options.collate_fn or collate
     drawn = [in_epoch(dataset, seed, epoch) if shuffle else dataset for seed in replicas.seeds]

@@ -1,7 +1,6 @@
 """`fit` trains a model from Python, as in a notebook; `train_recipe` assembles a run from its
 recipe, for `fit` and for the command line alike."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, Never
 
 from data_loader.base import has_items, length
-from data_loader.loader import first_batches, split
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
     digest_of_frozen,
@@ -29,18 +27,13 @@ from training.objective import supervised
 from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_callbacks, check_pairs
-from training.runs.arguments import (
-    ALL_DEVICES,
-    EVERY_EPOCH,
-    as_dataset,
-    check_known,
-    own_record,
-    recipe_of,
-)
+from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.budget import Budget
+from training.runs.divergence import Divergence
 from training.runs.dry_run import DryRun
-from training.runs.recovery import Divergence, best_weights, check_unchanged, point_of
+from training.runs.recovery import best_weights, check_unchanged, point_of
 from training.runs.resume import holding
+from training.runs.sets import datasets
 from training.runs.shape_check import check_shapes
 from training.trainer import Trainer
 from training.update import gradient_update
@@ -52,7 +45,7 @@ from training.watching.view import View
 from training.watching.waiting import WaitingForData
 from utils import RunError, UserError, shown_if_slow
 
-# Arguments of `fit` that are not part of what is computed.
+# Arguments of `fit` that are not part of the recipe.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
 
 
@@ -92,13 +85,13 @@ def fit(
 
     `val` is one set or {name: set}. `metrics` are functions, or {name: function}, accuracy unless
     the loss or objective is another one; one may be `tracked(...)` (training/base.py).
-    training/options.py explains the options; `log`, `checkpoint` and `mesh` are dicts of such.
+    training/options.py explains the options; `log`, `checkpoint` and `mesh` are dicts of options.
     `rates` are learning rates to log, {name: number or function of the step}.
 
     With a `folder`, the run leaves metrics.jsonl and checkpoints there; `resume=True` continues
     from the newest good checkpoint, if there is one, `resume="override"` also with other options
     or data. `config` is a dict for the trackers and the checkpoints, such as {"width": 64}.
-    `watchers` are watchers besides those of the toolkit (training/watchers.py).
+    `watchers` are added to those of the toolkit (training/watchers.py).
     """
     folder = None if folder is None else Path(folder).expanduser()
     arguments = locals()  # all of the above, by name
@@ -119,8 +112,9 @@ def fit(
 def train_recipe(
     recipe, sets, folder=None, record=None, checkpoint=None, *, trainer=None, watchers=()
 ) -> Run:
-    """Train a recipe on {"train": dataset, "test": dataset, ...}, from a checkpoint on if there is
-    one, and return the finished Run. `trainer` is one that was made ahead of the data."""
+    """Train a recipe on {"train": dataset, "test": dataset, ...}, starting from the checkpoint if
+    there is one, and return the finished Run. `trainer` may be one that was made before the data
+    was loaded."""
     if trainer is not None and not trainer.suits(sets):
         trainer.close()
         trainer = None
@@ -138,7 +132,8 @@ def train_recipe(
 
 
 def trainer_of(recipe, sets):
-    """The Trainer; if the parts do not fit each other or the data, an error that names them."""
+    """The Trainer. If the parts do not fit each other or the data, raise an error that names
+    them."""
     try:
         return Trainer(recipe, sets)
     except (UserError, RunError):
@@ -161,7 +156,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         trainer.start(sets, pretrained or fitted)
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe_spec = probe_input(trainer.feed.shapes, recipe.preprocess, recipe.model)
-    model_with = lambda numbers: recipe.of(numbers).model  # noqa: E731
+    model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
     probe = Probe(recipe.model, probe_spec, trainer.inputs, model_with)
     check_unchanged(trainer, probe, pretrained, checkpoint)
     run = Run(trainer, training.epochs, trainer.feed.steps)
@@ -175,7 +170,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     histograms = log.publish.channels_for("histogram")
     monitor = recipe.checkpoint.monitor if keeper else None
     team = [  # in the order in which they see the run
-        *([keeper] if keeper else []),  # closed before the signals: no signal loses what it writes
+        *([keeper] if keeper else []),  # closed before Signals, so a signal cannot stop its write
         Signals(),
         Divergence(trainer, training, keeper, log),
         Budget(training),
@@ -201,11 +196,11 @@ def metric_log(recipe, folder, record, checkpoint):
         drawn = [PictureFiles()] if recipe.callbacks else []
         publish = Publisher([*options.trackers, *drawn], about)
     keep_going = recipe.checkpoint.on_write_error == "go_on"
-    return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.watch.ring)
+    return MetricLog(folder, options, publish, keep_going=keep_going, ring=recipe.metric_plan.ring)
 
 
 def check_run(recipe, folder, resume, watchers):
-    """Refuse a run that cannot be resumed, or written, as it is meant to be."""
+    """Refuse options of `fit` that contradict each other, and a format that cannot be written."""
     check_format(recipe.checkpoint.format)
     if not isinstance(watchers, list | tuple):
         raise UserError(f"watchers: must be a list, got {watchers!r}; put it in brackets")
@@ -217,44 +212,3 @@ def check_run(recipe, folder, resume, watchers):
         )
     if folder is None and recipe.logging.trackers:
         raise UserError("fit: trackers write into the folder of a run; give it a `folder`")
-
-
-def datasets(train, val, test, loader, overfit=0):
-    """The sets of a run by name, with a validation set split off where `val_size` says so."""
-    held_out = val if isinstance(val, dict) else {"val": val}
-    check_names(held_out)
-    sets = {"train": as_dataset("train", train)}
-    sets |= {name: as_dataset(name, data) for name, data in {**held_out, "test": test}.items()}
-    if loader.val_size:
-        if "val" in held_out and held_out["val"] is not None:
-            raise UserError(
-                "loader.val_size: the data brings its own validation set; leave val_size at 0"
-            )
-        if not has_items(sets["train"]):
-            raise UserError(
-                "loader.val_size: an iterable of batches cannot be split; leave val_size at 0"
-            )
-        sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
-    if overfit:
-        sets["train"] = first_batches(sets["train"], overfit, loader.batch_size)
-    sets = {name: dataset for name, dataset in sets.items() if dataset is not None}
-    for name, dataset in sets.items():
-        if length(dataset) == 0:
-            raise UserError(f"data: the {name} set is empty")
-    return sets
-
-
-def split_sets(sets, loader, overfit=0):
-    """The sets of a run from those that a Data loads."""
-    validation = {name: sets[name] for name in sets if name not in ("train", "test")}
-    return datasets(sets["train"], validation, sets.get("test"), loader, overfit)
-
-
-def check_names(sets):
-    """Metrics are called <set>_<metric>."""
-    for name in sets:
-        if not re.fullmatch(r"[a-z0-9-]+", name) or name in ("train", "test"):
-            raise UserError(
-                f"data: a validation set cannot be called {name!r}; "
-                "use small letters, digits and '-'"
-            )

@@ -1,5 +1,5 @@
 """The training loop: for every epoch, for every chunk of steps, for every watcher. It is the only
-place where a run moves on, and only this file changes a Run; watchers reply what they want."""
+code that advances a run, and only this file changes a Run; watchers request changes by Replies."""
 
 import logging
 import time
@@ -17,18 +17,18 @@ from utils import RunError, first_line
 
 logger = logging.getLogger("main")
 
-CHUNK_SECONDS = 0.5  # of work in one call: bounds how late a log line or a signal is seen
+CHUNK_SECONDS = 0.5  # of work per call, the longest delay of a log line or of the end at a signal
 
 
 class Chunk(NamedTuple):
-    """Steps that were given to the device and are not read yet."""
+    """Steps that were sent to the device and whose sums have not been read yet."""
 
     steps: int
-    position: int  # in the epoch, after them
+    position: int  # in the epoch, after these steps
     sums: Any  # on the device
-    due: tuple  # the watchers that must see the run after them
-    since: int | None  # where a log line ends with them: the position of the line before
-    done: float | None  # when they were done, if that was at once, as for small programs on the CPU
+    due: tuple  # the watchers that must see the run after these steps
+    since: int | None  # the position of the previous log line, if a line ends with these steps
+    done: float | None  # the time, if the steps were done at once, as small ones are on the CPU
 
 
 class Loop:
@@ -43,17 +43,17 @@ class Loop:
         self.planners = [w for w in watchers if hasattr(w, "steps_left") or hasattr(w, "overdue")]
         self.readers = [watcher for watcher in watchers if hasattr(watcher, "needs_state")]
         self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
-        self.flying = deque()  # chunks that compute, or are not read yet
+        self.in_flight = deque()  # the Chunks whose sums have not been read yet
         self.pace = 8  # steps that take CHUNK_SECONDS, as measured in this process; 8 until then
         self.chunk = 8  # the pace that all processes agreed on; also of evaluations, in batches
         self.settled_at = None  # when the last chunk was done
         self.sums = None  # of the last chunk that was read in this epoch
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.resumed_at = 0  # the position in the epoch where this process began
-        self.underway = False  # whether the states on the device are those of the run
+        self.underway = False  # whether the states on the device belong to the run
 
     def train(self, start=None):
-        """The whole run, from its first step or the Point `start`, until a watcher stops it."""
+        """Train from the first step, or from the Point `start`, until a watcher stops the run."""
         run = self.run
         try:
             self.notify("on_training_start")
@@ -83,13 +83,13 @@ class Loop:
         return run
 
     def epoch(self):
-        """One epoch: its steps and its evaluation. What stops it midway leaves it unfinished."""
+        """Train and evaluate one epoch. If something stops it midway, it stays unfinished."""
         run = self.run
         self.clock.start_epoch(self.elapsed)
         run.epoch, run.evaluated = run.completed + 1, []
         self.notify("on_epoch_start")
         if run.stopped and not run.position:
-            return  # an epoch in progress is left below, where its metrics are cleared
+            return  # an epoch in progress returns below, after its metrics are cleared
         self.trainer.begin(run.epoch, run.position)
         if self.trainer.prepare():
             self.notify("on_compiled")
@@ -115,8 +115,8 @@ class Loop:
     # Steps.
 
     def chunks(self):
-        """Train the rest of the epoch, and yield the Report of each chunk. While one computes, the
-        one before is read. Chunks may end anywhere without changing a bit of the result."""
+        """Train the rest of the epoch, and yield the Report of each chunk. While a chunk computes,
+        the previous one is read. Chunks may end anywhere without changing a bit of the result."""
         run = self.run
         ahead = Ahead(run.step, run.position, run.lined, time.monotonic())
         steps = 1
@@ -128,23 +128,23 @@ class Loop:
                 due = due if steps == count else at_once
                 line = any(getattr(watcher, "ends_line", False) for watcher in due)
                 since = ahead.lined if line else None
-                self.flying.append(Chunk(steps, position, sums, due, since, ready_time(sums)))
+                self.in_flight.append(Chunk(steps, position, sums, due, since, ready_time(sums)))
                 ahead = ahead._replace(step=ahead.step + steps, position=position)
                 if line:
                     self.trainer.new_window()
                     ahead = ahead._replace(lined=position, lined_at=time.monotonic())
                 exact = any(reader.needs_state(reader in due, line) for reader in self.readers)
             leave = 1 if steps and not exact else 0
-            if len(self.flying) <= leave:
-                self.notify("on_pause")  # nothing to report yet, but a signal may have come
-            while len(self.flying) > leave:
-                yield self.settled(self.flying.popleft())
-        while self.flying:
-            yield self.settled(self.flying.popleft())
+            if len(self.in_flight) <= leave:
+                self.notify("on_pause")  # there is no report yet, but a signal may have arrived
+            while len(self.in_flight) > leave:
+                yield self.settled(self.in_flight.popleft())
+        while self.in_flight:
+            yield self.settled(self.in_flight.popleft())
 
     def next_chunk(self, ahead):
-        """(steps of the next chunk, the watchers that are due after them, those that are due even
-        if the epoch ends before). Process 0 decides, since watchers may go by its clock."""
+        """(steps of the next chunk, the watchers that are due after them, the watchers that are due
+        even if the epoch ends before). Process 0 decides, since watchers may use its clock."""
         left = [w.steps_left(ahead) if hasattr(w, "steps_left") else NEVER for w in self.planners]
         overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
         count = min([self.pace, *left])
@@ -160,35 +160,35 @@ class Loop:
         return count, chosen(due), chosen(at_once)
 
     def settled(self, chunk):
-        """Wait for a chunk; its Report."""
+        """Wait for a chunk and return its Report."""
         run = self.run
         sums = self.sums = self.trainer.read(chunk.sums)
         done = chunk.done or time.perf_counter()
-        if self.settled_at:  # the first chunk is left out, as it may hold a compilation
+        if self.settled_at:  # the first chunk is left out, as its time may include a compilation
             seconds = max(done - self.settled_at, 1e-6)
             self.pace = max(1, round(CHUNK_SECONDS * chunk.steps / seconds))
         self.settled_at = done
         run.step, run.position = run.step + chunk.steps, chunk.position
-        bad, line = first_bad_step(sums), None
+        bad, line_rates = first_bad_step(sums), None
         if chunk.since is not None and not bad:
             windows = [s["window"] for s in sums]
             run.each_step = self.single_steps(sums, chunk.since)
             run.metrics = self.reader.values("train", windows) | self.rates(run.step)
             run.lined = run.position
             steps = run.position - max(chunk.since, self.resumed_at)
-            line = self.clock.new_line(steps, examples_of(sums, "window"), done)
-        return Report(chunk.steps, sums, bad, chunk.due, line)
+            line_rates = self.clock.new_line(steps, examples_of(sums, "window"), done)
+        return Report(chunk.steps, sums, bad, chunk.due, line_rates)
 
     def single_steps(self, sums, since):
-        """{name: array}: the values of each step since a position, where they are kept."""
+        """{name: array} of the values of each step since a position; {} if they are not kept."""
         count = self.run.position - since
-        if not self.recipe.watch.ring or not count:
+        if not self.recipe.metric_plan.ring or not count:
             return {}
         steps = np.arange(self.run.step - count, self.run.step)
         return {"step": steps + 1} | self.reader.each_step([s["ring"] for s in sums], steps)
 
     def end_of_training(self, before):
-        """{metric: value} of the epoch's training; `before` counts its examples before a resume."""
+        """{metric: value} of the epoch's training; `before`: its examples before a resume."""
         run, sums = self.run, self.sums or self.trainer.sums()
         run.each_step = self.single_steps(sums, run.lined)
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums) - before)
@@ -201,15 +201,14 @@ class Loop:
     # Evaluations.
 
     def evaluate(self, names, weights=None):
-        """{metric: value} of these sets, validation before test; None if interrupted."""
-        run = self.run
+        """{metric: value} of these sets, validation sets first; None if interrupted."""
+        run, trainer = self.run, self.trainer
         for kind in ("validation", "test"):
             members = [name for name in names if (name == "test") == (kind == "test")]
             if members:
                 self.notify(f"on_{kind}_start")
             for name in members:
-                how = self.chunk, self.interrupted, weights, run.epoch
-                tallies = self.trainer.evaluate(name, *how)
+                tallies = trainer.evaluate(name, self.chunk, self.interrupted, weights, run.epoch)
                 if tallies is None:
                     return None
                 named = self.reader.values(name, tallies)
@@ -227,16 +226,16 @@ class Loop:
         return bool(self.run.signal)
 
     def evaluate_initial_params(self):
-        """Evaluate before the first step, so that curves begin where the run does."""
+        """Evaluate before the first step, so that curves begin with the initial params."""
         if self.recipe.training.eval_initial:
             if values := self.evaluate(self.in_epochs):
                 self.notify("on_extra_row", {"epoch": 0, "step": 0, "initial": True}, values)
             self.run.metrics, self.run.evaluated = {}, []
 
     def evaluate_unfinished_epoch(self):
-        """The values of an epoch in which a budget ended; its checkpoint was written before."""
+        """Evaluate the weights where a budget ended within an epoch; they were saved before."""
         run = self.run
-        if run.out_of and run.position and not run.signal:
+        if run.budget_exhausted and run.position and not run.signal:
             values = self.reader.values("train", [sums["epoch"] for sums in self.trainer.sums()])
             if (evaluated := self.evaluate(self.in_epochs)) is not None:
                 run.metrics = values | evaluated
@@ -244,9 +243,9 @@ class Loop:
                 self.notify("on_extra_row", row, run.metrics)
 
     def test_at_end(self):
-        """The test set, once, with the best checkpoint or, without one, the last weights."""
+        """Evaluate the test set once, with the best checkpoint, or else with the last weights."""
         run, names = self.run, self.recipe.sets_at_end(self.trainer.feeds)
-        run.untested = bool(names and (run.completed or run.out_of))
+        run.untested = bool(names and (run.completed or run.budget_exhausted))
         if not run.untested or run.signal:
             return
         label, trees = (self.best and self.best()) or ("the last weights", None)
@@ -261,8 +260,8 @@ class Loop:
     # Watchers.
 
     def notify(self, event, *details):
-        """Call a method of every watcher that has it, and do what they reply; a checkpoint is saved
-        once all have replied. True if the run went back to another Point (see on_resume)."""
+        """Call a method of every watcher that has it, and apply the replies; a checkpoint is saved
+        after all have replied. Return whether the run went back to another Point."""
         saves = []
         for watcher in self.watchers:
             method = getattr(watcher, event, None)
@@ -272,8 +271,8 @@ class Loop:
                 if self.apply(reply):
                     return True
         if saves:
-            while self.flying:  # a snapshot is of the steps on the device, so all must be read
-                if self.notify("on_chunk", self.settled(self.flying.popleft())):
+            while self.in_flight:  # the snapshot includes these steps, so they must be reported
+                if self.notify("on_chunk", self.settled(self.in_flight.popleft())):
                     return True
             self.notify("on_save", self.snapshot, max(saves, key=SAVES.index))
         if event != "on_pause":
@@ -281,7 +280,7 @@ class Loop:
         return False
 
     def apply(self, reply):
-        """Do what one watcher replied; whether the run went back."""
+        """Apply one watcher's reply. Return whether the run went back."""
         run = self.run
         if reply.lr_scale is not None:
             self.trainer.scale_rate(reply.lr_scale)
@@ -292,15 +291,16 @@ class Loop:
         if reply.stop:
             run.stopped, run.stopped_by = True, reply.stop
             run.for_good = run.for_good or not reply.back_to
-        if reply.out_of:
-            run.stopped, run.stopped_by, run.out_of = True, reply.out_of, reply.out_of
+        if reply.budget_exhausted:
+            run.stopped = True
+            run.stopped_by = run.budget_exhausted = reply.budget_exhausted
         if reply.interrupt:
             run.stopped, run.signal = True, run.signal or reply.interrupt
         return bool(reply.back_to)
 
     def go_to(self, point):
         """Continue from a Point."""
-        self.flying.clear()
+        self.in_flight.clear()
         self.trainer.restore(point.states)
         self.elapsed = point.record["elapsed"]
         self.run.go_to(point)
@@ -314,28 +314,28 @@ class Loop:
         return Snapshot(self.trainer.snapshot(), record)
 
     def close(self):
-        """Close all watchers, also if one is interrupted; False if something of them is stuck."""
+        """Close all watchers, also if one is interrupted. Return False if one is stuck."""
         results, interruption = [], None
         for watcher in [watcher for watcher in self.watchers if hasattr(watcher, "close")]:
             try:
                 results.append(watcher.close(self.run))
-            except Exception as error:  # the others must be closed nevertheless
+            except Exception as error:  # the others must still be closed
                 logger.warning("%s was not closed: %s", type(watcher).__name__, first_line(error))
-            except BaseException as error:  # Ctrl-C, so the others are not waited for
+            except BaseException as error:  # Ctrl-C: close the others without waiting for them
                 interruption, self.run.signal = error, self.run.signal or "SIGINT"
         if interruption:
             raise interruption
         return False not in results
 
     def rescue(self, error):
-        """Save the state before a crash ends the run, if there is something to save. A RunError, a
-        full disk or a divergence, saved what it could; several processes save only together."""
+        """Save the state before a crash ends the run, if there is something to save. After a
+        RunError nothing more can be saved; several processes can save only together."""
         run = self.run
         if not self.underway or isinstance(error, RunError) or jax.process_count() > 1:
             return
         try:
-            while self.flying:
-                report = self.settled(self.flying.popleft())
+            while self.in_flight:
+                report = self.settled(self.in_flight.popleft())
                 if report.bad:
                     raise RunError(f"step {report.bad[0] + 1} was not finite")
                 self.notify("on_chunk", report)

@@ -81,7 +81,7 @@ def target_and_weight(target, ignore_label=None):
 
 
 def label_and_weight(logits, label, ignore_label):
-    """The same of labels, which can only be ignored where they are classes."""
+    """The same for labels, which can only be ignored if they are classes."""
     label, weight = target_and_weight(label, ignore_label)
     if ignore_label is not None and label.shape == logits.shape:
         why = "the target holds probabilities, and only classes can be ignored"
@@ -99,8 +99,7 @@ def averaged(values, weight):
 
 
 def along(weight, values):
-    """The weights in a form that broadcasts against the values, of which they lack trailing
-    axes."""
+    """The weights in a shape that broadcasts with the values, which have more trailing axes."""
     if weight.shape != values.shape[: weight.ndim]:
         shapes = f"the weights have the shape {weight.shape} and the target {values.shape}"
         raise ValueError(f"{shapes}; give one weight for each element, or for each row of them")

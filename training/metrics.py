@@ -15,7 +15,7 @@ from training.loss import along, averaged, label_and_weight
 
 
 def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
-    """1 if the largest logit is that of the label."""
+    """1 if the label has the largest logit."""
     label, weight = label_and_weight(logits, label, ignore_label)
     hits = jnp.argmax(logits, axis=-1) == classes(logits, label)
     return averaged(hits.astype(jnp.float32), weight)
@@ -46,7 +46,7 @@ def mae(output, target) -> Metric:
 
 
 def perplexity(logits, label, *, ignore_label: int | None = None) -> Metric:
-    """exp of the mean cross entropy: as many equally likely classes are as hard to guess."""
+    """exp of the mean cross entropy: how many equally likely classes would be as hard to guess."""
     return loss.cross_entropy(logits, label, ignore_label=ignore_label)
 
 

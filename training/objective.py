@@ -1,5 +1,5 @@
 """Objectives: what a model is trained for. A config names a factory, which receives the model, the
-loss, the metrics, preprocess and augment, and returns an Objective, or just the function
+loss, the metrics, preprocess and augment, and returns an Objective, or only the function
 
 objective(params, state, batch, key, train) -> (loss per example, state, {metric: value per
 example})
@@ -27,8 +27,8 @@ def supervised(
     views: Literal["one", "flipped", "flipped_and_shifted"] = "one",
 ) -> Objective:
     """Compare the model's output with the target of a batch (x, target). An evaluation takes the
-    mean output over `views` of each image: the image and its mirror image; with
-    `flipped_and_shifted`, half of the weight is that of both, moved by a pixel along a diagonal."""
+    mean output over `views` of each image: the image and its mirror image; `flipped_and_shifted`
+    gives half of the weight to these two after shifts by one pixel along a diagonal."""
 
     def objective(params, state, batch, key, train):
         x, target = batch
@@ -103,8 +103,8 @@ def cutmix(model, loss, metrics, preprocess, augment, alpha: float = 1.0) -> Obj
 
 
 def of_mixtures(mix, model, loss, metrics, preprocess, augment):
-    """Train on `mix(key, x) -> (x, share)`, which mixes each example of a batch with its mirror
-    image in the order of the batch; `share` is that of the example itself in the loss."""
+    """Train on `mix(key, x) -> (x, share)`, which mixes each example with its counterpart in the
+    reversed batch; `share` is the weight of the example itself in the loss."""
     plain = supervised(model, loss, metrics, preprocess, augment)
 
     def objective(params, state, batch, key, train):
@@ -117,7 +117,7 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
         mirrored = jax.tree.map(lambda a: a[::-1], target)
         both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
         losses, terms = summed(jax.tree.map(partial(mixed, share), *both, is_leaf=is_weighted))
-        return losses, state, measure(metrics, output, target, terms)
+        return losses, state, metrics_per_example(metrics, output, target, terms)
 
     return Objective(objective, plain.finish)
 
@@ -146,8 +146,8 @@ def x_of(batch):
 
 def inputs(preprocess, augment, key, x):
     """A batch of raw inputs, preprocessed and augmented example by example. Augmentations with the
-    attribute `of_raw`, such as those of colours, come before preprocessing. Those with `by_epoch`
-    have been applied: see `with_epochs`."""
+    attribute `of_raw`, such as changes of colours, come before preprocessing. Augmentations with
+    `by_epoch` have been applied before: see `with_epochs`."""
     batch_size = len(jax.tree.leaves(x)[0])
 
     def augmented(x, of_raw):
@@ -168,7 +168,7 @@ def is_marked(fn, attribute):
 
 
 def with_epochs(update, augment, steps):
-    """The Update whose step begins with `augmented_by_epoch`; an epoch has so many steps."""
+    """The Update whose step begins with `augmented_by_epoch`; an epoch has `steps` steps."""
     functions = [fn for fn in augment if is_marked(fn, "by_epoch")]
     if not functions:
         return update
@@ -185,8 +185,8 @@ def with_epochs(update, augment, steps):
 
 
 def augmented_by_epoch(augment, epoch, batch):
-    """A batch whose raw inputs went through those functions that have the attribute `by_epoch`,
-    fn(epoch, x)."""
+    """A batch whose raw inputs went through the functions fn(epoch, x), which have the attribute
+    `by_epoch`."""
     for fn in augment:
         if is_marked(fn, "by_epoch"):
             batch = (jax.vmap(partial(fn, epoch))(batch[0]), *batch[1:])
@@ -201,12 +201,12 @@ def outputs(model, preprocess, params, state, x):
 def scored(loss, metrics, output, target):
     """(loss per example, {metric: value per example}) of a batch of outputs."""
     losses, terms = summed(jax.vmap(loss)(output, target))
-    return losses, measure(metrics, output, target, terms)
+    return losses, metrics_per_example(metrics, output, target, terms)
 
 
 def summed(losses):
-    """(the loss per example, {name: term per example}); only a dict of terms has any. Terms with
-    weights stay apart, since each of them has a mean of its own."""
+    """(the loss per example, {name: term per example}), where only a dict of terms has any. Terms
+    with weights are not added, since each of them has its own mean."""
     terms = losses if isinstance(losses, dict) else {}
     weighted = any(map(is_weighted, terms.values()))
     total = sum(terms.values()) if terms and not weighted else losses
@@ -214,7 +214,7 @@ def summed(losses):
 
 
 def mixed(share, a, b):
-    """The mixture of two losses of an example: their weights are mixed, too."""
+    """The mixture of two losses of an example, whose weights are mixed, too."""
     if not is_weighted(a):
         return share * a + (1 - share) * b
     weight = share * a.weight + (1 - share) * b.weight
@@ -222,8 +222,8 @@ def mixed(share, a, b):
     return Weighted(total / jnp.where(weight == 0, 1, weight), weight)
 
 
-def measure(metrics, output, target, terms):
-    """Every metric of every example, and the terms of the loss; metrics are {name: function}."""
+def metrics_per_example(metrics, output, target, terms):
+    """{name: value per example} of the terms of the loss and of `metrics`, {name: function}."""
     if taken := terms.keys() & metrics.keys():
         names = ", ".join(sorted(taken))
         raise UserError(f"metrics: {names}: is the name of a term of the loss; use another label")
@@ -231,7 +231,7 @@ def measure(metrics, output, target, terms):
 
 
 def means_of(values):
-    """The mean of each value per example, by their weights where they have some."""
+    """The mean over the examples of each value, weighted if it is Weighted."""
 
     def mean(value):
         if not is_weighted(value):
@@ -242,7 +242,7 @@ def means_of(values):
 
 
 def check_per_example(values, size):
-    """Refuse an objective that returns anything but one value per example, as shapes."""
+    """Refuse an objective that returns anything but one value per example; `values` are shapes."""
     for label, tree in values.items():
         for leaf in jax.tree.leaves(tree):
             if leaf.shape[:1] != (size,) or (label == "loss" and leaf.shape != (size,)):
@@ -264,7 +264,7 @@ def finish_means(metrics):
 
 
 def with_precision(model, precision):
-    """The model computing in `precision`: params and inputs are cast, the output is float32
+    """The model that computes in `precision`: params and inputs are cast, the output is float32
     again."""
     if precision == "float32":
         return model
@@ -277,7 +277,7 @@ def with_precision(model, precision):
         return jax.tree.map(cast_leaf, tree)
 
     def apply(params, state, x, *, train=False, key=None):
-        # One number per example, as the time of diffusion, keeps its digits.
+        # One number per example, such as the time of diffusion, keeps its precision.
         x = jax.tree.map(lambda a: a if jnp.ndim(a) == 1 else cast(a, dtype), x)
         out, state = model.apply(cast(params, dtype), state, x, train=train, key=key)
         return cast(out, jnp.float32), state

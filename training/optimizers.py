@@ -22,7 +22,7 @@ BY_ADAMW = r".*(embed|head).*"
 
 
 def zeros(params):
-    """A tree of zeros, with a buffer of its own for every leaf."""
+    """A tree of zeros, with a separate buffer for every leaf."""
     return jax.tree.map(jnp.zeros_like, params)
 
 
@@ -212,8 +212,8 @@ def orthogonal(matrix, iterations=5, eps=1e-8):
 
 
 def is_matrix(name, leaf):
-    """Whether a leaf, or that of each of stacked blocks, is a matrix, or the kernel (H, W, in, out)
-    of a convolution with in > 1."""
+    """Whether a leaf, or its part for one of several stacked blocks, is a matrix, or the kernel
+    (H, W, in, out) of a convolution with in > 1."""
     shape = leaf.shape[is_stacked(name) :]
     return len(shape) == 2 or (len(shape) == 4 and shape[2] > 1)
 

@@ -52,7 +52,7 @@ class LoaderOptions:
         check_options(self)
 
     def of(self, set_name):
-        """The options of one set: held-out sets use those for evaluation, where there are any."""
+        """The options of one set; held-out sets use `eval_batch_size` and `eval_collate_fn`."""
         size = self.eval_batch_size or self.batch_size
         own = self.eval_collate_fn
         collate_fn = self.collate_fn if own in (None, self.collate_fn) else OfHeldOut(own)
@@ -69,7 +69,7 @@ class PretrainedOptions(TypedDict, total=False):
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
     # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
     rules: str | tuple
-    rename: tuple  # rules that come before these, each of which must match a name
+    rename: tuple  # rules that are applied before `rules`, each of which must match a name
     interpolate: tuple[str, ...]  # regexes of position embeddings resized to the model's image
     probe: bool  # refuse weights if the code in model/ computes something else now; default true
 
@@ -120,10 +120,10 @@ def is_rule(value):
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How long a run trains, and how."""
+    """How long a run trains, and in which way."""
 
     epochs: Count = 10  # passes over the training set
-    # the steps after which the run ends, if its epochs have more; schedules end with them
+    # the steps after which the run ends, if its epochs have more; schedules end at this step
     max_steps: Count | None = None
     max_seconds: Positive | None = None  # the seconds after which the run ends
     eval_every: CountOrZero = 1  # epochs between two evaluations; 0: never
@@ -139,13 +139,13 @@ class TrainingOptions:
     # so on; the replicas then have the same seed unless "seed" is among them
     vary: dict | None = None
     accumulate: Count = 1  # how many microbatches a batch is cut into
-    # at a step whose loss, gradients or new state are not finite
+    # what to do at a step whose loss, gradients or new state are not finite
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     # when a step that is not finite stops the run, name the layer and the operation at fault
     detect_nans: bool = False
     # how often a non-finite run may go back to its last checkpoint and continue with another seed
     rollbacks: Count = 3
-    # decay of averaged weights, which are then evaluated and saved
+    # the decay of averaged weights, which are then evaluated and saved
     ema: Annotated[float, between_0_and_1] | None = None
     pretrained: str | PretrainedOptions | None = None  # a checkpoint to start from
 
@@ -166,7 +166,7 @@ class CheckpointOptions:
     every_steps: CountOrZero = 0  # 0: not by steps
     every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
     keep: Count | None = 5  # how many of the last checkpoints are kept; null: all
-    # the metric by which the best checkpoints are kept too; auto: the loss of the validation set,
+    # the metric by which the best checkpoints are kept, too; auto: the loss of the validation set,
     # if there is one; null: none
     monitor: str | None = "auto"
     # whether `monitor` is good when low or high; auto: by its name
@@ -214,11 +214,11 @@ def sign_of(monitor, mode, key):
 
 @dataclass(frozen=True)
 class LoggingOptions:
-    """What a run logs, how often, and where to."""
+    """What a run logs, how often, and where."""
 
     every_steps: CountOrZero = 50  # steps between two log lines; 0: not by steps
     every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
-    log_all: bool = False  # also log the values of every single step, written in blocks
+    log_all: bool = False  # also log the values of every single step, which are written in blocks
     learning_rate: bool = True  # log the learning rate
     gradient_norm: bool = False  # log the norm of the gradient
     parameter_norm: bool = False  # log the norm of the weights
@@ -227,14 +227,15 @@ class LoggingOptions:
     histograms: bool = False
     trackers: tuple[Tracker, ...] = ()  # where the values go besides metrics.jsonl
     report: bool = True  # write report.html at the end
-    progress_bar: bool = True  # draw a bar over the steps of an epoch where a person watches
+    # draw a bar over the steps of an epoch where the output is a terminal or a notebook
+    progress_bar: bool = True
 
     def __post_init__(self):
         check_options(self)
 
 
 def check_together(loader, training, checkpoint):
-    """Raise problems that only the combination of several sections shows, one per line."""
+    """Raise the problems of a combination of sections in one ValueError, one per line."""
     problems = []
     if loader.batch_size % training.accumulate:
         sizes = f"{loader.batch_size} does not divide into {training.accumulate} microbatches"

@@ -1,9 +1,9 @@
 """Preprocessing of one example, the same in training, evaluation and, if wanted, exports.
 
-A function that needs statistics of the training set has an attribute `fit`: it takes batches of
-what the function receives, arrays (n, ...), and returns {argument: value} for those of its
-arguments that are None. They are computed once, from the training set without what is held out, and
-are part of the run's config from then on. `fit` must also work for a single example of zeros.
+A function that needs statistics of the training set has an attribute `fit`: it takes batches of the
+function's inputs, arrays (n, ...), and returns {argument: value} for the arguments that are None.
+They are computed once, from the training set without the held-out examples, and are part of the
+run's config from then on. `fit` must also work for a single example of zeros.
 """
 
 import inspect
@@ -36,7 +36,7 @@ def normalize(
 ) -> Preprocessed:
     """Subtract the mean of each channel (the last axis) and divide by its standard deviation.
 
-    What is left out is computed from the training set.
+    If `mean` or `std` is left out, it is computed from the training set.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"normalize: works on floats, got {x.dtype}; put to_unit before it")
@@ -69,12 +69,12 @@ def tabular(
     gaps: tuple[int, ...] | None = None,
     unseen: tuple[tuple[int, ...], ...] | None = None,
 ) -> Preprocessed:
-    """A row of a table as inputs of a model: its numbers with mean 0 and standard deviation 1, 0
-    where one is missing; for each number 1 if it is missing, and was so in training as well; its
-    categories, one-hot, or as integers for the model `tabular`.
+    """A row of a table as inputs of a model: its numbers with mean 0 and standard deviation 1, or 0
+    if missing; for each number, 1 if it is missing and its column lacks values in training as well;
+    its categories, one-hot, or as integers for the model `tabular`.
 
-    Mean, deviation, gaps (whether a column lacks values) and the categories that it does not have,
-    which count as unknown, are computed from the training set.
+    Mean, deviation, gaps (whether a column lacks values) and unseen categories, which count as
+    unknown, are computed from the training set.
     """
     if mean is None or std is None or gaps is None or unseen is None:
         raise ValueError("tabular: has no statistics yet; give `mean`, `std`, `gaps` and `unseen`")
@@ -101,7 +101,7 @@ def tabular(
 
 
 def column_statistics(batches, columns):
-    """{mean, std, gaps, unseen} of each column, of the values that are not NaN."""
+    """{mean, std, gaps, unseen} of each column, from the values that are not NaN."""
     batches = [np.asarray(x, np.float64) for x in batches]
     if any(x.ndim != 2 for x in batches):
         raise ValueError("needs one row of numbers per example, as of the data csv or parquet")
@@ -109,7 +109,7 @@ def column_statistics(batches, columns):
     count = np.maximum(1, (~np.isnan(rows)).sum(0))
     mean = np.nansum(rows, 0) / count
     std = np.sqrt(np.nansum((rows - mean) ** 2, 0) / count)
-    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # what float32 cannot tell from a constant
+    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # else it is constant in float32
     gaps = tuple(int(gap) for gap in np.isnan(rows).any(0))
     unseen = tuple(
         tuple(np.setdiff1d(np.arange(1, 1 + len(categories)), column).tolist())
@@ -132,7 +132,7 @@ def scaled(name, x, mean, std, what):
 
 
 def mean_and_std(batches):
-    """The mean and standard deviation along the last axis; 1 for the deviation of constants."""
+    """The mean and standard deviation along the last axis; constants get the deviation 1."""
     count, mean, squares = 0, 0.0, 0.0
     for x in batches:
         if not isinstance(x, np.ndarray) or x.ndim < 2:
@@ -146,12 +146,12 @@ def mean_and_std(batches):
     for column in np.flatnonzero(~np.isfinite(std)):
         where = f"column {column} (from 0) of the training set holds NaN or infinity"
         raise ValueError(f"{where}; fill in what is missing, or remove those examples")
-    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # what float32 cannot tell from a constant
+    std = np.where(std > 1e-7 * np.abs(mean), std, 1)  # else it is constant in float32
     return {"mean": tuple(map(rounded, mean)), "std": tuple(map(rounded, std))}
 
 
 def rounded(number):
-    """A number with the nine digits that tell any two float32 numbers apart."""
+    """A number with nine digits, which are enough to distinguish any two float32 numbers."""
     return float(f"{number:.9g}")
 
 
@@ -160,7 +160,7 @@ tabular.fit = column_statistics
 
 
 def unfitted(fn):
-    """The names of the arguments of a preprocessing function that are still to be computed."""
+    """The names of the arguments of a preprocessing function that have yet to be computed."""
     function, given = getattr(fn, "func", fn), getattr(fn, "keywords", {})
     if not hasattr(function, "fit"):
         return []
@@ -181,14 +181,14 @@ def with_fit(fn, batches):
 
 
 def bound(fn, values):
-    """A preprocessing function with other arguments. It is never a partial of a partial, of which
-    `unfitted` would see only the outer arguments."""
+    """A preprocessing function with other arguments. It is never a partial of a partial, since
+    `unfitted` sees only the outer arguments of a partial."""
     return partial(getattr(fn, "func", fn), **getattr(fn, "keywords", {}) | values)
 
 
 def fitted(preprocess, dataset, options=None, limit=None):
-    """The preprocessing functions with all of their statistics, computed from a training set in any
-    form that `fit` takes, or from its first `limit` batches."""
+    """The preprocessing functions with all of their statistics, computed from a training set, given
+    as `fit` takes it, or from its first `limit` batches."""
     dataset = Arrays(*dataset) if isinstance(dataset, tuple) else dataset
     done = []
     for fn in preprocess:
@@ -201,7 +201,7 @@ def fitted(preprocess, dataset, options=None, limit=None):
 
 
 def fitted_to_zeros(preprocess, x):
-    """The functions with statistics of one example of zeros: enough to trace shapes."""
+    """The functions with statistics of one example of zeros, which are enough to trace shapes."""
     done = []
     for fn in preprocess:
         if unfitted(fn):

@@ -3,16 +3,17 @@ shapes is then an error, not a second compilation.
 
 A step is step(const, carry, batch, valid) -> carry. In training the carry is the TrainState; in
 evaluation it is the tally, and the constants are the params and state. A program returns (carry,
-report): the carry is donated to the next call, the report is a copy of what the host reads.
+report): the carry is donated to the next call, the report is a copy of what the host reads. The
+spec of an array is a jax.ShapeDtypeStruct: its shape, its type and, where it matters, its sharding.
 
 Programs compile in threads, so that tracing one program, loading data and compiling others happen
 at the same time. They are traced in the calling thread, since JAX's settings belong to a thread.
 
 With jax.disable_jit on, for debugging, nothing is compiled and each step is a call of its own, so
-that `print` and `breakpoint()` see numbers. Within jax.grad, as in a model, they are wrapped: a
-print shows them, `x.primal` is the array. Within jax.vmap, as in a loss of one example, `x.val` is
-the array of the whole batch; `jax.debug.print` shows one example after the other. Before the first
-step, where only shapes are traced, there are no numbers.
+that `print` and `breakpoint()` see numbers. Within jax.grad, as in a model, arrays are wrapped: a
+print shows the numbers, `x.primal` is the array. Within jax.vmap, as in a loss of one example,
+`x.val` is the array of the whole batch; `jax.debug.print` shows one example after the other. Before
+the first step, where only shapes are traced, there are no numbers.
 """
 
 import inspect
@@ -35,11 +36,11 @@ QUICKLY = {
 }
 # For the CPU.
 CPU_OPTIONS = {
-    # XLA drops the barriers of jax.checkpoint before it orders the operations, and would then
-    # recompute for nothing.
+    # Without this, XLA drops the barriers of jax.checkpoint before it orders the operations, and
+    # then recomputes without saving memory.
     "xla_disable_hlo_passes": "cse_barrier_expander",
-    # Convolutions and products become Eigen's, only sums YNNPACK's: a ResNet-8 takes 0.8 of the
-    # time, a small perceptron 0.8 to 0.9, and a large one 1.06.
+    # Eigen computes convolutions and products, YNNPACK only sums: a ResNet-8 takes 0.8 of the time,
+    # a small perceptron 0.8 to 0.9, and a large one 1.06.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
 }
 
@@ -48,8 +49,8 @@ class Program:
     """A function compiled ahead of its first call, with its second argument, the carry, donated.
 
     `whole` is the sharding of its report, and of the carry unless `shardings` are given; `name` is
-    the set that it runs over; `arguments` are the names of its arguments where they cannot be read
-    off the function; `options` are XLA's; `pool` is a ThreadPoolExecutor to compile in.
+    the set over which it runs; `arguments` are the names of its arguments if the function's
+    signature does not show them; `options` are XLA's; `pool` is a ThreadPoolExecutor that compiles.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Program:
         names = arguments or inspect.signature(function).parameters
         self.arguments = [name.lstrip("_") for name in names]
         self.compiled = None
-        self.forms, self.future = None, None  # what it is being compiled for, and its result
+        self.specs, self.future = None, None  # for which a thread compiles it, the result
         self.seconds = 0.0  # spent on compiling, or on waiting for it
         self.memory = (
             None  # bytes of arguments, results and temporaries, if the backend reports them
@@ -68,17 +69,17 @@ class Program:
 
     @property
     def title(self):
-        """What messages call it."""
+        """Its name in messages."""
         return TITLES.get(self.name, f"evaluation of {self.name}")
 
-    def begin(self, *forms):
-        """Start to compile in a thread for arguments of these forms; if the first call brings
-        others, this was for nothing. Several processes must compile in one order, so they do
-        not."""
+    def begin(self, *specs):
+        """Start to compile in a thread for arguments of these specs; if the first call has other
+        arguments, the result is not used. Several processes must compile in the same order, so they
+        do not start a thread."""
         if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
             start = time.perf_counter()
-            self.forms = forms
-            self.future = self.pool.submit(self.lowered(forms).compile, self.options)
+            self.specs = specs
+            self.future = self.pool.submit(self.lowered(specs).compile, self.options)
             self.seconds = time.perf_counter() - start
 
     def prepare(self, *arguments):
@@ -87,7 +88,7 @@ class Program:
             self.compiled = self.function
         elif self.compiled is None:
             start = time.perf_counter()
-            begun = self.future is not None and all_fit(self.forms, arguments)
+            begun = self.future is not None and all_fit(self.specs, arguments)
             with shown_if_slow(f"Compiling the {self.title}"):
                 lowered = None if begun else self.lowered(arguments)
                 self.compiled = self.future.result() if begun else lowered.compile(self.options)
@@ -95,7 +96,7 @@ class Program:
             self.memory, self.future = memory_of(self.compiled), None
 
     def lowered(self, arguments):
-        """The program for these arguments, or for arguments of these forms, as XLA takes it."""
+        """The lowered program for these arguments, or for arguments of these specs."""
         jitted = jax.jit(self.function, donate_argnums=1, out_shardings=self.shardings)
         return jitted.lower(*arguments)
 
@@ -110,7 +111,7 @@ class Program:
             raise
 
     def change(self, arguments):
-        """How these arguments differ from those it was compiled for, in words; None if they do
+        """A text that says how these arguments differ from the compiled ones; None if they do
         not."""
         if self.compiled is self.function:
             return None
@@ -122,12 +123,12 @@ class Program:
             (a, sharding), (b, other) = before.get(name, (None, None)), now.get(name, (None, None))
             fix = "; every batch must have one shape and type, so a collate_fn pads to one length"
             fix = fix if name.startswith("batch") else ""
-            if form(a) != form(b):
-                return f"{name} {form(a)}, and was now given {form(b)}{fix}"
+            expected, given = type_and_shape(a), type_and_shape(b)
+            if expected != given:
+                return f"{name} {expected}, and was now given {given}{fix}"
             if sharding and other and not sharding.is_equivalent_to(other, len(a.shape)):
-                return (
-                    f"{name} {form(a)} laid out as {sharding}, and was now given it as {other}{fix}"
-                )
+                layouts = f"laid out as {sharding}, and was now given it as {other}"
+                return f"{name} {expected} {layouts}{fix}"
         return None
 
     def leaves(self, trees, shardings):
@@ -143,13 +144,13 @@ class Program:
 
 
 def leaves_of(batch):
-    """[(name, leaf)] of a batch, or another tree; the two parts of a pair are called x and y."""
+    """[(name, leaf)] of a batch, or another tree; the two parts of a pair are named x and y."""
     pair = isinstance(batch, tuple | list) and len(batch) == 2 and not hasattr(batch, "_fields")
     return list(named_leaves({"x": batch[0], "y": batch[1]} if pair else batch).items())
 
 
-def form(leaf):
-    """Type and shape of an array, or of what describes one, as in float32[128,10]."""
+def type_and_shape(leaf):
+    """The type and shape of an array or a spec as a text, such as float32[128,10]."""
     if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
         return "nothing" if leaf is None else f"a {type(leaf).__name__}"
     return f"{jnp.result_type(leaf)}[{','.join(map(str, np.shape(leaf)))}]"
@@ -164,9 +165,9 @@ def memory_of(compiled):
 
 
 def loops_are_slow(objective, params, state, batch):
-    """Whether this objective must not run inside a compiled loop: XLA's CPU backend leaves its fast
-    path for dense convolutions there (eight steps of a 3x3 convolution: 82 ms outside, 6,670 ms
-    inside). Its steps are then dispatched one by one."""
+    """Whether this objective must not run inside a compiled loop, where XLA's CPU backend does not
+    use its fast path for dense convolutions (eight steps of a 3x3 convolution: 82 ms outside, 6,670
+    ms inside). Its steps are then dispatched one by one."""
     if jax.config.jax_disable_jit:
         return True  # for debugging, one step is one call
     if jax.default_backend() != "cpu":
@@ -181,8 +182,8 @@ def platform_options():
 
 
 def over_rows(step, report, sharding, looped):
-    """Batches of this sharding, gathered on the device by rows of indices: `count` of them from row
-    `start` on in a loop, or just one."""
+    """The function that takes a step on each of `count` batches, in a loop that begins at the row
+    `start`, or on one batch. A row holds the indices of a batch, gathered on the device."""
 
     def one(const, carry, data, order, valid, row):
         batch = jax.tree.map(lambda a: a[order[row]], data)
@@ -202,7 +203,7 @@ def over_rows(step, report, sharding, looped):
 
 
 def over_batch(step, report):
-    """One batch that the host brings."""
+    """The function that takes a step on one batch from the host."""
 
     def single(const, carry, batch, valid):
         carry = step(const, carry, batch, valid)
@@ -212,48 +213,48 @@ def over_batch(step, report):
 
 
 class Start:
-    """A function that runs a few times at the start of a run, compiled without optimization for
-    arguments of these forms, in a thread if there is a `pool`."""
+    """A function that runs only a few times, compiled without optimization for arguments of these
+    specs, in a thread if there is a `pool`."""
 
-    def __init__(self, function, shardings, *forms, pool=None):
-        self.function, self.forms, self.compiled = function, forms, None
+    def __init__(self, function, shardings, *specs, pool=None):
+        self.function, self.specs, self.compiled = function, specs, None
         self.jitted = jax.jit(function, out_shardings=shardings)
         if not jax.config.jax_disable_jit and jax.process_count() == 1:
-            lowered = self.jitted.lower(*forms)
+            lowered = self.jitted.lower(*specs)
             in_thread = pool and pool.submit(lowered.compile, QUICKLY).result
             self.compiled = in_thread or cache(lambda: lowered.compile(QUICKLY))
 
     def __call__(self, *arguments):
         if jax.config.jax_disable_jit:
             return self.function(*arguments)
-        fits = self.compiled and all_fit(self.forms, arguments)
+        fits = self.compiled and all_fit(self.specs, arguments)
         return (self.compiled() if fits else self.jitted)(*arguments)
 
 
 def placed(tree, shardings):
-    """The forms of arrays from their shapes and from their shardings: one, or a tree of them."""
+    """The specs of arrays from their shapes and from their shardings, which are one or a tree."""
 
-    def form(leaf, sharding):
+    def spec(leaf, sharding):
         weak = getattr(leaf, "weak_type", False)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
     if hasattr(shardings, "spec"):
-        return jax.tree.map(lambda leaf: form(leaf, shardings), tree)
-    return jax.tree.map(form, tree, shardings)
+        return jax.tree.map(lambda leaf: spec(leaf, shardings), tree)
+    return jax.tree.map(spec, tree, shardings)
 
 
-def all_fit(forms, arguments):
-    """Whether a program compiled for such forms takes these arguments."""
-    same_tree = jax.tree.structure(forms) == jax.tree.structure(arguments)
-    return same_tree and all(map(fits, jax.tree.leaves(forms), jax.tree.leaves(arguments)))
+def all_fit(specs, arguments):
+    """Whether a program compiled for these specs accepts these arguments."""
+    same_tree = jax.tree.structure(specs) == jax.tree.structure(arguments)
+    return same_tree and all(map(fits, jax.tree.leaves(specs), jax.tree.leaves(arguments)))
 
 
-def fits(form, leaf):
-    """Whether an array is of a form: shape, type and sharding."""
-    if not (hasattr(form, "dtype") and hasattr(leaf, "dtype")):
+def fits(spec, leaf):
+    """Whether an array has the shape, type and sharding of a spec."""
+    if not (hasattr(spec, "dtype") and hasattr(leaf, "dtype")):
         return False
-    types = [(a.shape, a.dtype, getattr(a, "weak_type", False)) for a in (form, leaf)]
+    types = [(a.shape, a.dtype, getattr(a, "weak_type", False)) for a in (spec, leaf)]
     if types[0] != types[1]:
         return False
-    wanted, own = getattr(form, "sharding", None), getattr(leaf, "sharding", None)
-    return wanted is None or (own is not None and own.is_equivalent_to(wanted, len(form.shape)))
+    wanted, own = getattr(spec, "sharding", None), getattr(leaf, "sharding", None)
+    return wanted is None or (own is not None and own.is_equivalent_to(wanted, len(spec.shape)))

@@ -21,11 +21,11 @@ from training.options import (
 )
 from training.preprocess import bound
 from training.run import Reader
-from training.tally import NEEDS, Watch
+from training.tally import NEEDS, MetricPlan
 from training.transforms import NO_STEP, kind_of
 from utils import UserError, made_by, parameters_of
 
-RING = 1024  # steps whose values are kept one by one where log lines come by the clock
+RING = 1024  # steps whose values are kept one by one where the time decides when a log line ends
 
 
 class Recipe(NamedTuple):
@@ -36,11 +36,11 @@ class Recipe(NamedTuple):
     objective: Objective
     optimizer: Optimizer
     make_update: Callable  # (unroll, steps in an epoch) -> Update
-    watch: Watch  # what is measured
+    metric_plan: MetricPlan  # what is measured besides the loss
     rates: dict  # {name: learning rate, a number or a function of the step}
     seeds: tuple  # one for each replica
-    numbers: tuple  # for each replica {path: number}, in which it differs from others
-    again: Callable  # (numbers) -> the Recipe with these in their place
+    varied_numbers: tuple  # for each replica its numbers of training.vary, {path: number}
+    rebuild: Callable  # (numbers) -> the Recipe with these numbers in place of the varied ones
     preprocess: tuple
     augment: tuple
     callbacks: tuple
@@ -51,13 +51,14 @@ class Recipe(NamedTuple):
     checkpoint: CheckpointOptions
     logging: LoggingOptions
 
-    def of(self, numbers):
+    def with_numbers(self, numbers):
         """The recipe of a replica with these numbers, which may be inputs of a program."""
-        return self.again(numbers) if numbers else self
+        return self.rebuild(numbers) if numbers else self
 
     def reader(self, trainer=None):
-        """What turns tallies into named values; norms of single leaves need the trainer's names."""
-        return Reader(self.objective.finish, self.watch.hidden, trainer.leaves if trainer else ())
+        """The Reader of tallies; for norms of single leaves it needs the names from the trainer."""
+        leaves = trainer.leaves if trainer else ()
+        return Reader(self.objective.finish, self.metric_plan.hidden, leaves)
 
     def sets_in_epochs(self, sets):
         """The held-out sets that are evaluated while a run trains."""
@@ -67,7 +68,7 @@ class Recipe(NamedTuple):
         return [name for name in sets if name != "train" and name not in at_end]
 
     def for_sets(self, sets):
-        """The recipe with the metric that checkpoint.monitor means for these sets."""
+        """The recipe with checkpoint.monitor resolved to the name of a metric of these sets."""
         monitor = monitor_for(self.checkpoint.monitor, self.sets_monitored(sets), None)
         return self._replace(checkpoint=replace(self.checkpoint, monitor=monitor))
 
@@ -103,51 +104,52 @@ class Recipe(NamedTuple):
 
 def compose(parts, plan):
     """The Recipe of `parts`, an object with an attribute for each key of a config."""
-    seed, replicas, vary = parts.seed, parts.training.replicas, parts.training.vary or {}
+    seed, training = parts.seed, parts.training
+    replicas, vary = training.replicas, training.vary or {}
     numbers = tuple({path: parts.vary[path][r] for path in parts.vary} for r in range(replicas))
     if not 0 <= seed <= 2**32 - replicas:
         room = f"leave room for {replicas} replicas below 2**32"
         raise UserError(f"seed: must be at least 0 and {room}, got {seed}")
-    functions, watch = measures(parts.metrics, parts.callbacks, parts.logging)
+    functions, metric_plan = plan_metrics(parts.metrics, parts.callbacks, parts.logging)
     check_ignored(parts.loss, functions)
     if kind_of(parts.optimizer) == "gradients":
         raise UserError(f"optimizer: {NO_STEP}")
-    model = with_precision(parts.model, parts.training.precision)
+    model = with_precision(parts.model, training.precision)
     loss = missing_loss if parts.loss is None else parts.loss
     given = model, loss, functions, parts.preprocess, parts.augment
     objective = made_by("objective", parts.objective, *given)
-    objective = (
-        objective
-        if isinstance(objective, Objective)
-        else Objective(objective, getattr(objective, "finish", unchanged))
-    )
+    if not isinstance(objective, Objective):
+        objective = Objective(objective, getattr(objective, "finish", unchanged))
+    make_update = configured(parts.update, objective, parts.optimizer, training, parts.augment)
+    rates = rates_of_replicas(parts, numbers) if "learning_rate" in metric_plan.needs else {}
+    seeds = vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))
     return Recipe(
-        parts.model,
-        objective,
-        parts.optimizer,
-        configured(parts.update, objective, parts.optimizer, parts.training, parts.augment),
-        watch,
-        rates_of_replicas(parts, numbers) if "learning_rate" in watch.needs else {},
-        tuple(vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))),
-        numbers,
-        lambda numbers: compose(parts.again(parts, numbers), plan),
-        tuple(parts.preprocess),
-        tuple(parts.augment),
-        tuple(parts.callbacks),
-        parts.seed,
-        plan,
-        parts.loader,
-        parts.training,
-        parts.checkpoint,
-        parts.logging,
+        model=parts.model,
+        objective=objective,
+        optimizer=parts.optimizer,
+        make_update=make_update,
+        metric_plan=metric_plan,
+        rates=rates,
+        seeds=tuple(seeds),
+        varied_numbers=numbers,
+        rebuild=lambda numbers: compose(parts.rebuild(parts, numbers), plan),
+        preprocess=tuple(parts.preprocess),
+        augment=tuple(parts.augment),
+        callbacks=tuple(parts.callbacks),
+        seed=seed,
+        plan=plan,
+        loader=parts.loader,
+        training=training,
+        checkpoint=parts.checkpoint,
+        logging=parts.logging,
     )
 
 
 def rates_of_replicas(parts, numbers):
-    """The learning rates to log; those of each replica, if their numbers differ."""
+    """The learning rates to log, under a name for each replica if their numbers differ."""
     if not any(numbers):
         return parts.rates
-    rates = [parts.again(parts, own).rates for own in numbers]
+    rates = [parts.rebuild(parts, own).rates for own in numbers]
     return {f"{name}/{r}": rate for r, named in enumerate(rates) for name, rate in named.items()}
 
 
@@ -179,7 +181,7 @@ def with_recorded(parts, config, source):
 
 
 def recorded_statistics(parts, config):
-    """The statistics of the same parts in the config of a run, as far as it has them."""
+    """The statistics that the config of a run holds for the same parts, for `with_statistics`."""
     recorded, found = config.get("preprocess"), []
     recorded = recorded if isinstance(recorded, list) else []
     for i, names in parts.unfitted.items():
@@ -202,8 +204,8 @@ def is_statistic(value):
 
 
 def configured(update, objective, optimizer, training, augment):
-    """make_update(unroll, steps), with the training options that the update takes; one that is set
-    although the update does not take it is an error."""
+    """make_update(unroll, steps), with the training options that the update takes. An option that
+    is set although the update does not take it is an error."""
     accepted = parameters_of(update)
     for name, default in (("accumulate", 1), ("ema", None)):
         if name not in accepted and getattr(training, name) != default:
@@ -221,8 +223,8 @@ def configured(update, objective, optimizer, training, augment):
     return make_update
 
 
-def measures(metrics, callbacks, logging):
-    """({label: function of one example}, the Watch) of everything that is measured. `metrics` is a
+def plan_metrics(metrics, callbacks, logging):
+    """({label: function of one example}, MetricPlan) of everything that is measured. `metrics` is a
     list or a dict of functions, or of Tracked ones."""
     rules, hidden = labelled(metrics), set()
     for callback in callbacks:
@@ -235,7 +237,7 @@ def measures(metrics, callbacks, logging):
                 )
             if rule.freq == "STEP":
                 raise UserError(
-                    f"{who} within epochs, which only logged metrics can be; use freq EPOCH"
+                    f"{who} with freq STEP, which is for logged metrics only; use freq EPOCH"
                 )
             rules[label] = rule
             hidden.add(label)
@@ -245,7 +247,7 @@ def measures(metrics, callbacks, logging):
     ring = min(logging.every_steps or RING, RING) if "per_step" in needs else 0
     # A rule without a function is for what the objective returns by itself.
     functions = {label: rule.function for label, rule in rules.items() if rule.function}
-    return functions, Watch(rules, frozenset(hidden), frozenset(needs), ring)
+    return functions, MetricPlan(rules, frozenset(hidden), frozenset(needs), ring)
 
 
 class MissingLoss(UserError):
@@ -277,7 +279,7 @@ def labelled(metrics):
         function = metric.function if isinstance(metric, Tracked) else metric
         if not callable(function) and (function is not None or label is None):
             raise UserError(
-                f"metrics: {metric!r} is no function; "
+                f"metrics: {metric!r} is not a function; "
                 "give the function itself, as training.metrics.accuracy"
             )
     rules = {}

@@ -15,7 +15,7 @@ from utils import named_leaves
 
 SHOWN = 4  # values in repr(run)
 BLOCK = 4096  # steps whose learning rates are computed at once
-# The reported values that differ from run to run.
+# The reported values that depend on time, and so differ between equal runs.
 TIMES = ("seconds", "compile_seconds", "steps_per_second", "examples_per_second", "waiting")
 TIMES += ("tokens_per_second", "mfu")
 
@@ -27,35 +27,29 @@ class Run:
     trainer: Any
     epochs: int
     steps: int | None  # in an epoch; None if unknown
-    epoch: int = 0  # the one in progress, or the last one
+    epoch: int = 0  # the epoch in progress, or the last one
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
     lined: int = 0  # the position of the last log line in this epoch
     step: int = 0  # batches taken in all
-    metrics: dict = field(
-        default_factory=dict
-    )  # of the latest log line: within an epoch or at its end
-    arrays: dict = field(default_factory=dict)  # what is measured for callbacks alone
-    each_step: dict = field(
-        default_factory=dict
-    )  # {name: array}: each step since the last log line
+    metrics: dict = field(default_factory=dict)  # of the latest log line, also at an epoch's end
+    arrays: dict = field(default_factory=dict)  # the results of metrics for callbacks alone
+    each_step: dict = field(default_factory=dict)  # {name: array}: the steps since the last line
     evaluated: list = field(default_factory=list)  # the held-out sets evaluated in this epoch
     history: list = field(default_factory=list)  # one row per epoch
     stopped: bool = False
-    stopped_by: str | None = None  # what stopped it
-    for_good: bool = False  # whether it is not to be resumed after that, as after early stopping
-    out_of: str | None = None  # the option of the budget that ended it
+    stopped_by: str | None = None  # the reason for the stop, for the log
+    for_good: bool = False  # whether it must not be resumed, as after early stopping
+    budget_exhausted: str | None = None  # the option that set the budget that ended it
     signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
-    untested: bool = False  # whether the final test was begun and is not done
-    tested: Any = (
-        None  # (params, state) of the first replica while others than the latest are tested
-    )
-    published: bool = (
-        True  # whether all trackers ended; a stuck one would also block the interpreter
-    )
+    untested: bool = False  # whether the final test has begun and is not done
+    # the first replica's (params, state) in the final test, if these are not the latest ones
+    tested: Any = None
+    # whether all trackers ended; a stuck one would also block the interpreter
+    published: bool = True
 
     def __repr__(self):
-        """One line: how far it is, and its latest values, those of held-out sets first."""
+        """One line: how far it is, and its latest values, with held-out sets first."""
         values = {k: v for k, v in self.metrics.items() if "/" not in k and not k.endswith("_norm")}
         names = sorted(values, key=lambda name: name.startswith("train_"))[:SHOWN]
         shown = "".join(f", {name} {values[name]:.4g}" for name in names)
@@ -64,7 +58,7 @@ class Run:
 
     def states(self):
         """The TrainState of each replica, which may be a chunk ahead of `step` (see needs_state in
-        training/watchers.py). The next step takes its arrays away: copy what you keep."""
+        training/watchers.py). The next step reuses its memory, so copy what you keep."""
         return self.trainer.replica_states()
 
     def evaluated_weights(self):
@@ -72,7 +66,7 @@ class Run:
 
     @property
     def params(self):
-        """A copy of the params that are evaluated, of the first replica: averaged ones if there are
+        """A copy of the first replica's params that are evaluated: the averaged ones if there are
         any."""
         return jax.tree.map(jnp.copy, self.evaluated_weights()[0])
 
@@ -82,7 +76,7 @@ class Run:
         return jax.tree.map(jnp.copy, self.evaluated_weights()[1])
 
     def record(self, elapsed):
-        """What a checkpoint must remember besides the states; `elapsed`: seconds of this epoch."""
+        """The loop's part of a checkpoint's record; `elapsed` are the seconds of this epoch."""
         within = bool(self.position)
         return {
             "step": self.step,
@@ -104,11 +98,11 @@ class Run:
         self.metrics = {name: float("nan") if v is None else v for name, v in values}
         self.history = point.history
         self.for_good = self.for_good or record["stopped"]
-        self.stopped, self.out_of = bool(self.signal) or self.for_good, None
+        self.stopped, self.budget_exhausted = bool(self.signal) or self.for_good, None
 
     @property
     def stopped_why(self):
-        """What stopped it; before a resume, that was a callback."""
+        """What stopped it. If that happened before a resume, it was a callback."""
         return self.signal or self.stopped_by or "a callback"
 
     @property
@@ -123,8 +117,9 @@ class Run:
 
 
 class Clock:
-    """How fast a run trains; time spent on compiling is reported separately. `tokens` are those of
-    an example, if examples are texts; `utilisation(examples_per_second)` is the MFU, if known."""
+    """How fast a run trains; the time of compilations is reported separately. `tokens` is the
+    number of tokens in an example of text; `utilisation(examples_per_second)` is the MFU, if
+    known."""
 
     def __init__(self, trainer, tokens=None, utilisation=None):
         self.trainer, self.tokens, self.utilisation = trainer, tokens, utilisation
@@ -210,18 +205,18 @@ class Reader(NamedTuple):
     """Turns tallies into named values: `<set>_<metric>`, and norms under their own names."""
 
     finish: Any = unchanged  # the objective's: {metric: mean} -> {metric: reported value}
-    hidden: frozenset = frozenset()  # labels that callbacks measure for themselves
+    hidden: frozenset = frozenset()  # labels that are measured for callbacks alone
     leaves: tuple = ()  # names of the params' leaves
 
     def values(self, prefix, tallies):
-        """{"train_loss": ...} from the tally of each replica. With several replicas, the mean, and
-        the value of each as `train_loss/0`."""
+        """{"train_loss": ...} from the tally of each replica. With several replicas, that is their
+        mean, and `train_loss/0`, ... are their values."""
         read = [self.read(tally) for tally in tallies]
         named = [{f"{prefix}_{k}": float(v) for k, v in logged.items()} for logged, _, _ in read]
         return over_replicas(named) | mean_of([norms for _, _, norms in read])
 
     def arrays(self, prefix, tallies):
-        """{"test_confusion": ...}: what is measured for callbacks alone, of the first replica."""
+        """{"test_confusion": ...}: the values for callbacks alone, of the first replica."""
         return {f"{prefix}_{label}": value for label, value in self.read(tallies[0])[1].items()}
 
     def each_step(self, rings, steps):
@@ -256,7 +251,7 @@ class Reader(NamedTuple):
 
 
 def over_replicas(replicas):
-    """Each value as the mean over the replicas and, with several, also that of each replica."""
+    """Each value as the mean over the replicas and, if there are several, for each replica."""
     named = mean_of(replicas)
     if len(replicas) > 1:
         for name in replicas[0]:
@@ -279,6 +274,6 @@ def examples_of(sums, part="epoch"):
 
 
 def ready_time(sums):
-    """The time, if the device is done with them already."""
+    """The time, if the device has computed these sums already; else None."""
     ready = all(leaf.is_ready() for leaf in jax.tree.leaves(sums))
     return time.perf_counter() if ready else None

@@ -10,7 +10,7 @@ from ranges import Count, CountOrZero, NonNegative, Positive, Share, at_least, c
 from training.base import Schedule
 from utils import UnknownFact
 
-IN_EPOCHS = {  # {the annotation of a length in steps: that of the same length in epochs}
+IN_EPOCHS = {  # {annotation of a length in steps: annotation of the same length in epochs}
     int | None: float | None,
     tuple[int, ...] | None: tuple[float, ...] | None,
     Count | None: Positive | None,
@@ -21,8 +21,8 @@ IN_EPOCHS = {  # {the annotation of a length in steps: that of the same length i
 
 def steps_or_epochs(factory):
     """Let every length of a schedule, an argument `<prefix>steps`, be given in epochs as well.
-    The signature that a config sees also has `<prefix>epochs`, after each `<prefix>steps`, and the
-    facts that convert one into the other. The decorated function always gets numbers of steps."""
+    The signature for a config also has `<prefix>epochs`, after each `<prefix>steps`, and the facts
+    that convert one into the other. The decorated function always gets numbers of steps."""
     factory = checked(factory)
     own = inspect.signature(factory).parameters
     by_epochs = {n: n.removesuffix("steps") + "epochs" for n in own if n.endswith("steps")}
@@ -57,7 +57,7 @@ def steps_or_epochs(factory):
 
 
 def show(length):
-    """A length, or several, as a config gives them."""
+    """The text of a length, or of several lengths, as in a config."""
     return str(list(length)) if isinstance(length, tuple | list) else f"{length:g}"
 
 
@@ -88,7 +88,7 @@ def late_decay(end: Share = 0.0, exponent: Positive = 3.0, steps: Count | None =
 
 @steps_or_epochs
 def exponential(rate: Share, steps: Count | None = None) -> Schedule:
-    """Smooth decay that never ends: multiplied by `rate` in every `steps` (or `epochs`)."""
+    """Smooth decay without an end: multiplied by `rate` after every `steps` (or `epochs`)."""
     return lambda step: rate ** (step / steps)
 
 
@@ -162,7 +162,7 @@ def join(
 
 
 def in_steps(name, name_in_epochs, given):
-    """The length `name`, or several lengths, in steps; `steps` is that of the run by default."""
+    """The length `name`, or several lengths, in steps; the default of `steps` is the whole run."""
     steps, epochs = given[name], given[name_in_epochs]
     if steps is not None and epochs is not None:
         raise ValueError(f"{name}: is {steps}, but {name_in_epochs} is {epochs}; give only one")
@@ -180,5 +180,5 @@ def in_steps(name, name_in_epochs, given):
     elif steps is None:
         raise ValueError(f"{name}: not given; give {name} or {name_in_epochs}")
     if name == "steps":
-        at_least(1, steps=steps)  # also where a schedule of the user's own declares no range
+        at_least(1, steps=steps)  # also if a user's own schedule declares no range
     return steps

@@ -1,11 +1,11 @@
-"""What a run measures, accumulated on the device: by its mode, the values of many examples become
-one.
+"""What a run measures, accumulated on the device: the mode of a metric says how the values of many
+examples become one.
 
 A tally is {"examples": count, "values": {label: {mode: accumulator}}}; in training it also holds
-"steps" and "extras", the norms of each step. A tally contains all that is needed to continue it, so
-an update needs to know nothing about what is measured. A value may be a dict, and each of its
-leaves may be Weighted: its accumulator then holds the sum of the weights, which takes the place of
-the count.
+"steps" and "extras", the sums of the norms of each step. A tally contains all that is needed to
+continue it, so an update does not depend on what is measured. A value may be a dict, and
+each of its leaves may be Weighted: its accumulator then holds the sum of the weights, which takes
+the place of the count.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ NORMS = ("gradient_norm", "parameter_norm")
 NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callback may need
 
 
-class Watch(NamedTuple):
+class MetricPlan(NamedTuple):
     """What a run measures besides its loss."""
 
-    rules: Mapping = MappingProxyType({})  # {label: Tracked}; anything else is a MEAN in every line
-    hidden: frozenset = frozenset()  # labels that callbacks measure for themselves
-    needs: frozenset = frozenset()  # of NEEDS
+    rules: Mapping = MappingProxyType({})  # {label: Tracked}; all others are a MEAN in every line
+    hidden: frozenset = frozenset()  # labels that are measured for callbacks alone
+    needs: frozenset = frozenset()  # which of NEEDS are measured
     ring: int = 0  # how many steps are kept one by one; 0: none
 
     def modes(self, labels, phase, freq):
-        """{label: mode} of what is measured in a phase, for lines of a freq."""
+        """{label: mode} of what is measured in a phase, for log lines of a freq."""
         rules = {label: self.rules.get(label, Tracked(None)) for label in labels}
         return {
             label: rule.mode
@@ -49,7 +49,7 @@ class Watch(NamedTuple):
             others = ", ".join(sorted({*returned} - {"loss"})) or "none"
             fix = "remove it from `metrics`, or let the objective return it"
             if label in self.hidden:
-                fix = "remove its callback, or pass `metrics` on to `measure` or `scored`"
+                fix = "remove its callback, or let the objective call `metrics_per_example`"
             raise UserError(
                 f"metrics: {label} is not measured, since the objective does not return it; {fix} "
                 f"(it returns: {others})"
@@ -70,7 +70,7 @@ class Watch(NamedTuple):
 
 
 def covers(phase, other):
-    """Whether what is measured in `phase` is measured in `other`, one of TRAIN, VAL, TEST."""
+    """Whether a metric for `phase` is measured in the phase `other`, one of TRAIN, VAL, TEST."""
     return phase in ("ANY", other) or (phase == "EVAL" and other != "TRAIN")
 
 
@@ -107,7 +107,7 @@ def of_batch(like, values, mask):
 
 
 def of_mode(mode, values, mask):
-    """What the values of one batch give; rows whose mask is not set count for nothing."""
+    """The accumulator of one batch; rows whose mask is False are left out."""
 
     def of_leaf(value):
         if not is_weighted(value) or mode == "CONCAT":
@@ -119,7 +119,7 @@ def of_mode(mode, values, mask):
 
 
 def of_step(like, values, mask, taken, norms):
-    """The tally of one training step; a step that is not taken counts for nothing."""
+    """The tally of one training step; a step that is not taken adds nothing."""
     extras = {name: jnp.where(taken, norms(name), 0) for name in like["extras"]}
     return of_batch(like, values, mask) | {"steps": taken.astype(jnp.int32), "extras": extras}
 
@@ -194,17 +194,18 @@ def per(total, count):
 
 
 def along(values, count):
-    """`count`, one number per first index of `values`, in a shape that broadcasts against them."""
+    """`count`, one number per first index of `values`, in a shape that broadcasts with `values`."""
     return count.reshape(count.shape + (1,) * (np.ndim(values) - count.ndim))
 
 
 def wide(a):
-    """The type that values are summed in."""
+    """The type in which values are summed."""
     return jnp.promote_types(a.dtype, jnp.float32)
 
 
 def exact(a):
-    """The type that counts are summed in: integers stay integers, a float32 is exact up to 2^24."""
+    """The type in which counts are summed: integers stay integers, as float32 is exact only up to
+    2^24."""
     return jnp.promote_types(
         a.dtype, jnp.float32 if jnp.issubdtype(a.dtype, jnp.inexact) else jnp.int32
     )
@@ -257,18 +258,18 @@ def appended(rows, new, n, _m):
 
 
 def per_leaf(function, tree, *others):
-    """The tree of function(leaf, ...); what belongs to one value counts as one leaf."""
+    """The tree of function(leaf, ...), where a Weighted and a Spread are one leaf."""
     is_leaf = lambda x: isinstance(x, Weighted | Spread)  # noqa: E731
     return jax.tree.map(function, tree, *others, is_leaf=is_leaf)
 
 
 def plain(value):
-    """The values of the examples without their weights; also of shapes."""
+    """The values of the examples, or their shapes, without the weights."""
     return value.value if is_weighted(value) else value
 
 
-# Of one leaf of a value.
-# What one batch gives, from its values and its mask, or the weights of its examples:
+# Each function is for one leaf of a value.
+# The accumulator of one batch, from its values and its mask, or the weights of its examples:
 BATCH = {
     "MEAN": total,
     "SUM": partial(total, wide=exact),
@@ -278,7 +279,7 @@ BATCH = {
     "STD": spread,
     "CONCAT": lambda values, _mask: values,
 }
-# Two accumulators of n and m examples as one:
+# Two accumulators, of n and m examples, as one:
 MERGE = {
     "MEAN": lambda a, b, n, m: a + b,
     "SUM": lambda a, b, n, m: a + b,

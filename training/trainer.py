@@ -2,7 +2,7 @@
 
 The programs are made from shapes alone, so that threads compile them while the data is still
 loading: `Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a
-set, copies its state and takes another one. It knows nothing of epochs, log lines or checkpoints.
+set, and copies or replaces its state. It has no part in epochs, log lines or checkpoints.
 """
 
 import zlib
@@ -16,7 +16,7 @@ import numpy as np
 from data_loader.base import Arrays
 from training import tally
 from training.base import TrainState, key_data
-from training.feed import form_on_device, make_feeds
+from training.feed import make_feeds, spec_on_device
 from training.objective import check_per_example
 from training.programs import Start, loops_are_slow, placed
 from training.replicas import Replicas, as_inputs
@@ -28,20 +28,20 @@ SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
-    ...}, where Arrays may hold shapes of what `start` brings. Without a "train" set it only
-    evaluates."""
+    ...}, where Arrays may hold specs of the arrays that `start` is called with. Without a "train"
+    set it only evaluates."""
 
     def __init__(self, recipe, sets, stacked=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
         self.replicas = Replicas(recipe.seeds, self.plan, self.pool, stacked)
-        self.inputs = [as_inputs(numbers) for numbers in recipe.numbers]
+        self.inputs = [as_inputs(numbers) for numbers in recipe.varied_numbers]
         self.numbers = self.replicas.joined(self.inputs)  # of each lane
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
-        self.feed, self.forms = self.feeds.get("train"), forms_of(sets)
+        self.feed, self.set_specs = self.feeds.get("train"), specs_of(sets)
         draw, whole = partial(first_trees_of, recipe), self.plan.whole
-        forms = SEED, self.inputs[0]
-        params, state = jax.eval_shape(draw, *forms)
+        init_specs = SEED, self.inputs[0]
+        params, state = jax.eval_shape(draw, *init_specs)
         shardings = self.plan.of_params(params), whole
         self.trees = placed(params, shardings[0]), placed(state, whole)
         self.leaves = tuple(named_leaves(params))
@@ -49,13 +49,13 @@ class Trainer:
         self.looped = not loops_are_slow(recipe.objective, *self.trees, shapes)
         self.program, self.tallies = None, {}
         if self.feed:
-            self.begin_training_programs(forms)
-            self.draw = Start(draw, shardings, *forms, pool=self.pool)
-            sharding = self.plan.of_state(self.carry)
-            self.first = Start(self.first_state, sharding, *self.trees, *forms, pool=self.pool)
+            self.begin_training_programs(init_specs)
+            self.draw = Start(draw, shardings, *init_specs, pool=self.pool)
+            specs, sharding = (*self.trees, *init_specs), self.plan.of_state(self.carry)
+            self.first = Start(self.first_state, sharding, *specs, pool=self.pool)
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
         self.rate_scale, self.states = 1.0, []
-        # The latest snapshot, whose memory the next one takes: new memory costs 4 times the copy.
+        # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
         self.copies = []
         self.copy = jax.jit(
             lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
@@ -63,69 +63,66 @@ class Trainer:
 
     # Programs.
 
-    def begin_training_programs(self, forms):
-        """Begin to compile the training step, which takes longest, and what makes its sums. `forms`
-        are those of a seed and of the numbers of a replica."""
-        recipe, watch, shapes = self.recipe, self.recipe.watch, self.feed.shapes
-        how = not self.looped, self.feed.steps  # microbatches are unrolled where loops are slow
-        self.update = recipe.make_update(*how)
-        self.first_state = partial(first_state_of, recipe, *how)
+    def begin_training_programs(self, init_specs):
+        """Begin to compile the training step, which takes longest, and the programs that make its
+        sums. `init_specs` are the specs of a replica's seed and numbers."""
+        recipe, metric_plan, shapes = self.recipe, self.recipe.metric_plan, self.feed.shapes
+        unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
+        self.update = recipe.make_update(unroll, steps)
+        self.first_state = partial(first_state_of, recipe, unroll, steps)
         values = shapes_of_values(recipe.objective, *self.trees, shapes)
-        watch.check(values)
+        metric_plan.check(values)
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
-        modes = watch.modes(values, "TRAIN", "EPOCH")
-        self.gathers = rows_of("train", self.feed, modes)  # rows that CONCAT gathers in an epoch
+        modes = metric_plan.modes(values, "TRAIN", "EPOCH")
+        self.gathers = rows_of("train", self.feed, modes)  # how many rows CONCAT gathers
         freeze = recipe.training.on_nonfinite != "skip"
-        settings = {"freeze": freeze, "watch": watch, "rows": self.gathers}
+        settings = {"freeze": freeze, "metric_plan": metric_plan, "rows": self.gathers}
         zeros = partial(zero_sums, recipe.objective, *self.trees, shapes, **settings)
-        self.carry = jax.eval_shape(self.first_state, *self.trees, *forms)
+        self.carry = jax.eval_shape(self.first_state, *self.trees, *init_specs)
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
-        step = training(recipe, *how)
-        self.program = self.feed.program("train", *step, self.looped, shardings)
+        step, report = train_functions(recipe, unroll, steps)
+        self.program = self.feed.program("train", step, report, self.looped, shardings)
         if not self.replicas.stacked:
-            self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.forms())
+            self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.specs())
         self.zeros = self.replicas.start(zeros)
-        # With rows or steps that are kept one by one, the whole is much more than a log line's
-        # part.
-        separate = self.gathers or watch.ring
         self.zero_window = lambda: self.zeros()["window"]
-        if separate:
+        if self.gathers or metric_plan.ring:  # then all sums are much larger than a log line's
             self.zero_window = self.replicas.start(lambda: zeros()["window"])
 
     def begin_evaluation_programs(self, sure):
-        """Make the program of each held-out set; begin to compile those that are `sure` to be
-        used."""
+        """Make the program of each held-out set; begin to compile those of the sets that are `sure`
+        to be evaluated."""
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
         self.evaluations = {
-            name: feed.program(name, *evaluation(self.recipe, name), self.looped)
+            name: feed.program(name, *evaluation_functions(self.recipe, name), self.looped)
             for name, feed in held_out.items()
         }
         made = {}
         for name, feed in held_out.items():
             shapes = shapes_of_values(self.recipe.objective, *self.trees, feed.shapes)
-            modes = self.recipe.watch.modes(shapes, tally.phase_of(name), "EPOCH")
+            modes = self.recipe.metric_plan.modes(shapes, tally.phase_of(name), "EPOCH")
             if feed.steps is None:  # a callback cannot gather a set of unknown length
-                hidden = self.recipe.watch.hidden
+                hidden = self.recipe.metric_plan.hidden
                 gathered = {k for k, mode in modes.items() if mode == "CONCAT" and k in hidden}
                 modes = {label: mode for label, mode in modes.items() if label not in gathered}
             key = (tuple(modes.items()), rows_of(name, feed, modes))
-            if key not in made:  # sets that are measured alike share what makes their empty tally
+            if key not in made:  # sets that are measured alike share one program for empty tallies
                 empty = partial(tally.empty, modes, shapes, key[1])
-                form = placed(jax.eval_shape(empty), self.plan.whole)
-                made[key] = self.replicas.start(empty), form
+                carry = placed(jax.eval_shape(empty), self.plan.whole)
+                made[key] = self.replicas.start(empty), carry
             self.tallies[name], carry = made[key]
             if name in sure and not self.replicas.stacked:
                 consts = (*self.trees, np.int32(0), self.numbers[0])
-                self.evaluations[name].begin(consts, carry, *feed.forms())
+                self.evaluations[name].begin(consts, carry, *feed.specs())
 
     def suits(self, sets):
         """Whether it was made for sets of these shapes."""
         in_arrays = all(type(dataset) is Arrays for dataset in sets.values())
-        return in_arrays and self.forms == forms_of(sets)
+        return in_arrays and self.set_specs == specs_of(sets)
 
     def prepare(self):
-        """Compile the training step now; whether that was still to be done."""
+        """Compile the training step now. Return whether it had not been compiled before."""
         if self.program.compiled is not None:
             return False
         lane = self.feed.peek()
@@ -134,15 +131,15 @@ class Trainer:
         return lane is not None
 
     def compile_seconds(self):
-        """The seconds that compiling the training step and the evaluations took so far."""
+        """The seconds that compiling the training step and the evaluations has taken so far."""
         programs = [*([self.program] if self.program else []), *self.evaluations.values()]
         return sum(program.seconds for program in programs)
 
     # State.
 
     def start(self, sets, pretrained=None):
-        """Bring the data, and draw the first state of each replica; `pretrained` may replace its
-        (params, state)."""
+        """Put the data on the devices, and draw the first state of each replica; `pretrained` may
+        replace its (params, state)."""
         for name, feed in self.feeds.items():
             feed.fill(sets[name])
         seeds = map(np.uint32, self.replicas.seeds)
@@ -166,9 +163,9 @@ class Trainer:
         return self.replicas.unstack(self.states)
 
     def snapshot(self):
-        """A copy of each replica's TrainState. The next snapshot takes it away, but not the next
-        step. An accelerator may have no room for a second one, so there it is made in the host's
-        memory; the state of several processes stays on the devices until it is written."""
+        """A copy of each replica's TrainState, which stays valid until the next snapshot reuses its
+        memory. An accelerator may have no room for it, so there it is made in the host's memory.
+        With several processes, it stays on the devices until it is written."""
         if jax.default_backend() != "cpu" and jax.process_count() == 1:
             return jax.device_get([jax.tree.map(key_data, ts) for ts in self.replica_states()])
         reusable = jax.tree.structure(self.copies) == jax.tree.structure(self.states)
@@ -181,18 +178,17 @@ class Trainer:
         """Continue from one TrainState per replica; their seeds decide the order of the data."""
         self.replicas.seeds = [int(ts.seed) for ts in states]
         self.rate_scale = float(states[0].lr_scale)
-        self.states, self.copies = [], []  # there may be no room for both
+        self.states, self.copies = [], []  # freed first, since there may be no room for both
         self.states = self.stack_states(
             [self.plan.put(ts, self.plan.of_state(ts)) for ts in states]
         )
-        if (
-            jax.default_backend() == "cpu"
-        ):  # JAX may borrow the host's memory, which must not be donated
+        if jax.default_backend() == "cpu":
+            # JAX may use the host's arrays without a copy, and these must not be donated.
             self.states = [self.copy(ts, None) for ts in self.states]
 
     def scale_rate(self, factor):
         """Multiply every later update by this factor."""
-        self.rate_scale = float(np.float32(factor))  # as a checkpoint holds it
+        self.rate_scale = float(np.float32(factor))  # the precision of a checkpoint
         rows = np.full(self.states[0].lr_scale.shape, factor, np.float32)
         self.states = [ts._replace(lr_scale=self.plan.put(rows)) for ts in self.states]
 
@@ -205,17 +201,17 @@ class Trainer:
             self.states = [ts._replace(sums=self.zeros()) for ts in self.states]
 
     def train(self, count):
-        """Take up to `count` steps: (how many were taken, the epoch's sums so far, on the
-        device)."""
+        """Take up to `count` steps, and return (how many were taken, the epoch's sums so far, on
+        the device)."""
         return advance(self.feed, self.program, self.numbers, self.states, count)
 
     def new_window(self):
-        """Begin the sums of the next log line; those of the last one are in its report."""
+        """Begin the sums of the next log line; the sums of the previous line are in its report."""
         window = self.zero_window
         self.states = [ts._replace(sums=ts.sums | {"window": window()}) for ts in self.states]
 
     def read(self, reports):
-        """Sums as NumPy arrays, one tree per replica; waits for them."""
+        """Wait for the sums, and return them as NumPy arrays, one tree per replica."""
         return self.replicas.unstack(jax.device_get(reports))
 
     def sums(self):
@@ -227,27 +223,26 @@ class Trainer:
         return self.read([self.zeros()])[0]
 
     def weights(self):
-        """(params, state) of each lane as they are evaluated."""
+        """The (params, state) of each lane that are evaluated."""
         return [ts.evaluated() for ts in self.states]
 
     def evaluate(self, name, count=2**30, stopped=lambda: False, weights=None, epoch=0):
         """The tally of a whole set by each replica, with `weights` (of each lane) or the current
-        ones; None if `stopped` returns True between two calls of `count` batches. The randomness of
-        a batch depends on the set, the epoch and the batch alone."""
+        weights; None if `stopped` returns True between two calls of `count` batches. The randomness
+        of a batch depends on the set, the epoch and the batch alone."""
         consts, before, taken = self.with_epoch(weights or self.weights(), epoch), None, 1
         self.feeds[name].begin(epoch=1)
         tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
         while taken:
             taken, reports = self.evaluate_batches(name, consts, tallies, count)
-            jax.block_until_ready(before)  # while the next ones compute
+            jax.block_until_ready(before)  # while the next batches compute
             before = reports
             if stopped():
                 return None
         return self.read(tallies)
 
     def try_out(self, name):
-        """Evaluate one batch of a set, so that what does not work is found before hours of
-        training."""
+        """Evaluate one batch of a set, so that an error is found before hours of training."""
         self.feeds[name].begin(epoch=1)
         tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
         self.evaluate_batches(name, self.with_epoch(self.weights(), 0), tallies, 1)
@@ -280,20 +275,21 @@ def advance(feed, program, consts, carries, count):
     return taken, reports
 
 
-def training(recipe, unroll, steps=1):
-    """(step, report) of training, `steps` of them in an epoch: the constants are the replica's
-    numbers, the carry is the TrainState, the report is read from its sums."""
+def train_functions(recipe, unroll, steps=1):
+    """(step, report), the functions of the training program, for `steps` steps in an epoch. The
+    constants are the replica's numbers, the carry is the TrainState, and the report is taken from
+    its sums."""
 
     def step(numbers, ts, batch, valid):
-        return recipe.of(numbers).make_update(unroll, steps).step(ts, batch, valid)
+        return recipe.with_numbers(numbers).make_update(unroll, steps).step(ts, batch, valid)
 
     return step, lambda ts: read_of(ts.sums)
 
 
-def evaluation(recipe, name):
-    """(step, report) of an evaluation: the constants are (params, state, epoch, numbers), the carry
-    is the tally. The random key is a function of the set, the epoch and the examples before the
-    batch."""
+def evaluation_functions(recipe, name):
+    """(step, report), the functions of the program that evaluates a set. The constants are (params,
+    state, epoch, numbers), the carry is the tally. The random key is a function of the set, the
+    epoch and the number of examples before the batch."""
     set_key = zlib.crc32(name.encode())
 
     def step(consts, seen, batch, valid):
@@ -301,7 +297,8 @@ def evaluation(recipe, name):
         key = jax.random.fold_in(jax.random.key(set_key), epoch)
         key = jax.random.fold_in(key, seen["examples"])
         mask = genuine(batch, valid)
-        losses, _, metrics = recipe.of(numbers).objective(*weights, batch, key, False, mask)
+        objective = recipe.with_numbers(numbers).objective
+        losses, _, metrics = objective(*weights, batch, key, False, mask)
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 
     return step, tally.without_rows
@@ -309,17 +306,17 @@ def evaluation(recipe, name):
 
 def first_trees(model, seed):
     """(params, state) of a replica, drawn from its seed."""
-    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has it
+    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has this key
 
 
 def first_trees_of(recipe, seed, numbers):
     """The (params, state) of a replica with these numbers."""
-    return first_trees(recipe.of(numbers).model, seed)
+    return first_trees(recipe.with_numbers(numbers).model, seed)
 
 
 def first_state_of(recipe, unroll, steps, params, state, seed, numbers):
     """The TrainState of a replica with these numbers before its first step, without its sums."""
-    return first_state(recipe.of(numbers).make_update(unroll, steps), params, state, seed)
+    return first_state(recipe.with_numbers(numbers).make_update(unroll, steps), params, state, seed)
 
 
 def first_state(update, params, state, seed):
@@ -329,15 +326,15 @@ def first_state(update, params, state, seed):
     return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer
 
 
-def forms_of(sets):
-    """The shapes of the sets that are held in arrays."""
+def specs_of(sets):
+    """The specs of the sets that are held in arrays."""
     in_arrays = {name: dataset for name, dataset in sets.items() if type(dataset) is Arrays}
-    return {name: jax.tree.map(form_on_device, data.arrays) for name, data in in_arrays.items()}
+    return {name: jax.tree.map(spec_on_device, data.arrays) for name, data in in_arrays.items()}
 
 
 def rows_of(name, feed, modes):
-    """How many rows CONCAT must hold for a set: one batch to spare, since a batch is written
-    whole."""
+    """How many rows CONCAT must hold for a set: one more batch than it has, since a whole batch is
+    written."""
     if "CONCAT" not in modes.values():
         return 0
     if feed.steps is None:

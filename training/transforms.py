@@ -22,7 +22,7 @@ def scale(factor, tree):
 
 
 def of_blocks(fn):
-    """fn(leaf, ...) as a function of (name, leaf, ...), by itself for each of stacked blocks."""
+    """fn(leaf, ...) as a function of (name, leaf, ...) that treats stacked blocks one by one."""
     return lambda name, *leaves: (jax.vmap(fn) if is_stacked(name) else fn)(*leaves)
 
 
@@ -49,8 +49,8 @@ def add_decay(grads, params, weight_decay, exclude, include=".*"):
 
 
 def matching(init, *rules):
-    """`init`, but it raises when the regex of a rule (regex, default) matches no name. Only the
-    default itself and the empty regex may match none."""
+    """An `init` that raises if the regex of a rule (regex, default) matches no name. Only the
+    default itself and the empty regex may match no name."""
     required = [(rule, None) for rule, default in rules if rule not in ("", default)]
 
     def checked_init(params):
@@ -139,9 +139,9 @@ def lookahead(
     share: Share = 0.5,
     schedule: Schedule | None = None,
 ) -> Optimizer:
-    """An optimizer whose params, after every so many steps, go back to slow ones, which first move
-    by a `share` of the way to where it went (Zhang et al., 2019). The schedule multiplies the
-    share: one that falls makes the slow ones an average over more and more steps."""
+    """An optimizer with slow params. After `every` steps, these move by a `share` of the way to the
+    optimizer's params, which are then set to them (Zhang et al., 2019). The schedule multiplies the
+    share: if it falls, the slow params become an average over more and more steps."""
 
     def init(params):
         step = jnp.zeros((), jnp.int32)
@@ -167,8 +167,8 @@ def lookahead(
 @checked
 def layer_decay(optimizer: Optimizer, decay: Share, last: str = LAST) -> Optimizer:
     """The updates of an optimizer, smaller by the factor `decay` for each layer further from the
-    output (Bao et al., 2021). The layers are the blocks, by their numbers; after them comes what
-    the regex `last` matches, and before them everything else."""
+    output (Bao et al., 2021). The layers are the blocks, by their numbers; leaves that the regex
+    `last` matches come after them, and all other leaves before them."""
     regex(last=last)
 
     def init(params):
@@ -194,7 +194,7 @@ def layer_decay(optimizer: Optimizer, decay: Share, last: str = LAST) -> Optimiz
 
 
 def blocks_of(names):
-    """{name of a leaf: the number of its block, or those of stacked blocks} of what is in one."""
+    """{name of a leaf: the numbers of its blocks} of the leaves in a block or stacked blocks."""
     matches = {name: re.fullmatch(BLOCKS, name) for name in names}
     return {n: range(int(m[1]), int(m[2] or m[1]) + 1) for n, m in matches.items() if m}
 
@@ -240,8 +240,8 @@ def chain(*optimizers: Optimizer):
 
 
 def misplaced(kinds, names):
-    """(the index of a part of a chain that cannot be meant to be there, why), or None. Besides
-    those of Optimizer, there is the kind "rate", of something that has a learning rate."""
+    """(the index of a part of a chain whose place must be a mistake, why), or None. Besides the
+    kinds of Optimizer, there is "rate", for a part that has a learning rate."""
     for i, kind in enumerate(kinds):
         before = [j for j in range(i) if kinds[j] in ("step", "rate")]
         after = [later for later in kinds[i + 1 :] if later in ("step", "rate")]

@@ -10,10 +10,11 @@ from training import tally
 from training.base import FROZEN, Update, is_weighted
 from utils import UserError, path_name
 
-MADE = ("state", "opt", "params", "ema")  # what a step makes, causes before their effects
+MADE = ("state", "opt", "params", "ema")  # what a step makes, in the order of computation
+NO_METRICS = tally.MetricPlan()
 # Leaves of more numbers are summed one by one: a perceptron's step went from 366 to 353 us.
 SMALL = 2**12
-# How many bad steps, the first one, and which leaf was bad first in it.
+# The number of bad steps, the first one, and the number of the leaf that was bad first in it.
 NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}
 
 
@@ -50,14 +51,14 @@ def genuine(batch, valid):
 
 
 def apply_updates(ts, updates):
-    """The params plus the updates, times the factor that callbacks may have lowered."""
+    """The params plus the updates, which are multiplied by the factor that callbacks may lower."""
     return jax.tree.map(lambda p, u: p + (ts.lr_scale * u).astype(p.dtype), ts.params, updates)
 
 
 def accepted(ts, new, grads, losses, metrics, mask):
     """The end of every step: `new` if all of it is finite, else the params and states of `ts`; the
-    step counts either way. With sums["freeze"] 1, the first bad step and all steps after it count
-    for nothing and leave the state of the last good step."""
+    step counts either way. If sums["freeze"] is 1, the first bad step and all steps after it do not
+    count, and the state of the last good step stays."""
     values = sum(term.value if is_weighted(term) else term for term in terms_of(losses))
     good, leaf = all_finite(ts, new, grads, jnp.where(mask, values, 0))
     sums = note_bad(ts.sums, ts.step, good, leaf)
@@ -70,16 +71,16 @@ def accepted(ts, new, grads, losses, metrics, mask):
 
     kept = {name: choose(name) for name in MADE}
     norms = tally.norms_of(grads, kept["params"])
-    sums = measured(sums, ts.step, losses, metrics, mask & taken, taken, norms)
+    sums = add_to_sums(sums, ts.step, losses, metrics, mask & taken, taken, norms)
     return ts._replace(step=ts.step + ~stays, sums=sums, **kept)
 
 
 def all_finite(ts, new, grads, losses):
-    """(whether everything that a step made is finite, the number of the first leaf that is not,
-    which `bad_leaf_name` turns into a name); causes come before their effects."""
+    """(whether everything that a step made is finite, the number of the first leaf that is not, in
+    the order of computation); `bad_leaf_name` turns the number into a name."""
     gradients, made = floats(grads), made_floats(new)
-    # The loss is 0, gradients count up from 1, what the step made counts down from -1. Gradients of
-    # another tree than the params' get larger numbers than these, so that none gets a wrong name.
+    # The loss is 0, gradients count up from 1, what the step made counts down from -1. Gradients
+    # whose tree is not that of the params get larger numbers, so that none gets a wrong name.
     own = [name for name, _ in gradients] == [name for name, _ in floats(ts.params)]
     first = 1 if own else 1 + len(floats(ts.params))
     numbers = [0, *range(first, first + len(gradients)), *range(-1, -1 - len(made), -1)]
@@ -107,7 +108,7 @@ def total(leaves):
         # whole step wrongly (jax 0.10.2).
         if leaf.size > SMALL or jax.device_count() > 1:
             sums.append(wide_sum(leaf))
-        else:  # leaves of one form are added first, since each sum has its cost
+        else:  # leaves of one shape and type are added first, since each sum has its cost
             form = leaf.shape, leaf.dtype
             small[form] = small[form] + leaf if form in small else leaf
     return sum([*sums, *map(wide_sum, small.values())])
@@ -118,7 +119,7 @@ def wide_sum(leaf):
 
 
 def note_bad(sums, step, good, leaf):
-    """The counters of bad steps after another step; those of a frozen state stay."""
+    """The counters of bad steps after another step; unchanged if the state is frozen."""
     first = ~good & (sums["first_bad"] < 0)
     return sums | {
         "bad_steps": sums["bad_steps"] + (~good & ~frozen(sums)),
@@ -128,7 +129,7 @@ def note_bad(sums, step, good, leaf):
 
 
 def frozen(sums):
-    """Whether a bad step has ended the changes of this state."""
+    """Whether a bad step has frozen this state."""
     return (sums["freeze"] > 0) & (sums["first_bad"] >= 0)
 
 
@@ -142,7 +143,7 @@ def first_bad_step(sums):
 
 
 def bad_leaf_name(ts, number):
-    """What was bad first, in words, from sums["bad_leaf"]; `ts` may hold arrays or their shapes."""
+    """A name for sums["bad_leaf"], which was bad first; `ts` may hold arrays or their shapes."""
     if number == 0:
         return "the loss"
     if number < 0:
@@ -169,7 +170,7 @@ def floats(tree):
 
 
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
-    """(gradient, new state, losses, metrics), the last two per example; over `accumulate`
+    """(gradient, new state, losses, metrics), the last two per example, computed in `accumulate`
     microbatches, one after the other."""
     counts = None  # known once the loss is computed
 
@@ -183,7 +184,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
         return grads, state, losses, metrics
 
     def microbatch(carry, piece):
-        # One after the other also where they are unrolled, so that only one needs its memory.
+        # The barrier orders microbatches that are unrolled, so that only one needs its memory.
         (total, state), (i, batch, mask) = jax.lax.optimization_barrier((carry, piece))
         own = jax.random.fold_in(key, i)
         grads, (state, losses, metrics) = grad(params, state, batch, mask, own)
@@ -210,7 +211,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     counts = [mask.sum()] * len(terms)
     if any(map(is_weighted, terms)):
         # The mean is over the whole batch, so its weights must be known before the first piece. XLA
-        # leaves out what does not contribute to them, which is the model.
+        # leaves out what does not contribute to the weights, which is the model.
         counts = [each.sum() for each in jax.lax.map(counts_of_piece, pieces)]
     carry = (jax.tree.map(jnp.zeros_like, params), state)
     carry, seen = jax.lax.scan(microbatch, carry, pieces, unroll=unroll)
@@ -224,7 +225,7 @@ def terms_of(losses):
 
 
 def counts_of(losses, mask):
-    """For each term of a loss, how often all its examples count together."""
+    """For each term of a loss, the sum of the weights of its examples, or their number."""
 
     def count(term):
         constant = jax.lax.stop_gradient(term.weight) if is_weighted(term) else 1
@@ -234,7 +235,7 @@ def counts_of(losses, mask):
 
 
 def mean_of(losses, mask, counts):
-    """The sum of the terms' means over the genuine examples, each by its weight."""
+    """The sum of the terms' weighted means over the genuine examples."""
 
     def mean(term, count):
         weighted = is_weighted(term)
@@ -251,9 +252,9 @@ def moving_average(ema, params, decay, step):
     return jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), ema, params)
 
 
-def measured(sums, step, losses, metrics, mask, taken, norms):
-    """The accumulators after another step: of the epoch, of the log line and, where they are kept,
-    of single steps."""
+def add_to_sums(sums, step, losses, metrics, mask, taken, norms):
+    """The sums with another step: of the epoch, of the log line and, where they are kept, of single
+    steps."""
     values = {**metrics, "loss": losses}
     parts = ("epoch", "window")
     one = {part: tally.of_step(sums[part], values, mask, taken, norms) for part in parts}
@@ -266,35 +267,34 @@ def measured(sums, step, losses, metrics, mask, taken, norms):
     return sums
 
 
-def zero_sums(objective, params, state, batch, *, freeze=False, watch=tally.Watch(), rows=0):  # noqa: B008
-    """Accumulators at zero for one epoch; arguments may be arrays or their shapes. `freeze`: the
-    first bad step is the last one that changes anything."""
-    shapes, extras = shapes_of_values(objective, params, state, batch), watch.extras(params)
-    epoch, window = (watch.modes(shapes, "TRAIN", freq) for freq in ("EPOCH", "STEP"))
+def zero_sums(objective, params, state, batch, *, freeze=False, metric_plan=NO_METRICS, rows=0):
+    """Accumulators at zero for one epoch; arguments may be arrays or their shapes. With `freeze`,
+    the first bad step freezes the state."""
+    shapes, extras = shapes_of_values(objective, params, state, batch), metric_plan.extras(params)
+    epoch, window = (metric_plan.modes(shapes, "TRAIN", freq) for freq in ("EPOCH", "STEP"))
     sums = {
         "epoch": tally.empty_of_steps(epoch, shapes, extras, rows),
         "window": tally.empty_of_steps(window, shapes, extras),
     }
-    if watch.ring:
-        full = lambda a: jnp.full((watch.ring, *a.shape), a)  # noqa: E731
+    if metric_plan.ring:
+        full = lambda a: jnp.full((metric_plan.ring, *a.shape), a)  # noqa: E731
         sums["ring"] = jax.tree.map(full, sums["window"])
     counters = {"freeze": freeze} | NONE_BAD
     return sums | {name: jnp.int32(value) for name, value in counters.items()}
 
 
 def shapes_of_values(objective, params, state, batch, train=False):
-    """{label: shapes} of what an objective returns for each example of a batch, with its loss."""
+    """{label: shapes} of what an objective returns for each example of a batch, with the loss."""
     call = lambda p, s, b: objective(p, s, b, jax.random.key(0), train)  # noqa: E731
     losses, _, metrics = jax.eval_shape(call, params, state, batch)
     return {**metrics, "loss": losses}
 
 
 def cleared(sums):
-    """The sums without their bad steps, so that a frozen state can continue; on the host they stay
-    there."""
+    """The sums, on the host or a device, with no bad steps, so that a frozen state can continue."""
     return sums | {name: 0 * sums[name] + value for name, value in NONE_BAD.items()}
 
 
 def read_of(sums):
-    """What the host reads of the sums after every chunk."""
+    """The part of the sums that the host reads after every chunk."""
     return sums | {part: tally.without_rows(sums[part]) for part in ("epoch", "window")}

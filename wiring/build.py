@@ -19,8 +19,8 @@ def build(config, source, trusted=True, folders=(), layers=()):
     """The parts of a config, one field per key, with `facts` and the resolved `config`.
 
     All problems are raised as one UserError, in which `source` names the config. Dotted names of a
-    config that is not `trusted` are not imported. `folders` hold the user's own modules, of which
-    `own_files()` returns those imported; `layers` say which file each value is from.
+    config that is not `trusted` are not imported. `folders` hold the user's own modules; the field
+    `own_files()` returns the imported ones. `layers` say from which file each value is.
     """
     builder = Builder(config, source, trusted, folders, layers)
     built = builder.build()
@@ -35,7 +35,7 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     """
     builder = Builder(config, source, trusted, folders)
     builder.nodes.facts |= facts
-    # The weights have these shapes, also if the files of the data have changed.
+    # The weights have these shapes, even if the files of the data have changed.
     builder.recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
     built = builder.build()
     if input_shape:
@@ -104,7 +104,7 @@ class Builder:
             setattr(built, kind, self.part(kind))
         self.check_optimizer(built.optimizer)
         vary.check(self.nodes, built.training)
-        built.vary, built.again = self.nodes.varied, partial(vary.again, self)
+        built.vary, built.rebuild = self.nodes.varied, partial(vary.rebuild, self)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
         built.beyond = [f"{self.source}: {line}" for line in self.nodes.beyond]
@@ -167,14 +167,14 @@ class Builder:
         return attempt(self.nodes.parts_of_list, kind, nodes, kind)
 
     def unfitted(self, preprocess):
-        """{index in preprocess: the arguments that are still to be computed from the data}"""
+        """{index in preprocess: the arguments that have yet to be computed from the data}"""
         from training.preprocess import unfitted
 
         names = {i: unfitted(fn) for i, fn in enumerate(preprocess)}
         return {i: arguments for i, arguments in names.items() if arguments}
 
     def metrics(self):
-        """{label: metric}; a list uses the functions' names as labels, an object has its own."""
+        """{label: metric}; the labels of a list are the functions' names, an object names them."""
         nodes, built, paths = self.config["metrics"], {}, {}
         if isinstance(nodes, dict):
             paths = {label: f"metrics.{label}" for label in nodes}
@@ -194,7 +194,7 @@ class Builder:
         return built
 
     def check_sections(self, built):
-        """Sections that are valid by themselves also agree with each other and with the data."""
+        """Record problems of sections that contradict each other or the data."""
         from training.options import check_together
 
         if built.loader and built.training and built.checkpoint:
@@ -203,7 +203,7 @@ class Builder:
             except ValueError as error:
                 self.nodes.problems += str(error).splitlines()
         if built.data and built.loader and "val" in built.data.sizes and built.loader.val_size:
-            why = "the data has a validation set of its own; leave val_size at 0"
+            why = "the data has its own validation set; leave val_size at 0"
             self.nodes.problem("loader.val_size", why)
 
     def learn_sizes(self, built):
@@ -237,7 +237,7 @@ class Builder:
             facts["total_steps"] = min(steps * options.epochs, options.max_steps or 2**63)
 
     def example(self, built):
-        """One example as it stands in a batch of training; None if there is no such batch."""
+        """One example as found in a batch of training; None if no batch can be made."""
         from data_loader.loader import batch_of_copies
         from data_loader.nest import map_nest
 
@@ -258,7 +258,7 @@ class Builder:
             return
         x = raw = built.example[0]
         try:
-            if built.unfitted:  # the statistics are computed from the data, once it is loaded
+            if built.unfitted:  # the statistics are computed when the data is loaded
                 built.preprocess = fitted_to_zeros(built.preprocess, raw)
             for fn in built.preprocess:
                 x = jax.eval_shape(fn, x)
@@ -268,13 +268,13 @@ class Builder:
             examples = f"the data's examples, {forms(raw)}"
             self.nodes.problem("preprocess", f"does not fit {examples}: {why}{fix}")
             return
-        if isinstance(x, dict):  # with segments, or a length, beside it
+        if isinstance(x, dict):  # that also holds segments, or a length
             x = x.get("tokens", x.get("sequence", x))
         if hasattr(x, "shape"):
             self.nodes.facts["input_shape"] = tuple(x.shape)
 
     def check_optimizer(self, optimizer):
-        """What only changes gradients would take no step, or one uphill."""
+        """Refuse optimizers that never take a descent step."""
         from training.transforms import NO_STEP, kind_of
 
         if kind_of(optimizer) == "gradients":
@@ -288,7 +288,7 @@ class Builder:
         return rates
 
     def resolved(self):
-        """The config with all defaults, which repeats the run.
+        """The config with all defaults, from which the run can be repeated.
 
         `distributed` is left out, because the processes may differ at every start.
         """

@@ -1,4 +1,4 @@
-"""The JSON file: read it with clear errors, override single values, and the keys it can have."""
+"""The JSON file of a config: how it is read and overridden, and the keys that it can have."""
 
 import copy
 import json
@@ -57,7 +57,7 @@ SECTIONS = {
 def read(path, overrides=(), trusted=True):
     """The config at `path` with `key.path=value` overrides; its parts are not checked yet.
 
-    One that is not `trusted` may not say which hosts are contacted; an override may.
+    A config that is not `trusted` may not say which hosts are contacted; an override may.
     """
     return read_layers(path, overrides, trusted)[0]
 
@@ -79,7 +79,7 @@ def read_layers(path, overrides=(), trusted=True):
 
 
 def refuse_untrusted(path, config):
-    """The config of a run, which may come from anyone, reaches no other file, and no host."""
+    """Refuse a config of a run, which may come from anyone, if it names other files or hosts."""
     if config.get("distributed"):
         fix = "remove it, and pass it as an override, as in distributed.coordinator=none"
         why = "the config of a run does not say which hosts are contacted"
@@ -131,8 +131,8 @@ def without_repeats(pairs):
 
 
 def in_words(problems, source, layers=()):
-    """Problems of a config, one per line, each starting with its name, or with that of the file
-    that it extends, where the value is from there."""
+    """The problems of a config, one per line, each starting with the name of the config, or of the
+    file that it extends if the value is from there."""
     parents = [layer.source for layer in layers if layer.source != extends.COMMAND_LINE][:-1]
     sources = [extends.source_of(problem.partition(":")[0], layers) for problem in problems[:MOST]]
     named = [each if each in parents else source for each in sources]
@@ -151,7 +151,7 @@ def no_folder_name(value):
 
 
 def unusable(config):
-    """(path, why) of what no part of a config could work with."""
+    """(path, why) of the values that no part of a config could use."""
     if is_deep(config):
         return [("config", f"is nested more than {DEEPEST} levels deep")]
     return unusable_values(config)
@@ -172,7 +172,7 @@ def unusable_values(value, path=""):
 
 
 def override(config, text):
-    """The config with one `path.to.key=value` applied; what is not JSON is a plain string."""
+    """The config with one `path.to.key=value` applied; a value that is not JSON is a string."""
     key_path, equals, value = text.partition("=")
     if not equals or not key_path:
         raise UserError(
@@ -181,7 +181,7 @@ def override(config, text):
     try:
         value = parse_json(value, object_pairs_hook=without_repeats)
     except json.JSONDecodeError:
-        pass  # it is a plain string
+        pass  # it is a string without quotes
     except ValueError as error:
         raise UserError(f"{cut(text, 100)!r}: {error}") from error
     *keys, last = key_path.split(".")

@@ -1,5 +1,5 @@
-"""`extends` in a config: the files that it is built on, merged in order, and which of them gave
-each value."""
+"""`extends` in a config: the files on which it is based, merged in order, and from which of them
+each value is."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from utils import UserError
 
 MOST_FILES = 100
 COMMAND_LINE = "command line"
-# Options for which null is a value, and not the default: null over them does not delete.
+# Options for which null is a value that differs from the default, so null does not delete them.
 NULL_IS_A_VALUE = (("checkpoint", "keep"), ("checkpoint", "monitor"))
 
 
@@ -45,8 +45,7 @@ def layers_of(path, read_object):
 
 
 def parents_of(path, says):
-    """The paths that `extends` names, which is taken out of the object; they are relative to the
-    file."""
+    """The paths that `extends` names, relative to the file; removes `extends` from `says`."""
     named = says.pop("extends", [])
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
@@ -62,8 +61,8 @@ def parents_of(path, says):
 
 
 def merged(base, over, path=()):
-    """The object `base` with what `over` says: objects are merged, null deletes, and everything
-    else replaces. A part with another name replaces the part and its args."""
+    """The object `base` changed by `over`: objects are merged, null deletes a key, and any other
+    value replaces the old one. A part with another name replaces the part and its args."""
     result = dict(base)
     for key, value in over.items():
         inner = object_under(key, result.get(key), value)
@@ -77,13 +76,13 @@ def merged(base, over, path=()):
 
 
 def deletes(path, is_there):
-    """Whether null at a path deletes. Nothing to delete in the args of a part means that null is
-    the argument's value."""
+    """Whether null at a path deletes the value. If there is none in the args of a part, null is the
+    argument's value."""
     return path not in NULL_IS_A_VALUE and (is_there or "args" not in path)
 
 
 def object_under(key, old, new):
-    """The object that a new one is merged into, or None if it replaces what is there. A name alone
+    """The object into which a new one is merged, or None if the new one replaces it. A name alone
     is a part without args."""
     if isinstance(old, str) and isinstance(new, dict) and "name" not in new:
         return {"path" if key == "pretrained" else "name": old}
@@ -108,10 +107,10 @@ def source_of(path, layers):
 
 
 def says_at(node, path):
-    """Whether an object sets a path, or what holds it."""
+    """Whether an object sets a path, or replaces an object that holds it."""
     if not isinstance(node, dict) or path in node:
         return True
-    # A key may have dots itself, as those of training.vary.
+    # A key may contain dots, such as the keys of training.vary.
     places = [i for i, character in enumerate(path) if character == "."]
     return any(path[:i] in node and says_at(node[path[:i]], path[i + 1 :]) for i in places)
 
@@ -126,7 +125,7 @@ def leaves(value, path=""):
 
 
 def table(config, layers, show):
-    """One line for each value of a config that is no default: what it is, and where it is from."""
+    """One line for each value of a config that is not a default, with the file it is from."""
     rows = [(f"{path} = {show(value)}", source_of(path, layers)) for path, value in leaves(config)]
     width = max(len(value) for value, _ in rows)
     return "\n".join(f"{value:<{width}}  {source}" for value, source in rows)

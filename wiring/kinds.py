@@ -10,11 +10,11 @@ class Kind(NamedTuple):
     name: str
     homes: tuple[str, ...]  # modules, or packages of which every module counts
     marker: str  # module:name of the return annotation
-    form: str  # what a part is, in words
-    example: str  # where docs/ has one
+    form: str  # the words for what a part must be
+    example: str  # where docs/ has an example
     given: int = 0  # how many arguments are passed at run time; 0: the function is a factory
-    attributes: tuple[str, ...] = ()  # that the result of a factory must have
-    some: tuple[str, ...] = ()  # and of these at least one; "on_*" is any name that begins so
+    attributes: tuple[str, ...] = ()  # attributes that the result of a factory must have
+    some: tuple[str, ...] = ()  # attributes of which it must have one; "on_*" is any hook
 
 
 OTHER = "add_your_own.md#a-model-of-another-library"
@@ -160,7 +160,7 @@ def is_a(made, kind):
 
 
 def lacking(kind, present):
-    """What a part of a kind lacks, in words, if it has these attributes; "" if nothing."""
+    """The words for what a part of a kind with these attributes lacks; "" if nothing."""
     wanted, some = KINDS[kind].attributes, KINDS[kind].some
     missing = [name for name in wanted if name not in present]
     has_some = any(name in present or (name == "on_*" and any_hook(present)) for name in some)
@@ -172,7 +172,7 @@ def any_hook(names):
 
 
 def requirement(kind):
-    """What a part of a kind must be, and where an example is."""
+    """The words that say what a part of a kind must be, and where an example is."""
     article = "an" if kind[0] in "aeiou" else "a"
     subject = f"an entry of {kind}" if kind in PLURAL else f"{article} {kind}"
     subject = kind if kind == "data" else subject
@@ -180,8 +180,8 @@ def requirement(kind):
 
 
 def why_not(function, kind):
-    """Why a class, as of another library, cannot be a part, as far as the class alone shows; "" for
-    a function, or if it may be one."""
+    """Why a class, such as one of another library, cannot be a part; "" for a function, or if the
+    class alone does not show that."""
     if not inspect.isclass(function):
         return ""
     if KINDS[kind].given:

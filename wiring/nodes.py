@@ -13,10 +13,10 @@ from wiring.config import show
 from wiring.own_modules import clash
 from wiring.values import UNTRUSTED, Misfit, beyond, convert, without_range
 
-SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # what other libraries call an argument
+SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # {argument: its name in other libraries}
 # Arguments of an update that `fit` passes from the training section.
 GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
-# What Optax has for gradients, and not for updates.
+# Transformations of Optax that are for gradients, and not for updates.
 OPTAX_GRADIENTS = ("optax.add_decayed_weights", "optax.clip", "optax.clip_by_global_norm")
 # Keys that a node of a kind may have besides name and args.
 EXTRA_KEYS = {"metrics": ("mode", "freq", "phase")}
@@ -41,7 +41,7 @@ class Nodes:
     """
 
     def __init__(self, trusted=True, folders=()):
-        self.folders = folders  # those that hold the user's own modules
+        self.folders = folders  # the folders that hold the user's own modules
         self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
         self.beyond = []  # what an untrusted config would do outside of its run, one line each
         self.resolved = {}  # {path: the node with its defaults}
@@ -49,15 +49,15 @@ class Nodes:
         self.rates = {}  # {path: learning rate}
         self.stepped_by = "optimizer"  # the argument of the update that gets `optimizer`
         self.vary = {}  # training.vary: {path of a number: its value in each replica}
-        self.varied = {}  # what parts make of these values
-        self.inputs = {}  # {path: what a compiled program has in place of a number of the config}
+        self.varied = {}  # the same values, converted to the types of their arguments
+        self.inputs = {}  # {path: the input of a compiled program that replaces a number}
 
     def problem(self, path, message):
         """Record a problem at a path of the config."""
         self.problems.append(f"{path}: {message}")
 
     def part(self, kind, node, path):
-        """The part that a node names; only for an optimizer, the node may also be a list."""
+        """The part that a node names; the node of an optimizer may also be a list."""
         if kind == "optimizer":
             return self.optimizer(node, path)
         return self.named_part(kind, node, path)
@@ -75,9 +75,9 @@ class Nodes:
         return built
 
     def named_part(self, kind, node, path):
-        """What the function of this name returns for its arguments.
+        """The part that a node names: what its function returns for the arguments of the config.
 
-        Of a kind whose functions are called at run time, it is the function with its arguments.
+        If the functions of a kind are called at run time, it is the function with these arguments.
         """
         name, args, extra = self.name_and_args(node, path, EXTRA_KEYS.get(kind, ()))
         name, function = self.function(kind, name, node, path)
@@ -118,19 +118,20 @@ class Nodes:
     def own_function(self, name, path):
         """The function or class of a dotted name that is an argument."""
         if not isinstance(name, str) or "." not in name.strip("."):
-            form = "a dotted name, as my_nets.Net for Net in my_nets.py"
+            form = "a dotted name, such as my_nets.Net for Net in my_nets.py"
             raise Misfit(path, f"must be {form}, found {show(name)}")
         return self.function("", name, name, path)[1]
 
     def metric(self, node, path):
-        """A metric under a label; without a name, it is one that the objective returns."""
+        """The metric of a node under a label; without a name, the objective returns it."""
         if isinstance(node, dict) and node and not node.keys() - {*EXTRA_KEYS["metrics"]}:
             return self.tracked(None, node, path)
         return self.part("metrics", node, path)
 
     def names_of_rates(self):
-        """The name of each learning rate: `learning_rate`, with the argument of the update to which
-        its optimizer belongs (but `optimizer`), and its optimizer or its number where needed."""
+        """The name of each learning rate: `learning_rate`, the argument of the update to which its
+        optimizer belongs (unless that is `optimizer`), and, if two names would be the same, the
+        name of the optimizer or a number."""
 
         def with_more(names, more):
             pairs = zip(names, more, strict=True)
@@ -173,7 +174,7 @@ class Nodes:
         return built if stepping else self.with_schedule(built)
 
     def check_order(self, members, path):
-        """Refuse a chain whose order cannot be meant."""
+        """Refuse a chain whose order must be a mistake."""
         from training.transforms import kind_of, misplaced
 
         paths = [f"{path}.{i}" for i in range(len(members))]
@@ -234,7 +235,7 @@ class Nodes:
         return name, args, {key: node[key] for key in extra_keys if key in node}
 
     def values(self, name, given, accepted, path):
-        """The arguments of a call, converted; facts fill those that the config leaves out."""
+        """The arguments of a call, converted; facts fill arguments that the config leaves out."""
         signature, values = parts.signature(name, accepted), {}
         unknown = [key for key in given if key not in accepted]
         for key in unknown:
@@ -287,8 +288,8 @@ class Nodes:
         raise Unbuilt
 
     def nested(self, annotation, value, path):
-        """The part, or for a Callable the function or class, that an argument of another part
-        names; NotImplemented for a plain value."""
+        """The part that an argument of another part names, or for a Callable the function or class;
+        NotImplemented for a plain value."""
         if annotation is Callable:
             return self.own_function(value, path)
         kind = parts.kind_of(annotation)

@@ -1,5 +1,5 @@
-"""The user's own modules: in which folders dotted names find them, which files were imported, and
-which of them a module of Rawtree hides."""
+"""The user's own modules: in which folders dotted names are looked up, which files were imported,
+and which of them a module of Rawtree hides."""
 
 import ast
 import importlib
@@ -14,12 +14,12 @@ from file_io import read_file
 from utils import PACKAGE, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIES = "user_modules"  # the folder of a run that holds the user's modules as they were
+COPIES = "user_modules"  # the folder of a run that holds copies of the user's modules
 TOOLKIT = ("adapters", "benchmarks", "data_loader", "file_io", "huge_pages", "inference", "model")
 TOOLKIT += ("ranges", "rawtree", "search", "sweep", "tests", "train", "training", "utils", "wiring")
 TOOLKIT = ("rawtree",) if PACKAGE else TOOLKIT
-# What a run or an export writes. The plain names of its config are Rawtree's, and it has resolved
-# those of the user's own parts to dotted names.
+# Files that a run or an export writes. The plain names of its config are Rawtree's, and the names
+# of the user's own parts were resolved to dotted names.
 WRITTEN = ("environment.json", "verification.json")
 UNREADABLE = "?"  # the return annotation of a function in a file that is not valid Python
 
@@ -32,10 +32,10 @@ def look_in(folder):
 
 
 def import_from(folders, name):
-    """Import the module of a trusted config's dotted name, and what it needs.
+    """Import the module of a trusted config's dotted name, and the modules that it needs.
 
-    A folder goes on sys.path only where it holds such a module. Otherwise any package that a
-    library imports if it is installed would be imported from there: the folder may be a stranger's.
+    A folder is added to sys.path only if it holds such a module. Otherwise any optional package
+    that a library tries to import could be imported from a folder that somebody else wrote.
     """
     put_on_path([folder for folder in folders if Path(folder).name == COPIES], name)
     while True:
@@ -47,7 +47,8 @@ def import_from(folders, name):
 
 
 def put_on_path(folders, name):
-    """Add the first of the folders that holds a module and is not on sys.path; whether one was."""
+    """Add to sys.path the first of the folders that holds a module and is not on it. Return whether
+    one was added."""
     for folder in map(str, folders):
         if folder not in sys.path and PathFinder.find_spec(name.partition(".")[0], [folder]):
             import jax
@@ -59,12 +60,11 @@ def put_on_path(folders, name):
 
 
 def own_parts(annotation, folders):
-    """({name: dotted name}, {name: file}) of the functions in the user's own files: those with this
-    return annotation, and all others.
+    """({name: dotted name} of the functions with this return annotation in the user's own files,
+    {name: file} of all other functions there).
 
-    The files are those beside a config, and in the working folder if the config is below it. They
-    are read, not imported: importing all of them would run scripts that have nothing to do with
-    the config.
+    The files are beside a config, and in the working directory if the config is below it. They are
+    read, not imported, since importing all of them would run scripts that the config does not use.
     """
     found, others = {}, {}
     for path in project_files(folders):
@@ -106,7 +106,7 @@ def functions_in(path, _changed):
 
 
 def hidden_file(module, folders):
-    """What to do if a module that was imported hides the user's file of its name; "" if none."""
+    """The hint for an imported module that hides a user's file of the same name; "" if none."""
     top, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
     by = file or f"the folder {next(iter(getattr(module, '__path__', [])), top)}"
     for path in [Path(folder) / f"{top}.py" for folder in folders]:
@@ -116,8 +116,8 @@ def hidden_file(module, folders):
 
 
 def own_files(folders):
-    """{path below its folder: file} of the user's modules that were imported from these folders. Of
-    a package, all files are the user's, since some may be imported later."""
+    """{path below its folder: file} of the user's modules that were imported from these folders,
+    and of all files of their packages, since some may be imported later."""
     found = {}
     for name, module in list(sys.modules.items()):
         top, file = name.partition(".")[0], getattr(module, "__file__", None) or ""
@@ -148,8 +148,8 @@ def files_of_package(folder, top):
 
 
 def clash(name, folders):
-    """What to do about a module of the user's that has the name of one of Rawtree's, which is the
-    one that is imported; "" if there is none."""
+    """The hint for a user's module with the name of one of Rawtree's, which is imported instead; ""
+    if there is none."""
     top = str(name).partition(".")[0]
     for folder in folders if top in TOOLKIT else ():
         for path in (Path(folder) / top, Path(folder) / f"{top}.py"):

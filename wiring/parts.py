@@ -78,7 +78,8 @@ def is_part(function, name, module_name, kind):
 
 
 def full_name(kind, name, folders):
-    """The dotted name of a plain one, if a file of the user's own in these folders defines it."""
+    """The dotted name for a plain name that a user's file in these folders defines; other names
+    unchanged."""
     return own_parts(marker(kind).__name__, folders)[0].get(name, name)
 
 
@@ -113,7 +114,7 @@ def import_errors(broken):
 
 
 def imported(dotted, folders=()):
-    """The function or class of a dotted name, as in optax.lion."""
+    """The function or class of a dotted name, such as optax.lion."""
     module_name, _, name = dotted.rpartition(".")
     try:
         module = import_from(folders, module_name)
@@ -182,7 +183,7 @@ def arguments(function, given=0):
 
 
 def signature(name, accepted):
-    """A function as it is called: name(arg=default, ...)."""
+    """The text of a call of a function: name(arg=default, ...)."""
     shown = [
         p.name if p.default is p.empty else f"{p.name}={shown_default(p.default)}"
         for p in accepted.values()
@@ -191,7 +192,7 @@ def signature(name, accepted):
 
 
 def shown_default(value):
-    """A default as it is written: a function or class by its name, another object as dots."""
+    """The text of a default: a function or class by its name, another object as dots."""
     text = getattr(value, "__name__", repr(value))
     return "..." if " object at 0x" in text else text
 

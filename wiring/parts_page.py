@@ -74,8 +74,8 @@ def layers_text():
 
 
 def layers_of(module):
-    """The functions of a module that a model calls: not those that only serve other functions of
-    the module, as JAX's rules for derivatives do."""
+    """The functions of a module that a model calls, without those that only other functions of the
+    module call, such as JAX's rules for derivatives."""
     functions = {
         name: function
         for name, function in vars(module).items()
@@ -100,7 +100,7 @@ def globals_of(function):
 
 
 def call_of(function):
-    """A function as it is called; a default that is a function is shown by its name."""
+    """The text of a call of a function; a default that is a function is shown by its name."""
     names = {id(value): name for name, value in inspect.unwrap(function).__globals__.items()}
     shown = []
     for p in inspect.signature(function).parameters.values():
@@ -205,7 +205,7 @@ def argument(parameter):
 
 
 def type_name(annotation):
-    """What an annotation accepts, in the words of JSON."""
+    """The values that an annotation accepts, in the words of JSON."""
     if annotation is inspect.Parameter.empty:
         return "any"
     if kind := parts.kind_of(annotation):

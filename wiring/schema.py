@@ -1,6 +1,6 @@
-"""config.schema.json, generated from signatures: editors complete and check configs by it.
+"""config.schema.json, generated from signatures, by which editors complete and check configs.
 
-`python -m wiring.schema` writes the file; in a project, the user's own parts are in it too.
+`python -m wiring.schema` writes the file; in a project, it includes the user's own parts.
 """
 
 import argparse
@@ -23,7 +23,7 @@ DOTTED = {"type": "string", "pattern": r"^\w+(\.\w+)+$", "description": "a dotte
 
 
 def make_schema(folders=()):
-    """The schema of a whole config; the folders hold parts of the user's own."""
+    """The schema of a whole config; the folders may hold the user's own parts."""
     properties = {
         "$schema": {"type": "string"},
         "title": {"type": "string"},
@@ -60,13 +60,13 @@ def make_schema(folders=()):
 def extends():
     """The schema of `extends`: a file, or a list of files."""
     path = {"type": "string", "minLength": 1}
-    about = "configs that this one is built on, relative to this file; later ones win"
+    about = "configs on which this one is based, relative to this file; later ones win"
     return {"anyOf": [path, {"type": "array", "items": path}], "description": about}
 
 
 def changed(key):
-    """The schema of what a config changes in those that it extends: also null, and parts of a
-    part."""
+    """The schema of a key in a config that extends others: it may also be null, or an object that
+    changes only some keys."""
     return {"anyOf": [{"$ref": f"#/else/properties/{key}"}, {"type": ["object", "null"]}]}
 
 

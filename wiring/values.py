@@ -1,4 +1,4 @@
-"""Convert JSON values to what annotations require, and annotations to JSON schemas."""
+"""Convert JSON values to the types that annotations require, and annotations to JSON schemas."""
 
 import os
 import types
@@ -45,10 +45,10 @@ class OutOfRange(Misfit):
 
 
 def convert(value, annotation, path, build_part):
-    """The value as its annotation requires it; lists become tuples.
+    """The value converted to its annotation; lists become tuples.
 
     `build_part(annotation, value, path)` returns a part, or NotImplemented if the annotation is not
-    that of a part. An annotation that JSON cannot express accepts every value.
+    a kind of part. An annotation that JSON cannot express accepts every value.
     """
     part = build_part(annotation, value, path)
     if part is not NotImplemented:
@@ -78,12 +78,12 @@ def in_range(value, limits, path):
 
 
 def ranges(metadata):
-    """The ranges (utils.Range) among the metadata of an annotation."""
+    """The ranges (ranges.Range) among the metadata of an annotation."""
     return [limit for limit in metadata if hasattr(limit, "keywords") and hasattr(limit, "holds")]
 
 
 def beyond(values, accepted, path):
-    """One line for each argument whose value reaches beyond the run of an untrusted config."""
+    """One line for each argument by which an untrusted config would act outside of its run."""
     for key, parameter in accepted.items():
         value = values.get(key, parameter.default)
         for mark in typing.get_args(parameter.annotation):
@@ -103,7 +103,7 @@ def convert_plain(value, annotation, path):
     if not isinstance(value, accepted) or (isinstance(value, bool) and annotation is not bool):
         raise Misfit(path, f"must be {PLAIN[annotation]}, found {show(value)}")
     if annotation is str and value.startswith(("~/", "~\\")):
-        return os.path.expanduser(value)  # a path: no shell has done so in a file
+        return os.path.expanduser(value)  # a path; no shell expands it in a file
     return float(value) if annotation is float else value
 
 
@@ -151,7 +151,7 @@ def freeze(value):
 
 
 def describe(annotation):
-    """An annotation in words."""
+    """The words for an annotation in messages."""
     if annotation is type(None):
         return "null"
     if tuple in (annotation, typing.get_origin(annotation)):
@@ -204,7 +204,7 @@ def schema(annotation, kind_of):
 
 def outputs_of(example):
     """How many numbers a model of this data returns: in a regression, one for each float of the
-    target; None if that is unknown."""
+    target; None if unknown."""
     if not isinstance(example, tuple) or len(example) != 2 or is_nest(example[1]):
         return None
     target = np.asarray(example[1])
@@ -216,6 +216,6 @@ def is_nest(value):
 
 
 def forms(tree):
-    """The types and shapes of an example's inputs, in words."""
+    """The types and shapes of an example's inputs, as a text."""
     leaves = [(name, np.asarray(leaf)) for name, leaf in named_leaves(tree).items()]
     return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves)

@@ -1,7 +1,7 @@
 """training.vary: numbers of a config in which the replicas of a run differ.
 
-Each is an input of the compiled programs, which are traced with parts that are built again around
-these inputs (`again`).
+Each number is an input of the compiled programs, which are traced with parts that `rebuild` makes
+from these inputs.
 """
 
 import json
@@ -11,8 +11,8 @@ from file_io import DEEPEST
 from utils import UserError
 from wiring.config import LARGEST_SEED, override, show
 
-AGAIN = ("model", "loss", "objective", "update", "optimizer")
-COMPILED = (*AGAIN, "schedule", "augment", "metrics")  # the parts of which programs consist
+REBUILT = ("model", "loss", "objective", "update", "optimizer")
+COMPILED = (*REBUILT, "schedule", "augment", "metrics")  # the parts of which programs consist
 ONLY = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
 
 
@@ -27,7 +27,7 @@ def numbers(nodes, training):
 
 
 def check(nodes, training):
-    """All numbers exist, and belong to parts that are compiled."""
+    """Record a problem for each number that does not exist, or is not of a compiled part."""
     for path in [path for path in nodes.vary if path.split(".")[0] not in COMPILED]:
         nodes.problem(f"training.vary.{path}", ONLY)
     if not nodes.problems:
@@ -61,7 +61,7 @@ def are_numbers(values):
     return isinstance(values, list) and all(type(value) in (int, float) for value in values)
 
 
-def again(builder, parts, inputs):
+def rebuild(builder, parts, inputs):
     """`parts` with `inputs`, {path: number}, in place of the numbers of training.vary: the numbers
     of one replica, or the inputs of a program that is being compiled."""
     new = type(builder)(
@@ -71,6 +71,6 @@ def again(builder, parts, inputs):
     nodes.facts, nodes.vary, nodes.inputs = builder.nodes.facts, builder.nodes.vary, inputs
     made = {"augment": new.parts_of_list("augment"), "metrics": new.metrics()}
     made["schedule"] = nodes.schedule = new.part("schedule")
-    made |= {kind: new.part(kind) for kind in AGAIN}
+    made |= {kind: new.part(kind) for kind in REBUILT}
     new.raise_problems()
     return SimpleNamespace(**vars(parts) | made | {"rates": new.rates(made["schedule"])})

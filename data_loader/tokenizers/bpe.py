@@ -27,9 +27,9 @@ def bpe(
     file: str | None = None,
     pattern: str | None = None,
 ) -> Tokenizer:
-    """Byte-pair encoding in GPT-2's form, with `vocab_size` tokens trained on the text; or that of
-    a `file`: HuggingFace's tokenizer.json, or a .tiktoken file with the regex `pattern` that splits
-    its text."""
+    """Byte-pair encoding as in GPT-2, with `vocab_size` tokens trained on the text; or read from a
+    `file`: HuggingFace's tokenizer.json, or a .tiktoken file with the regex `pattern` that splits
+    text."""
     package()
     if file is None:
         if vocab_size < SMALLEST:
@@ -41,7 +41,7 @@ def bpe(
 
 
 def package():
-    """The package that does the work."""
+    """The package `tokenizers`."""
     try:
         import tokenizers
     except ImportError as error:
@@ -51,7 +51,7 @@ def package():
 
 @dataclass
 class UntrainedBpe:
-    """Becomes a Bpe once it sees the text."""
+    """A byte-pair encoding that is trained on the text."""
 
     vocab_size: int
     min_frequency: int

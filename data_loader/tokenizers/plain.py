@@ -17,13 +17,13 @@ def bytes() -> Tokenizer:  # named in configs
 
 
 def characters(alphabet: str | None = None) -> Tokenizer:
-    """One token for each character that occurs in the text, or for those of `alphabet`, and one
-    that ends a document."""
+    """One token for each character that occurs in the text, or in `alphabet` if it is given, and
+    one that ends a document."""
     return CharacterTokenizer(alphabet) if alphabet else UntrainedCharacters()
 
 
 class ByteTokenizer:
-    """Every text can be encoded; tokens that are no valid UTF-8 are decoded as U+FFFD."""
+    """Every text can be encoded; tokens that are not valid UTF-8 are decoded as U+FFFD."""
 
     vocab_size, end_of_text = BYTES + 1, BYTES
 
@@ -42,7 +42,7 @@ class ByteTokenizer:
 
 @dataclass
 class UntrainedCharacters:
-    """Becomes a CharacterTokenizer once it sees the text."""
+    """A character tokenizer whose alphabet comes from the text."""
 
     def train(self, documents):
         """The tokenizer of the characters that occur in the documents."""
@@ -61,7 +61,7 @@ class CharacterTokenizer:
             raise UserError(f"characters: U+{half[0]:04X} of the alphabet is half of a character")
         self.alphabet, self.codes = alphabet, codes
         self.end_of_text, self.vocab_size = len(codes), len(codes) + 1
-        # {code point: token}; what does not occur has the token -1.
+        # The token of each code point; -1 if it is not in the alphabet.
         self.tokens = np.full(int(codes.max(initial=0)) + 2, -1, np.int32)
         self.tokens[codes] = np.arange(len(codes))
 
@@ -74,8 +74,7 @@ class CharacterTokenizer:
             raise UserError(
                 f"line {text.count(chr(10), 0, place) + 1}, column "
                 f"{place - text.rfind(chr(10), 0, place)}: the character {text[place]!r} "
-                f"(U+{ord(text[place]):04X}) is not among the {len(self.codes)} that the "
-                "tokenizer knows"
+                f"(U+{ord(text[place]):04X}) is not among the {len(self.codes)} of the tokenizer"
             )
         return tokens.astype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
@@ -94,7 +93,7 @@ def code_points(text):
 
 
 def checked_tokens(tokens, vocab_size):
-    """Tokens as an array, once they are known to be in the vocabulary."""
+    """Tokens as an array; an error if one is outside the vocabulary."""
     tokens = np.asarray(tokens, np.int64).reshape(-1)
     if len(outside := np.flatnonzero((tokens < 0) | (tokens >= vocab_size))):
         place = outside[0]

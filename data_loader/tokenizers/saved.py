@@ -1,4 +1,4 @@
-"""Tokenizers as text: read from files and checkpoints; and text that appears token by token."""
+"""Tokenizers read from files and checkpoints, and the text of tokens as they are made."""
 
 from pathlib import Path
 
@@ -50,7 +50,8 @@ def tokenizer_file(path, pattern=None):
 
 
 def first_tokens(tokenizer, prompt):
-    """The tokens of the prompt; those of a new document begin after the end of another one."""
+    """The tokens of the prompt. An empty prompt is the token that ends a document, after which a
+    new document begins."""
     if prompt:
         try:
             return tokenizer.encode(prompt)
@@ -65,18 +66,18 @@ def first_tokens(tokenizer, prompt):
 
 
 def streamed(tokenizer, tokens):
-    """The text of tokens, piece by piece as they come: a character that several tokens make up
-    appears with the last of them."""
+    """The text of tokens, piece by piece as they are made: a character of several tokens appears
+    with the last of them."""
     kept, shown = [], 0
     for token in tokens:
         kept.append(int(token))
         text = tokenizer.decode(kept)
-        complete = len(text) - text.endswith("\ufffd")  # its other bytes may still come
+        complete = len(text) - text.endswith("\ufffd")  # the character may not be complete yet
         if complete > shown:
             yield text[shown:complete]
             shown = complete
         if complete == len(text) and len(kept) > 16:
-            kept = kept[-4:]  # what comes may depend on a few tokens before it
+            kept = kept[-4:]  # the next text may depend on a few tokens before it
             shown = len(tokenizer.decode(kept))
     if kept:
         yield tokenizer.decode(kept)[shown:]

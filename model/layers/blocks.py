@@ -1,4 +1,4 @@
-"""Blocks that follow each other: each by itself, or equal ones as one block in a loop.
+"""Blocks that follow each other: each separately, or equal ones as one block in a loop.
 
 Each by itself, their params are a list with one tree for each block. With `scan` they are a dict.
 There, equal blocks in a row, such as 0 to 11, are one tree with the name "0-11", whose leaves have
@@ -101,7 +101,7 @@ def stacked(trees, numbers):
 
 
 def joined(results):
-    """The results of all blocks, from those of each run of equal ones."""
+    """The results of all blocks, from the results of each run of equal blocks."""
     if isinstance(results[0], dict):
         return {name: result for run in results for name, result in run.items()}
     return [result for run in results for result in run]

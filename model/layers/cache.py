@@ -1,7 +1,7 @@
 """The keys and values of the tokens that a decoder has read, so that the next one costs one step.
 
 A cache has room for a fixed number of tokens, since its shapes are compiled. Each row of a batch
-has its own position: the number of tokens that were read in it. What lies behind it is hidden.
+has its own position: the number of tokens that were read in it. Places after it are masked.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ def written(entry, new, where):
 
 @op
 def write(cache, new, where):
-    """The same of one array."""
+    """The same for one array."""
     # One row for each head of each text: so XLA's CPU compiler changes the cache in place. With a
     # row for each text it copies the cache, and for one text attention takes twice as long.
     _, heads, size, dim = cache.shape

@@ -57,24 +57,24 @@ def gru_cell(params, projected, state):
 
 @op
 def lstm(params, x, lengths=None, *, reverse=False):
-    """(the outputs of all steps (B, T, D), those after the last step (B, D)); see `recurrent`."""
+    """(the outputs of all steps (B, T, D), the final output (B, D)); see `recurrent`."""
     return recurrent(lstm_cell, 2, params, x, lengths, reverse)
 
 
 @op
 def gru(params, x, lengths=None, *, reverse=False):
-    """(the outputs of all steps (B, T, D), those after the last step (B, D)); see `recurrent`."""
+    """(the outputs of all steps (B, T, D), the final output (B, D)); see `recurrent`."""
     return recurrent(gru_cell, 1, params, x, lengths, reverse)
 
 
 def recurrent(cell, states, params, x, lengths=None, reverse=False):
-    """A cell with so many arrays of state over x, (B, T, in), from the last step on if `reverse`.
+    """Apply a cell with `states` arrays of state over x, (B, T, in), backwards if `reverse`.
 
-    Of each sequence the first `lengths`, (B,), steps count: the others have outputs of 0, change
-    no state, and get no gradient, whatever they hold.
+    Only the first `lengths`, (B,), steps of each sequence count: the others have outputs of 0,
+    change no state, and get no gradient, whatever they hold.
     """
     dim = params["hidden"]["weight"].shape[0]
-    # Steps that do not count become 0, since NaN * 0 is NaN in a gradient.
+    # Steps past the end of a sequence become 0, since NaN * 0 is NaN in a gradient.
     seen = None if lengths is None else jnp.arange(x.shape[1])[:, None] < lengths  # (T, B)
     x = x if seen is None else jnp.where(seen.T[..., None], x, 0)
     projected = linear(params["input"], x).swapaxes(0, 1)  # (T, B, gates D)

@@ -172,7 +172,7 @@ def test_documents_are_drawn_into_sets_and_a_single_one_is_cut_at_lines():
 def test_empty_documents_are_errors_but_separators_may_begin_and_end_a_file():
     assert [d.text for d in documents(["", "a", "b", "\n"])] == ["a", "b"]
     with pytest.raises(
-        UserError, match=r"a\.txt: line 2: a document is empty: .* stands there twi"
+        UserError, match=r"a\.txt: line 2: a document is empty: there are two .* in a row"
     ):
         documents(["a\n", " ", "b"])
     with pytest.raises(UserError, match=r"a\.txt: is empty"):

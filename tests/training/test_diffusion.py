@@ -122,7 +122,7 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
     [
         ({"steps": 0}, "steps: must be at least 1"),
         ({"prediction": "x"}, "prediction: must be 'v' or"),
-        ({"model": mlp((4,), 2)}, "the model makes no images of noise"),
+        ({"model": mlp((4,), 2)}, "the model does not make images from noise"),
     ],
 )
 def test_wrong_arguments_of_a_sample(options, message):
@@ -201,7 +201,7 @@ def test_a_model_of_noise_alone_is_refused():
     net = gan((8, 8, 1), latent=4, width=4)
     with pytest.raises(UserError, match="needs a model that takes an image, a time and a label"):
         denoising_diffusion(net, mse, {}, (), ())
-    with pytest.raises(ValueError, match="the model makes no images of noise"):
+    with pytest.raises(ValueError, match="the model does not make images from noise"):
         sample(net, {}, KEY, 2)
     with pytest.raises(UserError, match="draw_samples: the model makes no images"):
         draw_samples().check(net, None)

@@ -104,7 +104,7 @@ def test_a_run_is_neither_resumed_nor_loaded_with_another_base(base, tmp_path):
     fit(MODEL, (X, Y), **settings, epochs=1)
     fit(BASE, (X, Y), **SETTINGS, epochs=1, seed=5, folder=tmp_path / "other")
     shutil.copy(tmp_path / "other" / WEIGHTS, path)
-    message = "its model freezes other weights than those of .*base.params, which have changed"
+    message = "its model was trained on frozen weights that .*base.params no longer holds"
     with pytest.raises(UserError, match=message):
         fit(MODEL, (X, Y), **settings, epochs=2, resume=True)
     with pytest.raises(UserError, match=message):

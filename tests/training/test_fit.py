@@ -24,7 +24,7 @@ from training.options import LoaderOptions
 from training.replicas import Replicas
 from training.report.page import write_report
 from training.run import TIMES, Reader
-from training.runs.recovery import Diverged
+from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.trainer import Trainer
 from training.update import gradient_update
@@ -290,7 +290,7 @@ def test_metrics_may_be_dicts_of_dicts():
 
 
 def test_an_exhausted_iterator_is_named_in_the_error():
-    with pytest.raises(UserError, match="used up in an earlier epoch"):
+    with pytest.raises(UserError, match="an iterator that an earlier epoch exhausted"):
         run(iter([(X[:32], Y[:32])]))
 
 

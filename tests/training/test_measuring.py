@@ -483,7 +483,7 @@ def test_a_metric_must_ignore_what_the_loss_ignores():
     with pytest.raises(UserError, match="metrics: perplexity counts the labels 7"):
         recipe_of(next_token((9,)), metrics=[perplexity], **settings)
     recipe = recipe_of(next_token((9,)), **settings)  # accuracy, by default
-    assert recipe.watch.rules["accuracy"].function.keywords == {"ignore_label": 7}
+    assert recipe.metric_plan.rules["accuracy"].function.keywords == {"ignore_label": 7}
 
 
 def drawing(model, loss, metrics, preprocess, augment):

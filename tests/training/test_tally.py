@@ -142,11 +142,11 @@ def test_an_invalid_rule_is_an_error(rule, message):
     ],
 )
 def test_a_phase_selects_the_sets_that_are_measured(phase, sets):
-    watch = tally.Watch({"x": tracked(abs, phase=phase)})
+    metric_plan = tally.MetricPlan({"x": tracked(abs, phase=phase)})
     measured = [
         name
         for name in ("train", "val", "odd-ones", "test")
-        if watch.modes(["x"], tally.phase_of(name), "EPOCH")
+        if metric_plan.modes(["x"], tally.phase_of(name), "EPOCH")
     ]
     assert " ".join(measured) == sets
 

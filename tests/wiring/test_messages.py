@@ -194,7 +194,7 @@ def test_a_loss_is_needed_only_where_the_objective_calls_it(valid, monkeypatch):
     parts = build(own | {"metrics": largest}, "c")
     assert parts.config["loss"] is None and parts.config["metrics"] == largest
     recipe, template = checked_recipe(parts)
-    assert recipe.watch.rules["error"] == (None, "MAX", "ANY", "TRAIN")
+    assert recipe.metric_plan.rules["error"] == (None, "MAX", "ANY", "TRAIN")
     assert list(template.sums["epoch"]["values"]["error"]) == ["MAX"]
     with pytest.raises(UserError, match=r"c: metrics.error.mode: must be one of MEAN"):
         build(own | {"metrics": {"error": {"mode": "LARGEST"}}}, "c")

@@ -1,5 +1,5 @@
-"""Random augmentations of one image, with the same shape and dtype afterwards. Those of colours
-work on the raw image, before preprocessing."""
+"""Random augmentations of one image, which keep its shape and dtype. Augmentations of colours work
+on the raw image, before preprocessing."""
 
 from training.augment.colors import color_jitter
 from training.augment.geometry import (

@@ -1,5 +1,5 @@
-"""Random changes of the colours of one raw image: bytes, or floats in [0, 1]. The formulas are
-those of Pillow and torchvision, on floats from 0 to 255."""
+"""Random changes of the colours of one raw image: bytes, or floats in [0, 1]. The formulas are the
+same as in Pillow and torchvision, on floats from 0 to 255."""
 
 from typing import Annotated
 
@@ -23,9 +23,9 @@ def color_jitter(
     saturation: NonNegative = 0.4,
     hue: Turn = 0.1,
 ) -> Augmented:
-    """Change brightness, contrast and saturation, in this order, by a factor between 1 - so much
-    (at least 0) and 1 + so much, then turn the hue by up to so much of the colour circle. It works
-    on the raw image: bytes, or floats in [0, 1]."""
+    """Change brightness, contrast and saturation, in this order, each by a factor between 1 minus
+    its argument (at least 0) and 1 plus its argument; then turn the hue by at most `hue` of the
+    colour circle. It works on the raw image: bytes, or floats in [0, 1]."""
     levels = as_levels("color_jitter", x)
     keys = jax.random.split(key, 4)
     changes = (adjust_brightness, brightness), (adjust_contrast, contrast)

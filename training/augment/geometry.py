@@ -50,9 +50,9 @@ def random_flip(key, x, *, probability: Share = 0.5) -> Augmented:
 
 
 def alternating_flip(epoch, x) -> Augmented:
-    """Mirror the image left to right in every second epoch: some images in the odd ones, the others
-    in the even ones, as a hash of the raw image decides. In two epochs the model sees both forms of
-    every image, which `random_flip` leaves to chance (Jordan, 2024)."""
+    """Mirror the image left to right in every second epoch: in the odd or in the even epochs, which
+    a hash of the raw image decides. In two epochs the model sees every image and its mirror image,
+    which `random_flip` leaves to chance (Jordan, 2024)."""
     image_shape(x)
     total = jax.lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32).sum()
     half = total * jnp.uint32(0x9E3779B1) >> 31
@@ -97,8 +97,8 @@ def random_affine(
     shear: Slant = 10.0,
     shift: NonNegative = 2.0,
 ) -> Augmented:
-    """Rotate and shear by up to so many degrees, scale, and shift by up to `shift` pixels.
-    Zeros fill what lay outside the image."""
+    """Rotate by up to `rotation` degrees, shear by up to `shear` degrees, scale, and shift by up to
+    `shift` pixels. Zeros fill the parts from outside the image."""
     ascending_pair(scale=scale)
     image_shape(x)
     turn_key, shear_key, scale_key, shift_key = jax.random.split(key, 4)

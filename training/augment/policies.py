@@ -70,10 +70,10 @@ def changed(key, levels, strength, reach):
 
 
 def change(levels, which, strength, sign, reach):
-    """The change of this number: 0 is none, 1 to 5 are of the geometry, the others of colours.
+    """The change with this number: 0 is none, 1 to 5 change the geometry, the others the colours.
 
-    Under vmap every branch is computed. So those of the geometry only compute a matrix, and the
-    image is resampled once.
+    Under vmap every branch is computed. So the branches of the geometry only compute a matrix, and
+    the image is resampled once.
     """
     signed = sign * strength
     levels = nearest(levels, *placed(jnp.where(which > 5, 0, which), signed, reach, levels.shape))

@@ -9,7 +9,7 @@ from model.base import Model
 from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
 from training.checkpoint.pretrained import digest_of, pretrained_from
-from training.objective import inputs, measure, summed, supervised
+from training.objective import inputs, metrics_per_example, summed, supervised
 from training.options import PretrainedOptions
 from utils import UserError
 
@@ -28,7 +28,7 @@ def distillation(
 ) -> Objective:
     """Hinton et al. (2015): (1 - weight) * loss + weight * temperature**2 * KL divergence between
     the probabilities of the teacher and of the model, both at this temperature. `weights` names the
-    teacher's, as `training.pretrained` does. An evaluation is as usual."""
+    weights of the teacher, like `training.pretrained`. An evaluation is as usual."""
     plain = supervised(model, loss, metrics, preprocess, augment)
     params, state = weights_of(teacher, weights)
     divergence = jax.vmap(partial(soft_divergence, temperature=temperature))
@@ -46,7 +46,7 @@ def distillation(
             raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
         losses, terms = summed(jax.vmap(loss)(output, target))
         losses = mixed(losses, divergence(output, taught), weight)
-        return losses, own_state, measure(metrics, output, target, terms)
+        return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
     digest = digest_of({"params": params, "state": state})
     return Objective(objective, plain.finish, fingerprints=(("teacher", digest),))
@@ -62,7 +62,7 @@ def weights_of(teacher, option):
 
 
 def mixed(hard, soft, weight):
-    """The loss per example; of a sequence, it keeps its weight."""
+    """The loss per example; the loss of a sequence keeps its weight."""
     if isinstance(hard, dict):
         raise UserError("objective: distillation takes no loss of several weighted terms")
     if is_weighted(hard):
@@ -71,6 +71,6 @@ def mixed(hard, soft, weight):
 
 
 def soft_divergence(output, taught, temperature):
-    """temperature**2 * KL(teacher || model) of one example; of a sequence, the mean."""
+    """temperature**2 * KL(teacher || model) of one example; the mean over a sequence."""
     model, teacher = (jax.nn.log_softmax(a / temperature) for a in (output, taught))
     return temperature**2 * (jnp.exp(teacher) * (teacher - model)).sum(-1).mean()

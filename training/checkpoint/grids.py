@@ -6,9 +6,9 @@ import numpy as np
 
 
 def resized(array, shape):
-    """An array of (places, features), whose places are the rows of a square grid of patches, with
-    a class token before them or not, resized to another such grid as `torch`'s bicubic does.
-    Unchanged where that is impossible."""
+    """An array of (places, features), whose places are the rows of a square grid of patches,
+    perhaps after a class token, resized to another such grid like `torch`'s bicubic. Unchanged if
+    that is impossible."""
     if array.ndim != 2 or len(shape) != 2 or array.shape == shape:
         return array
     for extra in (0, 1):  # a class token keeps its vector

@@ -19,7 +19,7 @@ from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
 
-# A checkpoint notes how long these files are, and a resumed run cuts them back to that.
+# A checkpoint records the lengths of these files, and a resumed run cuts them back to these.
 LOGS = ("metrics.jsonl", "train.log")
 
 
@@ -27,8 +27,8 @@ class Keeper:
     """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k`
     by `monitor`.
 
-    `record` goes into every one: config, facts, data. `probe(params, state,
-    replica)` returns arrays that depend on what the model computes.
+    `record` is part of the record of every one: config, facts, data. `probe(params, state,
+    replica)` returns arrays that detect changes in model/.
     """
 
     def __init__(self, folder, options, record=None, probe=None):
@@ -38,7 +38,7 @@ class Keeper:
         self.held = set()  # names of checkpoints that an evaluator protects from deletion
         self.undeleted = []  # files that could not be deleted
         self.saved = None  # (step, position, whole) of the latest checkpoint
-        self.time = time.monotonic()  # and when it was taken
+        self.time = time.monotonic()  # when the latest checkpoint was taken
         self.background = Background()
         self.monitor = options.monitor
         self.suffix = storage.SUFFIXES[storage.form_for(options.format)]
@@ -57,25 +57,25 @@ class Keeper:
         return due
 
     def on_chunk(self, run, report):
-        """Save within an epoch, where that is due; at its end, on_epoch_end does."""
+        """Save within an epoch, if a checkpoint is due; at its end, on_epoch_end saves."""
         self.check()
         due = self in report.due and run.position != run.steps
         return Reply(save="last") if due else None
 
     def on_epoch_end(self, run):
-        """Save at the end of an epoch, where that is due, or where it is the best so far."""
+        """Save at the end of an epoch, if a checkpoint is due, or if it is among the best."""
         self.check()
         every = self.options.every_epochs
         by_epoch = every and run.epoch % every == 0
         last = run.epoch == run.epochs
         due = bool(by_epoch or last or self.is_due(run.step) or self.time_is_up())
         best = self.kept.is_among_best(run.metrics.get(self.options.monitor), self.options)
-        # A clock, and a write that failed, are those of one process.
+        # The processes may differ in their clocks, and in whether a write failed.
         due, best = agreed([due, best])
         return Reply(save="last" if due else "best") if due or best else None
 
     def on_stop(self, run):
-        """Save where a run stopped, whole if it is to be resumed."""
+        """Save where a run stopped; if it can be resumed, with the optimizer's state."""
         self.wait()
         saved = self.saved is not None and self.saved[:2] == (run.step, run.position)
         if saved and (self.saved[2] or run.finished):
@@ -86,7 +86,7 @@ class Keeper:
         """Wait until everything is written."""
         self.background.join()
         with together():
-            self.background.check()  # there is no later checkpoint to make up for it
+            self.background.check()  # no later checkpoint replaces one that failed
         if self.kept.best:
             names = [f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best]
             logger.info("Best by %s: %s", self.options.monitor, ", ".join(names))
@@ -121,7 +121,7 @@ class Keeper:
         self.background.start(partial(self.write, snapshot.states, record, name, retired, probes))
 
     def on_resume(self, run, point):
-        """Continue after a checkpoint, with it and the older ones that are there."""
+        """Continue after a checkpoint; it and the older ones count as kept."""
         if not point.checkpoint:
             return
         records, record = storage.records(self.folder), point.checkpoint.record
@@ -132,31 +132,31 @@ class Keeper:
         self.time = time.monotonic()
 
     def close(self, run):
-        """Let a write finish, unless the user wants the process to end, or others may be lost."""
+        """Let a write finish, unless a signal ends the process, or others may be lost."""
         if not run.signal and not several():
             self.background.join()
 
     # Writing.
 
     def is_due(self, step):
-        """Whether checkpoint.every_steps wants this step."""
+        """Whether a checkpoint is due at this step by checkpoint.every_steps."""
         return bool(self.options.every_steps and step % self.options.every_steps == 0)
 
     def time_is_up(self):
-        """Whether checkpoint.every_seconds wants another checkpoint."""
+        """Whether a checkpoint is due by checkpoint.every_seconds."""
         seconds = self.options.every_seconds
         return bool(seconds and time.monotonic() - self.time >= seconds)
 
     def write(self, states, record, name, retired, probes=None):
-        """The files of a checkpoint, one for each replica; runs in the background."""
+        """Write the files of a checkpoint, one for each replica; runs in the background."""
         for log in record["lengths"] if is_first() else ():
-            # The record must not promise more than what is on the disk.
+            # The logs on the disk must be at least as long as the record says.
             to_disk(self.folder / log)
         paths = storage.places(self.folder, name, len(states), self.suffix)
         # The file of replica 0 comes last: where it exists, all of them were written.
         for replica, (path, ts) in reversed([*enumerate(zip(paths, states, strict=True))]):
-            # Orbax writes arrays that are spread over several hosts; a safetensors file needs them
-            # here.
+            # Orbax writes arrays that are spread over several hosts; for a safetensors file they
+            # are copied to this one.
             if self.suffix != storage.SUFFIXES["orbax"]:
                 ts = jax.device_get(jax.tree.map(key_data, ts))
             tree = as_saved(ts, record["whole"], record["position"])
@@ -167,7 +167,7 @@ class Keeper:
         logger.info("Saved %s", ", ".join(map(str, paths)))
         if not is_first():
             return
-        # What an evaluator needs is deleted once it does not.
+        # Checkpoints that an evaluator protects are deleted when it no longer does.
         retired = (retired | self.held) - self.kept.names()
         self.held = protected(self.folder, retired)
         deleted = retired - self.held
@@ -177,7 +177,7 @@ class Keeper:
         self.undeleted = [path for path in old - set(paths) if not storage.delete(path)]
 
     def check(self):
-        """Raise or log an error of the background. Several processes do so when they all wait."""
+        """Raise or log an error of the background. Several processes do this together in `wait`."""
         if not several():
             self.check_together()
 
@@ -199,7 +199,7 @@ class Keeper:
     # Reading.
 
     def newest(self):
-        """The newest good checkpoint, or None."""
+        """The newest valid checkpoint, or None."""
         self.wait()
         return storage.for_all(self.find_newest)
 
@@ -210,7 +210,7 @@ class Keeper:
         return checkpoint
 
     def best(self):
-        """The best good checkpoint by the monitored metric, or None."""
+        """The best valid checkpoint by the monitored metric, or None."""
         self.wait()
         return storage.for_all(self.find_best)
 
@@ -227,7 +227,7 @@ class Keeper:
         return self.file(self.kept.regular[-1]) if self.kept.regular else None
 
     def file(self, name):
-        """A file of a checkpoint."""
+        """The first file of a checkpoint, for messages."""
         return next(iter(storage.files(self.folder, name)), self.folder / name)
 
     def lengths(self):
@@ -237,8 +237,9 @@ class Keeper:
 
 
 def as_saved(ts, whole, position):
-    """The tree that a checkpoint holds: its sums only within an epoch, and without the optimizer's
-    state if it is not whole. Frozen weights are read again from where the run had them."""
+    """The tree that a checkpoint holds: the sums only within an epoch, and the optimizer's state
+    only if it is `whole`. Frozen weights are left out; a resumed run reads them again from their
+    source."""
     ts = ts._replace(state=without_frozen(ts.state))
     if not whole:
         return {"params": ts.params, "state": ts.state, "ema": ts.ema}

@@ -75,8 +75,8 @@ def barrier(ocp, name, processes):
 
 def read(path, verified=False):
     """({name: NumPy array}, record), checked against the digests unless `verified`. Each process
-    reads for itself. With several processes, none may have memory for the whole model, so there a
-    large array is returned as Stored."""
+    reads separately. With several processes, none of them may have memory for the whole model, so
+    a large array is returned as Stored."""
     ocp = import_orbax()
     with naming(path):
         folder = find(path)
@@ -146,7 +146,7 @@ def read_note(folder):
 
 
 def import_orbax():
-    """Orbax without its log lines; it also raises what it logs as errors."""
+    """Orbax without its log lines; the errors that it logs are raised as well."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -161,8 +161,8 @@ def is_not_orbax(log_record):
 
 def checkpointer(ocp, processes):
     """Orbax's reader and writer for these processes together."""
-    # Because they are named here, the processes wait for each other at the coordinator and not in a
-    # collective, which would mix with those of training when this runs in the background.
+    # Because the processes are named here, they wait for each other at the coordinator and not in a
+    # collective, which would mix with the collectives of training when this runs in the background.
     hosts = {"primary_host": min(processes), "active_processes": processes}
     options = ocp.options.MultiprocessingOptions(**hosts)
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
@@ -206,7 +206,7 @@ def reason(error):
 def digests(folder):
     """One line per file of a folder except SHA256SUMS, in the format of `sha256sum`."""
     lines = []
-    # Sorted by parts, since Windows would compare paths without regard to case.
+    # Sorted by parts, since Windows ignores case when it compares paths.
     for file in sorted(folder.rglob("*"), key=lambda file: file.relative_to(folder).parts):
         if file.is_dir() or file == folder / SUMS:
             continue
@@ -219,7 +219,7 @@ def digests(folder):
 
 
 def compare_digests(path, folder):
-    """Refuse a folder that differs in any bit from what was written."""
+    """Refuse a folder in which any bit has changed since it was written."""
     if not (folder / SUMS).is_file():
         raise Damaged(f"{path}: is incomplete: it has no {SUMS}, which is written last")
     check_size(path, folder)

@@ -29,7 +29,7 @@ from utils import UserError, map_named, match_rules, named_leaves
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
 OPTION = "training.pretrained"
-FITTED = 5_000  # the examples to which a model may fit its first weights
+FITTED = 5_000  # how many examples a model may use to fit its first weights
 
 
 def pretrained_from(option, model=None):
@@ -47,8 +47,8 @@ def pretrained_from(option, model=None):
 
 
 def fitted_to_data(recipe, dataset):
-    """The function from the drawn (params, state) to those that the model fits to examples of the
-    training set; None for a model without `fit`."""
+    """The function from the drawn (params, state) to the ones that the model's `fit` makes from
+    examples of the training set; None for a model without `fit`."""
     fit = getattr(recipe.model, "fit", None)
     if fit is None:
         return None
@@ -64,8 +64,8 @@ def is_merged(model):
 
 
 def with_base(model, params, state, config, record, source):
-    """The state with the frozen weights of the run with this config, if there are any; refused
-    unless a checkpoint, which has this record, was trained with them. The trees may be shapes."""
+    """The state with the frozen weights of the run with this config, if there are any. Refuse them
+    if the checkpoint with this record was trained with others. The trees may be shapes."""
     if not is_merged(model):
         return state
     pretrained = pretrained_from(config.get("training", {}).get("pretrained"), model)
@@ -75,14 +75,14 @@ def with_base(model, params, state, config, record, source):
 
 
 def merged(model, params, state):
-    """(the plain model, params, state) on the host; of another model all as it is."""
+    """(the plain model, params, state) on the host; other models are returned unchanged."""
     if not is_merged(model):
         return model, params, state
     return model.base, *jax.device_get(jax.jit(model.merge)(params, state))
 
 
 def digest_of_frozen(state):
-    """The SHA-256 of the frozen weights, {} without any."""
+    """{"frozen": SHA-256 of the frozen weights}, or {} if there are none."""
     return {"frozen": digest_of(state["frozen"])} if has_frozen(state) else {}
 
 
@@ -99,12 +99,12 @@ def digest_of(tree):
 def check_frozen(record, state, source, pretrained):
     """Refuse frozen weights that are not those with which a checkpoint was trained."""
     if has_frozen(state) and digest_of_frozen(state) != {"frozen": record.get("frozen")}:
-        why = f"its model freezes other weights than those of {pretrained.path}"
-        raise UserError(f"{source}: {why}, which have changed; restore them")
+        why = f"its model was trained on frozen weights that {pretrained.path} no longer holds"
+        raise UserError(f"{source}: {why}; restore them")
 
 
 def check_arguments(config):
-    """Refuse a config whose model would compute something else with weights of its rule file."""
+    """Refuse a config whose model arguments do not fit the weights that its rule file is for."""
     option, model = config["training"].get("pretrained"), config["model"]
     while isinstance(model, dict) and isinstance(model.get("args", {}).get("base"), dict):
         model = model["args"]["base"]
@@ -126,14 +126,14 @@ def check_arguments(config):
 
 
 class Pretrained:
-    """The weights to start from; of a checkpoint, the averaged ones if there are any, since they
-    were evaluated. Names are those of the model's table, such as `head/weight`; the leaves of its
-    state are called `state/...`, also in the safetensors file of another program. `fresh` lists
-    regexes of the leaves that keep their initial values. `rules` turn the arrays of another program
-    into leaves: a list, the name of a ready rule file, or a path; `rename` lists rules that come
-    before these, each of which must match a name. `interpolate` lists regexes of the position
-    embeddings of an image that are resized. Where `model` adds to a frozen one, the names are those
-    of the frozen model."""
+    """The weights to start from: those of a checkpoint that were evaluated, which are the averaged
+    ones if there are any, or of another program's file. Names are the paths of the model's leaves,
+    such as `head/weight`; the leaves of its state are called `state/...`, also in the safetensors
+    file of another program. `fresh` lists regexes of the leaves that keep their initial values.
+    `rules` turn the arrays of another program into leaves: a list, the name of a ready rule file,
+    or a path; `rename` lists rules that are applied before them, each of which must match a name.
+    `interpolate` lists regexes of the position embeddings of an image that are resized. If `model`
+    adds to a frozen model, the names are those of the frozen model."""
 
     def __init__(self, path, fresh=(), rename=(), rules=(), interpolate=(), probe=True, model=None):
         path = Path(path).expanduser()
@@ -202,7 +202,7 @@ class Pretrained:
         return plain
 
     def wanted(self, leaves):
-        """{name: leaf} of what the file must have."""
+        """{name: leaf} of the leaves that the file must have."""
         fresh = self.matching("fresh", self.fresh, leaves)
         return {name: leaf for name, leaf in leaves.items() if name not in fresh}
 
@@ -250,7 +250,7 @@ def weights(arrays):
 
 
 def with_origin(name, arrays, source, rule):
-    """The name of a leaf, with that of its array in the file, and the rule that has changed it."""
+    """The name of a leaf, with the name of its array in the file and the rule that changed it."""
     if rule is None:
         return name
     changed = f" {arrays[source].shape}, by {rule.text}" if rule.form or rule.targets[1:] else ""
@@ -266,7 +266,7 @@ def check_matches(path, rules, names):
 
 
 def check_regexes(key, regexes):
-    """Refuse what is not a regular expression."""
+    """Refuse texts that are not regular expressions."""
     for regex in regexes:
         try:
             re.compile(regex)
@@ -276,5 +276,5 @@ def check_regexes(key, regexes):
 
 
 def castable(stored, wanted):
-    """Whether a type may become the model's: a float of any width may, others must be equal."""
+    """Whether a stored type can be cast to the model's: all floats can, others must be equal."""
     return stored == wanted or all(jnp.issubdtype(d, jnp.floating) for d in (stored, wanted))

@@ -15,12 +15,12 @@ from utils import named_leaves
 EXAMPLES = 4
 KEPT = 1024  # elements kept of a leaf
 TOLERANCE = 1e-4  # of the largest element; other compilers and machines differ by up to 1e-5
-TINY = 1e-7  # what rounding leaves of a sum that is 0
+TINY = 1e-7  # a rounding error of a sum that is 0
 
 
 def probe_input(batch, preprocess=(), model=None):
-    """The shapes of a few preprocessed inputs, from those of a batch (x, y); None if not a pair. A
-    model may say by itself what it takes."""
+    """The shapes of a few preprocessed inputs, from the shapes of a batch (x, y); None if it is not
+    a pair. A model may have its own `inputs`."""
     if own := getattr(model, "inputs", None):
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((EXAMPLES, *a.shape), a.dtype), own())
     if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -108,8 +108,8 @@ def draw(leaf, seed):
 
 
 def probed_spec(probe):
-    """The shape and type of one input of the model, from its probe in a checkpoint; None where the
-    probe does not say it: it has several inputs, or only a part of one that is large."""
+    """The shape and type of one input of the model, from its probe in a checkpoint; None if the
+    probe has several inputs, or only a part of a large one."""
     stored = [array for name, array in probe.items() if name.startswith("probe/input")]
     if len(stored) != 1 or stored[0].shape[:1] != (EXAMPLES,) or "probe/input" not in probe:
         return None
@@ -135,7 +135,7 @@ def same_input(stored, current):
 
 
 def difference(stored, current):
-    """By what two probes differ, in words, or None if they agree within rounding errors."""
+    """A text that says how two probes differ, or None if they agree within rounding errors."""
     if stored.keys() != current.keys():
         return f"its parts, now {', '.join(current) or 'none'} instead of {', '.join(stored)}"
     found = (leaf_difference(array, current[name]) for name, array in stored.items())

@@ -1,4 +1,4 @@
-"""The record of a checkpoint: which values are valid in it. A file may come from anyone."""
+"""The record of a checkpoint: which values are valid. It may come from an untrusted source."""
 
 from functools import partial
 
@@ -22,9 +22,8 @@ def is_object(value, is_valid):
 
 
 def are_facts(value):
-    """Whether this is an object of counts, lists of them or null; the bytes of a token are an
-    average, the label that is ignored may be negative, and a table's columns have lists of
-    texts."""
+    """Whether this is an object of counts, lists of counts, or null. `bytes_per_token` is an
+    average, `ignore_label` may be negative, and each of a table's `columns` has a list of texts."""
     if type(value) is not dict:
         return False
     known = {name: fact for name, fact in value.items() if fact is not None}
@@ -73,7 +72,7 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
 
 
 def check_known(path, record):
-    """Refuse a record, perhaps of an earlier version, in which a known key has no valid value."""
+    """Refuse a record, perhaps of an earlier version, in which a known key has an invalid value."""
     wrong = [key for key in RECORD if key in record and not RECORD[key](record[key])]
     if wrong:
         raise Damaged(f"{path}: its record has no valid {', '.join(wrong)}")

@@ -10,8 +10,8 @@ REFERENCE = re.compile(r"\\(\d)|\\g<(\w+)>")
 
 
 def pieces(regex):
-    """A regex as a list of plain text and of groups (number, pattern); ValueError if it has more
-    than that."""
+    """A regex as a list of plain text and of groups (number, pattern); ValueError if it has other
+    elements."""
     found, number, i = [], 0, 0
     while i < len(regex):
         character, i = regex[i], i + 1

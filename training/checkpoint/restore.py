@@ -27,8 +27,8 @@ def filled(path, arrays, like):
 
 
 def restacked(arrays, wanted):
-    """The arrays with those of equal blocks stacked, or not, as they are among the `wanted` leaves,
-    which says a model's `scan`."""
+    """The arrays, where equal blocks are stacked or separate as in the `wanted` leaves, by the
+    `scan` of the model."""
     arrays, others = dict(arrays), [name for name in arrays if name not in wanted]
     for name in filter(is_stacked, others):
         if names := single_names(name, arrays[name].shape):
@@ -44,7 +44,7 @@ def restacked(arrays, wanted):
 
 
 def of_single_blocks(leaves):
-    """The shapes of the leaves by name, with those of stacked blocks one by one."""
+    """The shapes of the leaves by name, where stacked blocks are separate."""
     shapes = {}
     for name, leaf in leaves.items():
         names = single_names(name, leaf.shape) if is_stacked(name) else []

@@ -61,7 +61,7 @@ def protect(folder, best, reading=None):
 
 
 def protected(folder, names):
-    """Those of the checkpoints that an evaluator protects; all, if its file cannot be read."""
+    """The checkpoints among `names` that an evaluator protects; all, if its file cannot be read."""
     path = Path(folder) / EVALUATOR
     try:
         content = parse_json(read_file(path))

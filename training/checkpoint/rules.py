@@ -5,13 +5,13 @@ array in the file. The target is one of these:
 
 - the name of a leaf, in which \\1 is the first group of the regex. The form, such as "OI->IO",
   names the axes of the array and of the leaf, one letter each; 1 is an axis of length one.
-- a list of names: the array is split along its last axis, after the form. null leaves out a part;
-  written for the other library, the part is zeros.
+- a list of names: after the form is applied, the array is split along its last axis. null leaves
+  out a part, which is written as zeros for the other library.
 - null: the model has no such leaf, so the array is ignored. The form says what is written for the
   other library: "zeros like NAME", "copy of NAME", "zero for NAME" (a single integer, for each leaf
   of that name), or nothing.
 
-Of several rules that match, the first one counts whose leaf the model has.
+If several rules match, the first one whose leaf the model has is used.
 """
 
 import itertools
@@ -39,13 +39,13 @@ SHAPE = 'a rule is [regex, name of a leaf or list of names or null], with a form
 
 class Rule(NamedTuple):
     regex: str
-    targets: tuple  # names of leaves, and None for what the model has not
-    form: str = ""  # "OI->IO", or what stands in for an array that the model has not
+    targets: tuple  # names of leaves, and None for parts that the model lacks
+    form: str = ""  # "OI->IO", or what is written in place of an array that the model lacks
     text: str = ""  # the rule as it was written
 
     @property
     def stand_in(self):
-        """(function, name of a leaf) of what is written for an array that the model has not."""
+        """(function, name of a leaf) that make an array that the model lacks; else None."""
         for start, function in STAND_INS.items():
             if self.form.startswith(start):
                 return function, self.form.removeprefix(start)
@@ -117,7 +117,7 @@ def rule_of(value, where):
 
 
 def check_form(rule):
-    """Refuse a form that says nothing about arrays like these."""
+    """Refuse a form that does not fit the targets of its rule."""
     if not rule.form:
         return
     if rule.targets == (None,):
@@ -161,8 +161,8 @@ def expanded(rules, tables, name):
 
 
 def chosen(rules, names, leaves):
-    """{name in the file: (its rule, the names of the leaves)}; without a rule it is (None, [its own
-    name])."""
+    """{name in the file: (its rule, the names of the leaves)}, or (None, [name in the file]) if no
+    rule matches."""
     result = {}
     for name in names:
         matches = [(rule, m) for rule in rules if (m := re.fullmatch(rule.regex, name))]
@@ -191,9 +191,7 @@ def converted(path, rules, arrays, leaves):
     for name, leaf, rule in copies:
         if leaf in origin and not np.array_equal(arrays[name], arrays[origin[leaf][0]]):
             why = f"{name} must be a copy of {origin[leaf][0]}, and it is not"
-            raise UserError(
-                f"{path}: {why} ({rule.text}); the model needs a leaf of its own for it"
-            )
+            raise UserError(f"{path}: {why} ({rule.text}); the model needs a separate leaf for it")
     return found, origin
 
 
@@ -221,8 +219,8 @@ def with_axes(array, before, after):
 
 
 def split(array, targets, leaves):
-    """{name of a leaf: its part of the last axis}. A list of names divides it by the sizes of the
-    leaves; what the model has not shares the rest."""
+    """{name of a leaf: its part of the last axis}. The parts have the sizes of the leaves; parts
+    that the model lacks share the rest equally."""
     if len(targets) == 1:
         return {targets[0]: array}
     total = array.shape[-1] if array.ndim else 0
@@ -239,7 +237,7 @@ def split(array, targets, leaves):
 
 
 def written(rules, leaves):
-    """{name: array} for the other library, of {name of a leaf: array}."""
+    """{name: array} for the other library, from {name of a leaf: array}."""
     arrays, used = {}, set()
     for rule in rules:
         if not rule.stand_in and rule.targets == (None,):
@@ -265,7 +263,7 @@ def written(rules, leaves):
 
 
 def backwards(rule, target):
-    """(the pieces of a rule's regex, the pattern of the leaves that it can write)."""
+    """(the pieces of a rule's regex, the pattern of the leaves to which it applies)."""
     try:
         items = pieces(rule.regex)
         return items, leaf_pattern(target, rule.regex, items)
@@ -274,7 +272,7 @@ def backwards(rule, target):
 
 
 def joined(rule, names, leaves):
-    """The array of the other library of these leaves."""
+    """The array of the other library that these leaves make."""
     if missing := [name for name in names if name and name not in leaves]:
         raise UserError(f"{rule.text}: the model has no {', '.join(missing)}")
     known = [name for name in names if name]

@@ -32,7 +32,7 @@ LONGEST_HEADER = 16 * 2**20  # bytes; hostile JSON takes thirty times its length
 NO_DIGEST = b"0" * 64  # hashed in place of the digest, which cannot contain itself
 # A header that begins like this has our digest. Checking `rawtree` alone is not enough: one damaged
 # byte in that word would make our file look like another program's, which is not verified. Another
-# program may store a hash of its own under "sha256", but hardly as the first of several entries.
+# program may store its own hash under "sha256", but hardly as the first of several entries.
 SIGNED = re.compile(rb'\{"__metadata__":\{"sha256":"([0-9a-f]{64})","')
 TEXT = re.compile(rb"[\t\n\r -~]{8}")
 FOREIGN = {

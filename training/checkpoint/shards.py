@@ -12,8 +12,8 @@ NAMES = ("model", "diffusion_pytorch_model")
 
 
 def load_weights(path):
-    """({name: array}, record) of a checkpoint or of what another program wrote; the record of the
-    latter is empty."""
+    """({name: array}, record) of a checkpoint or of another program's weights, whose record is
+    empty."""
     path = weights_in(path)
     return (read_shards(path), {}) if path.name.endswith(INDEX) else storage.load(path)
 

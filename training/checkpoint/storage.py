@@ -34,7 +34,7 @@ class Interrupted(Incomplete):
     before it had written it."""
 
 
-class Found(NamedTuple):
+class Checkpoint(NamedTuple):
     """A checkpoint in memory: the file, arrays and record of each replica."""
 
     name: str
@@ -54,8 +54,8 @@ def save(path, tree, record):
 
 
 def load(path, verified=False):
-    """({name: array}, record) of a checkpoint, checked against its digest unless `verified`. The
-    record of a safetensors file from another program is empty."""
+    """({name: array}, record) of a checkpoint, checked against its digest unless that was done
+    (`verified`). The record of a safetensors file from another program is empty."""
     return form(path).read(path, verified)
 
 
@@ -107,7 +107,7 @@ def records(folder):
 
 
 def all_written(paths):
-    """Whether the file of a checkpoint that is written last is among these."""
+    """Whether the file of replica 0, which is written last, is among these."""
     ends = [path.stem.partition("-replica_")[2] for path in paths]
     return "" in ends or "0" in ends
 
@@ -126,7 +126,7 @@ def age(record):
 
 
 def newest(folder):
-    """(the newest good checkpoint from which a run can resume, or None; errors of newer ones)"""
+    """(the newest valid checkpoint from which a run can resume, or None; errors of newer ones)"""
     errors = []
     for name, paths in reversed(checkpoints(folder).items()):
         try:
@@ -137,8 +137,9 @@ def newest(folder):
 
 
 def lost(folder, errors):
-    """What shows that a folder without a good checkpoint had one, one line each. Without that, the
-    process was killed before its first one was written. `errors`: of the checkpoints there."""
+    """The evidence that a folder without a valid checkpoint had one, one line each. If there is
+    none, the process was killed before it had written the first one. `errors` are those of the
+    checkpoints in the folder."""
     lines = [str(error) for error in errors if not isinstance(error, Interrupted)]
     for name, record in records(folder).items():
         others = sorted({*record["regular"], *(best for best, _ in record["best"])} - {name})
@@ -181,12 +182,12 @@ def read_all(name, paths, whole=False, verified=False):
         gone = next((r for r in range(min(replicas, len(read) + 1)) if r not in numbers), "another")
         what = f"is one of {replicas} replicas, and the file of replica {gone} is missing"
         raise kind(f"{paths[0]}: {what}")
-    return Found(name, *map(list, zip(*read, strict=True)))
+    return Checkpoint(name, *map(list, zip(*read, strict=True)))
 
 
 def delete(path):
-    """Delete a checkpoint and return whether that worked. A folder is renamed first, so that a part
-    of it is never found under its name."""
+    """Delete a checkpoint and return whether that worked. A folder is renamed first, so that a
+    partly deleted one is never found under its name."""
     try:
         if path.is_dir():
             hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -205,7 +206,7 @@ LEFTOVER = r"\.checkpoint-.*\.tmp|\.(?!evaluator\.json).+\.\d+\.tmp"
 
 
 def remove_leftovers(folder):
-    """Remove what a process left behind that was killed while writing: files of atomic_file, and
+    """Remove what a process left that was killed while writing: files of atomic_file, and
     checkpoints that are folders."""
     folder = Path(folder)
     hidden = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]

@@ -14,7 +14,7 @@ import numpy as np
 
 from training.debugging.replay import TESTS, Replay, Value, bind
 from training.loss import distribution
-from training.programs import form, leaves_of
+from training.programs import leaves_of, type_and_shape
 from training.update import all_finite, floats
 from utils import named_leaves
 
@@ -26,7 +26,7 @@ UPDATE = "in the update"
 
 
 def first_bad_op(step, ts, batch, valid):
-    """One sentence on what made the first nan or infinity in an Update's step; None if nothing."""
+    """A sentence about the op that made the first nan or infinity in an Update's step, or None."""
     # All values must be on the same device, and one device is enough.
     ts, batch = jax.device_put((ts, batch), jax.local_devices()[0])
     named = [*named_leaves(ts).items(), *((f"batch/{n}", leaf) for n, leaf in leaves_of(batch))]
@@ -37,8 +37,8 @@ def first_bad_op(step, ts, batch, valid):
     # The check in `training.update.accepted`; a user's own update may have other checks.
     if checks := [op for op in conds if any(is_in(frame, all_finite) for frame in op.frames())]:
         checked = checks[0].inputs[1:]
-    # The loss, the gradients, and then the new state, which may not be needed: it is mostly the
-    # work of the optimizer.
+    # The loss and the gradients, and then the new state, which may not be needed: the optimizer
+    # computes most of it.
     end = 1 + len(floats(ts.params))
     for group in (checked[:1], checked[1:end], *([value] for value in checked[end:])):
         replay.evaluate(group)
@@ -69,7 +69,7 @@ def origin(bad):
         if op is None:
             return value, kind
         sources = [pair for pair in op.sources[kind] if not pair[0].constant]
-        # The most informative first: from finite numbers; a nan from infinities; from a constant.
+        # The most informative origin first: finite numbers; infinities for a nan; a constant.
         reasons = (not op.sources[kind], op.is_first(kind), not sources)
         if any(reasons):
             candidates.append((reasons.index(True), op.order, op, kind))
@@ -79,7 +79,7 @@ def origin(bad):
 
 
 def phase(op, loss, is_gradient):
-    """The part of the step that an op belongs to, in words."""
+    """The words for the part of the step to which an op belongs."""
     if op in ancestors(loss):
         kept = "" if loss.bad else " (a mask or an inverse kept the loss finite)"
         return f"in the forward pass{kept}"
@@ -141,7 +141,7 @@ def described_op(op, kind, phase):
     array = next(np.asarray(a) for a, value in pairs if kind in value.bad)
     count = f"{(~np.isfinite(array)).sum()} of {array.size} not finite" if array.size > 1 else kind
     got = " and ".join(map(summary, inputs)) or "nothing"
-    returned = f"{form(array)}: {count}{example(op, inputs, array, kind)}"
+    returned = f"{type_and_shape(array)}: {count}{example(op, inputs, array, kind)}"
     return f"{head}; it got {got}, and returned {returned}{HINTS.get(op.name, '')}"
 
 
@@ -187,7 +187,7 @@ def last_parameter(op, phase):
 
 def summary(array):
     """Type, shape and range of an input of an op."""
-    text = form(array)
+    text = type_and_shape(array)
     if not jnp.issubdtype(jnp.result_type(array), jnp.number):
         return text
     array = np.asarray(array)
@@ -203,7 +203,7 @@ def summary(array):
 
 
 def example(op, inputs, array, kind):
-    """The index of the first bad number, and, for an elementwise op, the numbers it came from."""
+    """The index of the first bad number and, for an elementwise op, the numbers that made it."""
     index = tuple(np.argwhere(TESTS[kind](array))[0])
     text = f", the first at {first_index(array, kind)}" if array.ndim else ""
     try:

@@ -15,7 +15,7 @@ from training.devices.processes import several
 from training.devices.signals import end_at_signals, leave_to_jax
 from utils import RunError, UserError, first_line
 
-HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX's 100 are a long wait
+HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX waits 100
 PATIENCE = 10  # seconds after which a message says that this process waits for the others
 
 # The variable with the number of processes, for each launcher that JAX detects by itself, and the
@@ -94,8 +94,8 @@ def interruptible_wait(arguments):
 
 
 def from_environment():
-    """The arguments of jax.distributed.initialize that the environment determines. {} if JAX finds
-    them by itself, None if there are no other processes."""
+    """The arguments of jax.distributed.initialize from the environment. {} if JAX finds them by
+    itself, None if there are no other processes."""
     environment = os.environ
     if "JAX_COORDINATOR_ADDRESS" in environment and "JAX_NUM_PROCESSES" in environment:
         variables = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
@@ -116,7 +116,7 @@ def from_environment():
 
 
 def from_open_mpi_5(environment):
-    """The same for Open MPI 5, which JAX does not detect: it does not say where process 0 is."""
+    """The same for Open MPI 5, which JAX does not detect, as it does not say where process 0 is."""
     names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     size, rank, local_rank = map(environment.get, names)
     if size == "1" or None in (rank, local_rank):

@@ -1,4 +1,4 @@
-"""`train.py --processes N`: several processes on this machine that train together, to try it out.
+"""`train.py --processes N`: several processes on this machine that train together, for trying that.
 
 Each process runs the same command, with the variables by which JAX's processes find each other.
 Their output is printed with the process number in front. If one fails, all are ended, since the
@@ -20,13 +20,13 @@ from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
 
 GRACE = 10.0  # seconds that the other processes have for their messages after one has failed
 ENDING = 90.0  # seconds that the other processes have to finish after one has finished
-# What C++ logs about every connection and, at length, about the end of another process, whose cause
-# is printed here.
+# What C++ logs about every connection, and about the end of another process, whose cause the
+# launcher prints.
 NOISE = (
     r"\[Gloo\] Rank|[WEF]\d{4} \S+ +\d+ (preemption_\w+|coordination_\w+|client|service)\.(cc|h):"
     r"| +@ +0x|\*\*\* Check failure|Additional GRPC error|:UNKNOWN:"
 )
-SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # by these JAX would look for other processes
+SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")  # with these, JAX would look for other processes
 
 
 def launch(count):
@@ -38,7 +38,7 @@ def launch(count):
     environment |= {"JAX_NUM_PROCESSES": str(count), "PYTHONUNBUFFERED": "1"}
     own = [{"JAX_PROCESS_ID": str(i)} | share_of_gpus(i, count) for i in range(count)]
     processes = [start(environment | variables) for variables in own]
-    first_with = {}  # error line -> the process that printed it first; most errors come from all
+    first_with = {}  # {error line: the process that printed it first}; all print most errors
     streams = [(i, p.stdout, sys.stdout, None) for i, p in enumerate(processes)]
     streams += [(i, p.stderr, sys.stderr, first_with) for i, p in enumerate(processes)]
     forwarders = [threading.Thread(target=forward, args=stream) for stream in streams]
@@ -56,7 +56,7 @@ def launch(count):
 
 
 def start(environment):
-    """Start one process in a session of its own, so that Ctrl-C reaches it only through us."""
+    """Start one process in its own session, so that Ctrl-C reaches it only through the launcher."""
     command = [sys.executable, *sys.orig_argv[1:]]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"encoding": "utf-8"}
     session = {"start_new_session": True, "preexec_fn": end_with_parent}
@@ -64,7 +64,7 @@ def start(environment):
 
 
 def end_with_parent():
-    """Have Linux end this process when its parent is gone, however the parent ended."""
+    """Let Linux end this process when its parent has ended, for whatever reason."""
     if sys.platform == "linux":
         import ctypes
 
@@ -97,14 +97,15 @@ def forward(number, stream, out, first_with):
     for line in stream:
         repeated = first_with is not None and first_with.setdefault(line, number) != number
         if not (repeated or re.match(NOISE, line)):
-            # Our reader may have closed the pipe; the process must still be able to write to us.
+            # The launcher's output may be closed; its processes must still be able to write.
             with suppress(OSError):
                 out.write(f"[{number}] {line}")
                 out.flush()
 
 
 class Interrupts:
-    """A first SIGINT or SIGTERM asks the processes to save and stop; a second one kills them."""
+    """On a first SIGINT or SIGTERM, sends SIGTERM to the processes, so that they save and stop; a
+    second one kills them."""
 
     def __init__(self, processes):
         self.processes, self.count = processes, 0
@@ -121,7 +122,7 @@ class Interrupts:
 
 
 def wait_for(processes, interrupts):
-    """Wait for the processes; return the exit code of the one that failed first, or of all."""
+    """Wait for the processes. Return the exit code of the one that failed first, or the highest."""
     failed, deadline = None, float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
@@ -143,9 +144,9 @@ def wait_for(processes, interrupts):
 
 
 def rank(code):
-    """How likely an exit code is the cause of the other failures; 0 is the most likely. 0: a
-    mistake was found, or a signal killed the process. 1: the process failed, perhaps because
-    another one did. 2: JAX ended it, because another one was lost."""
+    """How likely an exit code is the cause of the other failures. 0, the most likely: a mistake was
+    found, or a signal killed the process. 1: the process failed, perhaps because another one did.
+    2: JAX ended it, because another one was lost."""
     return {-signal.SIGABRT: 2, BAD_INPUT: 0}.get(code, 0 if code < 0 else 1)
 
 

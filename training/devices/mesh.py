@@ -24,7 +24,7 @@ def make_mesh(options=MeshOptions(), devices=None):  # noqa: B008
 
 
 def mesh_on_paper(options):
-    """(the mesh, why it does not fit this machine or None); one that does not fit has no
+    """(the mesh, why it does not fit this machine or None); a mesh that does not fit has no
     devices."""
     shape = mesh_shape(options, jax.device_count())
     wrong = misfit(shape, jax.devices())
@@ -48,8 +48,8 @@ def misfit(shape, devices):
 
 
 def mesh_shape(options, count):
-    """The three sizes; the last axis of -1 takes the devices that the other axes leave, of
-    `count`."""
+    """The three sizes for `count` devices. The last axis of -1 takes the devices that the other
+    axes leave."""
     sizes = [getattr(options, axis) for axis in AXES]
     open_axes = [i for i, size in enumerate(sizes) if size == -1]
     sizes = [1 if size == -1 else size for size in sizes]
@@ -65,7 +65,7 @@ def mesh_shape(options, count):
 
 
 def in_words(shape):
-    """data 4 x fsdp 2 x tensor 1."""
+    """A shape as a text, such as data 4 x fsdp 2 x tensor 1."""
     return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
 
 

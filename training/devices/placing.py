@@ -8,7 +8,7 @@ from training.devices.mesh import sharded
 
 
 def put(tree, shardings):
-    """The arrays of a tree on the devices; `shardings` is one sharding or a tree of them. Every
+    """The arrays of a tree on the devices; `shardings` is one sharding or a tree of shardings. Each
     process has all the values."""
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
@@ -18,8 +18,8 @@ def put(tree, shardings):
 
 
 def put_leaf(leaf, sharding):
-    """One array. An array on the devices is only moved there; one on disk is read by its
-    `placed`."""
+    """One array on the devices. An array that is on devices already is moved between them; an array
+    on disk is read by its method `placed`."""
     if hasattr(leaf, "placed"):
         return leaf.placed(sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:

@@ -1,8 +1,8 @@
-"""Several processes that train one run: what they agree on, and how they stop.
+"""Several processes that train one run: how they agree on values, and how they stop.
 
-All of them run the same program on the same numbers. What depends on a clock, a disk or a signal
-is therefore decided by process 0 and sent to the others, by `agreed` or `from_first`. With one
-process both cost nothing.
+All of them run the same program on the same numbers. Anything that depends on a clock, a disk or a
+signal is therefore decided by process 0 and sent to the others, by `agreed` or `from_first`. With
+one process both cost nothing.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def from_first(make):
 
 
 def check_alike(values):
-    """Refuse to train with a process 0 that has other `values`, {name: what JSON can hold}."""
+    """Refuse to train if process 0 has other `values`, {name: value that JSON can hold}."""
     if not several():
         return
     texts = {name: json.dumps(v, sort_keys=True, default=str) for name, v in values.items()}
@@ -90,7 +90,7 @@ class OtherProcessFailed(RunError):
 
 @contextmanager
 def temporary_folder(prefix, base=None):
-    """A temporary folder, the same for all processes, in `base`, which all of them can see."""
+    """A temporary folder in `base`, the same for all processes, which must all see `base`."""
     if not is_first():
         yield from_first(None)
         return
@@ -119,7 +119,7 @@ def together():
 
 
 class Stopping:
-    """Whether all processes are to stop, after a signal to any of them. JAX chooses the next poll
+    """Whether all processes must stop, after a signal to any of them. JAX chooses the next poll
     that all of them reach."""
 
     def __init__(self):

@@ -1,11 +1,11 @@
-"""Where every array of a run lives: batches are sharded over the mesh's `data` and `fsdp` axes,
-params by rules, everything else is replicated.
+"""Which devices hold every array of a run: batches are sharded over the mesh's `data` and `fsdp`
+axes, params by rules, everything else is replicated.
 
 A rule is [regex, [axis of the mesh or null, ...]]: it shards each axis of the leaves that it
-matches. The first matching rule counts; axes that it leaves out stay whole. A preset is a function
-that returns the same from a leaf's name and shape. The first axis of leaves that hold those of
-several equal blocks stays whole, and rules are about the others. The optimizer's state and the
-averaged weights are sharded like the params that they belong to.
+matches. The first matching rule is used; axes that it leaves out stay whole. A preset is a function
+from a leaf's name and shape to such a list of axes. If a leaf holds the weights of several equal
+blocks, its first axis stays whole, and rules are for the others. The optimizer's state and the
+averaged weights are sharded like the params to which they belong.
 """
 
 import difflib
@@ -36,16 +36,16 @@ PRODUCTS = (
 
 
 class Plan(NamedTuple):
-    """The devices of a run and what each of them holds. `stacked`: every leaf has one more axis in
-    front, of replicas. The trainer knows devices only through this object."""
+    """The devices of a run and what each of them holds. With `stacked`, every leaf has an axis of
+    replicas in front. The trainer uses devices only through this object."""
 
     mesh: Mesh
-    rules: object = None  # as the config has them
+    rules: object = None  # `sharding` of the config
     stacked: bool = False
 
     @classmethod
     def on_paper(cls, options, rules):
-        """The Plan of these options, also where this machine has not enough devices for them."""
+        """The Plan of these options, even if this machine has too few devices for it."""
         return cls(meshes.mesh_on_paper(options)[0], rules)
 
     def fits(self):
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
         return isinstance(self.mesh, Mesh)
 
     def on_devices(self):
-        """This Plan, or an error where this machine does not have its devices."""
+        """This Plan, or an error if this machine does not have its devices."""
         if not self.fits():
             shape = tuple(self.mesh.shape.values())
             raise UserError(meshes.misfit(shape, jax.devices()))
@@ -118,13 +118,13 @@ class Plan(NamedTuple):
         return map_named(sharding_of, ts)
 
     def sharding(self, cut=()):
-        """The sharding of a leaf that is cut like this."""
+        """The sharding of a leaf whose axes are cut over these axes of the mesh."""
         return NamedSharding(self.mesh, PartitionSpec(*(None,) * self.stacked, *cut))
 
 
 def owner_of(name, shape, shapes):
-    """The leaf of the params that a leaf of the optimizer's state belongs to: the names end alike,
-    as opt/m/head/weight and head/weight."""
+    """The leaf of the params to which a leaf of the optimizer's state belongs: their names end
+    alike, as opt/m/head/weight and head/weight."""
     parts = name.split("/")
     ends = ("/".join(parts[i:]) for i in range(1, len(parts)))
     return next((end for end in ends if shapes.get(end) == shape), None)
@@ -142,7 +142,7 @@ def cuts_by(rules, leaves, sizes):
     except UserError as error:
         raise UserError(f"sharding: {error}") from error
     for name, cut in cuts.items():
-        blocks = is_stacked(name)  # an axis that stays whole; rules are about that of one block
+        blocks = is_stacked(name)  # the axis of the blocks stays whole; rules are for one block
         shape = leaves[name].shape[blocks:]
         if cut is None:
             cut = preset(name, shape, sizes)
@@ -153,7 +153,7 @@ def cuts_by(rules, leaves, sizes):
 
 
 def default_preset(sizes):
-    """The preset that a mesh of these sizes is made for."""
+    """The preset for a mesh of these sizes."""
     return "tensor" if sizes["tensor"] > 1 else "fsdp" if sizes["fsdp"] > 1 else "data_parallel"
 
 

@@ -1,4 +1,4 @@
-"""Signals that end a run in order: SIGTERM, and SIGINT from Ctrl-C."""
+"""Signals that stop a run after saving it: SIGTERM, and SIGINT from Ctrl-C."""
 
 import logging
 import os
@@ -9,18 +9,19 @@ import threading
 from training.watchers import Reply
 from utils import FAILED, STOPPED
 
-BEGUN = ("config.json", "environment.json", "metrics.jsonl")  # one of them shows a run
+BEGUN = ("config.json", "environment.json", "metrics.jsonl")  # any of them: the run has begun
 
 logger = logging.getLogger("main")
 
 
 class Signals:
-    """The watcher that stops a run at a signal, after the chunk in progress. A second signal does
-    what it did before, as a KeyboardInterrupt. With several processes, JAX notes a signal to any of
-    them, and all of them stop at the same moment."""
+    """The watcher that stops a run at a signal, after the chunk in progress. A second signal goes
+    to the previous handler, which may raise KeyboardInterrupt. With several processes, JAX notes a
+    signal to any of them, and all of them stop after the same step."""
 
     def __init__(self):
-        from training.devices.processes import Stopping, several  # JAX, which is not needed before
+        # Imported here, since it imports JAX, which the command line does not need yet.
+        from training.devices.processes import Stopping, several
 
         self.received, self.before = None, {}
         self.sync_point = Stopping() if several() else None
@@ -59,8 +60,8 @@ class Signals:
 
 
 def leave_to_jax():
-    """From now on a signal to this process is one to all of them: JAX handles SIGTERM and notifies
-    the others; SIGINT becomes a SIGTERM, and a second one ends the process at once."""
+    """From now on a signal to this process is forwarded to all processes: JAX handles SIGTERM and
+    notifies the others; SIGINT becomes a SIGTERM, and a second SIGINT ends the process at once."""
     count = 0
 
     def forward(_number, _frame):
@@ -74,13 +75,13 @@ def leave_to_jax():
 
 
 def end_at_signals(folder=None, temporary=None):
-    """Until the loop handles signals, and when a signal comes twice, the process ends at once: an
-    exception would get lost in a callback of JAX's, or destroy what it is still compiling. A killed
-    run can be resumed anyway. `temporary` is a folder that is deleted with the process."""
+    """Let signals end the process at once, until the loop handles them, and again at a second
+    signal. An exception would be lost in a callback of JAX's, or interrupt a compilation. A killed
+    run can be resumed anyway. `temporary` is a folder to delete then."""
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
-        # A report, say, that is being written after the run (file_io.atomic_file).
+        # Such as a report that is being written after the run (file_io.atomic_file).
         for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
             unfinished.unlink(missing_ok=True)
         begun = saved or (folder is not None and any((folder / name).exists() for name in BEGUN))

@@ -1,9 +1,9 @@
 """Model FLOPs utilisation (MFU): the share of the devices' peak that the useful products of a run
 take.
 
-Useful are the matrix products and convolutions of the model, once forward and twice backward. What
-`remat` computes again does not count, nor does anything that is no product. Attention counts as if
-every token saw all others, as is usual. The peak is that of dense products, as published.
+The matrix products and convolutions of the model count as useful, once forward and twice backward.
+Products that `remat` computes again do not count, nor do other operations. Attention counts as if
+every token saw all others, as is usual. The peak is the published one for dense products.
 """
 
 import math
@@ -67,7 +67,7 @@ def peak_of(devices, precision):
 
 def utilisation(trainer):
     """The function from examples per second to the MFU of a Trainer; None if it is unknown, as for
-    a CPU or an update of one's own."""
+    a CPU or a user's own update."""
     recipe, passes = trainer.recipe, trainer.update.passes
     peak = peak_of(trainer.plan.mesh.devices.ravel().tolist(), recipe.training.precision)
     if peak is None or passes is None:

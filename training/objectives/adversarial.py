@@ -1,5 +1,5 @@
-"""Two networks that learn from each other: a generator of examples, and a discriminator that tells
-them from real ones. The objective has a loss for each, the update an optimizer for each."""
+"""Two networks that learn from each other: a generator of examples, and a discriminator between
+these and real ones. The objective has a loss for each, the update an optimizer for each."""
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,14 @@ from utils import UserError
 def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
     has the terms "discriminator", for how well it distinguishes real examples, and "generator", for
-    how well those that are made pass for real ones. Labels, `loss` and `metrics` are not used.
+    how well generated examples pass for real ones. Labels, `loss` and `metrics` are not used.
     `accuracy_discriminator` is how often the discriminator is right. `penalty` is R1 (Mescheder et
     al., 2018): half of it times the squared length of the discriminator's gradient at real
-    examples. Without it, the discriminator soon wins, and the generator has no slope to follow."""
+    examples. Without it, the discriminator soon wins, and the generator gets almost no gradient."""
     noise = model.inputs() if getattr(model, "inputs", None) else None
     if not isinstance(noise, jax.ShapeDtypeStruct):
         raise UserError(
-            "objective: adversarial needs a model that makes examples of noise, as `gan`"
+            "objective: adversarial needs a model that makes examples from noise, such as `gan`"
         )
 
     def objective(params, state, batch, key, train):
@@ -67,8 +67,8 @@ def alternating(
     objective, generator, *, discriminator: Optimizer, ema: float | None = None
 ) -> Update:
     """First the discriminator takes a step, then the generator, against the new discriminator. Each
-    has the optimizer and the term of the loss of its name; that of the config's `optimizer` is the
-    generator."""
+    minimizes the term of the loss with its name. The argument `discriminator` is its optimizer; the
+    config's `optimizer` updates the generator."""
     if kind_of(discriminator) == "gradients":
         raise UserError(f"update.args.discriminator: {NO_STEP}")
     optimizers = {"discriminator": discriminator, "generator": generator}

@@ -1,4 +1,4 @@
-"""Self-supervision: a model learns without labels which two views are of one example."""
+"""Self-supervision: a model learns without labels which two views show the same example."""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ from training.objective import inputs, x_of
 @checked
 def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.5) -> Objective:
     """Chen et al. (2020): of all other views in the batch, an augmented view of an example must be
-    most similar to the other view of it. Labels, `loss` and `metrics` are not used. The model's
-    output is compared, or its "projection" (see the model `projected`). `matched` is how often
-    the other view is the most similar one. An evaluation augments, too, with keys of its own."""
+    most similar to the second view of the same example. Labels, `loss` and `metrics` are not used.
+    The model's output is compared, or its "projection" (see the model `projected`). `matched` is
+    how often the second view is the most similar one. An evaluation augments, too, with other
+    keys."""
 
     def objective(params, state, batch, key, train, mask):
         *view_keys, model_key = jax.random.split(key, 3)
@@ -33,11 +34,11 @@ def nt_xent(z, mask, temperature):
     second ones, (2 B, D): the cross entropy of finding the other view by the cosine, among the
     views of the examples in `mask`, (B,)."""
     z = at_least_float32(z).reshape(z.shape[0], -1)
-    # The gradient of a norm is NaN at 0, that of this is not.
+    # Unlike the gradient of a norm, the gradient of this is not NaN at 0.
     z = z / jnp.sqrt(jnp.maximum(jnp.sum(z * z, axis=1, keepdims=True), 1e-16))
     rows = jnp.arange(len(z))
     is_other_view = rows[:, None] == (rows + len(mask)) % len(z)
-    # An example that is no genuine one still finds its own view, so that its loss is finite.
+    # An example outside of the mask is still matched with its own view, so its loss is finite.
     is_candidate = (jnp.tile(mask, 2) | is_other_view) & (rows[:, None] != rows)
     scores = jnp.where(is_candidate, z @ z.T / temperature, jnp.finfo(z.dtype).min)
     positive = jnp.sum(scores, axis=1, where=is_other_view)

@@ -23,10 +23,10 @@ def denoising_diffusion(
     prediction: Literal["v", "epsilon"] = "v",
     drop_label: Share = 0.1,
 ) -> Objective:
-    """Train a model such as `unet` to see the noise in images of all degrees of noise, by which
-    model/diffusion.py makes images. The loss compares its output with what it has to predict.
-    In training, a label is dropped with the probability `drop_label`, so that the model also learns
-    to predict without it, which guidance needs."""
+    """Train a model such as `unet` to see the noise in images with any amount of noise, from which
+    model/diffusion.py makes images. The loss compares the model's output with the value that
+    `prediction` names. In training, a label is dropped with the probability `drop_label`, so that
+    the model also learns to predict without labels, which guidance needs."""
     if not diffusion.sees_noise(model):
         raise UserError(
             "objective: denoising_diffusion needs a model that takes an image, a time and a label "

@@ -50,7 +50,7 @@ def standings(runs, target):
 
 
 def held_out(run):
-    """The names of a run's metrics, without those of its training set."""
+    """The names of a run's metrics, except for the training set."""
     names = [f"{name}_{metric}" for name, metric in run.metrics.pairs() if name != "train"]
     return [*names, *run.metrics.final]
 

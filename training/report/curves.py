@@ -97,7 +97,7 @@ def key(runs):
 
 
 def extra_names(runs):
-    """What was measured besides metrics; `learning_rate` stands for every name that begins so."""
+    """What was measured besides metrics; `learning_rate` means every name that begins with it."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics.names()))
     rates = [name for name in names if name.startswith("learning_rate")]
     shown = {f"{name}_{metric}" for run in runs for name, metric in run.metrics.pairs()}

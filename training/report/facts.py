@@ -155,7 +155,7 @@ def assignments(values):
 
 
 def environment(run):
-    """Where and on what the run ran."""
+    """The machine and the software on which the run ran."""
     facts, fault = run.environment
     if fault:
         return section("Environment", tag("p.problem", fault))

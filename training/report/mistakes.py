@@ -149,7 +149,7 @@ def worst(value):
 
 
 def card(example, names):
-    """One example: its picture, its label and what it was taken for."""
+    """One example: its picture, its label and its predicted class."""
     label, predicted = (name_of(example.get(key), names) for key in ("label", "predicted"))
     loss, index = (short_text(example.get(key)) for key in ("loss", "index"))
     try:

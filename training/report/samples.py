@@ -30,7 +30,7 @@ def samples(run):
         title, texts = title_of(step, steps[step]), texts_of(steps[step])
         parts.append(tag("div", tag("h3", title), texts) if i < OPEN else folded(title, texts))
     left = len(newest) - len(shown)
-    more = f"and those of {left} more steps in {FILE}" if left else None
+    more = f"and the texts of {left} more steps in {FILE}" if left else None
     return section("Samples", parts, note(more))
 
 
@@ -52,7 +52,7 @@ def read_samples(path):
 
 
 def spread(ordered, most):
-    """At most so many of them, the first and the last among them."""
+    """At most `most` of them, with the first and the last."""
     if len(ordered) <= most:
         return ordered
     return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]

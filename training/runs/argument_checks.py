@@ -17,7 +17,7 @@ from training.objective import cutmix, mixup, supervised
 from training.recipe import part_name
 from utils import PACKAGE, UserError, first_line
 
-# Where the parts of each kind are, for the message about a part that is only named.
+# Where the parts of each kind are, for the message about a name that was passed for a part.
 HOMES = {
     "optimizer": ("training.optimizers", "training.transforms"),
     "schedule": ("training.schedules",),
@@ -30,12 +30,12 @@ HOMES = {
     "objective": ("training.objective", "training.objectives"),
     "update": ("training.update", "training.objectives"),
 }
-# The kinds whose functions make the part, and are called by the user.
+# The kinds whose functions make the part, so that the user calls them.
 MADE = {"optimizer": Optimizer, "schedule": Schedule, "callbacks": Callback, "trackers": Tracker}
 
 
 def check_model(model):
-    """Refuse what is not a Model."""
+    """Refuse an argument that is not a Model."""
     if isinstance(model, str):
         fix = "pass what its function in model/ returns, as mlp(input_shape=(4,), num_classes=3)"
         raise UserError(f"model: {model!r} is only a name; {fix}")
@@ -51,7 +51,7 @@ def check_model(model):
 
 
 def check_optimizer(optimizer):
-    """Refuse what is not an Optimizer."""
+    """Refuse an argument that is not an Optimizer."""
     check_named("optimizer", optimizer)
     if isinstance(optimizer, list | tuple) and not hasattr(optimizer, "update"):
         fix = "chain them: chain(...) of training.transforms"
@@ -65,7 +65,7 @@ def check_optimizer(optimizer):
 
 
 def check_schedule(schedule):
-    """Refuse what is not a function from the step to a number."""
+    """Refuse an argument that is not a function from the step to a number."""
     if schedule is None:
         return
     check_function("schedule", schedule)
@@ -81,7 +81,7 @@ def check_schedule(schedule):
 
 
 def check_function(kind, function):
-    """Refuse what is not a function, or what only makes one."""
+    """Refuse an argument that is not a function, or that is a factory of one."""
     check_named(kind, function)
     if not callable(function):
         raise UserError(f"{kind}: {function!r} is not a function; pass the function itself")
@@ -89,7 +89,7 @@ def check_function(kind, function):
 
 
 def check_list(kind, values):
-    """Refuse what is not a list of parts."""
+    """Refuse an argument that is not a list of parts."""
     if isinstance(values, str | dict) or not np.iterable(values) or isinstance(values, type):
         check_named(kind, values)
         name = part_name(values) if inspect.isfunction(values) else "..."
@@ -124,12 +124,12 @@ def check_named(kind, value):
 
 
 def most_similar(name, names):
-    """The names that are most like this one, itself first if it is among them."""
+    """The names that are most similar to this one; it comes first if it is among them."""
     return [name] if name in names else get_close_matches(name.lower(), names, n=1)
 
 
 def parts_of(kind):
-    """{name: function} of the parts of a kind that the toolkit has."""
+    """{name: function} of the toolkit's parts of a kind."""
     modules = []
     for home in HOMES[kind]:
         module = importlib.import_module(PACKAGE + home)
@@ -161,7 +161,7 @@ def required(function):
 
 
 def uncalled(kind, factory):
-    """The message about a function that was passed instead of what it returns."""
+    """The message about a function that was passed instead of its result."""
     call = f"{factory.__name__}({', '.join(required(factory))})"
     return f"{kind}: {factory.__name__} is a function that makes one; call it: {call}"
 
@@ -170,7 +170,7 @@ def uncalled(kind, factory):
 
 
 def check_data(name, data):
-    """Refuse what is neither a pair, nor a dataset, nor an iterable of batches."""
+    """Refuse data that is not a pair, a dataset or an iterable of batches."""
     pair = f"pass a pair of arrays, (x, y), or a dataset (docs/data.md) as `{name}`"
     if isinstance(data, Data):
         sets = "sets = data.load(), then sets['train'] and sets['test']"
@@ -185,14 +185,14 @@ def check_data(name, data):
 
 
 def check_side(name, side, values, pair):
-    """Refuse lists of numbers, lists of examples, and arrays of other things than numbers."""
+    """Refuse lists of numbers, lists of examples, and arrays that do not hold numbers."""
     for path, leaf in named_nest({side: values}):
         if isinstance(leaf, int | float | complex | bool | str | bytes | np.generic):
             raise UserError(f"{name}: {side} is a list; pass an array: np.asarray({side})")
         kind = np.asanyarray(leaf).dtype.kind
         if kind in "OUSMm":
             fix = "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
-            raise UserError(f"{name}: {path} holds {np.asanyarray(leaf).dtype}, no numbers; {fix}")
+            raise UserError(f"{name}: {path} holds {np.asanyarray(leaf).dtype}, not numbers; {fix}")
     other = pair[1] if side == "x" else pair[0]
     is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):

@@ -5,10 +5,7 @@ from dataclasses import fields
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
-
-from data_loader.base import Arrays, class_names, tokenizer_json
-from data_loader.nest import map_nest
+from data_loader.base import class_names, tokenizer_json
 from training.base import Tracked
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
@@ -25,13 +22,11 @@ from training.options import (
 from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
-    check_data,
     check_function,
     check_list,
     check_model,
     check_optimizer,
     check_schedule,
-    check_side,
 )
 from training.transforms import scheduled
 from training.update import gradient_update
@@ -63,8 +58,8 @@ def recipe_of(
     ignored=None,
     **options,
 ) -> Recipe:
-    """The Recipe of a model: the arguments are those of `fit` that say what is computed. `ignored`
-    is the label that loss and metrics do not count, unless they say so themselves."""
+    """The Recipe of a model, from the arguments of `fit` that change what is computed. `ignored` is
+    the label that loss and metrics do not count, unless they have their own `ignore_label`."""
     loader, training = split_options(options)
     loss = ignoring(ignored, loss)
     metrics = default_metrics(loss, objective) if metrics is None else metrics
@@ -73,7 +68,7 @@ def recipe_of(
     check_schedule(schedule)
     functions = {"loss": loss, "objective": objective, "update": update}
     for kind, function in functions.items():
-        if kind != "loss" or loss is not None:  # an objective of one's own may need none
+        if kind != "loss" or loss is not None:  # the user's own objective may need no loss
             check_function(kind, function)
     for kind, listed in {"preprocess": preprocess, "augment": augment}.items():
         check_list(kind, listed)
@@ -122,7 +117,7 @@ def all_ignoring(label, metrics):
 
 
 def ignoring(label, function):
-    """A loss or a metric that does not count a label, if it can and says nothing else."""
+    """A loss or a metric that does not count a label, if it can and has no other `ignore_label`."""
     if isinstance(function, Tracked):
         return function._replace(function=ignoring(label, function.function))
     if label is None or not callable(function):
@@ -199,13 +194,3 @@ def own_record(recipe, sets, config=None):
         own | (config or {}), {}, sets, recipe.objective.fingerprints, *named
     )
     return record | {"written_by": "fit"}
-
-
-def as_dataset(name, data):
-    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
-    check_data(name, data)
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        return data
-    for side, values in zip("xy", data, strict=True):
-        check_side(name, side, values, data)
-    return Arrays(*map_nest(np.asanyarray, data))

@@ -7,12 +7,12 @@ from training.watchers import NEVER, Reply
 
 
 class Budget:
-    """The watcher that ends a run when its budget is used up. Its state is saved, so that a larger
-    budget continues it to the same bits; the seconds of all processes that trained it count."""
+    """The watcher that ends a run when its budget is exhausted. The state is saved, so that the run
+    continues to the same bits with a larger budget. The seconds before a resume count, too."""
 
     def __init__(self, options):
         self.steps, self.seconds = options.max_steps, options.max_seconds
-        self.before, self.began = 0.0, time.monotonic()  # seconds before this process
+        self.before, self.began = 0.0, time.monotonic()  # seconds before the run was resumed
 
     def spent(self):
         return self.before + time.monotonic() - self.began
@@ -22,7 +22,7 @@ class Budget:
 
     def on_resume(self, run, point):
         if point.checkpoint:
-            former = point.record.get("seconds") or 0.0  # less than here after a rollback
+            former = point.record.get("seconds") or 0.0  # after a rollback, less than was spent
             self.before, self.began = max(self.spent(), former), time.monotonic()
 
     def steps_left(self, ahead):
@@ -38,19 +38,19 @@ class Budget:
         return due
 
     def on_ready(self, run):
-        """A resumed run may have used up its budget before it was evaluated."""
+        """A resumed run may have exhausted its budget before it was evaluated."""
         return self.on_epoch_end(run)
 
     def on_chunk(self, run, report):
-        """End within an epoch; at its end, on_epoch_end does."""
+        """End the run within an epoch; at the end of an epoch, on_epoch_end ends it."""
         due = self in report.due and run.position != run.steps
-        return Reply(out_of=self.used_up(run)) if due else None
+        return Reply(budget_exhausted=self.used_up(run)) if due else None
 
     def on_epoch_end(self, run):
         is_over = self.steps is not None and run.step >= self.steps
         if self.seconds is not None and not is_over:
             is_over = agreed([self.time_is_up()])[0]
-        return Reply(out_of=self.used_up(run)) if is_over and not run.finished else None
+        return Reply(budget_exhausted=self.used_up(run)) if is_over and not run.finished else None
 
     def used_up(self, run):
         """The option that ends the run, for the log."""
@@ -62,7 +62,7 @@ def nothing_left(record, options):
     """Why a run that has ended after this record of a checkpoint has no budget left, or None."""
     step, seconds = record["step"], record.get("seconds") or 0.0
     if options.max_steps is not None and step >= options.max_steps:
-        return f"has its {step} steps, and training.max_steps is {options.max_steps}"
+        return f"has completed {step} steps, and training.max_steps is {options.max_steps}"
     if options.max_seconds is not None and seconds >= options.max_seconds:
-        return f"has had {seconds:.1f} s, and training.max_seconds is {options.max_seconds:g}"
+        return f"trained for {seconds:.1f} s, and training.max_seconds is {options.max_seconds:g}"
     return None

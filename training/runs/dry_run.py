@@ -1,5 +1,5 @@
-"""Before the first step: evaluate one batch of every held-out set, check what is monitored, and log
-what will run and what it needs, so that what would fail after an hour fails now."""
+"""Before the first step: evaluate one batch of every held-out set, check the monitored metrics, and
+log what will run and the memory that it needs, so that errors do not appear only after an hour."""
 
 import logging
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("main")
 
 class DryRun:
     """The watcher for the beginning of a run. `monitor` is checkpoint.monitor; `shows_histograms`
-    says whether any tracker does."""
+    says whether any tracker shows histograms."""
 
     def __init__(self, recipe, trainer, reader, rates, monitor, shows_histograms):
         self.recipe, self.trainer, self.reader, self.rates = recipe, trainer, reader, rates
@@ -39,8 +39,8 @@ class DryRun:
         check_monitors(monitors, [name for name in measured if "/" not in name])
         if self.monitor is None and "test" in trainer.feeds and {*evaluated} - {"test"}:
             logger.info(
-                "No checkpoint.monitor: the last weights will be tested, not those that were best "
-                "on the validation set"
+                "No checkpoint.monitor: the last weights will be tested, not the best ones on the "
+                "validation set"
             )
         if recipe.logging.histograms and not self.shows_histograms:
             logger.warning(
@@ -51,14 +51,14 @@ class DryRun:
         if run.steps is not None:
             in_all = run.steps * run.epochs
             in_all = min(in_all, recipe.training.max_steps or in_all)
-            steps = f"{run.steps} steps an epoch, {in_all} in all,"
+            steps = f"{run.steps} steps per epoch, {in_all} in all,"
         count = len(trainer.replicas.seeds)
         replicas = f", {count} replicas" if count > 1 else ""
         devices = on_devices(trainer.plan.mesh)
         logger.info("%s of %d examples each, on %s%s", steps, batch, devices, replicas)
 
     def on_compiled(self, run):
-        """Log what compiling the step took, and what it and the data need of a device's memory."""
+        """Log how long compiling the step took, and the memory of a device that the run needs."""
         trainer = self.trainer
         seconds = trainer.compile_seconds()
         if not seconds:
@@ -76,7 +76,7 @@ class DryRun:
 
 
 def on_devices(mesh):
-    """The devices of a mesh in words: 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
+    """The devices of a mesh, such as 8 x NVIDIA H200 (data 2 x fsdp 4), in 2 processes."""
     axes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
     shape = f" ({' x '.join(axes)})" if axes and axes != [f"data {mesh.size}"] else ""
     processes = f", in {jax.process_count()} processes" if jax.process_count() > 1 else ""

@@ -1,5 +1,5 @@
-"""Checkpoints evaluated outside of training: one that is named, or those of a run as they
-appear."""
+"""Checkpoints evaluated outside of training: one that is named, or every checkpoint of a run as it
+appears."""
 
 import json
 import logging
@@ -23,15 +23,15 @@ from training.checkpoint.record import is_number, is_object
 from training.checkpoint.restore import check_meaning, probe_of
 from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
-from training.feed import form_on_device
-from training.fit import split_sets
+from training.feed import spec_on_device
 from training.options import monitor_for
 from training.recipe import compose, with_recorded
 from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
+from training.runs.sets import split_sets
 from training.trainer import Trainer
-from training.watching.metric_log import append, sayable
+from training.watching.metric_log import append, json_safe
 from utils import DONE, Damaged, UserError
 
 logger = logging.getLogger("main")
@@ -68,7 +68,7 @@ def watch(parts, named):
         monitor = monitor_for(parts.checkpoint.monitor, evaluation.sets, None)
         best = Best(folder, replace(parts.checkpoint, monitor=monitor), earlier)
         while True:
-            # Checked first, so that what was saved before the end is seen after it.
+            # Checked first, so that every checkpoint saved before the end is found below.
             ended = (folder / FINISHED).exists()
             present = storage.checkpoints(folder)
             whole = [name for name in present if ended or storage.all_written(present[name])]
@@ -98,8 +98,8 @@ def with_statistics_of(folder, parts):
 
 
 class Best:
-    """The best checkpoints by what this evaluator measures, which may be more than the training
-    process does. That process does not delete them, nor the one that is being read."""
+    """The best checkpoints by the metrics of this evaluator, which may measure more than the
+    training process. That process does not delete them, nor the one that is being read."""
 
     def __init__(self, folder, options, earlier):
         self.folder, self.options, self.kept, self.warned = folder, options, Kept(), False
@@ -153,8 +153,8 @@ def rows(path):
 
 
 def is_row(row):
-    """Whether this is a line that `watch` writes: a checkpoint with its metrics. Its name is looked
-    for with a pattern, so it must not be one, or lead out of the folder."""
+    """Whether this is a line that `watch` writes: a checkpoint with its metrics. Its name becomes
+    part of a pattern, so it must not contain one, or lead out of the folder."""
     name = row.get("checkpoint") if isinstance(row, dict) else None
     if not isinstance(name, str) or not re.fullmatch(r"checkpoint-[\w-]+", name):
         return False
@@ -166,10 +166,10 @@ class CheckpointEvaluation:
     """Evaluates checkpoints of one config on its held-out sets; everything is compiled once."""
 
     def __init__(self, parts):
-        # What callbacks measure is not reported here.
+        # The metrics of callbacks are not reported here.
         parts = SimpleNamespace(**vars(parts) | {"callbacks": []})
         plan = Plan.on_paper(parts.mesh, parts.sharding)
-        if not plan.fits():  # the run had other devices: all devices of this machine will do
+        if not plan.fits():  # the run had other devices, so use all devices of this machine
             plan = Plan.on_paper(type(parts.mesh)(), None)
         recipe = compose(parts, plan)
         sets = split_sets(loaded(parts.data, parts.loader), parts.loader)
@@ -180,10 +180,10 @@ class CheckpointEvaluation:
             )
         self.trainer, self.reader = Trainer(recipe, self.sets), recipe.reader()
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
-        if parts.loader.eval_collate_fn:  # the probe has the form of a batch of training
-            batch = jax.tree.map(lambda a: form_on_device(np.asarray(a)[None]), parts.example)
+        if parts.loader.eval_collate_fn:  # the probe has the shapes of a training batch
+            batch = jax.tree.map(lambda a: spec_on_device(np.asarray(a)[None]), parts.example)
         spec = probe_input(batch, parts.preprocess, parts.model)
-        model_with = lambda numbers: recipe.of(numbers).model  # noqa: E731
+        model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
         self.probe = Probe(parts.model, spec, self.trainer.inputs, model_with)
         self.parts = parts
 
@@ -208,7 +208,7 @@ class CheckpointEvaluation:
             tallies = self.trainer.evaluate(each, weights=weights, epoch=record["epoch"])
             metrics |= self.reader.values(each, tallies)
         where = {"checkpoint": name, "epoch": record["epoch"], "step": record["step"]}
-        return where | {"metrics": sayable(metrics)}
+        return where | {"metrics": json_safe(metrics)}
 
     def close(self):
         """End the threads that read ahead."""

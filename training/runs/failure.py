@@ -1,4 +1,4 @@
-"""What a run says when it fails: one message for a mistake, a traceback only for a bug."""
+"""What a run prints when it fails: one message for a mistake, a traceback only for a bug."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def post_mortem(error):
 
 
 def failed(error):
-    """Report an error; only a bug, which is no mistake of the user's, comes with its traceback."""
+    """Report an error and return the exit code; only a bug is shown with its traceback."""
     if isinstance(error, UserError):
         return fail(error, BAD_INPUT)
     if isinstance(error, RunError | OSError):
@@ -64,16 +64,16 @@ def failed(error):
 
 
 def fail(error, code):
-    """Print one error message, also to the run's log; the exit code."""
+    """Print one error message, also to the run's log, and return the exit code."""
     message = cut(str(error), LONGEST)
-    with suppress(OSError):  # it may be written to a full disk
+    with suppress(OSError):  # standard error may be a file on a full disk
         print(message, file=sys.stderr)
     to_log(message)
     return code
 
 
 def to_log(message):
-    """Write an error to the run's log alone; whether there is one."""
+    """Write an error to the run's log alone. Return whether there is a log."""
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
     handlers = [each for each in file_handlers() if os.path.exists(each.baseFilename)]
     for handler in handlers:

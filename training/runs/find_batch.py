@@ -1,4 +1,4 @@
-"""--find-batch: the largest batch that fits, and how fast each size trains that was tried."""
+"""--find-batch: the largest batch that fits, and the speed of each size that was tried."""
 
 import gc
 import time
@@ -15,9 +15,9 @@ from training.trainer import Trainer
 from training.watching.console import silenced
 from utils import DONE, RunError, format_bytes, main_memory
 
-SECONDS = 0.5  # of steps that are timed, at least
+SECONDS = 0.5  # the least time of the steps that are timed
 LONGEST = 30  # seconds of a step, after which no larger size is tried
-USABLE = 0.9  # of the memory; the rest is for what is not counted
+USABLE = 0.9  # of the memory; the rest is for arrays that are not counted
 NEARLY = 0.95  # of the best speed
 CLOSE = 1.125  # the bisection ends when two sizes are this close
 MOST = 2**20  # examples in a batch, where the length of the data is unknown
@@ -48,7 +48,8 @@ def find_batch(parts):
         print(f"{size:>8}  {needs:>10}  {speed:>12}", flush=True)
         return one
 
-    unit = jax.device_count() * recipe.training.accumulate  # every device has a part of each
+    # Every device has a part of each microbatch.
+    unit = jax.device_count() * recipe.training.accumulate
     most = length(sets["train"]) if length(sets["train"]) is not None else MOST
     most = max(unit, most // unit * unit)
     all_tried = search(attempt, recipe.loader.batch_size, unit, most)
@@ -90,7 +91,7 @@ def search(attempt, first, unit, most):
 
 
 def tried(recipe, sets, memory):
-    """The Tried of a recipe: compiled, weighed against the memory, and run if it may fit."""
+    """The Tried of a recipe: compile it, compare it with the memory, and run it if it may fit."""
     size, needs = recipe.loader.batch_size, None
     try:
         with closing(Trainer(recipe, sets)) as trainer:
@@ -127,7 +128,7 @@ def speed_of(trainer, size):
 
 
 def memory_limit():
-    """The bytes of a device that can be used: on the CPU what is free of the main memory."""
+    """The bytes of a device that can be used: on the CPU, the free main memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if jax.default_backend() != "cpu" and "bytes_limit" in stats:
         return stats["bytes_limit"]

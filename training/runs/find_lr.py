@@ -1,4 +1,4 @@
-"""--find-lr: the learning-rate range test. The rate rises exponentially over some steps of the
+"""--find-lr: the learning-rate range test. The rate rises exponentially over some steps with the
 run's own data and update, until the loss explodes."""
 
 import math
@@ -11,8 +11,8 @@ import numpy as np
 from data_loader.base import loaded
 from file_io import atomic_write
 from training.checkpoint.pretrained import fitted_to_data, pretrained_from
-from training.fit import split_sets
 from training.recipe import compose, with_statistics
+from training.runs.sets import split_sets
 from training.runs.start import checked_recipe, computed_statistics
 from training.trainer import Trainer
 from training.update import first_bad_step
@@ -24,8 +24,8 @@ FEWEST = 20  # steps
 EXPLODED = 3.0  # times the first loss, above the lowest
 
 
-class Found(NamedTuple):
-    """What a range test shows, as factors of the rates in the config; None where the loss never
+class RangeTest(NamedTuple):
+    """The result of a range test, as factors of the rates in the config; None if the loss never
     falls."""
 
     steepest: float | None  # where the loss falls fastest
@@ -54,7 +54,7 @@ def find_lr(parts, steps):
     with closing(Trainer(recipe, sets)) as trainer:
         pretrained = pretrained_from(recipe.training.pretrained, recipe.model)
         trainer.start(sets, pretrained or fitted_to_data(recipe, sets["train"]))
-        losses = np.array(list(measured(trainer, recipe.reader(trainer), factors)))
+        losses = np.array(list(losses_by_rate(trainer, recipe.reader(trainer), factors)))
     if len(losses) < 3:
         raise RunError(
             f"--find-lr: the loss was not finite at step {len(losses) + 1}, at a thousandth of the "
@@ -62,14 +62,14 @@ def find_lr(parts, steps):
         )
     factors = factors[: len(losses)]
     curve = smoothed(losses, steps)
-    found = suggestion(factors, curve)
+    result = suggestion(factors, curve)
     ended = "" if len(losses) == steps else ", where the loss exploded"
     span = f"{name} from {short(first * factors[0])} to {short(first * factors[-1])}{ended}"
-    lines = [f"{len(losses)} steps with {span}", *in_words(found, rates, name, first)]
+    lines = [f"{len(losses)} steps with {span}", *in_words(result, rates, name, first)]
     print(*lines, sep="\n")
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    ring = found.suggested and 1 + int(np.argmin(abs(np.log(factors / found.suggested))))
+    ring = result.suggested and 1 + int(np.argmin(abs(np.log(factors / result.suggested))))
     text = page(parts.title, lines, name, first * factors, losses, curve, ring)
     atomic_write(target, text.encode())
     print(f"The curve is drawn in {target}")
@@ -77,7 +77,8 @@ def find_lr(parts, steps):
 
 
 def ready(parts):
-    """(the recipe of a config's parts, its training set), with statistics where they are needed."""
+    """(the recipe of a config's parts, {"train": the training set}), with the statistics that
+    preprocessing needs."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     recipe, _ = checked_recipe(parts)
@@ -93,16 +94,16 @@ def learning_rates(node, path):
     """{path in the config: value} of all learning rates in a node."""
     items = node.items() if isinstance(node, dict) else ()
     items = enumerate(node) if isinstance(node, list | tuple) else items
-    found = {}
+    rates = {}
     for key, value in items:
         if isinstance(value, dict | list | tuple):
-            found |= learning_rates(value, f"{path}.{key}")
+            rates |= learning_rates(value, f"{path}.{key}")
         elif str(key).endswith(("lr", "learning_rate")) and type(value) in (int, float):
-            found[f"{path}.{key}"] = value
-    return found
+            rates[f"{path}.{key}"] = value
+    return rates
 
 
-def measured(trainer, reader, factors):
+def losses_by_rate(trainer, reader, factors):
     """The loss of one step at each factor of the learning rates, until it explodes."""
     lowest = first = epoch = 0
     for i, factor in enumerate(factors):
@@ -124,7 +125,7 @@ def measured(trainer, reader, factors):
 
 
 def smoothed(losses, steps):
-    """The losses under a bell-shaped window, without their slope leaking in at the edges."""
+    """The losses smoothed by a bell-shaped window, which does not shift them at the edges."""
     index = np.arange(len(losses))
     width = max(1.0, steps / 40)
     weights = np.exp(-0.5 * ((index - index[:, None]) / width) ** 2)
@@ -135,31 +136,31 @@ def smoothed(losses, steps):
 
 
 def suggestion(factors, curve):
-    """The Found of a smoothed curve."""
+    """The RangeTest from a smoothed curve."""
     low = int(np.argmin(curve))
     spread = float(np.ptp(curve[: low + 1]))
     if low < 2 or spread < 0.02 * abs(curve[0]):
-        return Found(None, None, False)
+        return RangeTest(None, None, False)
     slopes = np.gradient(curve[: low + 1])
     steepest = factors[int(np.argmin(slopes))]
-    return Found(steepest, factors[low], low == len(curve) - 1)
+    return RangeTest(steepest, factors[low], low == len(curve) - 1)
 
 
-def in_words(found, rates, name, first):
-    """What was found, and the overrides that set all learning rates by it."""
-    if found.steepest is None:
+def in_words(result, rates, name, first):
+    """Lines with the result, and the overrides that set all learning rates by it."""
+    if result.steepest is None:
         yield "The loss never falls: no learning rate can be suggested"
         return
-    steepest, lowest = short(first * found.steepest), short(first * found.lowest)
-    tenth = short(first * found.lowest / 10)
+    steepest, lowest = short(first * result.steepest), short(first * result.lowest)
+    tenth = short(first * result.lowest / 10)
     yield f"The loss falls fastest at {steepest} and is lowest at {lowest} (a tenth is {tenth})"
-    if found.at_edge:
+    if result.at_edge:
         yield f"It still falls at the end of the range: begin with a larger {name}"
     if rates:
-        chosen = [f"{path}={short(rate * found.suggested)}" for path, rate in rates.items()]
+        chosen = [f"{path}={short(rate * result.suggested)}" for path, rate in rates.items()]
         yield f"Suggestion: {' '.join(chosen)}"
     else:
-        yield f"Suggestion: multiply the learning rate by {short(found.suggested)}"
+        yield f"Suggestion: multiply the learning rate by {short(result.suggested)}"
 
 
 def short(number):
@@ -167,7 +168,7 @@ def short(number):
 
 
 def page(title, lines, name, rates, losses, curve, ring):
-    """The page with the curve, which has a ring at this step, the suggestion, unless it is None."""
+    """The page with the curve; `ring` is the step at which a ring marks the suggestion, or None."""
     from training.report.charts import Axis, Line, chart
     from training.report.markup import headline, section, tag
     from training.report.page import document

@@ -19,7 +19,7 @@ from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
 from file_io import atomic_write, inside, parse_json, read_file
 from training.watching import metric_log
-from training.watching.metric_log import sayable
+from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, cut, quoted, relative_path
 
 logger = logging.getLogger("main")
@@ -28,11 +28,11 @@ USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 BEFORE_A_RUN = ("model", USER_MODULES, "train.log")  # what is written first
 FINISHED = "finished.json"  # left by a run that was trained to its end
 TOKENIZER = "tokenizer.json"
-# Keys that may differ when a run is resumed.
+# Keys whose values may differ when a run is resumed.
 FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "training.on_nonfinite")
 FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
 FREE += ("model.args.scan", "data.args.threads", "data.args.cache_mb", "data.args.workers")
-SILENT = ("resume", "run_name", "$schema")  # keys that say nothing about the run
+SILENT = ("resume", "run_name", "$schema")  # keys that do not change what the run computes
 ABSENT = "(absent)"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
@@ -60,8 +60,8 @@ def new_folder(base, title, run_name=None):
 
 
 def named_folder(folder):
-    """A folder with a chosen name; one that a process left which was killed before its run began is
-    taken over."""
+    """A folder with a chosen name. It may exist if a process was killed there before its run
+    began."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -74,8 +74,9 @@ def named_folder(folder):
 
 
 def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=None):
-    """What every checkpoint says of its run, as plain JSON; `fingerprints` are those of the
-    objective, `classes` the names of the classes, `tokenizer` is the text of its file."""
+    """The part of a checkpoint's record that describes the run, as plain JSON; `fingerprints` are
+    those of the objective, `classes` are the names of the classes, `tokenizer` is the text of its
+    file."""
     with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
     data = {name: fingerprint(dataset) for name, dataset in with_items.items()}
     content = {"config": config, "facts": facts, "classes": classes}
@@ -103,7 +104,7 @@ def describe(folder, record, datasets, root, own_files=None):
             inside(folder, USER_MODULES, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-    except shutil.Error as error:  # it lists every file; the first says enough
+    except shutil.Error as error:  # it lists every file; the first one is enough
         why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
         raise RunError(f"{target}: cannot be written: {why}") from error
     except OSError as error:
@@ -121,23 +122,22 @@ def describe(folder, record, datasets, root, own_files=None):
 
 
 def update(folder, record, root):
-    """Write the config that the run uses from now on; if it was finished, it is not any more."""
+    """Write the config that the run uses from now on, and remove the mark of a finished run."""
     schema = relative_path(Path(root) / "config.schema.json", folder)
     (folder / FINISHED).unlink(missing_ok=True)
     write_json(folder / "config.json", record["config"] | {"$schema": schema})
 
 
 def finish(folder, run, peak):
-    """Mark a run as finished, so that `--resume auto` skips it; `peak` is the memory that it
-    needed."""
-    metrics = sayable(run.metrics)
+    """Mark a run as finished, so that `--resume auto` skips it; `peak` is its peak memory."""
+    metrics = json_safe(run.metrics)
     content = {"epochs": run.completed, "steps": run.step, "metrics": metrics, "peak_memory": peak}
     write_json(folder / FINISHED, content)
 
 
 def changes_of_environment(folder, root):
-    """What has changed since the run began, one line each: the same bits are promised for the same
-    machine and versions."""
+    """What has changed since the run began, one line each. Only the same machine and versions give
+    the same bits."""
     path = folder / "environment.json"
     try:
         before = flat(parse_json(read_file(path)))
@@ -168,8 +168,8 @@ def flat(value, path=""):
 
 
 def cut_back(folder, lengths, names):
-    """Cut logs back to the bytes that they had when a checkpoint was taken; a log that the
-    checkpoint does not know did not exist yet."""
+    """Cut logs back to the bytes that they had when a checkpoint was taken. A log that is not in
+    `lengths` did not exist then."""
     for path in [Path(folder) / name for name in names]:
         if path.is_symlink():
             raise UserError(
@@ -189,11 +189,11 @@ def cut_back(folder, lengths, names):
 
 
 def set_aside(folder, logs, checkpoints):
-    """Move the logs of a run that starts over into a folder of their own, if it had logged values,
-    and with them what there is of its checkpoints. Returns a line that says where, or None."""
+    """If a run that starts over had logged values, move its logs, and any checkpoints, into a new
+    folder. Returns a line that says where, or None."""
     values = folder / metric_log.FILE
     if not values.exists() or not values.stat().st_size:
-        return None  # nothing is lost if its other log goes on
+        return None  # nothing is lost if train.log is appended to
     former = next(path for n in count(1) if not (path := folder / f"former_{n}").exists())
     former.mkdir()
     others = [folder / log for log in logs if log != values.name]
@@ -242,7 +242,8 @@ def git_commit(root):
 
 
 def differences(old, new):
-    """({path: (old, new)} of what may differ, the same of what may not) between two records."""
+    """({path: (old, new)} of the differences between two records that are allowed, the same of the
+    differences that are not)."""
 
     def facts_of(record):
         extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
@@ -263,7 +264,7 @@ def differences(old, new):
 
 
 def in_words(changed):
-    """Differences in words, one line each."""
+    """One line for each difference."""
     shown = {
         path: [value if value is ABSENT else cut(json.dumps(value), 200) for value in pair]
         for path, pair in changed.items()

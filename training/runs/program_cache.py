@@ -21,8 +21,8 @@ import jaxlib
 from file_io import atomic_write
 from utils import RunError, user_cache
 
-ROOM = 512 * 2**20  # bytes for all programs; those of the sample take 0.6 MiB
-ZSTANDARD = b"\x28\xb5\x2f\xfd"  # how a file compressed with zstandard begins
+ROOM = 512 * 2**20  # bytes for all programs; the programs of the sample take 0.6 MiB
+ZSTANDARD = b"\x28\xb5\x2f\xfd"  # the first bytes of a file compressed with zstandard
 VERDICT = "usable"  # the name of the file that says whether programs can be loaded on this machine
 
 logger = logging.getLogger("main")
@@ -52,7 +52,7 @@ def keep_programs():
 def kind_of_machine():
     """The name of the folder for programs of this jaxlib on machines like this one. A program is
     compiled for the instructions and the cores of a CPU. The backend is part of the name too, since
-    programs of an accelerator may be loadable where those of the CPU are not."""
+    programs of an accelerator may be loadable where programs of the CPU are not."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(name, "") for name in ("NPROC", "PJRT_NPROC")]
     facts = [jax.default_backend(), platform.machine(), sys.platform]
@@ -113,7 +113,7 @@ def stderr_into_file():
 
 def tidy(folder):
     """Remove damaged files, which a process that ends while writing leaves behind. If all programs
-    together take too much room, also remove those not used for the longest time."""
+    together take too much room, also remove the ones that were not used for the longest time."""
     verdict = folder / VERDICT
     last = verdict.stat().st_mtime
     os.utime(verdict)

@@ -1,37 +1,18 @@
-"""A run put back to a checkpoint, and what happens when it diverges."""
+"""The state of a run, and weights to evaluate, from a checkpoint."""
 
 import logging
 
 import jax
-import numpy as np
 
 from training.base import evaluated_part, with_frozen
 from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
-from training.devices.placing import fetched
 from training.devices.processes import is_first, several
-from training.runs.folder import cut_back
-from training.update import bad_leaf_name, cleared
-from training.watchers import Point, Reply
+from training.watchers import Point
 from training.watching import metric_log
-from utils import RunError, UserError, first_line
+from utils import UserError
 
 logger = logging.getLogger("main")
-
-ADVICE = (
-    "A label outside the classes, an index outside an embedding or NaN in the data does that, as "
-    "training.detect_nans=true will show; else lower the learning rate (to resume with --resume "
-    "and a changed config, add --override), clip the gradients, or set training.on_nonfinite to "
-    "'skip' or 'rollback'"
-)
-
-
-class Diverged(RunError):
-    """A step whose loss, gradients or new state are not finite."""
-
-    def __init__(self, step, leaf, message):
-        super().__init__(message)
-        self.step, self.leaf = step, leaf  # steps taken before it; what was bad first
 
 
 def point_of(checkpoint, trainer, folder):
@@ -67,7 +48,7 @@ def check_fits(checkpoint, template, replicas):
 
 
 def weights_of(checkpoint, params, state):
-    """[(params, state)] of each replica as they are evaluated, in the form of these trees."""
+    """[(params, state)] of each replica that are evaluated, in trees like these."""
     trees = []
     for path, arrays in zip(checkpoint.paths, checkpoint.arrays, strict=True):
         part = evaluated_part(arrays)
@@ -87,7 +68,7 @@ def best_weights(keeper, trainer):
 
 
 def check_unchanged(trainer, probe, pretrained, checkpoint):
-    """Refuse to start or resume from weights to which model/ has since given another meaning."""
+    """Refuse to start or resume from weights if model/ now computes something else with them."""
     ts = trainer.replica_states()[0]
 
     def outputs(*weights):  # what several processes hold may fit into none of their hosts
@@ -103,140 +84,3 @@ def check_unchanged(trainer, probe, pretrained, checkpoint):
         now = outputs(*weights_of(checkpoint, *ts.evaluated())[0])
         fix = "add --override to continue with the model as it is now"
         check_meaning(path, probe_of(arrays), now, fix)
-
-
-class Divergence:
-    """The watcher for steps that are not finite, which freeze the state before them: the run goes
-    back to the last checkpoint with another seed (on_nonfinite: rollback), up to `rollbacks` times,
-    or it saves the last finite state and ends."""
-
-    def __init__(self, trainer, options, keeper, log):
-        self.trainer, self.options, self.keeper, self.log = trainer, options, keeper, log
-        self.rollbacks, self.resumed, self.bad, self.batch = 0, False, None, None
-        self.rolls_back = options.on_nonfinite == "rollback"
-
-    def on_ready(self, run):
-        """There must be a checkpoint to go back to from the first epoch."""
-        return Reply(save="last") if self.rolls_back and not self.resumed else None
-
-    def memory(self):
-        return {"rollbacks": self.rollbacks}
-
-    def on_resume(self, run, point):
-        if point.checkpoint:
-            self.rollbacks, self.resumed = point.record["rollbacks"], True
-
-    def on_chunk(self, run, report):
-        if report.bad is None:
-            return None
-        step, leaf = report.bad
-        leaf = bad_leaf_name(self.trainer.replica_states()[0], leaf)
-        self.what = f"step {step + 1} (epoch {run.epoch}) was not finite: {leaf} was bad first"
-        may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
-        if may_go_back and (checkpoint := self.keeper.newest()):
-            return Reply(back_to=self.rolled_back(checkpoint))
-        self.bad = step, leaf
-        self.batch = run.epoch, run.position + step - run.step
-        if len(self.trainer.replicas.seeds) > 1 or step == 0:
-            # There is no step that all replicas have in common, or nothing was trained.
-            if self.keeper:
-                self.keeper.wait()
-            self.fail()
-        return Reply(stop=self.what, back_to=self.frozen(run, report))
-
-    def on_values(self, run, name, values):
-        """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
-        if name != "train" or self.options.on_nonfinite != "skip":
-            return
-        sums = self.trainer.sums()
-        skipped = sum(int(s["bad_steps"]) for s in sums)
-        if skipped and not any(int(s["epoch"]["examples"]) for s in sums):
-            raise RunError(
-                f"no step of epoch {run.epoch} was finite, so all were skipped. {ADVICE}"
-            )
-        if skipped:
-            message = "Epoch %d: skipped %d steps whose loss or gradients were not finite"
-            logger.warning(message, run.epoch, skipped)
-
-    def rolled_back(self, checkpoint):
-        """The Point of a checkpoint, with other randomness and another order of the data from
-        there."""
-        count = self.rollbacks + 1
-        point = point_of(checkpoint, self.trainer, self.keeper.folder)
-        # The number is odd, so that no count gives the same seed twice.
-        seeds = [(int(ts.seed) + 2654435769 * count) % 2**32 for ts in point.states]
-        states = [
-            ts._replace(seed=np.uint32(seed)) for ts, seed in zip(point.states, seeds, strict=True)
-        ]
-        if is_first():
-            lengths = checkpoint.record["lengths"]
-            cut_back(self.keeper.folder, lengths, [metric_log.FILE])
-        self.log.back_to(point.record["step"])
-        shown = ", ".join(map(str, seeds))
-        logger.warning(
-            "%s. Back to %s with seed %s (%d of %d)",
-            self.what, checkpoint.name, shown, count, self.options.rollbacks,
-        )  # fmt: skip
-        return point._replace(states=states, record=point.record | {"rollbacks": count})
-
-    def frozen(self, run, report):
-        """The Point before the bad step, which left the state unchanged."""
-        epoch, position = self.batch
-        # The sums of the log line may have begun again behind the bad step.
-        window = {"window": report.sums[0]["window"]}
-        [ts] = self.trainer.replica_states()
-        states = [ts._replace(sums=cleared(ts.sums) | window)]
-        record = {
-            "step": self.bad[0],
-            "position": position,
-            "lined": run.lined,
-            "epoch": epoch if position else run.completed,
-            "elapsed": 0.0,
-            "metrics": run.metrics,
-            "stopped": False,
-        }
-        return Point(states, record, run.history)
-
-    def on_stopped(self, run):
-        """The last finite state is saved; now the run fails."""
-        if self.bad:
-            self.fail()
-
-    def fail(self):
-        step, leaf = self.bad
-        spent = f"The run went back {self.rollbacks} times already. " if self.rollbacks else ""
-        what, advice = self.what, ADVICE
-        if self.options.detect_nans:
-            what, advice = f"{what}.\n{self.culprit()}", ""
-        last = self.keeper and self.keeper.last()
-        where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-        raise Diverged(step, leaf, f"{what}.\n{spent}{where}{advice}".rstrip())
-
-    def culprit(self):
-        """The layer and the operation that made the first value that is not finite, found by taking
-        the step again, one operation at a time."""
-        from training.debugging.nan_search import first_bad_op
-
-        step, _ = self.bad
-        states = self.trainer.replica_states()
-        replicas = [r for r, ts in enumerate(states) if int(ts.sums["first_bad"]) == step]
-        replica = next(
-            iter(replicas), 0
-        )  # a single replica's counter was cleared when it was saved
-        batches = self.trainer.feed.batch(*self.batch)
-        if batches is None:
-            return "The step cannot be taken again, since its data cannot be read again"
-        trainer, recipe = self.trainer, self.trainer.recipe
-        own = recipe.of(recipe.numbers[replica])  # replicas may differ in a number, as in the rate
-        update = own.make_update(not trainer.looped, trainer.feed.steps)
-        local = lambda leaf: leaf if leaf.is_fully_addressable else fetched(leaf)  # noqa: E731
-        ts = jax.tree.map(local, states[replica])
-        try:
-            ts = ts._replace(sums=cleared(ts.sums))
-            sentence = first_bad_op(update.step, ts, *batches[replica])
-        except Exception as error:  # whatever becomes of the search, the run ends by its own error
-            return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
-        return sentence or (
-            "Taken again one operation at a time, the step is finite: "
-            "the compiled step computes differently"
-        )

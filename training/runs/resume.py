@@ -1,4 +1,4 @@
-"""Resuming: which run, from which of its checkpoints, and with what changed in its config."""
+"""Resuming: which run, from which of its checkpoints, and with which changes in its config."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from file_io import locked
 from training.checkpoint.keeper import LOGS
 from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import (
-    Found,
+    Checkpoint,
     checkpoints,
     files,
     lost,
@@ -27,13 +27,13 @@ from utils import WINDOWS, Damaged, RunError, UserError, quoted
 logger = logging.getLogger("main")
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """A run's folder, locked for this process."""
 
     folder: Path
-    checkpoint: Found | None  # the one to resume from; None if the run has none yet
-    lock: "Lock | None"  # None in the processes beside process 0
-    skipped: list  # what is wrong with newer checkpoints
+    checkpoint: Checkpoint | None  # the one to resume from; None if the run has none yet
+    lock: "Lock | None"  # None in all processes except process 0
+    skipped: list  # messages that say what is wrong with newer checkpoints
 
 
 class Locked(RunError):
@@ -60,8 +60,8 @@ class Lock:
 
 
 def unfinished(base, title, run_name=None):
-    """(the latest unfinished run of this title, opened, None), or (None, why there is none). With a
-    name it is the run of that name, also if it is finished."""
+    """(the OpenedRun of the latest unfinished run of this title, None), or (None, why there is
+    none). With a name it is the run of that name, also if it is finished."""
     name = escape(run_name) if run_name else "*"
     described = (Path(base) / title).glob(f"{name}/environment.json")
     folders = [path.parent for path in described if (path.parent / "config.json").exists()]
@@ -72,7 +72,7 @@ def unfinished(base, title, run_name=None):
             reasons.append(f"{folder} is finished")
             continue
         try:
-            return opened(folder), None
+            return open_run(folder), None
         except Locked:
             reasons.append(f"{folder} is being trained by another process")
     if reasons:
@@ -81,7 +81,7 @@ def unfinished(base, title, run_name=None):
 
 
 def run_folder_of(named, option="--resume"):
-    """The folder of a run that the user names, by itself or by one of its checkpoints."""
+    """The folder of a run; the user may name the folder or one of its checkpoints."""
     named = Path(named)
     folder = named.parent if named.name.startswith("checkpoint-") else named
     if not named.exists():
@@ -102,20 +102,20 @@ def run_folder_of(named, option="--resume"):
     return folder
 
 
-def opened(folder, named=None):
+def open_run(folder, named=None):
     """Lock a run's folder and find the checkpoint to resume from: the one that is named, or the
-    newest good one."""
+    newest valid one."""
     lock = Lock(folder)
     try:
         checkpoint, errors = chosen(folder, named)
     except BaseException:
         lock.close()
         raise
-    return Opened(folder, checkpoint, lock, errors)
+    return OpenedRun(folder, checkpoint, lock, errors)
 
 
-def opened_by_first(open_folder):
-    """The Opened that `open_folder` returns in process 0, or None. The other processes read the
+def open_by_first(open_folder):
+    """The OpenedRun that `open_folder` returns in process 0, or None. The other processes read the
     same checkpoint."""
     own = None
 
@@ -129,11 +129,11 @@ def opened_by_first(open_folder):
         return own
     folder, name = Path(names[0]), names[1]
     checkpoint = name and read_all(name, files(folder, name), whole=True, verified=True)
-    return Opened(folder, checkpoint, None, [])
+    return OpenedRun(folder, checkpoint, None, [])
 
 
 def chosen(folder, named):
-    """(the checkpoint, what is wrong with newer ones)"""
+    """(the checkpoint to resume from, messages that say what is wrong with newer ones)"""
     if named is None or Path(named) == folder:
         checkpoint, errors = newest(folder)
         if checkpoint is None and (folder / FINISHED).exists():
@@ -156,13 +156,13 @@ def chosen(folder, named):
     return checkpoint, []
 
 
-def tidied(run):
-    """Remove what an interrupted write left, and log lines after the checkpoint. A run that starts
-    over has its former log moved away; returns a line that says so, or None."""
-    remove_leftovers(run.folder)
-    if run.checkpoint:
-        return cut_back(run.folder, run.checkpoint.record["lengths"], LOGS)
-    return set_aside(run.folder, LOGS, files(run.folder, "checkpoint-*"))
+def tidied(opened):
+    """Remove what an interrupted write left, and the log lines after the checkpoint. If the run
+    starts over, move its former log away, and return a line that says so; else return None."""
+    remove_leftovers(opened.folder)
+    if opened.checkpoint:
+        return cut_back(opened.folder, opened.checkpoint.record["lengths"], LOGS)
+    return set_aside(opened.folder, LOGS, files(opened.folder, "checkpoint-*"))
 
 
 @contextmanager
@@ -178,29 +178,29 @@ def holding(folder, resume, record):
         if Path(folder).is_file():
             raise UserError(f"folder: {folder} is a file; name a folder")
         Path(folder).mkdir(parents=True, exist_ok=True)
-        return opened(Path(folder))
+        return open_run(Path(folder))
 
-    run = opened_by_first(open_folder)
+    opened = open_by_first(open_folder)
     try:
         with together():
-            if not resume and (run.checkpoint or (run.folder / "metrics.jsonl").exists()):
-                epochs = f" of {epochs_of(run.checkpoint)} epochs" if run.checkpoint else ""
+            if not resume and (opened.checkpoint or (opened.folder / "metrics.jsonl").exists()):
+                epochs = f" of {epochs_of(opened.checkpoint)} epochs" if opened.checkpoint else ""
                 raise UserError(
                     f"{folder}: holds a run{epochs} already, as when a cell runs again; "
                     "continue it (resume=True), name another folder, or delete this one: "
                     f"import shutil; shutil.rmtree({str(folder)!r})"
                 )
-            changed = changes(run, record, resume == "override") if run.checkpoint else []
+            changed = changes(opened, record, resume == "override") if opened.checkpoint else []
         if is_first() and resume:
-            former = tidied(run)
-            for message in [*run.skipped, *changed, *([former] if former else [])]:
+            former = tidied(opened)
+            for message in [*opened.skipped, *changed, *([former] if former else [])]:
                 logger.warning(message)
-            if run.checkpoint:
-                log_what_is_left(run, record["config"]["training"]["epochs"])
-        yield run.checkpoint
+            if opened.checkpoint:
+                log_what_is_left(opened, record["config"]["training"]["epochs"])
+        yield opened.checkpoint
     finally:
-        if run.lock:
-            run.lock.close()
+        if opened.lock:
+            opened.lock.close()
 
 
 def epochs_of(checkpoint):
@@ -208,12 +208,12 @@ def epochs_of(checkpoint):
     return checkpoint.record["epoch"] - bool(checkpoint.record["position"])
 
 
-def log_what_is_left(run, epochs):
+def log_what_is_left(opened, epochs):
     """Log from where a run of `fit` continues, or why there is nothing left to train."""
-    folder, completed, checkpoint = run.folder, epochs_of(run.checkpoint), run.checkpoint
+    folder, completed, checkpoint = opened.folder, epochs_of(opened.checkpoint), opened.checkpoint
     if completed >= epochs:
         what = "nothing is trained; raise `epochs` to continue it, or name another folder"
-        logger.info("%s: has its %d epochs already: %s", folder, completed, what)
+        logger.info("%s: has completed its %d epochs: %s", folder, completed, what)
     elif checkpoint.record["stopped"]:
         what = 'resume="override" continues nevertheless'
         logger.info("%s: a callback stopped it in epoch %d; %s", folder, completed, what)
@@ -221,44 +221,42 @@ def log_what_is_left(run, epochs):
         logger.info("%s: resuming after step %d", folder, checkpoint.record["step"])
 
 
-def at_its_end(run, training, override):
+def nothing_to_resume(opened, training, override):
     """Why there is nothing to resume, or None."""
-    if run.checkpoint is None:
+    if opened.checkpoint is None:
         return None
-    record, marked = run.checkpoint.record, (run.folder / FINISHED).exists()
-    completed, epochs = epochs_of(run.checkpoint), training.epochs
+    record, marked = opened.checkpoint.record, (opened.folder / FINISHED).exists()
+    completed, epochs = epochs_of(opened.checkpoint), training.epochs
     if completed > epochs or (completed == epochs and (marked or record["position"])):
         return (
-            f"{run.folder}: has its {completed} epochs, and training.epochs is {epochs}; "
+            f"{opened.folder}: has completed {completed} epochs, and training.epochs is {epochs}; "
             "raise it to continue"
         )
     if marked and (why := nothing_left(record, training)):
-        return f"{run.folder}: {why}; raise it to continue"
+        return f"{opened.folder}: {why}; raise it to continue"
     if marked and record["stopped"] and not override:
         return (
-            f"{run.folder}: a callback stopped it in epoch {record['epoch']}; "
+            f"{opened.folder}: a callback stopped it in epoch {record['epoch']}; "
             "add --override to continue nevertheless"
         )
     return None
 
 
-def changes(run, record, override=False):
-    """What changed in config, facts and data since a run's checkpoint, one line each. What must not
-    change is refused, unless the user insists; that also overrules a callback that stopped the
-    run."""
-    checkpoint = run.checkpoint
+def changes(opened, record, override=False):
+    """What changed in config, facts and data since a run's checkpoint, one line each. A change that
+    is not allowed is refused unless `override` is True, which also continues a run that a callback
+    has stopped."""
+    checkpoint = opened.checkpoint
     if checkpoint is None:
         return ["There is no checkpoint yet, so the run starts over"]
     try:
         free, other = differences(checkpoint.record, record)
     except RecursionError as error:
-        raise UserError(
-            f"{checkpoint.paths[0]}: the config in it is nested too deeply to be one"
-        ) from error
+        raise UserError(f"{checkpoint.paths[0]}: its config is nested too deeply") from error
     if other and not override:
         lines = "\n  ".join(line.removeprefix("Changed: ") for line in in_words(other))
         raise UserError(
-            f"{run.folder}: this is not the config, or not the data, of the run\n  {lines}\n"
+            f"{opened.folder}: this is not the config, or not the data, of the run\n  {lines}\n"
             "Undo the change, begin a new run, or add --override "
             '(fit: resume="override") to continue with it; '
             f"{', '.join(FREE)} may always change"

@@ -25,7 +25,7 @@ from utils import UserError, format_bytes, named_leaves, relative_path
 def check_shapes(recipe, example, sizes, resumed=False):
     """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of
     the data's, `sizes` are {set: how many examples}."""
-    check_phases(recipe.watch, sizes)
+    check_phases(recipe.metric_plan, sizes)
     check_sets(recipe.callbacks, sizes)
     batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
     params, state, reported = trace_shapes(recipe, batch, held_out)
@@ -48,38 +48,40 @@ def check_shapes(recipe, example, sizes, resumed=False):
     recipe.plan.cuts(params)
     update = recipe.make_update(unroll=False)
     opt, ema = attempt("update: its state cannot be made", update.init, params)
-    zeros = partial(zero_sums, recipe.objective, params, state, batch, watch=recipe.watch)
+    shapes = params, state, batch
+    zeros = partial(zero_sums, recipe.objective, *shapes, metric_plan=recipe.metric_plan)
     step, seed, scale = (jax.ShapeDtypeStruct((), t) for t in (jnp.int32, jnp.uint32, jnp.float32))
     ts = TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
-    if any(recipe.numbers):
+    if any(recipe.varied_numbers):
         trace_numbers(recipe, ts, batch)
     return ts
 
 
 def trace_numbers(recipe, ts, batch):
-    """The numbers of training.vary can be inputs of the compiled programs: of what draws the first
-    params, and of the step."""
+    """Refuse numbers of training.vary that cannot be inputs of the compiled programs: of the one
+    that draws the first params, and of the step."""
 
     def step(numbers, ts, batch):
-        own = recipe.of(numbers)
+        own = recipe.with_numbers(numbers)
         update = own.make_update(unroll=False)
         update.init(own.model.init(jax.random.key(0))[0])
         return update.step(ts, batch, 1)
 
-    what = f"training.vary: {', '.join(recipe.numbers[0])} cannot all differ within one program"
-    attempt(what, step, as_inputs(recipe.numbers[0]), ts, batch)
+    numbers = recipe.varied_numbers[0]
+    what = f"training.vary: {', '.join(numbers)} cannot all differ within one program"
+    attempt(what, step, as_inputs(numbers), ts, batch)
 
 
 def shapes_of_batch(example, loader, set_name):
-    """The shapes of a batch of a set, as its collate_fn makes it of so many copies of an example.
-    Those of all sets have as many rows as in training, so that they can be compared."""
+    """The shapes of a batch of a set, which its collate_fn makes of copies of one example. The
+    batches of all sets have as many rows as in training, so that they can be compared."""
     copies = batch_of_copies(example, loader.batch_size, loader.of(set_name).collate_fn)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), copies)
 
 
 def trace_shapes(recipe, batch, held_out):
-    """(params, state, {label: reported names}), once everything that a step calls, and an
-    evaluation of a `held_out` batch, was traced."""
+    """(params, state, {label: reported names}), from tracing everything that a step calls, and an
+    evaluation of a `held_out` batch."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     trees = attempt("model: the parameters cannot be made", recipe.model.init, key)
     if not isinstance(trees, tuple) or len(trees) != 2:
@@ -89,7 +91,7 @@ def trace_shapes(recipe, batch, held_out):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise UserError(
                 f"model: the parameter {name} is {leaf.dtype}; "
-                "only floats can be trained, the rest belongs into state"
+                "only floats can be trained; put everything else into state"
             )
     by_epoch = partial(augmented_by_epoch, recipe.augment, 0)
     batch = attempt("augment does not fit the data", by_epoch, batch)
@@ -103,14 +105,14 @@ def trace_shapes(recipe, batch, held_out):
             f"objective: the metrics of training ({forms(trained)}) and "
             f"evaluation ({forms(evaluated)}) differ"
         )
-    recipe.watch.check(trained)
+    recipe.metric_plan.check(trained)
     trace_optimizer(recipe.optimizer, params)
     return params, state, {"loss": ["loss"], **reported_names(recipe, trained)}
 
 
 def trace_objective(objective, params, state, batch, key, train):
     """The shapes of the metrics of one batch. The loss must be one number per example, and the
-    state must keep its form."""
+    state must keep its shapes and types."""
 
     def call(params, state, batch, key):
         return objective(params, state, batch, key, train)
@@ -136,7 +138,8 @@ def trace_objective(objective, params, state, batch, key, train):
 
 
 def trace_optimizer(optimizer, params):
-    """Its updates must have the form of the params, and its state must keep its own."""
+    """The updates must have the shapes and types of the params, and the optimizer's state must keep
+    its own."""
     state = attempt("optimizer: its state cannot be made", optimizer.init, params)
     what = "optimizer or schedule: the update fails"
     results = attempt(what, optimizer.update, params, state, params)
@@ -175,7 +178,8 @@ def attempt(what, fn, *arguments):
 def reported_names(recipe, metrics):
     """{label: the names under which it is reported}. Each must be one number, or a dict of them,
     unless it is for callbacks alone."""
-    metrics = {label: tree for label, tree in metrics.items() if not recipe.watch.aside(label)}
+    aside = recipe.metric_plan.aside
+    metrics = {label: tree for label, tree in metrics.items() if not aside(label)}
     means = per_leaf(lambda a: jax.ShapeDtypeStruct(plain(a).shape[1:], jnp.float32), metrics)
     reported = {label: {} for label in metrics}
     finished = attempt("metrics: the means cannot be finished", recipe.objective.finish, means)
@@ -200,14 +204,15 @@ def reported_names(recipe, metrics):
     return names
 
 
-def check_phases(watch, sets):
+def check_phases(metric_plan, sets):
     """Refuse a metric for a phase that no set of this run has."""
     phases = {phase_of(name) for name in sets}
-    for label, rule in watch.rules.items():
-        if label not in watch.hidden and not any(covers(rule.phase, phase) for phase in phases):
+    for label, rule in metric_plan.rules.items():
+        measured = any(covers(rule.phase, phase) for phase in phases)
+        if label not in metric_plan.hidden and not measured:
             raise UserError(
-                f"metrics: {label} is for the phase {rule.phase}, and no set is; "
-                f"there are {', '.join(sets)}"
+                f"metrics: {label} is for the phase {rule.phase}, and no set is of that phase; "
+                f"the sets are {', '.join(sets)}"
             )
 
 
@@ -225,17 +230,17 @@ def check_sets(callbacks, sets):
 
 def measured_names(sets, reported, recipe):
     """All names under which something is measured at the end of an epoch."""
-    watch, names = recipe.watch, []
+    metric_plan, names = recipe.metric_plan, []
     for set_name in sets:
-        labels = watch.modes(reported, phase_of(set_name), "EPOCH")
+        labels = metric_plan.modes(reported, phase_of(set_name), "EPOCH")
         names += [f"{set_name}_{name}" for label in labels for name in reported[label]]
-    norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in watch.needs]
+    norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in metric_plan.needs]
     return [*names, *norms, *recipe.rates]
 
 
 def check_monitors(monitors, measured):
-    """Refuse {place in the config: metric} whose metric is never measured. The hint names no other
-    set: the loss of the training set, say, would not do in place of that of the test set."""
+    """Refuse {place in the config: metric} whose metric is never measured. The hint names metrics
+    of the same set only, since the training loss, say, cannot replace the test loss."""
     for where, monitor in monitors.items():
         if monitor is None or monitor in measured:
             continue

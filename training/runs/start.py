@@ -1,5 +1,5 @@
-"""From the parts of a config to an exit code: check by shapes, open the run's folder, new or
-resumed, train, close."""
+"""A run of the command line, from the parts of a config to an exit code: check them by their
+shapes, open a new or existing run folder, train, and close the folder."""
 
 import logging
 import os
@@ -18,12 +18,13 @@ from training.devices.processes import check_alike, from_first, is_first, severa
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.feed import nbytes, stacks
-from training.fit import split_sets, train_recipe
+from training.fit import train_recipe
 from training.preprocess import bound, fitted
 from training.recipe import compose, recorded_statistics, with_statistics
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.argument_checks import check_callbacks
+from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
 from training.watching.console import be_silent, check_logging, set_up_logging
@@ -38,8 +39,7 @@ logger = logging.getLogger("main")
 
 
 def checked_recipe(parts, resumed=False):
-    """(the Recipe of a config's parts, its TrainState as shapes), once everything is known to
-    fit."""
+    """(the Recipe of a config's parts, its TrainState as specs), after checking that they fit."""
     try:
         check_hooks(parts.callbacks)
         check_arguments(parts.config)
@@ -51,7 +51,7 @@ def checked_recipe(parts, resumed=False):
 
 
 def sizes_of(parts):
-    """{set: how many examples} of a run, with what is held out of the training set."""
+    """{set: number of examples}, where a validation set may be held out of the training set."""
     sizes = dict(parts.data.sizes)
     count = held_out(sizes["train"], parts.loader.val_size)
     return sizes | ({"train": sizes["train"] - count, "val": count} if count else {})
@@ -59,7 +59,7 @@ def sizes_of(parts):
 
 def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     """Begin a run, or resume the one that is named: a folder, a checkpoint, or auto. `temporary` is
-    a folder that is deleted with the process, `watchers` are some besides those of every run."""
+    a folder to delete when the process ends early; `watchers` are added to those of every run."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
     named, why_new = named or parts.resume, None
@@ -67,31 +67,32 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     def open_named():
         nonlocal why_new
         if named == "auto":
-            run, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
-            return run
-        return resume.opened(resume.run_folder_of(named), named) if named else None
+            opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
+            return opened
+        return resume.open_run(resume.run_folder_of(named), named) if named else None
 
-    run = resume.opened_by_first(open_named)
+    opened = resume.open_by_first(open_named)
     check_alike(run_folder.flat(parts.config))
     check_logging(root)
     with shown_if_slow("Checking that all parts of the config fit", early=True):
-        recipe, template = checked_recipe(parts, resumed=run is not None)
+        recipe, template = checked_recipe(parts, resumed=opened is not None)
     options = parts.training
-    if run is not None and (end := from_first(lambda: resume.at_its_end(run, options, override))):
+    end = opened and from_first(lambda: resume.nothing_to_resume(opened, options, override))
+    if end:
         if is_first():
             print(end)
         return DONE
     with shown_if_slow("Tracing the programs of the run", early=True):
         trainer, as_built = trainer_ahead(recipe, parts), parts
-    if run is None:
-        run, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
+    if opened is None:
+        opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
     else:
         checked = recipe, template
-        parts, sets, record = resumed_run(run, parts, *checked, root, override, temporary)
+        parts, sets, record = resumed_run(opened, parts, *checked, root, override, temporary)
     if parts is not as_built:  # preprocessing has its statistics now
         recipe = compose(parts, recipe.plan)
-    announce(parts, sets, run, template)
-    done = train_in_folder(run, recipe, sets, record, trainer, watchers)
+    announce(parts, sets, opened, template)
+    done = train_in_folder(opened, recipe, sets, record, trainer, watchers)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
         logging.shutdown()
@@ -102,9 +103,9 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
 
 
 def trainer_ahead(recipe, parts):
-    """The Trainer, whose programs compile while the data is loaded; None if the data is known not
-    to be on the device as a whole, or if preprocessing needs statistics of it. If it turns out
-    so, another Trainer is made."""
+    """The Trainer, whose programs compile while the data is loaded; None if it is known that the
+    data will be streamed, or that preprocessing needs statistics of the data. If the loaded data
+    does not suit the Trainer, another one is made."""
     sizes, example = sizes_of(parts), parts.data.example
     if not getattr(parts.data, "resident", True):
         return None
@@ -112,7 +113,8 @@ def trainer_ahead(recipe, parts):
         return None
     validation = [name for name in sizes if name not in ("train", "test")]
     order = ["train", *validation, *({"test"} & sizes.keys())]
-    sets = {name: Arrays(*jax.tree.map(partial(many, sizes[name]), example)) for name in order}
+    specs = {name: jax.tree.map(partial(batch_spec, sizes[name]), example) for name in order}
+    sets = {name: Arrays(*pair) for name, pair in specs.items()}
     too_large = sum(map(nbytes, sets.values())) > parts.loader.device_budget_mb * 2**20
     stacked = all(stacks(parts.loader.of(name)) for name in sizes)
     if not stacked or parts.training.overfit_batches or too_large or parts.unfitted:
@@ -120,67 +122,68 @@ def trainer_ahead(recipe, parts):
     return Trainer(recipe, sets)
 
 
-def many(count, example):
-    """The shape of so many examples."""
+def batch_spec(count, example):
+    """The spec of `count` stacked examples."""
     return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
 def new_run(parts, recipe, root, why_new, temporary):
-    """(a new run's folder, the parts, its data, the record for its checkpoints); `why_new` says why
-    there was none to resume."""
+    """(a new OpenedRun, the parts, the data, the record for checkpoints); `why_new` says why there
+    was no run to resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
-    run = resume.opened_by_first(lambda: resume.opened(new_folder()))
-    handle_signals(run, temporary)
-    begin_to_log(root, run)
+    opened = resume.open_by_first(lambda: resume.open_run(new_folder()))
+    handle_signals(opened, temporary)
+    begin_to_log(root, opened)
     if why_new:
         logger.info("%s: beginning a new one", why_new)
     try:
-        parts, sets, record = with_data(run, parts, recipe)
+        parts, sets, record = with_data(opened, parts, recipe)
         with together():
             if is_first():
-                run_folder.describe(run.folder, record, sets, root, parts.own_files())
+                run_folder.describe(opened.folder, record, sets, root, parts.own_files())
     except BaseException:
         if is_first():
-            shutil.rmtree(run.folder)  # no step was taken
+            shutil.rmtree(opened.folder)  # no step was taken
         raise
-    return run, parts, sets, record
+    return opened, parts, sets, record
 
 
-def resumed_run(run, parts, recipe, template, root, override, temporary):
-    """(the parts, the data, the record) of a resumed run, once they are known to be the same as
-    before, or insisted on."""
-    handle_signals(run, temporary)
-    parts, sets, record = with_data(run, parts, recipe)
+def resumed_run(opened, parts, recipe, template, root, override, temporary):
+    """(the parts, the data, the record) of a resumed run, verified as unchanged unless --override
+    was given."""
+    handle_signals(opened, temporary)
+    parts, sets, record = with_data(opened, parts, recipe)
     with together():
-        changes = resume.changes(run, record, override)
+        changes = resume.changes(opened, record, override)
         # Nothing in the folder was changed until here.
-        recovery.check_fits(run.checkpoint, template, parts.training.replicas)
-        former = resume.tidied(run) if is_first() else None
-    begin_to_log(root, run)
+        recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
+        former = resume.tidied(opened) if is_first() else None
+    begin_to_log(root, opened)
     if is_first():
-        for message in [*run.skipped, *run_folder.changes_of_environment(run.folder, root)]:
+        for message in [*opened.skipped, *run_folder.changes_of_environment(opened.folder, root)]:
             logger.warning(message)
         for change in [*changes, *([former] if former else [])]:
             logger.info(change)
-        run_folder.update(run.folder, record, root)
+        run_folder.update(opened.folder, record, root)
     return parts, sets, record
 
 
-def with_data(run, parts, recipe):
-    """(the parts, with statistics of the training set where preprocessing needs them; the data; the
+def with_data(opened, parts, recipe):
+    """(the parts, with the statistics of the training set that preprocessing needs; the data; the
     record). A resumed run keeps its statistics."""
     with together(), shown_if_slow(f"Reading the data: {data_name(parts)}", early=True):
         sets = loaded(parts.data, parts.loader)
     if parts.unfitted:
-        statistics = run.checkpoint and recorded_statistics(parts, run.checkpoint.record["config"])
+        checkpoint = opened.checkpoint
+        statistics = checkpoint and recorded_statistics(parts, checkpoint.record["config"])
         if len(statistics or ()) < len(parts.unfitted):
             statistics = from_first(lambda: computed_statistics(parts, sets))
         parts = with_statistics(parts, statistics)
-    return parts, sets, record_of(run, parts, sets, recipe)
+    return parts, sets, record_of(opened, parts, sets, recipe)
 
 
 def data_name(parts):
-    """What the config calls its data."""
+    """The name of the data in the config."""
     node = parts.config.get("data")
     return node.get("name") if isinstance(node, dict) else node
 
@@ -197,23 +200,23 @@ def computed_statistics(parts, sets):
     return [[i, {k: done[i].keywords[k] for k in names}] for i, names in parts.unfitted.items()]
 
 
-def handle_signals(run, temporary):
-    """End at signals until the loop handles them; with several processes JAX does."""
+def handle_signals(opened, temporary):
+    """End at signals until the loop handles them; with several processes, JAX handles them."""
     if not several():
-        end_at_signals(run.folder, temporary)
+        end_at_signals(opened.folder, temporary)
 
 
-def begin_to_log(root, run):
-    """Log on the console and into the run's folder, in one process only."""
+def begin_to_log(root, opened):
+    """Log on the console and into the run's folder, but only in process 0."""
     if is_first():
-        set_up_logging(root, run.folder / "train.log")
+        set_up_logging(root, opened.folder / "train.log")
     else:
         be_silent()
 
 
-def record_of(run, parts, sets, recipe):
-    """The record for a run's checkpoints, once the data is known to be the same in all processes,
-    and its folder to be visible to them."""
+def record_of(opened, parts, sets, recipe):
+    """The record for a run's checkpoints, after checking that all processes have the same data and
+    see the run's folder."""
     with together(), shown_if_slow("Computing the fingerprint of the data", early=True):
         named = class_names(parts.data), tokenizer_json(parts.data)
         others = recipe.objective.fingerprints
@@ -221,24 +224,24 @@ def record_of(run, parts, sets, recipe):
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
     with together():
-        if not becomes_visible(run.folder):
+        if not becomes_visible(opened.folder):
             raise UserError(
-                f"checkpoint.dir: {run.folder}: process {jax.process_index()} does not see this "
+                f"checkpoint.dir: {opened.folder}: process {jax.process_index()} does not see this "
                 "folder of process 0; name one that all hosts share"
             )
     return record
 
 
 def becomes_visible(folder):
-    """Whether a folder exists; a network file system may take a while to show it."""
+    """Whether a folder exists; waits for a network file system that may be slow to show it."""
     until = time.monotonic() + VISIBLE_WITHIN
     while not folder.is_dir() and time.monotonic() < until:
         time.sleep(0.2)
     return folder.is_dir()
 
 
-def announce(parts, sets, run, template):
-    """The first lines of a run."""
+def announce(parts, sets, opened, template):
+    """Log the first lines of a run."""
     logger.info("Start Training! [%s]", parts.title)
     frozen = count(template.state["frozen"]) if has_frozen(template.state) else 0
     others = f", and {frozen} that are frozen" if frozen else ""
@@ -246,40 +249,40 @@ def announce(parts, sets, run, template):
     for name, size in sizes_of(parts).items():
         source = run_folder.source(sets.get(name, sets["train"]))
         logger.info("%s data: %d examples from %s", name.capitalize(), size, source)
-    logger.info("Run folder: %s", run.folder)
-    if run.checkpoint:
-        step = run.checkpoint.record["step"]
-        logger.info("Resuming from %s, after step %d", run.checkpoint.name, step)
+    logger.info("Run folder: %s", opened.folder)
+    if opened.checkpoint:
+        step = opened.checkpoint.record["step"]
+        logger.info("Resuming from %s, after step %d", opened.checkpoint.name, step)
     if not parts.checkpoint.save_optimizer_state:
         logger.warning(
             "checkpoint.save_optimizer_state is false: a run that is killed cannot be resumed"
         )
 
 
-def train_in_folder(run, recipe, sets, record, trainer, watchers=()):
-    """Train, and leave in the run's folder what a finished run leaves."""
+def train_in_folder(opened, recipe, sets, record, trainer, watchers=()):
+    """Train, and write the files of a finished run into its folder."""
     interrupted = False
     try:
         sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
         own = {"trainer": trainer, "watchers": watchers}
-        done = train_recipe(recipe, sets, run.folder, record, run.checkpoint, **own)
+        done = train_recipe(recipe, sets, opened.folder, record, opened.checkpoint, **own)
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()
         shown = ", ".join(f"{where} {format_bytes(size)}" for where, size in peak.items())
         logger.info("Peak memory: %s", shown or "unknown")
         if not interrupted and is_first():
-            run_folder.finish(run.folder, done, peak)
+            run_folder.finish(opened.folder, done, peak)
     finally:
-        if run.lock:
-            run.lock.close()  # before the report, which would else show the run as unfinished
+        if opened.lock:
+            opened.lock.close()  # a report shows a run with a lock as unfinished
         wanted = recipe.logging.report and not interrupted and is_first()  # a signal leaves no time
-        if wanted and (run.folder / "metrics.jsonl").exists():
-            write_report(run.folder)
+        if wanted and (opened.folder / "metrics.jsonl").exists():
+            write_report(opened.folder)
     return done
 
 
 def write_report(folder):
-    """The page of a run; an error in it does not fail the run."""
+    """Write the report of a run; an error in it does not fail the run."""
     from training.report import page
 
     try:
@@ -289,8 +292,8 @@ def write_report(folder):
 
 
 def peak_memory():
-    """{"host": the most bytes that this process needed, "device": those of the fullest device}, as
-    far as the system and the backend report them."""
+    """{"host": the most bytes that this process has used, "device": the most on one device}, as far
+    as the system and the backend report them."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     peaks = [stat["peak_bytes_in_use"] for stat in stats if stat and "peak_bytes_in_use" in stat]
     found = {"host": peak_of_process(), "device": max(peaks, default=None)}

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees, and where log lines go."""
+"""The output on a terminal, and the destinations of log lines."""
 
 import logging
 import logging.config
@@ -14,7 +14,7 @@ from utils import UserError
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
-TRIAL = "trial of "  # before the names of loggers, where settings are only checked
+TRIAL = "trial of "  # the prefix of loggers' names when settings are only checked
 
 logger = logging.getLogger("main")
 
@@ -34,7 +34,7 @@ def be_silent():
 
 @contextmanager
 def silenced():
-    """Log only errors inside, or in a function that this decorates."""
+    """Log only errors within the `with` block or the decorated function."""
     level = logger.level
     be_silent()
     try:
@@ -44,8 +44,8 @@ def silenced():
 
 
 def set_up_logging(root, file):
-    """Set up logging as in logger_config.json: relative file names are in the run's folder, and the
-    run's own log, `file`, is written whatever the handlers are."""
+    """Set up logging by logger_config.json. Relative file names are in the run's folder, and the
+    run's own log, `file`, is written even if no handler of the settings does."""
     logging.raiseExceptions = False  # a full disk is reported once, not at every line
     settings = read_settings(root)
     for handler in settings["handlers"].values():
@@ -66,7 +66,7 @@ def within(folder, name):
 
 
 def file_handlers():
-    """The handlers that write our log lines into files, with those of the parent loggers."""
+    """The handlers of our logger and of its parents that write log lines into files."""
     found, each = [], logger
     while each:
         found += [handler for handler in each.handlers if isinstance(handler, logging.FileHandler)]
@@ -75,7 +75,7 @@ def file_handlers():
 
 
 def check_logging(root):
-    """Raise a UserError if logging cannot be set up as in logger_config.json; set up nothing."""
+    """Raise a UserError if logging cannot be set up by logger_config.json; set up nothing."""
     settings = read_settings(root)
     for handler in settings["handlers"].values():
         if isinstance(handler.get("filename"), str):
@@ -103,7 +103,8 @@ class Trial(logging.config.DictConfigurator):
             handler.close()
 
     def make(self, section, factory):
-        """Replace the entries of a section by what they describe; those that name others last."""
+        """Replace the entries of a section by the objects that they describe; entries that name
+        others come last."""
         entries = self.config.get(section, {})
         for name in sorted(
             entries, key=lambda name: bool({"target", "handlers"} & {*entries[name]})
@@ -113,7 +114,7 @@ class Trial(logging.config.DictConfigurator):
 
     @contextmanager
     def place(self, place):
-        """Name the place of an error, and what there is instead of a name that does not exist."""
+        """Add to an error its place and, if a name does not exist, the names that do."""
         try:
             yield
         except Exception as error:  # a handler may be any class
@@ -144,7 +145,7 @@ def read_settings(root):
 
 
 def in_notebook():
-    """Whether this is a notebook, whose output is no terminal but shows progress bars too."""
+    """Whether this is a notebook, whose output is not a terminal but shows progress bars, too."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", ())
 
@@ -161,7 +162,7 @@ class ProgressBar:
         if not ((sys.stderr and sys.stderr.isatty()) or in_notebook()):
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # without ipywidgets, the bar is one of text
+            warnings.simplefilter("ignore")  # without ipywidgets, tqdm draws a bar of text
             from tqdm.auto import tqdm
         from tqdm.contrib.logging import logging_redirect_tqdm
 

@@ -3,13 +3,13 @@
 on_test_start, on_test_end, on_epoch_end, on_training_end
 
 on_step_end is called at every log line within an epoch; the View's `per_step` has the values of
-each step since the line before.
+each step since the previous line.
 
-A callback changes the run only by what it returns: {"stop": True}; {"lr_scale": 0.5}, by which
-every later update is multiplied; from on_validation_end and on_test_end also {"values":
-{"test_x": 0.9}}, which join the metrics of the set. What it must remember is JSON in an attribute
-`memory`: every checkpoint holds it, and a resumed run sets it again after on_training_start. Other
-attributes, all optional:
+A callback changes the run only by its return value: {"stop": True}; {"lr_scale": 0.5}, a factor for
+every later update; from on_validation_end and on_test_end also {"values": {"test_x": 0.9}}, which
+join the metrics of the set. What it must remember is JSON in an attribute `memory`: every
+checkpoint holds it, and a resumed run sets it again after on_training_start. Other attributes, all
+optional:
 
 monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
@@ -18,7 +18,7 @@ metrics         {label: tracked(function, mode, ...)}: measured with the others,
                 results are in the View's `arrays`
 observer        True: its on_step_end returns nothing and does not read states(), so that the steps
                 need not wait for it. With several processes only process 0 calls it; all other
-                callbacks are called in each process, and what they return in process 0 counts
+                callbacks are called in each process, and the values returned in process 0 are used
 check           (model, tokenizer of the data): may raise a UserError before the run has a folder
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
@@ -60,7 +60,7 @@ class Callbacks:
     def __init__(self, callbacks, view):
         self.all, self.view = callbacks, view
         self.own = [c for c in callbacks if is_first() or not is_observer(c)]
-        self.answering = any(hasattr(c, "on_step_end") and not is_observer(c) for c in callbacks)
+        self.replying = any(hasattr(c, "on_step_end") and not is_observer(c) for c in callbacks)
         self.waiting = 0  # a bit for each callback whose steps_left is the least
 
     def steps_left(self, ahead):
@@ -72,12 +72,12 @@ class Callbacks:
         return least
 
     def needs_state(self, due, line):
-        return due or (line and self.answering)
+        return due or (line and self.replying)
 
     def on_chunk(self, run, report):
-        if report.line:
+        if report.line_rates:
             return self.call("on_step_end")
-        if self in report.due:  # process 0 decides which of them are, as they may go by its clock
+        if self in report.due:  # process 0 decides which callbacks are due; they may use its clock
             [bits] = agreed([self.waiting])
             own = {id(c) for c in self.own}
             due = [c for i, c in enumerate(self.all) if bits >> i & 1 and id(c) in own]
@@ -85,13 +85,13 @@ class Callbacks:
         return None
 
     def call(self, hook, callbacks=None, always=False):
-        """Call a hook of every callback, or of some; their answers as a Reply."""
-        answers = notify(self.own if callbacks is None else callbacks, hook, self.view, always)
+        """Call a hook of every callback, or of `callbacks`, and return their replies as a Reply."""
+        replies = notify(self.own if callbacks is None else callbacks, hook, self.view, always)
         if several():
-            answers = common(answers, hook, self.all if callbacks is None else callbacks)
-        stop = answers.get("by", "a callback") if answers.get("stop") else None
-        values = answers.get("values")
-        return Reply(stop, lr_scale=answers.get("lr_scale"), values=values) if answers else None
+            replies = common(replies, hook, self.all if callbacks is None else callbacks)
+        stop = replies.get("by", "a callback") if replies.get("stop") else None
+        values = replies.get("values")
+        return Reply(stop, lr_scale=replies.get("lr_scale"), values=values) if replies else None
 
     def on_training_start(self, run):
         return self.call("on_training_start")
@@ -140,7 +140,7 @@ def check_hooks(callbacks):
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
                 raise UserError(
-                    f"callbacks: {name} has {hook!r}, which is no hook ({', '.join(HOOKS)})"
+                    f"callbacks: {name} has {hook!r}, which is not a hook ({', '.join(HOOKS)})"
                 )
             if hook in HOOKS and not takes_one(getattr(callback, hook)):
                 form = f"def {hook}(self, view)"
@@ -153,7 +153,7 @@ def check_hooks(callbacks):
         for label, rule in getattr(callback, "metrics", {}).items():
             if not isinstance(rule, Tracked):
                 where = f"callbacks: {name}.metrics[{label!r}]"
-                raise UserError(f"{where} must be tracked(function, ...) of training.tally")
+                raise UserError(f"{where} must be tracked(function, ...) of training.base")
         if not isinstance(every, int) or every < 1:
             raise UserError(
                 f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
@@ -182,36 +182,36 @@ def called(callback):
 
 
 def notify(callbacks, hook, view, always=False):
-    """Call one hook of all callbacks, whatever the epoch if `always`, and merge what they return:
-    one stop is enough, and the last lr_scale counts."""
-    answers = {}
+    """Call one hook of the callbacks that have it and whose turn it is, or of all that have it if
+    `always`. Merge what they return: one stop is enough, and the last lr_scale is used."""
+    replies = {}
     for callback in callbacks:
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):
             when = f"in epoch {view.epoch} after step {view.step}"
-            answer = checked(callback, hook, called_safely(callback, hook, when, view))
-            values = answers.get("values", {}) | answer.get("values", {})
-            stop = bool(answers.get("stop") or answer.get("stop"))
-            answers |= answer | {"stop": stop, "values": values}
-            if answer.get("stop"):
-                answers["by"] = called(callback)
-    return answers
+            reply = checked(callback, hook, called_safely(callback, hook, when, view))
+            values = replies.get("values", {}) | reply.get("values", {})
+            stop = bool(replies.get("stop") or reply.get("stop"))
+            replies |= reply | {"stop": stop, "values": values}
+            if reply.get("stop"):
+                replies["by"] = called(callback)
+    return replies
 
 
-def common(answers, hook, callbacks):
-    """Process 0's answers, in every process: callbacks may go by a clock, and observers run only
-    there."""
+def common(replies, hook, callbacks):
+    """The replies of process 0, in every process: callbacks may use a clock, and observers run only
+    in process 0."""
     calls = (hasattr(c, hook) and (hook != "on_step_end" or not is_observer(c)) for c in callbacks)
     if not any(calls):
-        return answers
-    numbers = [bool(answers.get("stop")), "lr_scale" in answers, answers.get("lr_scale", 1.0)]
+        return replies
+    numbers = [bool(replies.get("stop")), "lr_scale" in replies, replies.get("lr_scale", 1.0)]
     stop, scaled, scale = agreed([float(number) for number in numbers])
-    merged = {"values": answers.get("values")}
-    merged |= {"stop": True, "by": answers.get("by", "a callback")} if stop else {}
+    merged = {"values": replies.get("values")}
+    merged |= {"stop": True, "by": replies.get("by", "a callback")} if stop else {}
     return merged | ({"lr_scale": scale} if scaled else {})
 
 
 def is_its_turn(callback, hook, view):
-    """Whether a callback wants this epoch."""
+    """Whether a hook of a callback is to be called in this epoch, by its every_n_epochs."""
     return hook not in OF_EPOCHS or view.epoch % getattr(callback, "every_n_epochs", 1) == 0
 
 
@@ -225,7 +225,7 @@ def steps_left(callback, step):
 
 
 def called_safely(callback, method, when, argument):
-    """What a method returns; if it fails, the error says which one, where and when."""
+    """What a method returns; if it fails, the error says which method, where and when."""
     function = getattr(callback, method)
     try:
         return function(argument)
@@ -243,26 +243,26 @@ def called_safely(callback, method, when, argument):
         ) from error
 
 
-def checked(callback, hook, answer):
-    """What a callback returned, if it makes sense."""
+def checked(callback, hook, reply):
+    """What a callback returned, as a dict; an error if that is not valid."""
     where = f"callbacks: {called(callback)}.{hook}"
-    if answer is not None and not isinstance(answer, dict):
+    if reply is not None and not isinstance(reply, dict):
         needed = "nothing, or a dict of 'stop', 'lr_scale' and 'values'"
-        raise UserError(f"{where} returned {answer!r}; a callback returns {needed}")
-    answer = answer or {}
-    if unknown := answer.keys() - {"stop", "lr_scale", "values"}:
+        raise UserError(f"{where} returned {reply!r}; a callback returns {needed}")
+    reply = reply or {}
+    if unknown := reply.keys() - {"stop", "lr_scale", "values"}:
         known = "'stop', 'lr_scale' and 'values'"
         raise UserError(f"{where} returned {sorted(unknown)}; a callback may return {known}")
-    check_values(where, answer.get("values", {}), hook)
-    scale = answer.get("lr_scale", 1.0)
+    check_values(where, reply.get("values", {}), hook)
+    scale = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
-            return answer
+            return reply
     raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
 
 
 def check_values(where, values, hook):
-    """Refuse values that are no numbers, or of no set that was just evaluated."""
+    """Refuse values that are not numbers, or that come from a hook that follows no evaluation."""
     named = isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(n)) for n in values)
     if not named or not all(isinstance(v, int | float) for v in values.values()):
         raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')
@@ -290,11 +290,11 @@ def memories(callbacks):
 def remember(callbacks, pairs, path):
     """Give each callback its memory back, unless the callbacks are not those of the checkpoint."""
     if [called(callback) for callback in callbacks] != [name for name, _ in pairs]:
-        logger.warning("The callbacks are not those of the checkpoint, so all of them start afresh")
+        logger.warning("The callbacks are not those of the checkpoint, so their memory is reset")
         return
     for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
             if not is_alike(memory, callback.memory):
-                it, why = cut(repr(memory), 200), f"is no memory of {called(callback)}"
-                raise UserError(f"{path}: callbacks: {it} {why}; one is {callback.memory!r}")
+                it, why = cut(repr(memory), 200), f"is not a memory of {called(callback)}"
+                raise UserError(f"{path}: callbacks: {it} {why}, such as {callback.memory!r}")
             callback.memory = memory

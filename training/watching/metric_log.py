@@ -18,34 +18,26 @@ from training.options import LoggingOptions
 from training.watching.publish import Publisher
 from utils import RunError, named_leaves
 
-# More is not read from a metrics.jsonl when a run resumes.
+# The most that is read from a metrics.jsonl when a run resumes.
 MOST_BYTES, MOST_EPOCHS = 2**35, 10**6
 
 logger = logging.getLogger("main")
 
 FILE = "metrics.jsonl"
 EVERY_50_STEPS = LoggingOptions()
-TRACKERS_SECONDS = {
-    False: 30.0,
-    True: 1.0,
-}  # that trackers may take to end; a signal leaves no time
+# {whether a signal ends the run: the seconds that trackers may take to end}
+TRACKERS_SECONDS = {False: 30.0, True: 1.0}
 
 
 class MetricLog:
-    """The watcher that logs. Without a folder it logs to the console and the trackers alone. With
-    `keep_going`, what a full disk does not take is written later. `ring` is how many steps are kept
-    one by one, and `histograms` says whether the params are published at the end of every epoch."""
+    """The watcher that logs. Without a folder it logs only to the console and the trackers. With
+    `keep_going`, lines that do not fit on a full disk are written later. `ring` is how many steps
+    are kept one by one."""
 
     ends_line = True
 
     def __init__(
-        self,
-        folder=None,
-        options=EVERY_50_STEPS,
-        publish=None,
-        *,
-        keep_going=False,
-        ring=0,
+        self, folder=None, options=EVERY_50_STEPS, publish=None, *, keep_going=False, ring=0
     ):
         self.path = Path(folder) / FILE if folder else None
         self.options, self.keep_going, self.ring = options, keep_going, ring
@@ -55,7 +47,7 @@ class MetricLog:
     # When a line is due.
 
     def steps_left(self, ahead):
-        """Steps until the next log line: by number, or when the ring of single steps is full."""
+        """Steps until the next log line, which comes every n steps or when the ring is full."""
         every = self.options.every_steps
         by_number = every - ahead.position % every if every else 2**30
         until_full = self.ring - (ahead.position - ahead.lined) if self.ring else 2**30
@@ -74,20 +66,20 @@ class MetricLog:
             logger.info("---- STARTING EPOCH %d ----", run.epoch)
 
     def on_chunk(self, run, report):
-        """A line within an epoch."""
-        if report.line is None:
+        """Log a line within an epoch."""
+        if report.line_rates is None:
             return
         self.log_each_step(run)
         position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
-        loss, rates = run.metrics["train_loss"], in_words(report.line)
+        loss, rates = run.metrics["train_loss"], in_words(report.line_rates)
         logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, rates)
-        values = {**run.metrics, **report.line}
+        values = {**run.metrics, **report.line_rates}
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
     def on_values(self, run, name, values):
-        """A line for each value of a set at the end of an epoch."""
+        """Log a line for each value of a set at the end of an epoch."""
         for full_name, value in values.items():
             metric = full_name.removeprefix(f"{name}_")
             if "/" in full_name or metric == full_name:
@@ -117,12 +109,12 @@ class MetricLog:
                 self.publish.histogram(run.step, name, values)
 
     def on_extra_row(self, run, row, values):
-        """A row outside of epochs: of the initial params, or of the final test."""
+        """Log a row outside of epochs: of the initial params, or of the final test."""
         self.write(row | values)
         self.publish.scalars(row["step"], values)
 
     def log_each_step(self, run):
-        """A row for each step since the last line, if all steps are logged."""
+        """Write a row for each step since the last line, if all steps are logged."""
         if not self.options.log_all or not run.each_step:
             return
         columns = {name: array.tolist() for name, array in run.each_step.items()}
@@ -139,7 +131,7 @@ class MetricLog:
         self.flush()
 
     def flush(self):
-        """Append what is not written yet."""
+        """Append the rows that are not written yet."""
         if self.path is None:
             self.unwritten = ""
             return
@@ -151,21 +143,21 @@ class MetricLog:
             if not self.keep_going:
                 raise RunError(message) from error
             if not self.error_logged:
-                logger.error("%s; its lines are kept until it can be", message)
+                logger.error("%s; its lines are kept and written later", message)
             self.error_logged = True
 
     def back_to(self, step):
-        """Drop what is not written, and what the trackers have after a step."""
+        """Drop the rows that are not written, and notify the trackers."""
         self.unwritten = ""
         self.publish.back_to(step)
 
     def close(self, run):
-        """End the trackers; whether all of them ended."""
+        """End the trackers. Return whether all of them ended."""
         return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
 
 
 def in_words(rates):
-    """The rates that a line shows: of tokens, and the model FLOPs utilisation, where known."""
+    """The text of the rates that a line shows: tokens per second and MFU, where known."""
     tokens, mfu = rates.get("tokens_per_second"), rates.get("mfu")
     shown = [f"{tokens:,.0f} tokens/s"] if tokens is not None else []
     shown += [f"MFU {mfu:.1%}"] if mfu is not None else []
@@ -173,8 +165,8 @@ def in_words(rates):
 
 
 def for_trackers(named):
-    """The values of an epoch under the names that trackers get: the mean of an epoch of training
-    and its lines are two curves."""
+    """The values of an epoch under their names for trackers, where the training means of epochs and
+    of log lines are two curves."""
     return {f"{k}_epoch" if k.startswith("train_") else k: value for k, value in named.items()}
 
 
@@ -200,16 +192,16 @@ def is_row(row):
 
 
 def line_of(row):
-    return json.dumps(sayable(row)) + "\n"
+    return json.dumps(json_safe(row)) + "\n"
 
 
-def sayable(row):
+def json_safe(row):
     """The row with null for what is not finite, which JSON cannot express."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def without_links(path, flags):
-    """Open a file to write, but neither through a link, nor a pipe, which could block."""
+    """Open a file to write, but do not follow a link, nor wait for the reader of a pipe."""
     plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, flags | plain, 0o666)
@@ -220,7 +212,7 @@ def without_links(path, flags):
 
 
 def append(path, text):
-    """Add text to a file, all of it or nothing."""
+    """Append a text to a file, all of it or nothing."""
     with open(path, "ab", buffering=0, opener=without_links) as file:
         before = file.tell()
         try:

@@ -27,7 +27,7 @@ COLUMNS = np.frombuffer(FONT, np.uint8).reshape(-1, 5, 1)
 GLYPHS = np.unpackbits(COLUMNS, axis=2, bitorder="little").swapaxes(1, 2).astype(bool)
 BROAD, TALL = 6, 8  # dots: from one character to the next, and from top to bottom
 INK, FAINT, PAPER = (38, 41, 46), (148, 152, 158), (255, 255, 255)
-# Blue and orange, which nearly everyone can tell apart.
+# Blue and orange, which nearly everyone can distinguish.
 RIGHT, WRONG = np.array((8, 81, 156)), np.array((200, 64, 0))
 
 
@@ -124,7 +124,7 @@ def write(sheet, text, centre, size=1, colour=INK, upward=False):
 
 
 NUMBERED = 20  # classes; the numbers of more would be too many to read
-LARGEST = 1000  # classes; of more, neighbours share a cell
+LARGEST = 1000  # classes; if there are more, neighbours share a cell
 BEFORE, AFTER = 64, 14  # pixels around the cells: with the labels of an axis, and without
 LONGEST = 14  # characters of a class's name
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # cells between two labels of an axis
@@ -133,7 +133,7 @@ TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # cells between two labels o
 def matrix(counts, normalized=False, names=None):
     """A confusion matrix with a row for each true label, right cells blue and wrong ones orange.
 
-    The share of its row determines how strong the colour of a cell is. Classes have numbers unless
+    The share of a cell in its row determines how strong its colour is. Classes have numbers unless
     there are `names`.
     """
     counts = np.asarray(counts, np.float64)
@@ -167,7 +167,7 @@ def short(count):
 
 
 def shades(shares):
-    """The colour of each cell; that of mistakes is stronger, so that rare ones can be seen too."""
+    """The colour of each cell; mistakes have stronger colours, so that rare ones are visible."""
     right = np.eye(len(shares), dtype=bool)[..., None]
     strength = shares[..., None] ** np.where(right, 0.5, 0.35)
     return np.rint(255 + (np.where(right, RIGHT, WRONG) - 255) * strength).astype(np.uint8)

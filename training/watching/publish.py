@@ -8,7 +8,7 @@ scalars(step, values)           {name: number}; a number may be NaN
 image(step, name, png)          the bytes of a PNG file
 histogram(step, name, values)   an array with one axis, read-only
 text(step, name, text)          such as what a language model wrote
-back_to(step)                   the run continues from an earlier step; later values are void
+back_to(step)                   the run continues from an earlier step; values after it are invalid
 finish(metrics)                 the run has ended, with these last values
 
 A tracker that raises, hangs or falls behind is reported once and dropped; the run and the other
@@ -34,7 +34,7 @@ from utils import RunError, UserError, first_line, format_bytes
 logger = logging.getLogger("main")
 
 ITEM_SECONDS = 60.0  # a tracker that takes longer for one item hangs
-SILENT_SECONDS = 2.0  # of waiting for a tracker at the end before a log line says so
+SILENT_SECONDS = 2.0  # of waiting for a tracker at the end before this is logged
 MOST_ITEMS = 1000  # that may wait for one tracker
 MOST_BYTES = 2**29
 STOP = "stop"
@@ -99,7 +99,7 @@ class Publisher:
             channel.put("back_to", step)
 
     def close(self, metrics, seconds=30.0):
-        """Let all trackers finish, wait at most so long, and return whether all have ended.
+        """Let all trackers finish, wait for them at most `seconds`, and return whether all ended.
 
         If one has not, the caller should leave by os._exit, since the libraries that the tracker
         has loaded may keep the interpreter from ending.
@@ -277,7 +277,7 @@ def flat_copy(values):
 
 
 def summary(error):
-    """An error in one line; messages of UserError and RunError need no class name."""
+    """An error in one line; messages of UserError and RunError are shown without a class name."""
     message, name = first_line(error), type(error).__name__
     if isinstance(error, UserError | RunError):
         return message or name

@@ -33,18 +33,18 @@ class View:
     per_step       {name: array} of each step since the last log line, and "step", if needed
     evaluated      the held-out sets that were evaluated in this epoch
     sets           {name: dataset}, raw
-    folder         of the run, or None
-    config         as resolved; of `fit`, its options and its `config`
+    folder         the folder of the run, or None
+    config         the resolved config; in a run of `fit`, its options and its `config`
     publish        shows pictures in the report and on trackers, histograms and texts on trackers:
                    publish.image(view.step, name, array)
     params, state  a copy of the params that are evaluated, and of their running statistics
     model          the Model: model.apply(view.params, view.state, x) -> (output, state)
-    apply(x)       its output for a batch, with the params that are evaluated; compiled once
+    apply(x)       the model's output for a batch, with the params that are evaluated; compiled once
     predict(x)     the same for a batch of raw inputs, which are preprocessed first
-    states()       the TrainState of each replica; the next step takes its arrays away
+    states()       the TrainState of each replica; the next step reuses the memory of its arrays
     generate(prompts, tokens, sampling, seed=0, stop=None)  what a language model writes after
                    prompts, arrays of tokens (see model/generate.py)
-    sample(labels, seed=0, ...)  what a model makes that is trained to make examples, by the options
+    sample(labels, seed=0, ...)  examples from a model that is trained to make them, by the options
                    of its objective (see model/diffusion.py)
     learning_rate()  {name: value} at the latest step, where known
     classes        the names of the classes, or None

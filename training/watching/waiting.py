@@ -3,7 +3,8 @@
 import logging
 import time
 
-SHARE, SECONDS = 0.3, 10.0  # of the time waited, once training has taken so long
+SHARE = 0.3  # of the time that training waits for data
+SECONDS = 10.0  # of training before the share is judged
 ADVICE = (
     "make the dataset's __getitem__ or the collate_fn cheaper, or store the examples with "
     "write_records, which worker processes read"

@@ -136,5 +136,7 @@ def test_what_does_not_fit_is_named():
         adversarial(unet((8, 8, 1), 2), None, {}, (), ())
     with pytest.raises(UserError, match=r"update\.args\.discriminator: takes no step"):
         alternating(None, adam(), discriminator=clip_by_global_norm(1.0))
-    with pytest.raises(UserError, match="sample_pictures: the model makes no pictures of noise"):
+    with pytest.raises(
+        UserError, match="sample_pictures: the model does not make pictures from noise"
+    ):
         sample_pictures().check(net, None)

@@ -137,7 +137,7 @@ def test_samples_of_a_language_model_by_step(tmp_path):
     assert headings == ["step 102 \N{MIDDLE DOT} epoch 1"]  # the newest is open
     steps = [int(text.split()[1]) for text in page.texts("summary") if text.startswith("step")]
     assert steps == sorted(steps, reverse=True) and len(steps) == 39 and steps[-1] == 1
-    assert "and those of 61 more steps in samples.jsonl" in page.source
+    assert "and the texts of 61 more steps in samples.jsonl" in page.source
     texts = page.texts("pre", class_="sample")
     assert len(texts[0]) < 5000
     assert texts[-1] == "Once <b> of 1"

@@ -117,7 +117,7 @@ MISTAKES = {
     "a list of labels": ({"train": (X, Y.tolist())}, r"train: y is a list; .* np.asarray\(y\)"),
     "lists of a test set": ({"test": ({"a": [1.0, 2.0]}, Y)}, "test: x is a list"),
     "a list of examples": ({"train": (list(X), Y)}, r"a list of 64 arrays; .* np.stack\(x\)"),
-    "text": ({"train": (X, Y.astype(str))}, "train: y holds <U11, no numbers"),
+    "text": ({"train": (X, Y.astype(str))}, "train: y holds <U11, not numbers"),
     "a single array": ({"train": X, "test": Y}, r"train: is one array, float32\[64, 6\]"),
     "three": ({"train": (X, Y, Y)}, "train: is a tuple of 3"),
     "a dict": ({"train": {"x": X, "y": Y}}, "train: is a dict of x, y"),
@@ -174,7 +174,7 @@ def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
         run(folder=tmp_path, epochs=2)
     again = run(folder=tmp_path, epochs=2, resume=True)
     assert again.step == 2 and len(again.history) == 2
-    assert "has its 2 epochs already: nothing is trained; raise `epochs`" in caplog.text
+    assert "has completed its 2 epochs: nothing is trained; raise `epochs`" in caplog.text
     assert run(folder=tmp_path, epochs=3, resume=True).step == 3
     assert "resuming after step 2" in caplog.text
 

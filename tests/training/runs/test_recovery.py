@@ -30,7 +30,7 @@ from training.fit import fit
 from training.optimizers import adam, sgd
 from training.options import CheckpointOptions
 from training.run import TIMES
-from training.runs.recovery import Diverged
+from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.update import accepted, genuine, gradient_update
 from training.watching import metric_log

@@ -30,7 +30,7 @@ def test_one_stop_is_enough_whatever_the_others_return():
 def test_unknown_keys_and_unknown_hooks_are_errors():
     with pytest.raises(UserError, match=r"returned \['lr'\]"):
         notify([SimpleNamespace(on_epoch_end=lambda run: {"lr": 1})], "on_epoch_end", VIEW)
-    with pytest.raises(UserError, match="'on_epoch_ended', which is no hook"):
+    with pytest.raises(UserError, match="'on_epoch_ended', which is not a hook"):
         check_hooks([SimpleNamespace(on_epoch_ended=print)])
 
 
@@ -136,7 +136,7 @@ def test_a_memory_is_copied_exactly():
 def test_a_memory_of_another_form_is_refused(memory):
     callback = early_stopping(patience=3)
     callback.on_training_start(VIEW)
-    with pytest.raises(UserError, match=r"run/a.params: callbacks: .* is no memory of"):
+    with pytest.raises(UserError, match=r"run/a.params: callbacks: .* is not a memory of"):
         remember([callback], [[type(callback).__name__, memory]], "run/a.params")
     remember([callback], [[type(callback).__name__, {"best": 0.5, "waited": 2}]], "run/a.params")
     assert callback.memory == {"best": 0.5, "waited": 2}

@@ -28,9 +28,9 @@ def draw_samples(
     """Draw `each` images of each of the classes `labels`; -1 is any class.
 
     It does so after every `every_n_epochs` epochs and, with `every_n_steps`, also within them, with
-    the weights that are evaluated. `steps`, `guidance` and `bounds` are those of `sample` in
-    model/diffusion.py. The seed is the same at all times, so that the images can be compared. They
-    are in pictures/samples.png, in the report and on trackers.
+    the weights that are evaluated. `sample` in model/diffusion.py explains `steps`, `guidance` and
+    `bounds`. The seed is always the same, so that the images can be compared. They are in
+    pictures/samples.png, in the report and on trackers.
     """
     if not labels:
         raise ValueError("labels: is empty; give at least one class, -1 for any")

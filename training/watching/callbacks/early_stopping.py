@@ -18,8 +18,7 @@ def early_stopping(
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations.
 
-    The metric is that of the validation set, val_loss, or test_loss without one, unless `monitor`
-    names another.
+    The metric is val_loss, or test_loss without a validation set, unless `monitor` names another.
     """
     return EarlyStopping(monitor, mode, patience, min_delta, every_n_epochs)
 

@@ -1,4 +1,4 @@
-"""Report steps whose gradient is far longer than those of the steps before it."""
+"""Report steps whose gradient is far longer than the gradients before it."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from typing import Annotated
 from ranges import CountOrZero, Fraction, Range, checked
 from training.base import Callback
 from training.watching.callbacks.common import append_lines, cut_back
-from training.watching.metric_log import sayable
+from training.watching.metric_log import json_safe
 
 logger = logging.getLogger("main")
 
@@ -25,8 +25,8 @@ def gradient_spike_monitor(
     """Write a line to gradient_spikes.jsonl for each step with an unusually long gradient.
 
     A gradient is unusual if it is not finite, or `threshold` times longer than the moving average
-    of the steps before it, which are at least `warmup`. In the average a spike counts as if it were
-    just at the threshold: the next spike is still found, but gradients that stay long become usual.
+    over at least `warmup` earlier steps. In the average, the length of a spike is cut to the
+    threshold: the next spike is still found, but gradients that stay long become usual.
     """
     return GradientSpikeMonitor(ema_decay, threshold, warmup)
 
@@ -40,7 +40,7 @@ class GradientSpikeMonitor:
 
     def on_training_start(self, view):
         self.memory = {"step": 0, "seen": 0, "average": 0.0}
-        # The memory that matches the file; another one was restored from a checkpoint.
+        # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
 
     def on_step_end(self, view):
@@ -55,7 +55,7 @@ class GradientSpikeMonitor:
         spikes = [spike for row in new if (spike := self.spike(view.epoch, *row))]
         self.written = self.memory
         if spikes:
-            append_lines(view, FILE, [json.dumps(sayable(spike)) for spike in spikes])
+            append_lines(view, FILE, [json.dumps(json_safe(spike)) for spike in spikes])
             warn(view.epoch, spikes)
 
     on_epoch_end = on_training_end = on_step_end  # for the steps after the last log line

@@ -27,8 +27,8 @@ def linear_probe(
     on each held-out set (or `sets`) as `test_probe_accuracy`.
 
     The features are the model's output, or its "features" if it returns several. The classifier is
-    the least-squares fit to one-hot labels, with a `ridge`, over at most so many `examples` of each
-    set, which are not augmented. Nothing of it changes the model.
+    the least-squares fit to one-hot labels, with a `ridge`. `examples` is the most examples of each
+    set, which are not augmented. The probe does not change the model.
     """
     return LinearProbe(examples, batch_size, ridge, sets, every_n_epochs)
 
@@ -88,7 +88,7 @@ class LinearProbe:
 
 
 def fitted(x, y, ridge):
-    """The function from features to classes that fits these, (n, features) and (n,), best."""
+    """The function from features to classes that fits x, (n, features), and y, (n,), best."""
     mean, std = x.mean(0), x.std(0) + 1e-6
     centred = (x - mean) / std
     targets = np.eye(y.max() + 1)[y]

@@ -24,12 +24,11 @@ def reduce_on_plateau(
 ) -> Callback:
     """Multiply all updates by `factor` after `patience` evaluations without an improvement.
 
-    The metric is that of the validation set, val_loss, or test_loss without one, unless `monitor`
-    names another.
+    The metric is val_loss, or test_loss without a validation set, unless `monitor` names another.
     An improvement is larger than `min_delta`. After a reduction, `cooldown` evaluations do not
-    count; the product of all factors never falls below `min_scale`. It reduces at the same
-    evaluations as Optax's reduce_on_plateau; PyTorch's ReduceLROnPlateau counts one less as its
-    patience.
+    count; the product of all factors never falls below `min_scale`. The evaluations at which it
+    reduces are the same as with Optax's reduce_on_plateau; with PyTorch's ReduceLROnPlateau, give
+    one less as the patience.
     """
     numbers = factor, patience, min_delta, cooldown, min_scale
     return ReduceOnPlateau(monitor, mode, *numbers, every_n_epochs)

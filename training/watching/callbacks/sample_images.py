@@ -1,4 +1,4 @@
-"""Show images of a run: the first ones, and those with the worst predictions."""
+"""Show images of a run: the first ones, and the ones with the worst predictions."""
 
 import base64
 import logging
@@ -42,7 +42,7 @@ def prediction(output, target):
     """The loss of one example, and its label and predicted class if it has only one position."""
     label, valid = common.class_label("sample_images", output, target)
     if label.ndim and (isinstance(target, dict) or target.shape != output.shape):
-        # Of a sequence, what lies outside the classes is padding.
+        # In a sequence, labels outside the classes are padding.
         inside = (label >= 0) & (label < output.shape[-1])
         target = {"target": label, "weight": inside}
     measured = {"loss": plain(cross_entropy(output, target)), "invalid": ~valid}

@@ -1,4 +1,4 @@
-"""Show the pictures that a model makes of noise."""
+"""Show the pictures that a model makes from noise."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from utils import UserError
 def sample_pictures(
     count: Count = 64, seed: CountOrZero = 0, every_n_epochs: Count = 1
 ) -> Callback:
-    """Draw `count` pictures that a model such as `gan` makes of noise, after every n-th epoch.
+    """Draw `count` pictures that a model such as `gan` makes from noise, after every n-th epoch.
 
     They are in pictures/samples.png, in the report and on trackers. The noise is the same at all
     epochs, so that the pictures can be compared.
@@ -26,10 +26,11 @@ class SamplePictures:
         self.count, self.seed, self.every_n_epochs = count, seed, every_n_epochs
 
     def check(self, model, tokenizer):
-        """Refuse a model that makes no pictures of noise."""
+        """Refuse a model that does not make pictures from noise."""
         spec = model.inputs() if getattr(model, "inputs", None) else None
         if not isinstance(spec, jax.ShapeDtypeStruct):
-            raise UserError("sample_pictures: the model makes no pictures of noise, as `gan` does")
+            why = "the model does not make pictures from noise, as `gan` does"
+            raise UserError(f"sample_pictures: {why}")
         self.shape = spec.shape
 
     def on_training_start(self, view):

@@ -36,15 +36,15 @@ def sample_text(
     """Let the model continue each of `prompts`, and show the texts.
 
     It does so after every `every_n_epochs` epochs and, with `every_n_steps`, also within them. The
-    prompt "" begins a new document. `tokens`, `temperature`, `top_k`, `top_p` and `seed` are those
-    of inference/generate.py; the seed is the same at all steps, so that the texts can be compared.
+    prompt "" begins a new document. `tokens`, `temperature`, `top_k`, `top_p` and `seed` are as in
+    inference/generate.py; the seed is the same at all steps, so that the texts can be compared.
     The texts are in the log (their beginnings), in samples.jsonl, in the report and on trackers.
-    The `tokenizer` is that of the data.
+    The default `tokenizer` is the one of the data.
     """
     if not prompts:
         raise ValueError('prompts: is empty; give at least one, "" for a new document')
     if tokenizer is not None and not hasattr(tokenizer, "encode"):
-        raise ValueError("tokenizer: is not trained yet; leave it out to use that of the data")
+        raise ValueError("tokenizer: is not trained yet; leave it out to use the one of the data")
     sampling = Sampling(temperature, top_k, top_p)
     return SampleText(prompts, tokens, sampling, seed, every_n_epochs, every_n_steps, tokenizer)
 
@@ -59,8 +59,8 @@ class SampleText:
             self.on_step_end = self.within_epoch
 
     def on_training_start(self, view):
-        self.memory = {"step": -1}  # the last one after which the model wrote
-        # The memory that matches the file; another one was restored from a checkpoint.
+        self.memory = {"step": -1}  # the last step after which the model wrote
+        # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
         self.check(view.model, view.tokenizer)
 

@@ -10,7 +10,7 @@ from file_io import MOST_LINES, inside, read_file
 from utils import UserError
 
 BINS = 64
-# What the run itself writes into its folder: files, folders, and how the names of others begin.
+# What the run itself writes into its folder: names of files and folders, and beginnings of names.
 OF_THE_RUN = ("config.json", "environment.json", "evaluations.jsonl", "evaluator.json")
 OF_THE_RUN += ("comparison.html", "finished.json", "gradient_spikes.jsonl", "metrics.jsonl")
 OF_THE_RUN += ("model", "pictures", "profile", "report.html", "samples.jsonl", "train.log")
@@ -21,17 +21,17 @@ BEGINNINGS = (".", "checkpoint-", "evaluation-", "events.out.tfevents")
 def needs(tracker, fix="pip install -r training/optional.txt", **packages):
     """Refuse a tracker if a package is missing; packages are {module: its name for pip}."""
     for module, package in packages.items():
-        # A folder of that name, as wandb leaves behind, is found but has no origin.
+        # A folder of that name, such as wandb writes, is found but has no origin.
         if getattr(find_spec(module), "origin", None) is None:
             raise UserError(f"{tracker}: needs the package {package}: {fix}")
 
 
 def check_file_name(file, may_be_absolute=False):
-    """Refuse what is not the name of a file that a tracker may write."""
+    """Refuse a name that is not one of a file that a tracker may write."""
     path = PurePath(file)
     if not path.name or ".." in path.parts:
         raise ValueError(f"file: must be the name of a file in the run's folder, got {file!r}")
-    # Without regard to case, as some systems compare names.
+    # Ignore case, since some file systems do.
     first = path.parts[0].casefold()
     if first in OF_THE_RUN or first.startswith(BEGINNINGS):
         raise ValueError(f"file: the run itself writes {file!r}; choose another name")
@@ -46,7 +46,7 @@ def existing_text(path):
 
 
 def made_inside(folder, file):
-    """The path of a tracker's file in the folder of a run, whose own folder is made."""
+    """The path of a tracker's file in the folder of a run; makes the file's own folder."""
     path = inside(folder, file)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

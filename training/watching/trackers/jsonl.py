@@ -9,7 +9,7 @@ from typing import Annotated
 from file_io import atomic_write, parse_json
 from ranges import NeedsTrust
 from training.base import Tracker
-from training.watching.metric_log import append, sayable
+from training.watching.metric_log import append, json_safe
 from training.watching.trackers.common import check_file_name, existing_text, made_inside
 
 
@@ -53,7 +53,7 @@ class Jsonl:
             self.back_to(about.step or -1)  # a run that starts over has no valid lines
 
     def scalars(self, step, values):
-        self.write(step, sayable(values))
+        self.write(step, json_safe(values))
 
     def text(self, step, name, text):
         self.write(step, {name: text})

@@ -34,8 +34,9 @@ def mlflow(
 ) -> Tracker:
     """Log to the MLflow server `uri`; without one, to `mlruns` in the run's folder.
 
-    The default of `uri` is MLFLOW_TRACKING_URI; that of `experiment` is MLFLOW_EXPERIMENT_NAME, or
-    else the title. A tag is `key=value`, or only a key. A run that resumes continues the same run.
+    The default of `uri` is MLFLOW_TRACKING_URI; the default of `experiment` is
+    MLFLOW_EXPERIMENT_NAME, or else the title. A tag is `key=value`, or only a key. A resumed run
+    continues the same run.
     """
     needs("mlflow", "pip install mlflow-skinny", mlflow="mlflow-skinny", PIL="pillow")
     return Mlflow(experiment, name, tags, uri)

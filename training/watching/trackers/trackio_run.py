@@ -22,7 +22,7 @@ def trackio(
 ) -> Tracker:
     """Log to Trackio's own folder (TRACKIO_DIR), or to a Space at HuggingFace.
 
-    The default of `project` is the title. A run that resumes continues the run of its name.
+    The default of `project` is the title. A resumed run continues the run of its name.
     """
     needs("trackio", "pip install trackio", trackio="trackio", PIL="pillow")
     return Trackio(project, name, group, space)

@@ -16,7 +16,7 @@ from utils import RunError, UserError, quoted
 logger = logging.getLogger("main")
 
 START_SECONDS = 30  # to reach the server
-FINISH_SECONDS = 20  # to send the rest; what is not sent stays on the disk
+FINISH_SECONDS = 20  # to send the rest; data that is not sent stays on the disk
 ID_FILE = "wandb_id"
 ID = r"[\w.-]{1,64}"
 
@@ -93,7 +93,7 @@ class Wandb:
         logger.info("wandb: %s", self.run.url or f"offline; send it with: {self.sync_command()}")
 
     def saved_id(self, file):
-        """The id that this run had so far, or None."""
+        """The id that this run had before it was resumed, or None."""
         if self.resume == "never" or not file.exists():
             return None
         saved = read_file(file).decode(errors="replace").strip()
@@ -133,7 +133,7 @@ class Wandb:
             raise RunError(f"{problem}; send it with: {self.sync_command()}") from error
 
     def sync_command(self):
-        """The command that sends what is in the run's folder."""
+        """The command that sends the data in the run's folder."""
         return f"wandb sync {quoted(os.path.dirname(self.run.dir))}"
 
 

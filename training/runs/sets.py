@@ -1,0 +1,62 @@
+"""The datasets of a run by name: train, validation sets, test."""
+
+import re
+
+import numpy as np
+
+from data_loader.base import Arrays, has_items, length
+from data_loader.loader import first_batches, split
+from data_loader.nest import map_nest
+from training.runs.argument_checks import check_data, check_side
+from utils import UserError
+
+
+def datasets(train, val, test, loader, overfit=0):
+    """The sets of a run by name, with a validation set split off if `loader.val_size` is set."""
+    held_out = val if isinstance(val, dict) else {"val": val}
+    check_names(held_out)
+    sets = {"train": as_dataset("train", train)}
+    sets |= {name: as_dataset(name, data) for name, data in {**held_out, "test": test}.items()}
+    if loader.val_size:
+        if "val" in held_out and held_out["val"] is not None:
+            raise UserError(
+                "loader.val_size: the data brings its own validation set; leave val_size at 0"
+            )
+        if not has_items(sets["train"]):
+            raise UserError(
+                "loader.val_size: an iterable of batches cannot be split; leave val_size at 0"
+            )
+        sets["train"], sets["val"] = split(sets["train"], loader.val_size, loader.split_seed)
+    if overfit:
+        sets["train"] = first_batches(sets["train"], overfit, loader.batch_size)
+    sets = {name: dataset for name, dataset in sets.items() if dataset is not None}
+    for name, dataset in sets.items():
+        if length(dataset) == 0:
+            raise UserError(f"data: the {name} set is empty")
+    return sets
+
+
+def split_sets(sets, loader, overfit=0):
+    """The sets of a run from the sets that a Data loads."""
+    validation = {name: sets[name] for name in sets if name not in ("train", "test")}
+    return datasets(sets["train"], validation, sets.get("test"), loader, overfit)
+
+
+def check_names(sets):
+    """Metrics are called <set>_<metric>, so the names of validation sets have no underscore."""
+    for name in sets:
+        if not re.fullmatch(r"[a-z0-9-]+", name) or name in ("train", "test"):
+            raise UserError(
+                f"data: a validation set cannot be called {name!r}; "
+                "use small letters, digits and '-'"
+            )
+
+
+def as_dataset(name, data):
+    """A pair (x, y) of arrays, or of nests of them, as a dataset; anything else unchanged."""
+    check_data(name, data)
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return data
+    for side, values in zip("xy", data, strict=True):
+        check_side(name, side, values, data)
+    return Arrays(*map_nest(np.asanyarray, data))
