@@ -102,12 +102,18 @@ def open_file(path, most=None):
 
     Opening a pipe would wait for a writer, and a device may have no end.
     """
+    size = check_kind(path).st_size
+    if most is not None and size > most:
+        raise too_large(format_bytes(size), most)
+    return open(path, "rb")
+
+
+def check_kind(path):
+    """The status of a regular file or a folder; Unreadable if it is a pipe or a device."""
     status = os.stat(path)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise Unreadable("it is a pipe or a device, not a regular file")
-    if most is not None and status.st_size > most:
-        raise too_large(format_bytes(status.st_size), most)
-    return open(path, "rb")
+    return status
 
 
 def read_file(path, most=MOST_JSON):
@@ -121,6 +127,23 @@ def read_file(path, most=MOST_JSON):
 
 def too_large(size, most):
     return Unreadable(f"it has {size}, and at most {format_bytes(most)} are read")
+
+
+class Pieces:
+    """An open file of which at most `most` bytes are read at once: a length that the file claims,
+    such as that of a header, could fill the memory."""
+
+    def __init__(self, file, most):
+        self.file, self.most = file, most
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def read(self, size=-1):
+        data = b"" if size > self.most else self.file.read(size if size >= 0 else self.most + 1)
+        if max(size, len(data)) > self.most:
+            raise Unreadable(f"a header of {format_bytes(max(size, len(data)))}")
+        return data
 
 
 def lines_of(path, most=None):

@@ -32,13 +32,13 @@ def parse(argv):
     add = parser.add_argument
     add("spec", nargs="?", help="the JSON file that says which keys vary, and over which values")
     add("overrides", nargs="*", metavar="path.to.key=value", help="as training.epochs=3")
-    add("-c", "--config", default="config.json", help="the config file (default: config.json)")
+    add("-c", "--config", help="the config file (default: config.json)")
     add("--check", action="store_true", help="check all trials, print their values, run nothing")
     add("--resume", metavar="FOLDER", help="continue a sweep, as the same command would")
     add("--retry", action="store_true", help="run the trials again that failed")
     add("--report", metavar="FOLDER", help="write the comparison of a sweep that is not finished")
     add("--best", metavar="FOLDER", help="print the resolved config of the best trial")
-    add("--trust", action="store_true", help="let --resume import the dotted names of the config")
+    add("--trust", action="store_true", help="let a config that is not named with -c import code")
     add("--trial", nargs=3, metavar=("FOLDER", "NUMBER", "EPOCH"), help=argparse.SUPPRESS)
     add("--program", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
@@ -81,7 +81,10 @@ def run(arguments):
     from search.spec import read_spec
 
     spec = read_spec(Path(arguments.spec))
-    sweep = checked_sweep(Path(arguments.config), arguments.overrides, spec)
+    file = Path(arguments.config or "config.json")
+    # As in train.py: what just lies in the working folder may be anyone's.
+    trusted = bool(arguments.config or arguments.trust or Path.cwd() == ROOT)
+    sweep = checked_sweep(file, arguments.overrides, spec, trusted)
     if arguments.check:
         from search.workers import say, values_of
 
@@ -89,7 +92,7 @@ def run(arguments):
             say(each.name, values_of(each))
         print(sweep.form_in_words())
         return DONE
-    return train_all(arguments, sweep, True)
+    return train_all(arguments, sweep, trusted)
 
 
 def train_all(arguments, sweep, trusted):

@@ -27,7 +27,7 @@ from utils import (
     shown_if_slow,
 )
 from wiring.build import build
-from wiring.config import override, read_layers, show
+from wiring.config import override, read_layers, refuse_elsewhere, show
 from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import KINDS, listing
@@ -87,9 +87,8 @@ def parse(argv):
     add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
     arguments = parser.parse_intermixed_args(argv)
     commands = ("check", "list", "resume", "evaluate", "watch", "report", "find_lr", "find_batch")
-    for name in ("config", "list", "resume", "evaluate", "watch"):
-        if getattr(arguments, name) == "":
-            parser.error(f"--{name} is empty; was a variable of the shell not set?")
+    if empty := [name for name, value in vars(arguments).items() if value == ""]:
+        parser.error(f"--{empty[0]} is empty; was a variable of the shell not set?")
     given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(given) > 1 and given != ["--check", "--resume"]:
         parser.error(f"{' and '.join(given)} do not go together")
@@ -125,9 +124,10 @@ def run(arguments):
         jax.config.update("jax_disable_jit", True)
     file, trusted = config_file(arguments)
     config, layers = read_layers(file, arguments.overrides, trusted)
-    build_parts = partial(
-        build, source=file.name, trusted=trusted, folders=look_in(file.parent), layers=layers
-    )
+    if not (trusted or named_run(arguments)):  # a run that is named is resumed where it lies
+        refuse_elsewhere(file, config, layers)
+    where = {"source": file.name, "trusted": trusted, "folders": look_in(file.parent)}
+    build_parts = partial(build, **where, layers=layers)
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
         return launch(arguments.processes, config, build_parts)
     finds = arguments.find_lr or arguments.find_batch
@@ -168,15 +168,21 @@ def run(arguments):
 def config_file(arguments):
     """(the config file, whether it is the user's own, so that its dotted names are imported): the
     config of a run is data, and so is any config in the working directory."""
-    options = ("resume", "evaluate", "watch")
-    option = next((name for name in options if getattr(arguments, name)), None)
-    named = option and getattr(arguments, option)
-    if arguments.config or named in (None, "auto"):
+    named = named_run(arguments)
+    if arguments.config or not named:
         own = arguments.config or arguments.trust or Path.cwd() == ROOT
         return Path(arguments.config or "config.json"), bool(own)
     from training.runs.resume import run_folder_of
 
-    return run_folder_of(named, f"--{option}") / "config.json", arguments.trust
+    option, run = named
+    return run_folder_of(run, f"--{option}") / "config.json", arguments.trust
+
+
+def named_run(arguments):
+    """(the option that names a run or a checkpoint, what it names), or None."""
+    options = ("resume", "evaluate", "watch")
+    given = ((option, getattr(arguments, option)) for option in options)
+    return next(((option, named) for option, named in given if named and named != "auto"), None)
 
 
 def list_parts(kind):
@@ -223,9 +229,8 @@ def launch(processes, config, build_parts):
     from training.devices.launcher import launch
 
     if config.get("distributed"):
-        raise UserError(
-            "--processes: leave `distributed` out of the config; it connects the processes itself"
-        )
+        fix = "leave `distributed` out of the config; it connects the processes itself"
+        raise UserError(f"--processes: {fix}")
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # the accelerators are for the processes

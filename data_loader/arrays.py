@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,9 +10,10 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
+from data_loader.npy_files import header_of, zip_file
 from file_io import open_file
 from ranges import Count, checked
-from utils import UserError, check_memory
+from utils import UserError, check_memory, cut
 
 
 class Header(NamedTuple):
@@ -38,6 +39,8 @@ def arrays(
         _check(path, headers[key], headers["train"])
     inputs, targets = headers["train"][x], headers["train"][y]
     has_labels = targets.dtype.kind in "iub"
+    for key, path in paths.items() if has_labels else ():  # they are read as a whole, as int32
+        check_memory(f"{path}: {y}", 4 * math.prod(headers[key][y].shape))
     if classes and num_classes is None:
         num_classes = len(classes)
     if has_labels and num_classes is None:
@@ -85,10 +88,7 @@ def _check(path, headers, train_headers):
 
 def _header(path, name):
     with _opened(path, name) as file:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(file)
-        return Header(shape, dtype)
+        return Header(*header_of(file))
 
 
 def _read(path, name):
@@ -111,18 +111,19 @@ def _opened(path, name):
     if not path.exists():
         raise UserError(f"{path}: no such file; name a .npz file or a folder of .npy files")
     try:
-        if path.is_dir():
-            root, opener = path, open_file
-        else:
-            open_file(path).close()  # refuses a pipe
-            root, opener = zipfile.Path(path), lambda member: member.open("rb")
-        member = root / f"{name}.npy"
-        if not member.exists():
-            files = [file.name for file in root.iterdir()]
-            names = sorted(file.removesuffix(".npy") for file in files if file.endswith(".npy"))
-            raise UserError(f"{path}: no array {name!r}; there are: {', '.join(names) or 'none'}")
-        with opener(member) as file:
-            yield file
+        with ExitStack() as stack:
+            if path.is_dir():
+                root, opener = path, open_file
+            else:
+                archive = stack.enter_context(zip_file(stack.enter_context(open_file(path))))
+                root, opener = zipfile.Path(archive), lambda member: member.open("rb")
+            member = root / f"{name}.npy"
+            if not member.exists():
+                files = [file.name for file in root.iterdir()]
+                names = sorted(file.removesuffix(".npy") for file in files if file.endswith(".npy"))
+                known = ", ".join(names) or "none"
+                raise UserError(f"{path}: no array {name!r}; there are: {cut(known, 1000)}")
+            yield stack.enter_context(opener(member))
     except UserError:
         raise
     except Exception as error:  # a damaged file, or an unknown kind of zip file, may raise anything

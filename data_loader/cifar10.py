@@ -9,7 +9,7 @@ import numpy as np
 
 from data_loader.base import Arrays, Data, check_labels
 from data_loader.download import Unreachable, damaged, fetch
-from file_io import Unreadable, read_file
+from file_io import Unreadable, open_file, read_file
 from utils import RunError
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
@@ -19,6 +19,7 @@ FOLDER = "cifar-10-batches-bin"  # inside the archive
 FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer")
 CLASSES += ("dog", "frog", "horse", "ship", "truck")
+MOST_PACKED, MOST_UNPACKED = 2**28, 2**30  # bytes; the archive has 170 million, and unpacked 184
 PER_FILE = 10_000
 RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
@@ -73,7 +74,8 @@ def _unpack(archive):
     files = {f"{FOLDER}/{file}": file for files in FILES.values() for file in files}
     contents, size = {}, PER_FILE * RECORD
     try:
-        with gzip.open(archive) as unpacked:
+        with open_file(archive, MOST_PACKED) as file:
+            unpacked = UpTo(gzip.GzipFile(fileobj=file), MOST_UNPACKED)
             with tarfile.open(fileobj=unpacked, mode="r|", bufsize=2**20) as tar:
                 for member in tar:
                     if member.name in files and member.size == size and member.isfile():
@@ -83,12 +85,26 @@ def _unpack(archive):
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
         raise damaged(archive, f"is not the complete archive ({error})") from error
     except OSError as error:
-        raise RunError(f"{archive}: cannot be read: {error.strerror}") from error
+        raise RunError(f"{archive}: cannot be read: {error.strerror or error}") from error
     for file in files.values():
         if file not in contents:
             why = f"it has no file {FOLDER}/{file} of {size} bytes"
             raise damaged(archive, f"is not the complete archive ({why})")
     return contents
+
+
+class UpTo:
+    """A file that ends in an error after `most` bytes, since a few may unpack to terabytes."""
+
+    def __init__(self, file, most):
+        self.file, self.left = file, most
+
+    def read(self, size):
+        data = self.file.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise ValueError("it unpacks to more than the archive")
+        return data
 
 
 def _decode(dir, files, contents):

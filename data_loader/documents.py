@@ -4,7 +4,6 @@ A .jsonl file has one document per line, under a key of its JSON object; in any 
 separator ends a document.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,8 @@ import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
 from data_loader.record_files import paths
-from utils import UserError
+from file_io import open_file, parse_json
+from utils import UserError, check_memory, main_memory
 from utils import cut as shortened
 
 SEPARATOR, FIELD = "<|endoftext|>", "text"
@@ -41,11 +41,13 @@ def text_files(name):
     return files
 
 
-def text_of(path, start=0, size=-1, line=1):
+def text_of(path, start=0, size=None, line=1):
     """The text of a file, which must be UTF-8, or of `size` bytes from `start` on, where `line`
     begins."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size if size is None else size
+            check_memory(path, size)
             file.seek(start)
             data = file.read(size)
     except OSError as error:
@@ -97,8 +99,8 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
 def under(field, place, line):
     """The text under a key of the JSON object in a line."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(line)
+    except ValueError as error:
         why = f"{error.msg} at character {error.pos + 1}" if hasattr(error, "pos") else error
         raise UserError(
             f'{place}: is not JSON: {why}; a line of a .jsonl holds a document, {{"text": "..."}}'
@@ -106,8 +108,8 @@ def under(field, place, line):
     if not isinstance(found, dict) or field not in found:
         keys = ", ".join(map(repr, found)) if isinstance(found, dict) else "no object"
         raise UserError(
-            f"{place}: has no key {field!r}, only {keys or 'an empty object'}; name the key of the "
-            "text with `field`"
+            f"{place}: has no key {field!r}, only {shortened(keys, 200) or 'an empty object'}; "
+            "name the key of the text with `field`"
         )
     text = found[field]
     if not isinstance(text, str):
@@ -220,12 +222,14 @@ def parts_of(file, separator, field=FIELD):
     if end <= SIZE:
         return [Part(file, 0, end, 1, field)]
     parts, start, line = [], 0, 1
-    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    most = int(min(main_memory(), end))  # of a part, which is read as a whole
+    with open_file(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         while start < end:
-            place = data.find(mark, start + SIZE)
+            place = data.find(mark, start + SIZE, start + most)
             stop = end if place < 0 else place + len(mark)
             # The separator at the end of a file, and a line break after it, make no part.
             stop = end if end - stop <= SIZE and not data[stop:end].strip() else stop
+            check_memory(f"{file}: the document in line {line}", stop - start)
             parts.append(Part(file, start, stop, line, field))
             line += sum(data[i : min(i + SIZE, stop)].count(10) for i in range(start, stop, SIZE))
             start = stop

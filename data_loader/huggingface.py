@@ -1,9 +1,11 @@
 """Datasets that the library `datasets` of HuggingFace reads: from its Hub, a folder, or files."""
 
+import glob
 import importlib.util
 import io
 import os
 from functools import partial
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,11 +14,14 @@ from data_loader import grain_source, table
 from data_loader.base import Data
 from data_loader.folder import decoded, need_pillow, pixels
 from data_loader.grain_source import MEMORY_MB, Records
+from data_loader.table import LONGEST_LINE, TIMES_LARGER
+from file_io import check_kind, open_file
 from ranges import CountOrZero, NeedsTrust, at_most, checked
-from utils import UserError, cut
+from utils import UserError, check_memory, cut
 
 OLDEST = 4  # the first version of `datasets` that does not run a dataset's code
 FILE_TYPES = ("parquet", "csv", "json", "arrow")
+MOST_FILES = 10**6  # that are looked at in a folder
 
 
 def is_elsewhere(value):
@@ -89,6 +94,8 @@ def opened(path, name, data_files, revision):
         raise UserError(f"huggingface: needs datasets {OLDEST} or newer: {fix}")
     if path in FILE_TYPES and not data_files:  # it would search the working folder for files
         raise UserError(f'data_files: name the files of type {path}, as {{"train": "my.{path}"}}')
+    for each in (path, *(data_files or {}).values()):
+        check_local(each)
     try:
         if any(
             os.path.exists(os.path.join(path, file)) for file in ("dataset_dict.json", "state.json")
@@ -100,6 +107,30 @@ def opened(path, name, data_files, revision):
         why = f"{type(error).__name__}: {cut(str(error), 500)}"
         raise UserError(f"huggingface: {path} cannot be loaded: {why}") from error
     return found if isinstance(found, dict) else {"train": found}
+
+
+def check_local(path):
+    """Refuse local files that the package would read without end, or as a whole although they are
+    larger than the memory; `path` may be a file, a folder, a pattern, or a name on the Hub."""
+    named = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+    for file in islice(chain.from_iterable(map(files_at, named)), MOST_FILES):
+        try:
+            size = check_kind(file).st_size
+            # Lines are read one by one, but each as a whole.
+            if size > LONGEST_LINE and file.endswith((".csv", ".tsv", ".txt", ".json", ".jsonl")):
+                with open_file(file) as opened:
+                    is_one_line = b"\n" not in opened.read(LONGEST_LINE)
+                check_memory(file, size * TIMES_LARGER if is_one_line else 0)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def files_at(path):
+    """A file, or those in a folder with all folders in it."""
+    if not os.path.isdir(path):
+        yield path
+    for folder, _, names in os.walk(path):
+        yield from (os.path.join(folder, name) for name in names)
 
 
 def split_of(found, path, split):

@@ -24,6 +24,7 @@ ALL_FILES = FILES["train"] + FILES["test"]
 SIZES = {"train": 60_000, "test": 10_000}  # as published, for files that are still to be downloaded
 IMAGE = (28, 28)
 MOST_BYTES = 2**31  # of an unpacked file: 2.7 million images
+MOST_PACKED = 2**26  # of one that is compressed; the largest has 26 million
 
 
 def idx_data(name, folders, mirrors, digests, stand_in=None, classes=None):
@@ -139,8 +140,9 @@ def _opened(path):
     try:
         with open_file(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
-        with (gzip.open if packed else open)(path, "rb") as file:
-            yield file
+        # gzip looks at each byte that follows its data, so there must not be many.
+        with open_file(path, MOST_PACKED if packed else None) as file:
+            yield gzip.GzipFile(fileobj=file) if packed else file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise damaged(path, f"holds damaged gzip data ({error})") from error
     except OSError as error:

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from data_loader.tar_files import TarSamples
-from file_io import open_file
+from file_io import check_kind, open_file
 from utils import Damaged, UserError, cut, format_bytes
 
 ARRAY_RECORD = bytes.fromhex("83af70d10d884a3f")  # the first bytes: the signature of Riegeli
@@ -82,6 +82,7 @@ def paths(pattern):
             f"{pattern}: no such file; name one file, or several with a pattern such as "
             f"data/train-*{os.path.splitext(pattern)[1] or '.array_record'}"
         )
+    refuse_pipes(files)
     for path in files if "*" in pattern else ():
         if numbered := re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path):
             before, digits, after, count = numbered.groups()
@@ -92,6 +93,16 @@ def paths(pattern):
                     f"{missing[0]}: is missing; {present} of the {count} files are present"
                 )
     return files
+
+
+def refuse_pipes(files):
+    """Each of the files must be a regular one: others may never end, or wait for what is not
+    there."""
+    for path in files:
+        try:
+            check_kind(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _opened(path):

@@ -17,6 +17,7 @@ from numpy.lib import format as npy
 from data_loader import protobuf
 from data_loader.base import Parsed
 from data_loader.folder import decoded
+from data_loader.npy_files import parsed
 from utils import RunError, UserError
 
 
@@ -117,7 +118,7 @@ def _array(record, start):
 # All records have the same few headers, and parsing one takes longer than everything else.
 @lru_cache(1000)
 def _header(header):
-    shape, fortran, dtype = npy.read_array_header_1_0(io.BytesIO(header))
+    shape, fortran, dtype = parsed(npy.read_array_header_1_0, io.BytesIO(header))
     if dtype.hasobject or fortran:
         order = " in Fortran order" if fortran else ""
         raise UserError(f"has an array of {dtype}{order}; write it with write_records")

@@ -8,6 +8,7 @@ category in the list of the categories, from 1, or 0 if it is missing or unknown
 import csv as csv_file
 import io
 import math
+import os
 from functools import partial
 from typing import NamedTuple
 
@@ -16,10 +17,13 @@ import numpy as np
 from data_loader.base import Arrays, Data
 from file_io import open_file
 from ranges import checked
-from utils import UserError, cut
+from utils import UserError, check_memory, cut
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_BYTES = 2**32  # of a file
+LONGEST_LINE = 2**22  # characters
+TIMES_LARGER = 6  # than their file the cells of a table are at least, as Python's texts
+BYTES_OF_CELL = 16  # at least: two places in lists
 FEW = 100  # different texts that any column may have
 
 
@@ -75,7 +79,8 @@ def read_csv(path, missing, separator):
             open_file(path, MOST_BYTES) as raw,
             io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text,
         ):
-            reader = csv_file.reader(text, delimiter=separator, strict=True)
+            check_memory(path, os.fstat(raw.fileno()).st_size * TIMES_LARGER)
+            reader = csv_file.reader(lines_in(path, text), delimiter=separator, strict=True)
             names = [cell.strip() for cell in next(reader, [])]
             check_header(path, names)
             rows, lines = [], []
@@ -102,6 +107,16 @@ def read_csv(path, missing, separator):
     return Table(path, dict(zip(names, values, strict=True)), lines)
 
 
+def lines_in(path, text):
+    """The lines of a file that is open as text."""
+    number = 0
+    while line := text.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE:
+            raise UserError(f"{path}, line {number}: has {LONGEST_LINE} characters or more")
+        yield line
+
+
 def check_header(path, names):
     if not all(names):
         column = names.index("") + 1 if names else 1
@@ -122,9 +137,14 @@ def read_parquet(path):
         ) from error
     try:
         open_file(path, MOST_BYTES).close()
-        table = parquet_file.read_table(path)
+        with parquet_file.ParquetFile(path) as file:  # a few bytes may unpack to gigabytes
+            about = file.metadata
+            groups = [about.row_group(i).total_byte_size for i in range(about.num_row_groups)]
+            cells = about.num_rows * about.num_columns
+            check_memory(path, max(sum(groups), cells * BYTES_OF_CELL))
+            table = file.read()
     except (OSError, ArrowException) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
+        raise UserError(f"{path}: cannot be read: {cut(str(error), 1000)}") from error
     check_header(path, table.column_names)
     if not table.num_rows:
         raise UserError(f"{path}: has no rows")

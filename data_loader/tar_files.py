@@ -9,7 +9,7 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from file_io import open_file
+from file_io import Pieces, open_file
 from utils import Damaged, UserError, format_bytes
 
 MOST_BYTES = 2**31  # of one sample
@@ -52,18 +52,6 @@ class TarSamples:
         return next(islice(samples(self.path), number, None))[0]
 
 
-class Headers:
-    """A file from which only headers are read: a larger one would fill the memory."""
-
-    def __init__(self, file):
-        self.file, self.seek, self.tell = file, file.seek, file.tell
-
-    def read(self, size):
-        if not 0 <= size <= MOST_HEADER:
-            raise tarfile.ReadError(f"a header of {format_bytes(size)}")
-        return self.file.read(size)
-
-
 def samples(path):
     """(key, [(ending, offset, size)]) of each sample."""
     for key, group in groupby(members(path), lambda member: member[0]):
@@ -78,7 +66,8 @@ def members(path):
     """(key, ending, offset, size) of each member that is a regular file with an ending."""
     count = 0
     try:
-        with open_file(path) as file, tarfile.open(fileobj=Headers(file), mode="r:") as archive:
+        headers = Pieces(file := open_file(path), MOST_HEADER)
+        with file, tarfile.open(fileobj=headers, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # or the list would grow with every member
                 count += 1

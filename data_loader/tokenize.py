@@ -27,13 +27,14 @@ from data_loader.documents import (
 )
 from data_loader.grain_workers import end_with
 from data_loader.tokenizers import bpe, plain
-from data_loader.tokenizers.saved import from_json, tokenizer_file
+from data_loader.tokenizers.saved import MOST_BYTES, from_json, tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
-from file_io import atomic_file, atomic_write, locked
+from file_io import atomic_file, atomic_write, locked, open_file, read_file, read_json
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
 FINISHED = ".parts"  # the same when everything is done; it is deleted
+MOST_PLAN = 2**28  # bytes; it names every file of the text
 
 
 def parse(words=None):
@@ -128,11 +129,11 @@ def begin_plan(arguments, files, parts):
     """Parts of another preparation are an error: of other files, or with another tokenizer."""
     settings = {k: v for k, v in vars(arguments).items() if k not in ("inputs", "out", "processes")}
     if Path(arguments.tokenizer).is_file():
-        content = Path(arguments.tokenizer).read_bytes()
+        content = read_file(arguments.tokenizer, MOST_BYTES)
         settings["tokenizer"] = hashlib.sha256(content).hexdigest()
     settings["files"] = [[file, os.path.getsize(file), os.stat(file).st_mtime] for file in files]
     plan, wanted = parts / PLAN, json.dumps(settings, indent=1)
-    if plan.exists() and plan.read_text(encoding="utf-8") != wanted:
+    if plan.exists() and read_file(plan, MOST_PLAN) != wanted.encode():
         raise UserError(
             f"{parts}: holds parts of another preparation, of other files or options; delete the "
             "folder, or choose another --out"
@@ -236,12 +237,12 @@ def joined(count, sets, tokenizer, folder, out):
     """Put the parts together; returns {set: number of tokens}."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     files = [folder / f"{number}.json" for number in range(count)]
-    size = sum(json.loads(file.read_text(encoding="utf-8"))["bytes"] for file in files)
+    size = sum(read_json(file)["bytes"] for file in files)
     counts = {}
     for name in sets:
         with atomic_file(out / f"{name}.bin") as whole:
             for number in range(count):
-                with open(folder / f"{number}-{name}.bin", "rb") as part:
+                with open_file(folder / f"{number}-{name}.bin") as part:
                     shutil.copyfileobj(part, whole, 2**22)
             counts[name] = whole.tell() // dtype.itemsize
     atomic_write(out / TOKENIZER, tokenizer.to_json().encode())

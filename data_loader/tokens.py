@@ -1,16 +1,17 @@
 """Files of tokens that are larger than memory: .bin as nanoGPT and llm.c write them, and .npy."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from data_loader.base import Data
+from data_loader.npy_files import header_of
 from data_loader.record_files import paths
 from data_loader.windows import Stream, Windows, window_data
+from file_io import check_kind, open_file, parse_json, read_file
 from ranges import Count, CountOrZero, checked
-from utils import UserError
+from utils import UserError, cut
 
 ABOUT = "tokens.json"  # facts that data_loader/tokenize.py writes about the files beside it
 TOKENIZER = "tokenizer.json"
@@ -81,18 +82,34 @@ def check_boundary(documents, end_of_text, vocab_size):
 def described(folder):
     """The content of tokens.json in a folder, {} without one; `tokenizer` is the path beside it."""
     path = folder / ABOUT
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        kept = {key: about[key] for key in ("dtype", "vocab_size", "end_of_text")}
+        kept = facts_of(parse_json(read_file(path).decode()))
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = cut(str(error), 200)
         raise UserError(
-            f"{path}: is not what data_loader.tokenize writes ({error}); prepare the files again"
+            f"{path}: is not what data_loader.tokenize writes ({why}); prepare the files again"
         ) from error
-    kept["bytes_per_token"] = about.get("bytes_per_token")
     beside = folder / TOKENIZER
-    return kept | ({"tokenizer": str(beside)} if beside.is_file() else {})
+    return kept | ({"tokenizer": str(beside)} if beside.exists() else {})
+
+
+def facts_of(about):
+    """What is used of the object in tokens.json; an error if it cannot be what was written."""
+    kept = {key: about[key] for key in ("dtype", "vocab_size", "end_of_text")}
+    kept["bytes_per_token"] = about.get("bytes_per_token")
+    vocab_size, end, rate = (kept[key] for key in ("vocab_size", "end_of_text", "bytes_per_token"))
+    is_valid = {
+        "dtype": kept["dtype"] in DTYPES,
+        "vocab_size": type(vocab_size) is int and 1 <= vocab_size <= 2**31,
+        "end_of_text": end is None or (type(end) is int and 0 <= end < 2**31),
+        "bytes_per_token": rate is None or (type(rate) in (int, float) and 0 <= rate < 2**31),
+    }
+    for key, valid in is_valid.items():
+        if not valid:
+            raise ValueError(f"{key} is {kept[key]!r}")
+    return kept
 
 
 def tokenizer_at(path):
@@ -104,6 +121,7 @@ def tokenizer_at(path):
 def opened(path, dtype, vocab_size):
     """The tokens of a file, memory-mapped, after checking some of them for another type."""
     try:
+        check_kind(path)
         array = numpy_file(path) if path.endswith(".npy") else binary_file(path, dtype)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as tokens: {error}") from error
@@ -112,6 +130,8 @@ def opened(path, dtype, vocab_size):
 
 
 def numpy_file(path):
+    with open_file(path) as file:
+        header_of(file)  # which is limited
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(

@@ -12,7 +12,7 @@ from inference.verify import BATCHES, check_finite, repeated, take
 from utils import RunError, UserError
 
 
-def load_examples(loaded, arguments, own):
+def load_examples(exportable, arguments, own):
     """(the config's data, None), or (None, why it cannot be loaded).
 
     `own` are the user's inputs, or None.
@@ -20,7 +20,7 @@ def load_examples(loaded, arguments, own):
     is_int8 = arguments.quantize == "int8"
     int8_needs = "--quantize int8: takes its ranges from training data"
     try:
-        examples = Examples(loaded)
+        examples = Examples(exportable)
     except (UserError, RunError) as error:
         if is_int8 and not own:
             message = f"which cannot be loaded: {error}; or pass some with --inputs FILE.npz"
@@ -39,11 +39,11 @@ def load_examples(loaded, arguments, own):
     return examples, None
 
 
-def check_sizes(loaded, tried, batch):
+def check_sizes(exportable, tried, batch):
     """Raise if the model itself fails at one of the `tried_shapes`."""
     for sizes, shapes in tried:
         try:
-            jax.eval_shape(loaded.function, loaded.weights, of_batch(shapes, batch or 2))
+            jax.eval_shape(exportable.function, exportable.weights, of_batch(shapes, batch or 2))
         except Exception as error:  # the model may be the user's own
             raise UserError(
                 f"--free: the model itself fails with {text_of(sizes)}: {describe(error)}; give "
@@ -65,18 +65,18 @@ def known_inputs(examples, own, size):
     return known
 
 
-def inputs_of(loaded, known, size, tables, tried, is_real_only):
+def inputs_of(exportable, known, size, tables, tried, is_real_only):
     """{kind: a batch of inputs}; other free sizes have kinds as `random, length 9`."""
     inputs = {kind: repeated(take(x, 0, size), size) for kind, x in known.items()}
     seen = next(iter(known.values()), None)
     if not is_real_only:
-        inputs = {"random": random_inputs(loaded, size, seen, tables)} | inputs
+        inputs = {"random": random_inputs(exportable, size, seen, tables)} | inputs
     for sizes, shapes in tried:
         kind = next(iter(inputs))
         if is_real_only:
             other = resized_inputs(inputs[kind], of_batch(shapes, size))
         else:
-            other = random_inputs(loaded._replace(inputs=shapes), size, seen, tables)
+            other = random_inputs(exportable._replace(inputs=shapes), size, seen, tables)
         inputs[f"{kind}, {text_of(sizes)}"] = other
     return inputs
 

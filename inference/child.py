@@ -1,7 +1,7 @@
-"""Call functions in a child process: what ends that process is an error here, and not the end.
+"""Call functions in a child process, whose crash is an error in this process.
 
-TensorFlow's converter and the calibrator of int8 are C++ that some models crash. The child waits
-for calls, so that TensorFlow is imported once, while this process does something else.
+TensorFlow's converter, the calibrator of int8 and the runtimes are C++ that some models crash. The
+child waits for calls, so that packages are imported once, while this process does something else.
 """
 
 import importlib
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from inference.packages import quiet
 from utils import PACKAGE, RunError, UserError
@@ -22,13 +23,19 @@ ROOT = Path(__file__).resolve().parents[2 if PACKAGE else 1]  # where its first 
 # -P: nothing is imported from the working folder.
 OPTIONS = ("-P", "-X", "faulthandler")
 PROGRAM = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import serve; serve()"
-# The line in which C++ says why it ends the process.
+# The line in which C++ code prints why it ends the process.
 FATAL = re.compile(rb"^(?:F\d.*?\] |.*(?=Check failed)|LLVM ERROR: |.*(?=Assertion ))(.+)", re.M)
 MAX_OUTPUT = 100_000  # bytes of the child's output that are searched for the reason of its end
 
 
 class Crash(RunError):
     """A call ended its process."""
+
+
+class Kept(NamedTuple):
+    """Stands for an object that a Child keeps, in the arguments of a call."""
+
+    number: int
 
 
 def here(step, function, *args):
@@ -38,7 +45,7 @@ def here(step, function, *args):
 
 
 class Child:
-    """A process that calls functions; a context manager, which ends it.
+    """A process that calls functions; a context manager, whose exit ends the process.
 
     It calls the function `prepare` as soon as it starts, and is started again by the first call
     after its end.
@@ -47,6 +54,7 @@ class Child:
     def __init__(self, prepare=None):
         self.prepare = [prepare.__module__, prepare.__name__] if prepare else []
         self.process = self.output = None
+        self.number = 0  # of the latest object that was kept
 
     def __enter__(self):
         return self
@@ -68,10 +76,20 @@ class Child:
         )
 
     def call(self, step, function, *args):
-        """function(*args), a function of a module; Crash if this ends the process. `step` says
-        what it does, as in "converting to TFLite"."""
+        """function(*args), a function of a module; Crash if this ends the process. `step`
+        describes it, as in "converting to TFLite"."""
+        return self.send(step, function, args)
+
+    def keep(self, step, function, *args):
+        """The `Kept` of function(*args), an object of the process, which keeps only the latest."""
+        self.number += 1
+        self.send(step, function, args, self.number)
+        return Kept(self.number)
+
+    def send(self, step, function, args, number=None):
+        """The reply to a call; with a number, the process keeps the result under it instead."""
         # Bytes within bytes: a function that cannot be imported must not end the child.
-        request = pickle.dumps(pickle.dumps((function, args)))
+        request = pickle.dumps(pickle.dumps((function, args, number)))
         self.start()
         try:
             self.process.stdin.write(request)
@@ -116,19 +134,25 @@ def serve():
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what packages print must not be taken for a reply
     if len(sys.argv) > 2:
-        with suppress(ImportError):  # the call that needs it says so
+        with suppress(ImportError):  # the call that needs it raises this again
             getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
+    kept = {}  # {number: object}
     with suppress(EOFError, BrokenPipeError):
         while True:
-            pickle.dump(outcome(pickle.load(requests)), replies)
+            pickle.dump(outcome(pickle.load(requests), kept), replies)
             replies.flush()
 
 
-def outcome(request):
-    """("", the result) of a call, or (the error's type, its message)."""
+def outcome(request, kept):
+    """("", the result) of a call, or (the error's type, its message); changes what is `kept`."""
     try:
-        function, args = pickle.loads(request)
-        return "", function(*args)
+        function, args, number = pickle.loads(request)
+        result = function(*(kept[a.number] if isinstance(a, Kept) else a for a in args))
+        if number is None:
+            return "", result
+        kept.clear()
+        kept[number] = result
+        return "", None
     except (UserError, RunError) as error:
         return type(error).__name__, str(error)
     except Exception as error:  # whatever a converter raises

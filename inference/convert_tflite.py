@@ -18,6 +18,7 @@ ROOT = HERE.parent
 if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
+from inference.excluded import NO_NAMES  # noqa: E402
 from inference.progress import interrupts  # noqa: E402
 from utils import DONE, FAILED, UserError, open_closed_streams, run_command  # noqa: E402
 
@@ -35,10 +36,11 @@ def main(argv=None):
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return run_command(lambda: converted(argv), "Stopped; nothing was written")
+    return run_command(lambda: exported(argv), "Stopped; nothing was written")
 
 
-def converted(argv):
+def exported(argv):
+    """Export as the command line specifies; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
         from inference.export import export
@@ -159,7 +161,7 @@ def add_output_options(add):
         nargs="+",
         default=[],
         metavar="REGEX",
-        help="regexes of weights that --quantize leaves in float32, in ONNX files",
+        help="regexes of weights that --quantize leaves in float32",
     )
     add(
         "--samples",
@@ -258,10 +260,8 @@ def check_exclude(arguments):
             raise UserError(f"--exclude: {pattern!r} is not a regex: {error}") from error
     if arguments.exclude and not arguments.quantize:
         raise UserError("--exclude: says what --quantize leaves in float32; add --quantize")
-    if arguments.exclude and "tflite" in arguments.formats:
-        raise UserError(
-            "--exclude: TensorFlow's converter leaves no single weights out; add --formats onnx"
-        )
+    if arguments.exclude and arguments.route == "jax2tf" and "tflite" in arguments.formats:
+        raise UserError(NO_NAMES)
 
 
 def check_choices(option, values, allowed):

@@ -1,4 +1,4 @@
-"""Let an exported decoder write: NumPy and the runtime of the file are enough.
+"""Generate text with an exported decoder: NumPy and the runtime of the file are enough.
 
 The file's decode step takes a token for each text, and the cache; it returns the logits of the next
 token, and the cache with this token. `model/generate.py` does the same in JAX.

@@ -15,12 +15,12 @@ from utils import UserError
 class Examples:
     """Batches of ({input: array}, targets); raises UserError if there is no usable data."""
 
-    def __init__(self, loaded):
-        if loaded.parts.data is None:
-            raise UserError(loaded.data_error)
-        if getattr(loaded.parts.model, "inputs", None):
+    def __init__(self, exportable):
+        if exportable.parts.data is None:
+            raise UserError(exportable.data_error)
+        if getattr(exportable.parts.model, "inputs", None):
             raise UserError("the model takes other inputs than those of the data")
-        self.datasets, self.loaded = self.sets_of(loaded.parts), loaded
+        self.datasets, self.exportable = self.sets_of(exportable.parts), exportable
         self.test_set = self.datasets.get("test")
         self.check_shapes()
 
@@ -35,7 +35,7 @@ class Examples:
     def check_shapes(self):
         """Raise if the data's inputs do not have the shape that the model takes."""
         inputs, _ = self.batch(self.datasets["train"], [0])
-        for name, leaf in named(self.loaded.inputs, "input").items():
+        for name, leaf in named(self.exportable.inputs, "input").items():
             shape = inputs[name].shape[1:]
             if shape != leaf.shape:
                 raise UserError(
@@ -45,11 +45,11 @@ class Examples:
     @property
     def source(self):
         """Where the data comes from: its own description, or its name in the config."""
-        return getattr(self.datasets["train"], "source", self.loaded.config["data"]["name"])
+        return getattr(self.datasets["train"], "source", self.exportable.config["data"]["name"])
 
     def differs_from_training_data(self):
         """Whether the checkpoint was trained on other data than this."""
-        trained_on = self.loaded.record.get("data", {}).get("train")
+        trained_on = self.exportable.record.get("data", {}).get("train")
         return trained_on is not None and trained_on != fingerprint(self.datasets["train"])
 
     def first(self, count):
@@ -69,13 +69,13 @@ class Examples:
             yield self.batch(self.test_set, range(start, min(start + size, len(self.test_set))))
 
     def batch(self, dataset, indices):
-        collate_fn = self.loaded.parts.loader.of("test").collate_fn or collate
+        collate_fn = self.exportable.parts.loader.of("test").collate_fn or collate
         batch = collated([dataset[i] for i in indices], collate_fn)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UserError("the data's examples are not (input, target) pairs")
         raw, targets = batch
-        prepared = jax.tree.leaves(prepare(self.loaded.preprocess, self.loaded.form, raw))
-        names = named(self.loaded.inputs, "input")
+        prepared = jax.tree.leaves(prepare(self.exportable.preprocess, self.exportable.form, raw))
+        names = named(self.exportable.inputs, "input")
         if len(prepared) != len(names):
             found = ", ".join(named(raw, "input"))
             raise UserError(f"the data's inputs are {found}, the model takes {', '.join(names)}")

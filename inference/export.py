@@ -9,17 +9,18 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 import jax
 
-from file_io import inside, read_json
+from file_io import inside, open_file, read_json
 from inference.child import Child
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.language import LanguageExporter, is_decoder
 from inference.load import Form, checkpoint_at, load_to_export, output_kind
-from inference.packages import import_tensorflow
+from inference.packages import first_import
 from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table, title
@@ -32,25 +33,25 @@ PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2on
 
 
 def export(arguments, root, check=lambda: None):
-    """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises
-    KeyboardInterrupt if Ctrl-C has come and was swallowed."""
-    with Progress() as progress, Child(import_tensorflow) as child:
+    """Write the folder of a checkpoint; returns {format: whether it failed}. `check` raises the
+    KeyboardInterrupt of a Ctrl-C that a package has caught."""
+    with Progress() as progress, Child(first_import(arguments.formats)) as child:
         return export_with(child, check, progress, arguments, root)
 
 
 def export_with(child, check, progress, arguments, root):
-    """`export`, with the process in which TensorFlow works."""
+    """`export`, with the process in which TensorFlow and the runtimes work."""
     parse_free(arguments.free)  # fail before loading anything
     folder = Path(arguments.out) / arguments.name if arguments.name else None
     if folder:
         check_free(folder, arguments.force)
     if arguments.demo:
         runtime()
-    if "tflite" in arguments.formats:  # it starts while JAX computes what the files must return
+    if arguments.formats != ["stablehlo"]:  # it starts while JAX computes what files must return
         child.start()
     arguments.weights = checkpoint_at(arguments.weights)
     jax.config.update("jax_platforms", "cpu")  # JAX only computes the reference, on the CPU
-    loaded = load_to_export(
+    exportable = load_to_export(
         arguments.config,
         arguments.weights,
         overrides=arguments.overrides,
@@ -59,11 +60,11 @@ def export_with(child, check, progress, arguments, root):
         batch=arguments.batch,
         form=Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax),
     )
-    folder = folder or Path(arguments.out) / loaded.parts.title
+    folder = folder or Path(arguments.out) / exportable.parts.title
     check_free(folder, arguments.force)
     with temporary_folder(folder) as work:
-        kind = LanguageExporter if is_decoder(loaded) else Exporter
-        exporter = kind(arguments, loaded, child.call, check, progress)
+        kind = LanguageExporter if is_decoder(exportable) else Exporter
+        exporter = kind(arguments, exportable, child, check, progress)
         reports, failures = exporter.reports(work / folder.name)
         if reports:
             if arguments.demo and "onnx" in reports:
@@ -94,7 +95,7 @@ def check_free(folder, force):
 @contextmanager
 def temporary_folder(folder):
     """A hidden folder beside `folder`, removed at the end, as are those of killed processes."""
-    for stale in folder.parent.glob(f".{folder.name}.*.tmp"):
+    for stale in folder.parent.glob(f".{escape(folder.name)}.*.tmp"):
         if is_abandoned(stale):
             shutil.rmtree(stale, ignore_errors=True)
     work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -180,7 +181,8 @@ def demo(path, exporter):
 
 
 def code_of(checkpoint, root):
-    """The folder model/ with which a checkpoint was trained: the copy in its run, or else ours."""
+    """The folder model/ with which a checkpoint was trained: the copy in its run, or else
+    that of this project."""
     run = Path(checkpoint).parent
     is_run = (run / "environment.json").is_file() and (run / "model").is_dir()
     return inside(run, "model") if is_run else Path(root) / "model"
@@ -188,15 +190,15 @@ def code_of(checkpoint, root):
 
 def describe(work, code, exporter, reports, failures):
     """Write the config, a copy of the folder `code` and the report about the files."""
-    loaded, arguments, examples = exporter.loaded, exporter.arguments, exporter.examples
+    exportable, arguments, examples = exporter.exportable, exporter.arguments, exporter.examples
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(code, work / "model", ignore=ignored, symlinks=True)  # not what links lead to
-    for path, file in loaded.parts.own_files().items():
+    for path, file in exportable.parts.own_files().items():
         (work / COPIES / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, work / COPIES / path)
-    if tokenizer := loaded.record.get("tokenizer"):
+    if tokenizer := exportable.record.get("tokenizer"):
         (work / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    config = {key: value for key, value in loaded.config.items() if key != "$schema"}
+    config = {key: value for key, value in exportable.config.items() if key != "$schema"}
     (work / "config.json").write_text(
         json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8"
     )
@@ -206,11 +208,11 @@ def describe(work, code, exporter, reports, failures):
         "checkpoint": str(arguments.weights),
         "sha256": digest(Path(arguments.weights)),
         "model": str(code),
-        "form": loaded.form._asdict(),
+        "form": exportable.form._asdict(),
         # The preprocessing that the caller must do.
-        "preprocess": [] if loaded.form.preprocess else loaded.config["preprocess"],
-        "answers": output_kind(loaded.config, loaded.form),
-        "classes": loaded.classes,
+        "preprocess": [] if exportable.form.preprocess else exportable.config["preprocess"],
+        "output_kind": output_kind(exportable.config, exportable.form),
+        "classes": exportable.classes,
         "data": examples.source if examples else f"none: {exporter.no_examples}",
         "samples": len(exporter.samples) if exporter.samples else None,
         "versions": versions(),
@@ -232,7 +234,10 @@ def readable_json(value):
 
 def digest(path):
     """The SHA-256 of a checkpoint; None for a checkpoint that is a folder."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def versions():
@@ -245,7 +250,8 @@ def versions():
 
 
 def decoding(reports):
-    """The table of the decode steps of a language model, and how they write."""
+    """The table of the decode steps of a language model, and how much of their greedy text is that
+    of JAX."""
     steps = {name: report["decode"] for name, report in reports.items() if "decode" in report}
     if steps:
         yield table(steps, signatures=False)  # they name every array of the cache

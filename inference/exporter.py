@@ -4,13 +4,14 @@ import sys
 import tempfile
 import time
 from functools import cached_property, partial
+from glob import escape
 from pathlib import Path
 
 import numpy as np
 
 from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
-from inference.child import here
 from inference.demo.page import write_demo
+from inference.float32_weights import float32_weights, warning
 from inference.load import output_kind
 from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import UNBATCHED, place, trace
@@ -18,7 +19,7 @@ from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.names import renamed
 from inference.packages import needed
-from inference.runtimes import open_model
+from inference.runtimes import IsolatedModel, open_model
 from inference.samples import own_inputs, table_sizes
 from inference.sizes import free_axes, free_shapes, parse_free, tried_shapes
 from inference.to_stablehlo import write_stablehlo
@@ -41,28 +42,32 @@ MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
 class Exporter:
-    """Exports one loaded model; `arguments` are those of the command line.
+    """Exports one model, an `Exportable`; `arguments` are those of the command line.
 
-    `examples` take the place of the config's data. `call` calls a function of TensorFlow's, as
-    `Child.call` does; `check` raises KeyboardInterrupt if Ctrl-C was swallowed.
+    `examples` take the place of the config's data. TensorFlow and the runtimes work in the process
+    of `child`; `check` raises the KeyboardInterrupt of a Ctrl-C that a package has caught.
     """
 
     def __init__(
-        self, arguments, loaded, call=here, check=lambda: None, progress=None, examples=None
+        self, arguments, exportable, child, check=lambda: None, progress=None, examples=None
     ):
-        loaded = renamed(loaded, arguments.input_names, arguments.output_names, arguments.batch)
-        self.arguments, self.loaded = arguments, loaded
-        self.child_call, self.check = call, check
+        exportable = renamed(
+            exportable, arguments.input_names, arguments.output_names, arguments.batch
+        )
+        self.arguments, self.exportable = arguments, exportable
+        self.child, self.check = child, check
         self.progress = progress or (lambda step: None)
         is_batched = arguments.batch != UNBATCHED
-        self.free = free_axes(loaded.inputs, parse_free(arguments.free), int(is_batched))
-        self.own = own_inputs(arguments.inputs, loaded, is_batched) if arguments.inputs else None
-        self.classes = output_kind(loaded.config, loaded.form) != "numbers"
-        self.examples, self.no_examples = (
-            (examples, None) if examples else load_examples(loaded, arguments, self.own)
+        self.free = free_axes(exportable.inputs, parse_free(arguments.free), int(is_batched))
+        self.own = (
+            own_inputs(arguments.inputs, exportable, is_batched) if arguments.inputs else None
         )
-        tried = tried_shapes(loaded.inputs, self.free)
-        check_sizes(loaded, tried, arguments.batch)
+        self.classes = output_kind(exportable.config, exportable.form) != "numbers"
+        self.examples, self.no_examples = (
+            (examples, None) if examples else load_examples(exportable, arguments, self.own)
+        )
+        tried = tried_shapes(exportable.inputs, self.free)
+        check_sizes(exportable, tried, arguments.batch)
         self.progress("tracing the model")
         self.traced = trace(*self.trace_arguments)
         self.compared = equal_sizes(self.traced.compared)
@@ -71,7 +76,7 @@ class Exporter:
         self.batches += tuple(size for size in self.compared if size not in self.batches)
         self.size = max(self.batches)
         self.progress("computing what the files must return, in JAX")
-        self.reference = Reference(loaded)
+        self.reference = Reference(exportable)
         self.cases = cases_of(self.reference, self.inputs(tried), self.size)
         self.before = self.scores(self.reference) if arguments.quantize else None
 
@@ -82,7 +87,7 @@ class Exporter:
             fix = "pass your own with --inputs FILE.npz"
             raise UserError(f"--real-only: no data can be loaded: {self.no_examples}; {fix}")
         tables = table_sizes(self.traced)
-        return inputs_of(self.loaded, known, self.size, tables, tried, self.arguments.real_only)
+        return inputs_of(self.exportable, known, self.size, tables, tried, self.arguments.real_only)
 
     def reports(self, stem):
         """Write <stem>.<format> for each format; returns ({format: report}, {format: error})."""
@@ -131,41 +136,49 @@ class Exporter:
         # The ranges of int8 come from real inputs; random inputs would be clipped to them.
         judged = ("real", "own") if precision == "int8" else KINDS
         report |= self.verified(path, precision or self.traced.precision, judged)
+        if precision:
+            weights = self.call(format, "reading what is float32", float32_weights, path)
+            shares = {name: size / report["bytes"] for name, size in weights.items()}
+            report["float32_weights"] = {name: round(s, 4) for name, s in shares.items()}
         if self.before:
-            report["test_set"] = {"before": self.before, "after": self.scores(open_model(path))}
+            report["test_set"] = {"before": self.before, "after": self.scores(self.opened(path))}
         return report | {"seconds": round(time.perf_counter() - start, 2)}
 
     def write_page(self, path, page):
         """Write a web page that runs the ONNX file."""
-        write_demo(path, page, self.loaded, self.loaded.classes)
+        write_demo(path, page, self.exportable, self.exportable.classes)
 
     def facts(self, title):
-        """What a file says about itself."""
+        """The metadata of a file."""
         checkpoint = self.arguments.weights
         source = Path(checkpoint).name if checkpoint else None
-        title = self.loaded.config.get("title") or title
-        return facts_of(self.loaded, title, source, checkpoint and commit_of(checkpoint))
+        title = self.exportable.config.get("title") or title
+        return facts_of(self.exportable, title, source, checkpoint and commit_of(checkpoint))
 
     def verified(self, path, precision, judged=KINDS):
         """The report about a file that computes what JAX computes."""
         self.progress(f"{path.name}: verifying")
         tolerance = self.arguments.tolerance or TOLERANCE[precision]
-        return verify(
-            path, self.cases, tolerance, self.batches, judged, self.classes, self.compared
-        )
+        given = self.cases, tolerance, self.batches, judged, self.classes, self.compared
+        return verify(self.opened(path), *given)
+
+    def opened(self, path):
+        """The model in a file, in the child process; that of StableHLO is in this one, as JAX."""
+        is_stablehlo = path.suffix.lower() == ".stablehlo"
+        return open_model(path) if is_stablehlo else IsolatedModel(self.child, path)
 
     def call(self, format, step, function, *args):
         """A call in the child process."""
         self.progress(f"{format}: {step}")
-        result = self.child_call(step, function, *args)
+        result = self.child.call(step, function, *args)
         self.check()
         return result
 
     @property
     def trace_arguments(self):
-        loaded = self.loaded
-        inputs = free_shapes(loaded.inputs, self.free)
-        return loaded.function, loaded.weights, inputs, self.arguments.batch
+        exportable = self.exportable
+        inputs = free_shapes(exportable.inputs, self.free)
+        return exportable.function, exportable.weights, inputs, self.arguments.batch
 
     def write_in_precision(self, route, format, path):
         """Write a file; a quantized one only after its float32 version has been verified."""
@@ -181,11 +194,12 @@ class Exporter:
             write(float32_path)
             self.verified(float32_path, self.traced.precision)
             if format == "tflite":
-                return write(path, quantize=precision, samples=self.samples)
+                exclude = self.arguments.exclude
+                return write(path, quantize=precision, samples=self.samples, exclude=exclude)
             from inference.quantize_onnx import quantize_onnx
 
-            self.progress(f"{path.name}: quantizing to {precision}")
-            quantize_onnx(float32_path, path, precision, self.samples, self.arguments.exclude)
+            given = float32_path, path, precision, self.samples, self.arguments.exclude
+            self.call(format, f"quantizing to {precision}", quantize_onnx, *given)
 
     def native(self, format, path, **quantization):
         """Write a file with this project's own tables of ops."""
@@ -241,14 +255,18 @@ class Exporter:
             if sum(array.nbytes for array in outputs) > MOST_OUTPUTS:
                 break
         try:
-            return scores(self.loaded, np.concatenate(outputs), np.concatenate(targets))
+            return scores(self.exportable, np.concatenate(outputs), np.concatenate(targets))
         except (UserError, ValueError, TypeError) as error:
             print(f"No score on the test set: {error}", file=sys.stderr)
             return None
 
     def warnings(self, reports):
-        """One line per format whose quantization loses much accuracy."""
+        """One line per format whose quantization loses much accuracy, or leaves large weights in
+        float32."""
         for name, report in reports.items():
+            shares = report.get("float32_weights", {})
+            if left := warning(shares, self.arguments.exclude):
+                yield f"Warning: {name} in {report['precision']}: {left}"
             before, after = (report.get("test_set", {}).get(key, {}) for key in ("before", "after"))
             loss = before.get("accuracy", 0) - after.get("accuracy", 0)
             if loss > MAX_LOSS:
@@ -265,5 +283,5 @@ def described(error):
 
 def remove(path):
     """Remove a file and that of its weights."""
-    for file in path.parent.glob(f"{path.name}*"):
+    for file in path.parent.glob(f"{escape(path.name)}*"):
         file.unlink()

@@ -25,7 +25,7 @@ from inference.exporter import Exporter
 from inference.load import NHWC, Exportable
 from inference.lowering.trace import UNBATCHED, named
 from inference.metadata import add_metadata
-from inference.packages import import_tensorflow
+from inference.packages import first_import
 from inference.signatures import check_signatures, merged
 from model.base import Model
 from utils import UserError, named_leaves
@@ -50,9 +50,9 @@ def export(function, params, example, path, *, state=None, classes=(), batched=T
     """
     path = Path(path)
     arguments = parsed(path, batched, options)
-    with working(path) as (folder, call):
+    with working(path) as (folder, child):
         work = Path(folder) / path.name
-        report, _ = write(call, function, params, state, example, work, arguments, classes)
+        report, _ = write(child, function, params, state, example, work, arguments, classes)
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
             os.replace(file, path.parent / file.name)  # external weights come before their graph
     return report
@@ -70,36 +70,39 @@ def export_signatures(functions, params, path, *, batched=True, **options):
             f"{path}: only TFLite has several signatures in one file; call export once for each "
             "function, with a path of its own"
         )
-    with working(path) as (folder, call):
+    with working(path) as (folder, child):
         files = {name: Path(folder) / f"{i}.tflite" for i, name in enumerate(functions)}
         reports, inputs = {}, {}
         for name, (function, example) in functions.items():
             arguments = parsed(path, batched, options)
             reports[name], inputs[name] = write(
-                call, function, params, None, example, files[name], arguments
+                child, function, params, None, example, files[name], arguments
             )
         work = Path(folder) / path.name
         work.write_bytes(merged({name: file.read_bytes() for name, file in files.items()}))
         facts = {"title": path.stem, "code_commit": None, "classes": [], "sizes": {}}
         add_metadata(work, facts)
-        check_signatures(work, files, inputs)
+        child.call("comparing the signatures", check_signatures, work, files, inputs)
         os.replace(work, path)
     return reports
 
 
 @contextmanager
 def working(path):
-    """(a folder beside a file, `call` of a process in which TensorFlow works), for a while."""
+    """(a folder beside a file, a Child in which TensorFlow and the runtimes work), for a while."""
     folder = tempfile.TemporaryDirectory(dir=existing(path.parent))
-    with folder as name, Child(import_tensorflow) as child:
-        yield name, child.call
+    formats = [path.suffix[1:].lower()]
+    with folder as name, Child(first_import(formats)) as child:
+        if formats != ["stablehlo"]:  # it starts while JAX computes what the file must return
+            child.start()
+        yield name, child
 
 
-def write(call, function, params, state, example, path, arguments, classes=()):
+def write(child, function, params, state, example, path, arguments, classes=()):
     """(the report of a verified file, the example's arrays under the names of its inputs)"""
-    loaded = as_exportable(function, params, state, example, arguments.batch, classes)
-    inputs = example_arrays(loaded, arguments, example)
-    exporter = Exporter(arguments, loaded, call, examples=Rows(inputs, arguments.batch))
+    exportable = as_exportable(function, params, state, example, arguments.batch, classes)
+    inputs = example_arrays(exportable, arguments, example)
+    exporter = Exporter(arguments, exportable, child, examples=Rows(inputs, arguments.batch))
     return exporter.report(arguments.formats[0], path), inputs
 
 
@@ -198,10 +201,10 @@ def without_batch(inputs):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), inputs)
 
 
-def example_arrays(loaded, arguments, example):
+def example_arrays(exportable, arguments, example):
     """{input: array} of the caller's example, under the names of the file."""
-    names = arguments.input_names or list(named(loaded.inputs, "input"))
-    specs, leaves = jax.tree.leaves(loaded.inputs), jax.tree.leaves(example)
+    names = arguments.input_names or list(named(exportable.inputs, "input"))
+    specs, leaves = jax.tree.leaves(exportable.inputs), jax.tree.leaves(example)
     arrays = [np.asarray(leaf).astype(spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
     return dict(zip(names, arrays, strict=False))
 

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from data_loader.tokenizers.saved import first_tokens
+from file_io import read_file
 from model.sampling import Sampling, check, until
 from utils import UserError, run_command
 
@@ -94,7 +95,7 @@ def prompt_of(arguments):
         raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
     path = Path(arguments.prompt_file)
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path).decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from utils import UserError, named_leaves
+from utils import UserError, first_line, named_leaves
 from wiring.build import Builder
 
 
@@ -49,13 +49,13 @@ def input_specs(parts, facts, shape):
         if shape is not None:
             raise several_inputs(own)
         return None, own
-    if isinstance(parts.example, tuple | list):
-        raw = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
-        )
-        x = raw
-        for fn in parts.preprocess:
-            x = jax.eval_shape(fn, x)
+    raw = x = raw_input(parts, facts)
+    if raw is not None:
+        try:
+            for fn in parts.preprocess:
+                x = jax.eval_shape(fn, x)
+        except Exception as error:  # preprocessing may be the user's own code
+            raise UserError(f"preprocess: does not fit the inputs: {first_line(error)}") from error
         if shape is None or tuple(shape) == getattr(x, "shape", None):
             return raw, x
         if not hasattr(x, "shape"):
@@ -66,6 +66,17 @@ def input_specs(parts, facts, shape):
         return None, None
     dtype = jnp.int32 if "vocab_size" in facts else jnp.float32
     return None, jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def raw_input(parts, facts):
+    """The shape and dtype of one raw input of the data, or of a row with the columns that a
+    checkpoint has recorded of its table; None if unknown."""
+    if isinstance(parts.example, tuple | list):
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), parts.example[0]
+        )
+    columns = facts.get("columns")
+    return jax.ShapeDtypeStruct((len(columns),), jnp.float32) if columns else None
 
 
 def own_inputs(model):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from data_loader.folder import ENDINGS, need_pillow, pixels
-from file_io import open_file
+from data_loader.npy_files import claimed
 from utils import UserError, check_memory, first_line
 
 ARRAYS = {".npz", ".npy"}
@@ -75,7 +75,7 @@ def read_arrays(path, key, predictor):
     if len(names) == 1:
         names = {only_input(predictor): key}
     try:
-        open_file(path).close()  # refuses a pipe
+        sizes = claimed(path)
         content = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(content, np.ndarray):
             return {only_input(predictor): content}
@@ -83,8 +83,7 @@ def read_arrays(path, key, predictor):
             missing = [stored for stored in names.values() if stored not in content.files]
             if not missing:
                 for stored in names.values():  # a few bytes may unpack to gigabytes
-                    info = content.zip.getinfo(f"{stored.removesuffix('.npy')}.npy")
-                    check_memory(f"{path}: {stored}", info.file_size)
+                    check_memory(f"{path}: {stored}", sizes[stored.removesuffix(".npy")])
                 return {name: content[stored] for name, stored in names.items()}
     except UserError:
         raise

@@ -29,21 +29,22 @@ PROMPTS = (8, 3)  # tokens of the prompts of these texts
 LARGEST = 2**28  # bytes of the caches with which a step is verified
 
 
-def is_decoder(loaded):
-    """Whether a loaded model can write."""
-    return getattr(loaded.parts.model, "cache", None) is not None
+def is_decoder(exportable):
+    """Whether a model is a text decoder."""
+    return getattr(exportable.parts.model, "cache", None) is not None
 
 
 class LanguageExporter(Exporter):
     """Exports a decoder as both functions: it is the exporter of the first one, and has another for
     the `step`."""
 
-    def __init__(self, arguments, loaded, *rest):
-        self.trained, self.context = loaded, context_of(loaded.parts.model)
-        self.tokenizer = page_tokenizer(loaded.tokenizer) if arguments.demo else None
-        if not arguments.free and all(len(x.shape) == 1 for x in jax.tree.leaves(loaded.inputs)):
+    def __init__(self, arguments, exportable, *rest):
+        self.trained, self.context = exportable, context_of(exportable.parts.model)
+        self.tokenizer = page_tokenizer(exportable.tokenizer) if arguments.demo else None
+        shapes = [x.shape for x in jax.tree.leaves(exportable.inputs)]
+        if not arguments.free and all(len(shape) == 1 for shape in shapes):
             arguments = changed(arguments, free=[f"1:length:1-{self.context}"])
-        super().__init__(arguments, loaded, *rest)
+        super().__init__(arguments, exportable, *rest)
         self.texts = texts(self)
         self.step = step_exporter(self, rest)
 
@@ -95,14 +96,14 @@ class LanguageExporter(Exporter):
             name: take(next(iter(each.cases.values()))[0], 0, each.batches[0])
             for name, each in exporters.items()
         }
-        check_signatures(work, files, inputs)
+        self.call("tflite", "comparing the signatures", check_signatures, work, files, inputs)
         work.replace(path)
         step.unlink()
 
     def greedy(self, model, report):
-        """How many of the likeliest tokens of a text of JAX are those of the file, whose logits
-        follow the same text. In float32, all are, or their logits are equal within its tolerance.
-        """
+        """The share of greedy tokens on which the file and JAX agree, where both read the greedy
+        text of JAX. In float32 they agree on all tokens, or the logits of the two tokens are equal
+        within the tolerance."""
         rows = self.arguments.batch or len(PROMPTS)
         sizes = [min(PROMPTS[i % len(PROMPTS)], self.context) for i in range(rows)]
         prompts = [self.texts[i % len(self.texts)][:size] for i, size in enumerate(sizes)]
@@ -151,17 +152,17 @@ def step_function(model, structure, names, weights, inputs):
 
 def step_exporter(forward, rest):
     """The exporter of the step; `rest` are the last arguments of an Exporter."""
-    loaded, texts, model = forward.loaded, forward.texts, forward.loaded.parts.model
+    exportable, texts, model = forward.exportable, forward.texts, forward.exportable.parts.model
     cache = jax.eval_shape(lambda: model.cache(1)["cache"])
     names = list(named_leaves(cache))
-    inputs = filled_caches(model, loaded.weights, texts)
+    inputs = filled_caches(model, exportable.weights, texts)
     one = OrderedDict(
         (name, jax.ShapeDtypeStruct(array.shape[1:], array.dtype)) for name, array in inputs.items()
     )
     parts = {"data": None, "facts": {}, "loss": None, "metrics": {}, "preprocess": ()}
-    parts = SimpleNamespace(**parts, config={"title": loaded.config.get("title")})
+    parts = SimpleNamespace(**parts, config={"title": exportable.config.get("title")})
     function = partial(step_function, model, jax.tree.structure(cache), names)
-    step = Exportable(function, loaded.weights, one, (), NHWC, parts, "", loaded.record)
+    step = Exportable(function, exportable.weights, one, (), NHWC, parts, "", exportable.record)
     batches = forward.arguments.batches or [
         size for size in (1, 3, len(texts)) if size <= len(texts)
     ]
@@ -189,7 +190,7 @@ def filled_caches(model, weights, texts):
 
 def texts(forward):
     """Rows of tokens that fill the context: those of the data, or random ones."""
-    model = forward.loaded.parts.model
+    model = forward.exportable.parts.model
     leaves = jax.tree.leaves(jax.eval_shape(lambda: model.cache(1)))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     rows = min(64, max(3, LARGEST // size))

@@ -36,6 +36,7 @@ from utils import UserError, first_line, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read
 from wiring.own_modules import look_in
+from wiring.vary import of_replica
 
 
 class Form(NamedTuple):
@@ -203,10 +204,11 @@ def prepare(preprocess, form, raw):
 
 def find_config(config_file, checkpoint, record, overrides, trusted):
     """(config, its name for messages, whether it may import, and from which folders): the given
-    file, or the stored one."""
+    file, or the stored one, with the numbers of the checkpoint's replica."""
+    replica = record.get("replica", 0)
     if config_file:
-        folders = look_in(Path(config_file).parent)
-        return read(config_file, overrides), Path(config_file).name, True, folders
+        folders, name = look_in(Path(config_file).parent), Path(config_file).name
+        return of_replica(read(config_file, overrides), replica), name, True, folders
     if "config" not in record:
         raise UserError(f"{checkpoint}: contains no config; {PASS_ONE}")
     is_run = "step" in record  # else it is the config beside an exported file
@@ -217,7 +219,7 @@ def find_config(config_file, checkpoint, record, overrides, trusted):
     for text in overrides:
         config = override(config, text)
     folders = look_in(Path(checkpoint).parent) if trusted else ()
-    return config, str(checkpoint), trusted, folders
+    return of_replica(config, replica), str(checkpoint), trusted, folders
 
 
 def stored_facts(record):

@@ -24,11 +24,11 @@ class Loaded:
     model: Model  # model.apply(params, state, x) takes preprocessed inputs
     params: Any
     state: Any  # the model's running statistics
-    config: dict  # of the run, with all defaults; of a run of `fit`, what `fit` knows of it
+    config: dict  # of the run, with all defaults; of a run of `fit`, what was passed to it
     classes: list[str]  # the class names, as far as they are known
     preprocess: tuple  # functions of one raw input
     inputs: Any  # shape and dtype of one raw input; None if unknown
-    record: dict  # what else the checkpoint says of its run: epoch, step, metrics
+    record: dict  # the metadata of the checkpoint: epoch, step, metrics
 
     def __repr__(self):
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))

@@ -1,7 +1,7 @@
-"""What an exported file says about itself: title, classes, preprocessing, code.
+"""The metadata of an exported file: title, classes, preprocessing, code.
 
-ONNX has it as `metadata_props`. TFLite has it in the form that MediaPipe and Android's Task Library
-read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
+ONNX has them as `metadata_props`. TFLite has them in the form that MediaPipe and Android's Task
+Library read, with the class names in `labels.txt`; the file is a zip archive as well, which holds
 `labels.txt` and `metadata.json`.
 """
 
@@ -9,7 +9,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from file_io import atomic_write
+from file_io import atomic_write, parse_json, read_file
 from inference.load import output_kind
 from inference.packages import quiet
 
@@ -18,18 +18,18 @@ LABELS = "labels.txt"
 AXIS_LABELS = 2  # AssociatedFileType.TENSOR_AXIS_LABELS
 
 
-def facts_of(loaded, title, source, commit):
-    """{key: value} of what a file says about itself."""
+def facts_of(exportable, title, source, commit):
+    """The metadata of a file, {key: value}."""
     return {
         "title": title,
         "source": source,
         "code_commit": commit,
-        "input_layout": loaded.form.layout,
-        "preprocess": [] if loaded.form.preprocess else loaded.config.get("preprocess", []),
-        "outputs_are": output_kind(loaded.config, loaded.form),
-        "classes": list(map(str, loaded.classes or [])),
+        "input_layout": exportable.form.layout,
+        "preprocess": [] if exportable.form.preprocess else exportable.config.get("preprocess", []),
+        "outputs_are": output_kind(exportable.config, exportable.form),
+        "classes": list(map(str, exportable.classes or [])),
         # Of a table: a category is its place in the list, from 1; 0 is any other.
-        "columns": loaded.parts.facts.get("columns"),
+        "columns": exportable.parts.facts.get("columns"),
     }
 
 
@@ -37,13 +37,14 @@ def commit_of(checkpoint):
     """The git commit of the code that trained a checkpoint, as its run recorded it; else None."""
     file = Path(checkpoint).parent / "environment.json"
     try:
-        return json.loads(file.read_text(encoding="utf-8")).get("git_commit")
+        commit = parse_json(read_file(file)).get("git_commit")
     except (OSError, ValueError, AttributeError):
         return None
+    return commit if isinstance(commit, str) else None
 
 
 def known(facts):
-    """The facts without those that say nothing."""
+    """The facts that are not empty."""
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 
@@ -56,7 +57,7 @@ def as_texts(facts):
 
 
 def add_metadata(path, facts):
-    """Put the facts into a file, in the way of its format."""
+    """Store the facts in a file, as its format stores metadata."""
     if path.suffix == ".onnx":
         add_to_onnx(path, facts)
     elif path.suffix == ".tflite":

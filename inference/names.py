@@ -9,29 +9,29 @@ from inference.lowering.trace import named, of_batch
 from utils import UserError
 
 
-def renamed(loaded, input_names, output_names, batch=None):
+def renamed(exportable, input_names, output_names, batch=None):
     """The model with other names for its inputs and outputs, given in the order of its own names.
 
     What is not given keeps its names.
     """
     if not input_names and not output_names:
-        return loaded
-    shapes = of_batch(loaded.inputs, batch or 2)
-    out = jax.eval_shape(loaded.function, loaded.weights, shapes)
-    ins = chosen("--input-names", input_names, named(loaded.inputs, "input"))
+        return exportable
+    shapes = of_batch(exportable.inputs, batch or 2)
+    out = jax.eval_shape(exportable.function, exportable.weights, shapes)
+    ins = chosen("--input-names", input_names, named(exportable.inputs, "input"))
     outs = chosen("--output-names", output_names, named(out, "output", ins))
     if both := set(ins) & set(outs):
         raise UserError(
             f"--output-names: {min(both)!r} is the name of an input as well; choose another"
         )
-    function, structure = loaded.function, jax.tree.structure(loaded.inputs)
+    function, structure = exportable.function, jax.tree.structure(exportable.inputs)
 
     def with_names(weights, inputs):
         outputs = function(weights, jax.tree.unflatten(structure, [inputs[name] for name in ins]))
         return OrderedDict(zip(outs, jax.tree.leaves(outputs), strict=True))
 
-    inputs = OrderedDict(zip(ins, jax.tree.leaves(loaded.inputs), strict=True))
-    return loaded._replace(function=with_names, inputs=inputs)
+    inputs = OrderedDict(zip(ins, jax.tree.leaves(exportable.inputs), strict=True))
+    return exportable._replace(function=with_names, inputs=inputs)
 
 
 def chosen(option, names, present):

@@ -1,6 +1,6 @@
 """Turn a float32 ONNX model into float16, its loops and branches included.
 
-Every tensor of float32 becomes float16, but the inputs and outputs of the model, the excluded
+Every tensor of float32 becomes float16, except the inputs and outputs of the model, the excluded
 weights and what an op only takes in float32. Ops have the same result type as their operands, so
 only constants, declared types and casts have to be changed.
 """

@@ -5,10 +5,15 @@ import re
 
 import numpy as np
 
-from utils import UserError
+from inference.excluded import excluded_names
 
 LARGE = 1024  # numbers; a smaller weight is not worth two more nodes
-WEIGHTS = {"Gather", "MatMul", "Gemm", "Transpose", "Conv", "ConvTranspose"}  # the ops with weights
+# The axes of the output channels of the weights of these ops; of any other weight it is the last.
+CHANNELS = {"Conv": 0, "ConvTranspose": 1, "LSTM": 1, "GRU": 1}
+# The ops whose large constants are weights, whatever their names.
+WEIGHTS = {"Gather", "MatMul", "Gemm", "Transpose", *CHANNELS}
+PRODUCER = "rawtree"  # of the files of the native route, which name their weights
+UNNAMED = "constant_"  # how the names of constants begin that are no weights of the model
 
 
 def graphs(graph):
@@ -51,17 +56,11 @@ def in_order(graph):
 
 
 def excluded_weights(model, patterns):
-    """The names of the weights that match one of the patterns."""
-    names = [x.name for x in model.graph.initializer]
-    matching = {
-        pattern: {name for name in names if re.fullmatch(pattern, re.sub(r"_\d+$", "", name))}
-        for pattern in patterns
-    }
-    for pattern, found in matching.items():
-        if not found:
-            known = ", ".join(sorted(name for name in names if not name.startswith("constant_")))
-            raise UserError(f"--exclude: {pattern!r} matches no weight; there are {known}")
-    return set().union(*matching.values())
+    """The names of the constants of the weights that match one of the patterns."""
+    names = {x.name: re.sub(r"_\d+$", "", x.name) for x in model.graph.initializer}
+    weights = {stem for name, stem in names.items() if not name.startswith(UNNAMED)}
+    found = excluded_names(weights, patterns)
+    return {name for name, stem in names.items() if stem in found}
 
 
 def excluded_nodes(model, names):
@@ -70,22 +69,37 @@ def excluded_nodes(model, names):
     return [node for node in found if not names.isdisjoint(node.input)] if names else []
 
 
-def store_in_8_bits(model, exclude):
-    """Store the large weights that are still float32 as int8, with one scale per channel.
+def weight_names(model):
+    """The names of the weights of a file of the native route, whose other constants have none."""
+    names = {x.name for x in model.graph.initializer if not x.name.startswith(UNNAMED)}
+    return names if model.producer_name == PRODUCER else set()
 
-    These are tables of embeddings, and the weights that loops and branches read. The rows of a
-    table are read before they are restored; other weights are restored once, outside the loops.
+
+def large_floats(model):
+    """The large constants that are float32."""
+    from onnx import TensorProto
+
+    large = (x for x in model.graph.initializer if np.prod(x.dims) >= LARGE)
+    return [x for x in large if x.data_type == TensorProto.FLOAT]
+
+
+def store_in_8_bits(model, exclude, named=()):
+    """Store the large weights that are still float32 as int8, with one scale per channel: those
+    that are `named`, whatever reads them, and those of the ops in WEIGHTS.
+
+    These are tables of embeddings, positions, and the weights of recurrent layers, loops and
+    branches. The rows of a table are read before they are restored; other weights are restored
+    once, outside the loops.
     """
-    from onnx import TensorProto, numpy_helper
+    from onnx import numpy_helper
 
-    for tensor in list(model.graph.initializer):
-        is_large = len(tensor.dims) >= 2 and np.prod(tensor.dims) >= LARGE
-        if tensor.data_type != TensorProto.FLOAT or not is_large or tensor.name in exclude:
-            continue
+    for tensor in large_floats(model):
         name, readers = tensor.name, list(readers_of(model.graph, tensor.name))
-        if not any(node.op_type in WEIGHTS for _, node in readers):
+        ops = {node.op_type for _, node in readers}
+        is_weight = readers and (name in named or not ops.isdisjoint(WEIGHTS))
+        if len(tensor.dims) < 2 or name in exclude or not is_weight:
             continue
-        axis = 0 if any("Conv" in node.op_type for _, node in readers) else len(tensor.dims) - 1
+        axis = next((CHANNELS[op] for op in ops if op in CHANNELS), len(tensor.dims) - 1)
         numbers, scale = in_8_bits(numpy_helper.to_array(tensor), axis)
         parts = [f"{name}_int8", f"{name}_scale"]
         model.graph.initializer.remove(tensor)

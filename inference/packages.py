@@ -37,6 +37,15 @@ def import_tensorflow():
             del sys.modules[name]
 
 
+def import_onnxruntime():
+    importlib.import_module("onnxruntime")
+
+
+def first_import(formats):
+    """The function that imports, as soon as a child process starts, what these formats need."""
+    return import_tensorflow if "tflite" in formats else import_onnxruntime
+
+
 @contextmanager
 def quiet():
     """Keep the terminal silent, including output of C++ code, which bypasses Python's streams.

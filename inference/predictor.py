@@ -47,13 +47,13 @@ def open_predictor(arguments):
     if path.suffix.lower() in PACKAGES:
         return open_export(path, arguments)
     path = checkpoint_at(path)
-    loaded = load_to_export(arguments.config, path, trusted=arguments.trust)
+    exportable = load_to_export(arguments.config, path, trusted=arguments.trust)
     inputs = {
-        name: (leaf.shape, leaf.dtype) for name, leaf in named(loaded.inputs, "input").items()
+        name: (leaf.shape, leaf.dtype) for name, leaf in named(exportable.inputs, "input").items()
     }
-    kind = output_kind(loaded.config, loaded.form)
-    classes = as_names(loaded.classes)
-    return Predictor(Reference(loaded), inputs, None, loaded.preprocess, loaded.form, kind, classes)
+    kind = output_kind(exportable.config, exportable.form)
+    described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
+    return Predictor(Reference(exportable), inputs, None, *described)
 
 
 def open_export(path, arguments):
@@ -79,12 +79,14 @@ def read_report(path):
     """(form, output kind, class names) from an export's report."""
     try:
         report = parse_json(read_file(path))
-        form, kind = Form(**report["form"]), report["answers"]
+        # Earlier versions wrote the kind as `answers`.
+        kind = report["answers"] if "answers" in report else report["output_kind"]
+        form = Form(**report["form"])
         flags = [form.preprocess, form.softmax]
         if form.layout not in ("nhwc", "nchw") or not all(isinstance(flag, bool) for flag in flags):
             raise ValueError(f"form must say layout, preprocess and softmax, got {report['form']}")
         if kind not in OUTPUT_KINDS:
-            raise ValueError(f"answers must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
+            raise ValueError(f"output_kind must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
         fix = "export again, or move the model to another folder and pass its config with -c"

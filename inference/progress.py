@@ -1,4 +1,4 @@
-"""What a long export prints while it works, and Ctrl-C, which no package may swallow."""
+"""The progress lines of a long export, and a Ctrl-C that no package can catch."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ PAUSE = 10  # seconds between two lines
 def interrupts():
     """A context in which Ctrl-C always ends in KeyboardInterrupt, at the latest at its end.
 
-    Its value is a function that raises it if a package has swallowed it: some catch everything, and
-    C++ code turns it into an error of its own.
+    Its value is a function that raises it if a package has caught it: some catch every exception,
+    and C++ code turns it into an error of its own.
     """
     came = threading.Event()
 
@@ -29,7 +29,7 @@ def interrupts():
 
     is_main = threading.current_thread() is threading.main_thread()
     previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
-    if previous not in (signal.SIG_IGN, None):  # it is not ours to change
+    if previous not in (signal.SIG_IGN, None):  # an ignored signal stays ignored
         signal.signal(signal.SIGINT, note)
     try:
         yield check

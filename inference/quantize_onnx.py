@@ -4,7 +4,12 @@ import tempfile
 from pathlib import Path
 
 from file_io import atomic_write
-from inference.onnx_graphs import excluded_nodes, excluded_weights, store_in_8_bits
+from inference.onnx_graphs import (
+    excluded_nodes,
+    excluded_weights,
+    store_in_8_bits,
+    weight_names,
+)
 from inference.packages import needed, quiet
 from utils import RunError, UserError, first_line
 
@@ -30,8 +35,9 @@ def quantize_onnx(source, path, precision, samples=None, exclude=()):
     # The tools write files of their own beside their input.
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
-            weights = excluded_weights(onnx.load(source), exclude)
-            data = checked(write(Path(source), Path(folder), samples, weights))
+            model = onnx.load(source)
+            excluded, named = excluded_weights(model, exclude), weight_names(model)
+            data = checked(write(Path(source), Path(folder), samples, excluded, named))
         except UserError:
             raise
         except Exception as error:  # the tools have no error class of their own
@@ -49,7 +55,7 @@ def checked(model):
     return model.SerializeToString()
 
 
-def to_float16(source, folder, samples, exclude):
+def to_float16(source, folder, samples, exclude, named):
     """Weights and intermediate results in float16; inputs and outputs in float32."""
     import onnx
 
@@ -60,7 +66,7 @@ def to_float16(source, folder, samples, exclude):
     return model
 
 
-def to_dynamic(source, folder, samples, exclude):
+def to_dynamic(source, folder, samples, exclude, named):
     """Weights in 8 bits; the ranges of the activations are measured at run time.
 
     The weights are unsigned: on x86 processors without VNNI, ONNX Runtime's products of unsigned
@@ -78,10 +84,10 @@ def to_dynamic(source, folder, samples, exclude):
         per_channel=True,
         weight_type=QuantType.QUInt8,
     )
-    return with_small_weights(folder / "dynamic.onnx", left, exclude)
+    return with_small_weights(folder / "dynamic.onnx", left, exclude, named)
 
 
-def to_int8(source, folder, samples, exclude):
+def to_int8(source, folder, samples, exclude, named):
     """Convolutions and products in int8, as pairs of QuantizeLinear and DequantizeLinear.
 
     Weights have one scale per channel. The output of a MatMul stays in float, since the
@@ -102,7 +108,7 @@ def to_int8(source, folder, samples, exclude):
         weight_type=QuantType.QInt8,
         extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
     )
-    return with_small_weights(folder / "int8.onnx", left, exclude)
+    return with_small_weights(folder / "int8.onnx", left, exclude, named)
 
 
 def prepared(source, folder):
@@ -132,12 +138,12 @@ def names_of(nodes):
     return [name for node in nodes for name in (node.name, f"{node.name}_MatMul")]
 
 
-def with_small_weights(path, left, exclude):
+def with_small_weights(path, left, exclude, named):
     """The model that a tool has written, with 8 bits also for the weights that it left."""
     import onnx
 
     model = onnx.load(path)
-    store_in_8_bits(model, exclude | {name for node in left for name in node.input})
+    store_in_8_bits(model, exclude | {name for node in left for name in node.input}, named)
     return model
 
 

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from inference.packages import quiet
-from utils import UserError, first_line
+from utils import UserError, check_memory, first_line
 
 # {suffix: package that runs it}
 PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert", ".stablehlo": "jax"}
@@ -24,6 +24,7 @@ def open_model(path, signature=None):
         raise UserError(f"{path}: must end in .onnx, .tflite or .stablehlo")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
+    check_memory(path, path.stat().st_size)
     if importlib.util.find_spec(package) is None:
         raise UserError(
             f"{path}: running it needs {package}: pip install -r inference/requirements.txt"
@@ -206,7 +207,45 @@ def count_nodes(graph):
     return len(graph.node) + sum(map(count_nodes, inner))
 
 
-def latency(model, arrays, seconds=0.3):
+class IsolatedModel:
+    """A model in the process of a Child, which a runtime that crashes ends in place of this one;
+    `inputs` and `outputs` as in OnnxModel."""
+
+    def __init__(self, child, path):
+        self.child, self.path = child, path
+        self.kept = child.keep(f"opening {path.name}", open_model, path)
+        self.inputs, self.outputs = self.apply(ends_of)
+
+    def apply(self, function, *args):
+        """function(model, *args) in the process of the model."""
+        return self.child.call(f"running {self.path.name}", function, self.kept, *args)
+
+    def __call__(self, arrays):
+        return self.apply(outputs_of, arrays)
+
+    def nodes(self):
+        return self.apply(nodes_of)
+
+
+def ends_of(model):
+    return model.inputs, model.outputs
+
+
+def outputs_of(model, arrays):
+    return model(arrays)
+
+
+def nodes_of(model):
+    return model.nodes()
+
+
+def latency(model, arrays):
+    """The median time of a call, measured in the process of the model."""
+    is_isolated = isinstance(model, IsolatedModel)
+    return model.apply(median_time, arrays) if is_isolated else median_time(model, arrays)
+
+
+def median_time(model, arrays, seconds=0.3):
     """The median time of a call."""
     model(arrays)
     times, end = [], time.perf_counter() + seconds

@@ -4,10 +4,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from data_loader.npy_files import claimed
 from inference.lowering.equations import open_jaxpr
 from inference.lowering.trace import named, of_batch
 from training.checkpoint.probe import seeded_inputs
-from utils import UserError, first_line
+from utils import UserError, check_memory, first_line
 
 # Primitives whose results are numbers of their operands, in another form.
 SAME_NUMBERS = {"convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "slice", "clamp"}
@@ -23,19 +24,19 @@ SAME_NUMBERS |= {
 }
 
 
-def random_inputs(loaded, size, seen=None, tables=None):
+def random_inputs(exportable, size, seen=None, tables=None):
     """Seeded random inputs: numbers between the smallest and the largest that each feature has in
     the examples `seen`. Integers that index a table are less than its size in `tables`.
 
     Without examples, they are standard normal floats, and any token of a vocabulary or row of the
     table.
     """
-    drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(loaded.inputs, size)))
+    drawn = jax.tree.map(np.asarray, seeded_inputs(of_batch(exportable.inputs, size)))
     inputs = named(drawn, "input")
-    random, channels_first = np.random.default_rng(0), loaded.form.layout == "nchw"
+    random, channels_first = np.random.default_rng(0), exportable.form.layout == "nchw"
     for name, array in inputs.items():
         is_integer = np.issubdtype(array.dtype, np.integer)
-        known = [(tables or {}).get(name), loaded.parts.facts.get("vocab_size")]
+        known = [(tables or {}).get(name), exportable.parts.facts.get("vocab_size")]
         rows = min([count for count in known if count], default=None) if is_integer else None
         if seen and array.dtype != bool and not (rows and known[1]):
             axis = 1 if channels_first and array.ndim == 4 else array.ndim - 1
@@ -122,12 +123,15 @@ def inner_jaxprs(eqn, names):
                     yield inner, values
 
 
-def own_inputs(path, loaded, is_batched=True):
+def own_inputs(path, exportable, is_batched=True):
     """{input: array} of an npz or npy file of inputs as the exported file takes them."""
-    specs = named(loaded.inputs, "input")
+    specs = named(exportable.inputs, "input")
     try:
+        check_memory(f"--inputs: {path}", sum(claimed(path).values()))
         content = np.load(path, allow_pickle=False)
         arrays = {"input": content} if isinstance(content, np.ndarray) else dict(content)
+    except UserError:
+        raise
     except Exception as error:  # damaged files raise many kinds
         raise UserError(f"--inputs: {path}: cannot be read: {first_line(error)}") from error
     if len(specs) == len(arrays) == 1:  # there is only one that it can be

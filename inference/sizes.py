@@ -47,7 +47,7 @@ class Free(NamedTuple):
 
 
 def parse_free(texts):
-    """The free sizes of --free, with all that is wrong with them by themselves refused."""
+    """The free sizes of --free; raises if one of them is invalid, or two contradict each other."""
     free = []
     for text in texts:
         match = FORM.fullmatch(text)

@@ -10,6 +10,7 @@ from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk, located
+from inference.onnx_graphs import PRODUCER
 
 OPSETS = range(18, 24)
 LARGE = 2**31 - 2**24  # bytes of weights; a protobuf message has less than 2**31, with its nodes
@@ -53,7 +54,7 @@ def onnx_model(traced, opset=20):
     graph = graph_proto(target.scopes[0], "model", target.weights)
     version = helper.find_min_ir_version_for(opsets)  # most runtimes read the oldest version
     return helper.make_model(
-        graph, opset_imports=opsets, ir_version=version, producer_name="rawtree"
+        graph, opset_imports=opsets, ir_version=version, producer_name=PRODUCER
     )
 
 

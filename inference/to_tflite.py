@@ -5,26 +5,30 @@ import warnings
 
 from file_io import atomic_write
 from inference.child import here
+from inference.excluded import excluded_names
 from inference.packages import import_tensorflow, needed, quiet
+from inference.tflite_weights import check_kept, is_kept, restored
 from utils import RunError, UserError
 
 CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"}
 PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that int8 quantizes
 
 
-def write_tflite(traced, path, *, quantize=None, samples=None, call=here):
+def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=here):
     """Write the file; `quantize` is None, float16, dynamic or int8.
 
-    int8 is calibrated with `samples`, a list of {input: array}. The converter runs where `call`
-    runs it, as that of a `Child`, which imports this module and needs no JAX.
+    int8 is calibrated with `samples`, a list of {input: array}. Weights whose names match one of
+    the regexes in `exclude` stay float32. The converter runs where `call` runs it, as that of a
+    `Child`, which imports this module and needs no JAX.
     """
     needed("tensorflow")
     with tempfile.TemporaryDirectory() as folder:
         with quiet():
             import_tensorflow()
             check_types(traced)
-            save(*as_tensorflow(traced, products=quantize != "int8"), folder)
-        data = converted(folder, quantize, samples, call)
+            kept = excluded_names(traced.weights, exclude)
+            save(*as_tensorflow(traced, quantize != "int8", kept), folder)
+        data = converted(folder, quantize, samples, call, bool(kept))
     atomic_write(path, data)
 
 
@@ -39,8 +43,9 @@ def check_types(traced):
             )
 
 
-def as_tensorflow(traced, products):
-    """The traced function as a TensorFlow function with the same names, and the module it needs."""
+def as_tensorflow(traced, products, kept=()):
+    """The traced function as a TensorFlow function with the same names, and the module it needs;
+    see `Target` for `products` and `kept`."""
     import tensorflow as tf
 
     from inference.lowering.tf_ops import LAYERS, PRIMITIVES
@@ -49,7 +54,7 @@ def as_tensorflow(traced, products):
 
     def run(*tensors):
         inputs = dict(zip(traced.inputs, tensors, strict=True))
-        target = Target(LAYERS, PRIMITIVES, traced.inputs, inputs, products)
+        target = Target(LAYERS, PRIMITIVES, traced.inputs, inputs, products, kept)
         with located(walk := Walk(target)):
             results = walk.outputs(traced, inputs)
             return {name: tf.identity(target.whole(value)) for name, value in results.items()}
@@ -74,15 +79,19 @@ def save(function, owner, folder):
     tf.saved_model.save(owner, folder, {"serving_default": function}, options)
 
 
-def converted(folder, quantize, samples, call=here):
-    """The bytes of the file of a SavedModel."""
+def converted(folder, quantize, samples, call=here, keeps=False):
+    """The bytes of the file of a SavedModel; `keeps`: some of its ops stay float32 (KEPT)."""
     if quantize != "int8":
-        kind = f" in {quantize}" if quantize else ""
-        return call(f"converting to TFLite{kind}", convert, folder, quantize)
+        step = f"converting to TFLite{f' in {quantize}' if quantize else ''}"
+        data = call(step, convert, folder, quantize)
+        if not keeps:
+            return data
+        original = call("converting to TFLite", convert, folder, None)
+        return call("restoring the excluded weights", restored, data, original)
     if not samples:
         raise UserError("int8 needs samples of real inputs, which show how large its numbers are")
     data = call(f"measuring {len(samples)} samples for int8", convert, folder, quantize, samples)
-    return call("quantizing to int8", in_int8, data)
+    return call("quantizing to int8", in_int8, data, keeps)
 
 
 def convert(folder, quantize, samples=None):
@@ -106,19 +115,19 @@ def convert(folder, quantize, samples=None):
         raise RunError(f"TensorFlow's converter rejects the model: {reason(error)}") from error
 
 
-def in_int8(calibrated):
+def in_int8(calibrated, keeps=False):
     """A calibrated file with the convolutions and products in int8, except those that would lose
-    accuracy. Inputs and outputs stay in float."""
+    accuracy, or have a name of KEPT. Inputs and outputs stay in float."""
     from tensorflow.lite.python.convert import mlir_quantize
 
-    kinds, nodes = left_in_float(calibrated)
+    kinds, nodes = left_in_float(calibrated, keeps)
     try:
         return mlir_quantize(calibrated, denylisted_ops=kinds, denylisted_nodes=nodes)
     except Exception as error:
         raise RunError(f"TensorFlow's quantizer rejects the model: {reason(error)}") from error
 
 
-def left_in_float(data):
+def left_in_float(data, keeps=False):
     """What int8 leaves in float: the kinds of ops without weights, names of some ops with weights.
 
     - A reshape or a sum in int8 would round its numbers to 256 steps, and a normalization magnifies
@@ -131,6 +140,8 @@ def left_in_float(data):
     from tensorflow.lite.tools import flatbuffer_utils
 
     model = flatbuffer_utils.convert_bytearray_to_object(data)
+    if keeps:
+        check_kept(model)
     kinds, names = set(), []
     for graph in model.subgraphs:
         computed = set(graph.inputs)
@@ -138,7 +149,9 @@ def left_in_float(data):
         for op in graph.operators:
             kind = flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
             outputs = [graph.tensors[i].name.decode() for i in op.outputs]
-            if kind == "GATHER":  # the rows of a constant table are as good in int8
+            if is_kept(graph, op) and kind in PRODUCTS | {"GATHER"}:
+                names += outputs
+            elif kind == "GATHER":  # the rows of a constant table are as good in int8
                 names += outputs if op.inputs[0] in computed else []
             elif kind not in PRODUCTS:
                 kinds.add(kind)

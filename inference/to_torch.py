@@ -3,8 +3,8 @@
     python -m inference.to_torch saved/<title>/<run> --rules gpt2 out.safetensors
 
 The rules are those of `training.pretrained`, applied backwards; the library's own model loads the
-file with all names and shapes as it expects them. Without rules the names are those of the model
-here. The factors of `lora` are merged into the weights.
+file with all names and shapes as it expects them. Without rules the names are those of this
+project's model. The factors of `lora` are merged into the weights.
 """
 
 import argparse
@@ -22,16 +22,18 @@ def main(argv=None):
     add("out", help="the safetensors file to write")
     add("--rules", help="a ready rule file, such as gpt2, or the path of one; none: our names")
     add("--force", action="store_true", help="replace the file if it exists")
+    add("--trust", action="store_true", help="let the config of the run import its dotted names")
     return run_command(lambda: write(parser.parse_args(argv)))
 
 
 def write(arguments):
-    arrays = to_torch(arguments.model, arguments.out, arguments.rules, arguments.force)
+    options = arguments.rules, arguments.force, arguments.trust
+    arrays = to_torch(arguments.model, arguments.out, *options)
     numbers = sum(array.size for array in arrays.values())
     print(f"Wrote {arguments.out}: {len(arrays)} arrays with {numbers:,} numbers")
 
 
-def plain_weights(checkpoint):
+def plain_weights(checkpoint, trust):
     """{name: array} of a checkpoint, with those that its run has frozen."""
     from inference.load import load
     from training.checkpoint.pretrained import Pretrained
@@ -39,11 +41,11 @@ def plain_weights(checkpoint):
     weights = Pretrained(checkpoint)
     if "frozen" not in weights.record:
         return weights.arrays
-    loaded = load(checkpoint)
+    loaded = load(checkpoint, trust=trust)
     return named_leaves(loaded.params) | named_leaves({"state": loaded.state})
 
 
-def to_torch(model, out, rules=None, force=False):
+def to_torch(model, out, rules=None, force=False, trust=False):
     """Write the weights of a checkpoint, or of the newest one of a run, and return {name: array};
     of a run with averaged weights, those."""
     from safetensors.numpy import save
@@ -59,7 +61,7 @@ def to_torch(model, out, rules=None, force=False):
     if out.exists() and not force:
         raise UserError(f"{out}: exists; pass --force to replace it")
     checkpoint, rules = checkpoint_at(model), rules and read_rules(rules, "--rules")
-    arrays = plain_weights(checkpoint)
+    arrays = plain_weights(checkpoint, trust)
     try:
         arrays = written(rules, restacked(arrays, {})) if rules else arrays
     except UserError as error:

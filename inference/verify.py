@@ -1,10 +1,12 @@
 """Verify that an exported file computes what JAX computes, on random and real inputs."""
 
+from glob import escape
+
 import jax
 import numpy as np
 
 from inference.lowering.trace import UNBATCHED, named
-from inference.runtimes import latency, open_model
+from inference.runtimes import latency
 from training.checkpoint.probe import host
 from utils import RunError, UserError, format_bytes
 
@@ -18,13 +20,13 @@ COLUMNS = "file,route,nodes,size,inputs,batch,absolute,relative,same class,laten
 class Reference:
     """The function in JAX on the CPU, {input: array} -> {output: array}."""
 
-    def __init__(self, loaded):
-        self.loaded, self.programs = loaded, {}  # one program for each shape of the inputs
+    def __init__(self, exportable):
+        self.exportable, self.programs = exportable, {}  # one program for each shape of the inputs
         with jax.default_device(host()):
-            self.weights = jax.tree.map(jax.numpy.asarray, loaded.weights)
+            self.weights = jax.tree.map(jax.numpy.asarray, exportable.weights)
 
     def __call__(self, inputs):
-        structure = jax.tree.structure(self.loaded.inputs)
+        structure = jax.tree.structure(self.exportable.inputs)
         arrays = jax.tree.unflatten(structure, inputs.values())
         shapes = tuple(array.shape for array in inputs.values())
         if shapes not in self.programs:
@@ -35,7 +37,7 @@ class Reference:
     def program(self, arrays):
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
         with jax.default_matmul_precision("highest"), jax.default_device(host()):
-            lowered = jax.jit(self.loaded.function).lower(self.weights, batch)
+            lowered = jax.jit(self.exportable.function).lower(self.weights, batch)
             # Level 1 compiles in a third of the time.
             return lowered.compile({"xla_backend_optimization_level": 1})
 
@@ -78,15 +80,15 @@ def repeated(inputs, size):
     }
 
 
-def verify(path, cases, tolerance, batches, judged=KINDS, classes=True, compared=None):
-    """Raise unless a file computes what JAX computes; returns its report.
+def verify(model, cases, tolerance, batches, judged=KINDS, classes=True, compared=None):
+    """Raise unless the `model` of a file computes what JAX computes; returns a report of the file.
 
     `cases` are {kind: (inputs, expected)}, where expected(size) returns JAX's outputs for the first
     `size` inputs. Errors of the kinds that are not judged are reported only. `classes` says whether
     the outputs are those of classes, and `compared` {size: where the model compares its batch with
     it}: at these sizes, JAX may compute something else than at the others.
     """
-    model, compared = open_model(path), compared or {}
+    path, compared = model.path, compared or {}
     checks = [
         compare(model, kind, size, inputs, expected, tolerance, classes, size in compared)
         for kind, (inputs, expected) in cases.items()
@@ -121,7 +123,7 @@ def verify(path, cases, tolerance, batches, judged=KINDS, classes=True, compared
 
 def files_of(path):
     """A file, and that of its weights if they are beside it."""
-    return [path, *path.parent.glob(f"{path.name}.data")]
+    return [path, *path.parent.glob(f"{escape(path.name)}.data")]
 
 
 def is_judged(check, judged):
@@ -254,11 +256,11 @@ def signature(report):
     return f"{inputs} -> {outputs}".replace("None", "batch")
 
 
-def scores(loaded, outputs, targets):
+def scores(exportable, outputs, targets):
     """{name: mean} of the config's loss and metrics on these outputs."""
     from training.objective import finish_means, means_of, scored
 
-    parts = loaded.parts
+    parts = exportable.parts
     if parts.loss is None:
         raise UserError("the config names no loss, with which outputs could be compared")
     metrics = {
@@ -270,7 +272,9 @@ def scores(loaded, outputs, targets):
     @jax.jit
     def means(output, target):
         # The loss takes logits; the logarithm of probabilities has the same softmax.
-        logits = jax.numpy.log(jax.numpy.maximum(output, 1e-30)) if loaded.form.softmax else output
+        logits = output
+        if exportable.form.softmax:
+            logits = jax.numpy.log(jax.numpy.maximum(output, 1e-30))
         return means_of(scored(parts.loss, metrics, logits, target))
 
     loss, measured = means(outputs, targets)

@@ -1,4 +1,5 @@
-"""Write text with the files of an exported language model; without JAX, by NumPy and a runtime."""
+"""Generate text with the files of an exported language model, by NumPy and a runtime, without
+JAX."""
 
 import importlib.util
 from pathlib import Path
@@ -52,7 +53,7 @@ def open_writer(path, tokenizer=None):
 
 
 def step_of(path, folder):
-    """What the report of an export says of its decode step."""
+    """The entry of the decode step in the report of an export."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; name an export, or one of its files")
     if path.is_file() and path.suffix.lower() not in PACKAGES:

@@ -8,18 +8,20 @@ from search.samplers import check_installed, planned, to_check
 from search.sweep_folder import Sweep, Trial, with_values
 from utils import UserError
 from wiring.build import build
-from wiring.config import read
+from wiring.config import read_layers, refuse_elsewhere
 from wiring.own_modules import look_in
 
 NAMED = 3  # trials that a message names
 
 
-def checked_sweep(file, overrides, spec):
+def checked_sweep(file, overrides, spec, trusted=True):
     """The Sweep of a config file and a Spec, with all trials that are known; raises the problems of
     all of them at once."""
     check_installed(spec)
-    config = read(file, overrides)
-    recipe, sets = check_trials(config, file, to_check(spec), spec.how != "optuna")
+    config, layers = read_layers(file, overrides, trusted)
+    if not trusted:
+        refuse_elsewhere(file, config, layers)
+    recipe, sets = check_trials(config, file, to_check(spec), spec.how != "optuna", trusted)
     checkpoint, training = recipe.for_sets(sets).checkpoint, recipe.training
     problems = []
     if config.get("distributed"):
@@ -55,17 +57,20 @@ def check_stored(sweep, trusted):
             raise UserError("\n".join(parts.beyond))
 
 
-def check_trials(config, file, all_values, named):
+def check_trials(config, file, all_values, named, trusted=True):
     """(the Recipe of the first trial, {set: its size}), once the parts of all trials are valid and
     fit each other. Numbers with a fraction do not change shapes, so trials that differ only in
     them are checked by shapes once. With `named`, the messages name the trials."""
     from training.runs.start import checked_recipe, sizes_of
 
-    found, seen, first, folders = {}, set(), None, look_in(file.parent)
+    found, seen, first = {}, set(), None
+    folders = look_in(file.parent) if trusted else ()
     for number, values in enumerate(all_values):
         shapes = json.dumps([None if isinstance(v, float) else v for v in values.values()])
         try:
-            parts = build(with_values(config, values), file.name, True, folders)
+            parts = build(with_values(config, values), file.name, trusted, folders)
+            if parts.beyond:
+                raise UserError("\n".join(parts.beyond))
             if shapes not in seen:
                 recipe, _ = checked_recipe(parts)
                 first = first or (recipe, sizes_of(parts))

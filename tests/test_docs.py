@@ -73,7 +73,7 @@ def parametrize(cases):
 
 def check_overrides(page, file, overrides):
     """The overrides of a command name keys, parts and arguments that exist."""
-    config = read(ROOT / (file if (ROOT / file).exists() else "config.json"))
+    config = read(ROOT / (file if file and (ROOT / file).exists() else "config.json"))
     for text in overrides:
         config = override(config, text)
         assert text.split("=")[0].split(".")[0] in TOP_LEVEL, text

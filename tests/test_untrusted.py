@@ -176,6 +176,65 @@ def test_what_stays_in_the_folder_needs_no_trust(monkeypatch):
     assert not build(VALID | {"logging": {"trackers": trackers}}, "c", trusted=False).beyond
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "link"),
+    [
+        ({"dir": "OUTSIDE"}, None),
+        ({"dir": "~/elsewhere"}, None),
+        ({"dir": "~"}, None),
+        ({"dir": "../outside"}, None),
+        ({"dir": "a/../../outside"}, None),
+        ({"dir": "a"}, "a"),
+        ({}, "saved"),
+        ({}, "saved/Valid"),
+    ],
+)
+def test_a_config_of_a_strangers_makes_no_run_outside_of_its_folder(
+    tmp_path, monkeypatch, checkpoint, link
+):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("HOME", str(outside))
+    checkpoint = json.loads(json.dumps(checkpoint).replace("OUTSIDE", str(outside / "x")))
+    here = stranger(tmp_path / "here", checkpoint=checkpoint, title="Valid")
+    if link:
+        (here / link).parent.mkdir(exist_ok=True)
+        (here / link).symlink_to(outside)
+    for command in ([], ["--find-lr"], ["--resume", "auto"], ["--fast-dev-run"], ["keep=1"]):
+        code, _, err = call(here, *command)
+        assert code == 2 and "config.json: checkpoint.dir: its runs would be written to " in err
+        assert "name the config with -c, or pass --trust if you trust it" in err
+    assert not list(outside.iterdir())
+
+
+def test_a_run_of_a_strangers_makes_no_new_one_beside_itself(tmp_path):
+    """Its own folder is the one that its config names."""
+    saved = {"checkpoint": {"dir": str(tmp_path)}, "title": "T", "run_name": "run"}
+    code, _, err = call(stranger(tmp_path / "T" / "run", **saved), "--find-lr")
+    assert code == 2 and "config.json: checkpoint.dir: its runs would be written to " in err
+    assert os.listdir(tmp_path / "T") == ["run"]
+
+
+def test_whose_checkpoint_dir_is_used(tmp_path):
+    """The user's own override, a config named with -c, and a run that is resumed where it lies."""
+    elsewhere = str(tmp_path / "elsewhere")
+    here = stranger(tmp_path / "here", checkpoint={"dir": elsewhere}, optimizer="no_such")
+    (here / "checkpoint-epoch_1.params").write_bytes(b"")
+    for command in (
+        ["checkpoint.dir=mine"],
+        [f"checkpoint.dir={elsewhere}"],
+        ['checkpoint={"keep": 2}'],
+        ["-c", "config.json"],
+        ["--trust"],
+        ["--resume", "."],
+        ["--resume", "checkpoint-epoch_1.params"],
+        ["--evaluate", "checkpoint-epoch_1.params"],
+    ):
+        code, _, err = call(here, *command)
+        assert code == 2 and "no_such" in err and "checkpoint.dir" not in err
+    assert call(here, "--check")[2].startswith("config.json: checkpoint.dir: ")
+
+
 def test_a_run_of_a_strangers_names_no_hosts(tmp_path, monkeypatch):
     contacted = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **given: contacted.append(given))

@@ -156,7 +156,8 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         trainer.start(sets, pretrained or fitted)
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe_spec = probe_input(trainer.feed.shapes, recipe.preprocess, recipe.model)
-    probe = Probe(recipe.model, probe_spec)
+    model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
+    probe = Probe(recipe.model, probe_spec, trainer.inputs, model_with)
     check_unchanged(trainer, probe, pretrained, checkpoint)
     run = Run(trainer, training.epochs, trainer.feed.steps)
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)

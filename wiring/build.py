@@ -150,7 +150,8 @@ class Builder:
         if not isinstance(given, dict):
             return self.nodes.problem(name, f"must be an object, found {show(given)}")
         self.nodes.resolved[name] = parts.with_defaults(given, accepted)
-        return attempt(self.nodes.call_with, options, name, given, accepted, name)
+        nodes, given_to = self.nodes, (name, given, accepted, name)
+        return attempt(lambda: nodes.call(options, nodes.values(*given_to), name))
 
     def part(self, kind):
         """The part that a top-level key names."""

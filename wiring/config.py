@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -87,6 +88,27 @@ def refuse_untrusted(path, config):
         why = "a config that is not known to be your own does not name other files"
         fix = "remove it, name the config with -c, or pass --trust if you trust it"
         raise UserError(f"{path}: extends: {why}; {fix}")
+
+
+def refuse_elsewhere(path, config, layers):
+    """Refuse a config that just lies in the working folder if its new runs would be written outside
+    of that folder; the `layers` of read_layers tell the user's own override from it."""
+    if extends.source_of("checkpoint.dir", layers) == extends.COMMAND_LINE:
+        return
+    section = config.get("checkpoint", {})
+    folder = section.get("dir", "saved") if isinstance(section, dict) else None
+    names = [folder, config.get("title", TOP_LEVEL["title"]), config.get("run_name") or ""]
+    if not all(isinstance(name, str) and "\0" not in name for name in names):
+        return  # the check of the config refuses them
+    here = path.absolute().parent
+    runs = here.joinpath(os.path.expanduser(folder), names[1])
+    # Links are followed, since one that lies in the folder may lead anywhere.
+    real = [Path(os.path.realpath(place)) for place in (runs, runs / names[2])]
+    if outside := [place for place in real if not place.is_relative_to(here.resolve())]:
+        shown = cut(str(outside[0]), 200)
+        why = f"its runs would be written to {shown}, outside of this config's folder"
+        fix = "override it, as in checkpoint.dir=saved, name the config with -c, or pass --trust"
+        raise UserError(f"{path}: checkpoint.dir: {why}; {fix} if you trust it")
 
 
 def read_object(path):

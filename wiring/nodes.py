@@ -295,10 +295,6 @@ class Nodes:
         kind = parts.kind_of(annotation)
         return self.part(kind, value, path) if kind else NotImplemented
 
-    def call_with(self, factory, name, given, accepted, path):
-        """The result of a factory for the arguments that the config gives."""
-        return self.call(factory, self.values(name, given, accepted, path), path)
-
     def call(self, factory, values, path, kind=None):
         """The result of a factory, which must be of the kind.
 

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from file_io import read_file
 from utils import PACKAGE, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,13 +93,13 @@ def project_files(folders):
 def functions_in(path, _changed):
     """{name: the last word of its return annotation} of the public functions of a file."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_file(path).decode(errors="replace")
     except OSError:
         return {}
     try:
         defined = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
         found = {node.name: ast.unparse(node.returns or ast.Constant("")) for node in defined}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested deeply
         found = dict.fromkeys(re.findall(r"^def (\w+)", text, re.MULTILINE), UNREADABLE)
     words = {name: returned.strip("'\"").split(".")[-1] for name, returned in found.items()}
     return {name: word for name, word in words.items() if not name.startswith("_")}

@@ -4,12 +4,16 @@ Each number is an input of the compiled programs, which are traced with parts th
 from these inputs.
 """
 
+import json
 from types import SimpleNamespace
 
-from wiring.config import LARGEST_SEED, show
+from file_io import DEEPEST
+from utils import UserError
+from wiring.config import LARGEST_SEED, override, show
 
 REBUILT = ("model", "loss", "objective", "update", "optimizer")
 COMPILED = (*REBUILT, "schedule", "augment", "metrics")  # the parts of which programs consist
+ONLY = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
 
 
 def numbers(nodes, training):
@@ -25,8 +29,7 @@ def numbers(nodes, training):
 def check(nodes, training):
     """Record a problem for each number that does not exist, or is not of a compiled part."""
     for path in [path for path in nodes.vary if path.split(".")[0] not in COMPILED]:
-        why = f"only numbers of {', '.join(COMPILED)} and the seed can differ between replicas"
-        nodes.problem(f"training.vary.{path}", why)
+        nodes.problem(f"training.vary.{path}", ONLY)
     if not nodes.problems:
         for path in nodes.vary.keys() - nodes.varied.keys():
             nodes.problem(f"training.vary.{path}", "no part of this config takes such a number")
@@ -34,6 +37,28 @@ def check(nodes, training):
     if not all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in seeds):
         why = f"must be integers from 0 to {LARGEST_SEED}, found {show(list(seeds))}"
         nodes.problem("training.vary.seed", why)
+
+
+def of_replica(config, replica):
+    """The config of one replica by itself, with its numbers in place of training.vary. A config
+    without valid lists of numbers is returned unchanged, so that `build` names what is wrong."""
+    training = config.get("training")
+    vary = training.get("vary") if isinstance(training, dict) else None
+    if not vary or not isinstance(vary, dict) or not all(map(are_numbers, vary.values())):
+        return config
+    own = config | {"training": training | {"replicas": 1, "vary": None}}
+    for path, values in vary.items():
+        where = f"training.vary.{path}"
+        if path.split(".")[0] not in (*COMPILED, "seed") or path.count(".") > DEEPEST:
+            raise UserError(f"{where}: {ONLY}")
+        if len(values) <= replica:
+            raise UserError(f"{where}: has {len(values)} values, so none for replica {replica}")
+        own = override(own, f"{path}={json.dumps(values[replica])}")
+    return own
+
+
+def are_numbers(values):
+    return isinstance(values, list) and all(type(value) in (int, float) for value in values)
 
 
 def rebuild(builder, parts, inputs):

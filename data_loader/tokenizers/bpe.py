@@ -7,7 +7,7 @@ import numpy as np
 from data_loader.base import Tokenizer
 from data_loader.tokenizers.plain import checked_tokens
 from ranges import Count, checked
-from utils import UserError
+from utils import UserError, cut
 
 END_OF_TEXT = "<|endoftext|>"
 # What ends a document, in the order in which it is looked for.
@@ -17,6 +17,7 @@ MISSING = (
     "run `pip install -r training/optional.txt`"
 )
 SMALLEST = 257  # every byte, and the end of a document
+MOST_TOKENS = 2**24
 
 
 @checked
@@ -101,8 +102,13 @@ class Bpe:
 def from_huggingface(text, source):
     """The tokenizer of a tokenizer.json."""
     try:
-        return Bpe(package().Tokenizer.from_str(text))
+        made = Bpe(package().Tokenizer.from_str(text))
     except UserError:
         raise
     except Exception as error:  # the package raises plain exceptions
-        raise UserError(f"{source}: is no tokenizer.json of `tokenizers`: {error}") from error
+        why = cut(str(error), 1000)
+        raise UserError(f"{source}: is no tokenizer.json of `tokenizers`: {why}") from error
+    if made.vocab_size > MOST_TOKENS:  # the package tries all numbers, also those of no token
+        number = made.vocab_size - 1
+        raise UserError(f"{source}: a token has the number {number}, above {MOST_TOKENS - 1}")
+    return made

@@ -57,6 +57,8 @@ class CharacterTokenizer:
         if len(np.unique(codes)) != len(codes):
             twice = next(c for i, c in enumerate(alphabet) if c in alphabet[:i])
             raise UserError(f"characters: {twice!r} is in the alphabet twice")
+        if len(half := codes[(codes >= 0xD800) & (codes < 0xE000)]):
+            raise UserError(f"characters: U+{half[0]:04X} of the alphabet is half of a character")
         self.alphabet, self.codes = alphabet, codes
         self.end_of_text, self.vocab_size = len(codes), len(codes) + 1
         # The token of each code point; -1 if it is not in the alphabet.

@@ -1,19 +1,20 @@
 """Tokenizers read from files and checkpoints, and the text of tokens as they are made."""
 
-import json
 from pathlib import Path
 
-from utils import UserError
+from file_io import parse_json, read_file
+from utils import UserError, cut
 
 FORMS = "the tokenizer.json of a run or of HuggingFace, or a .tiktoken file"
+MOST_BYTES = 2**26  # of a file; the largest that are published have 35 million
 
 
 def from_json(text, source="tokenizer"):
     """The tokenizer that `to_json` wrote, or HuggingFace's tokenizer.json."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         kind = content.get("type") if "model" not in content else "huggingface"
-    except (ValueError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{source}: is no tokenizer ({error}); name {FORMS}") from error
     if kind == "bytes":
         from data_loader.tokenizers.plain import ByteTokenizer
@@ -27,20 +28,23 @@ def from_json(text, source="tokenizer"):
         from data_loader.tokenizers.bpe import from_huggingface
 
         return from_huggingface(text, source)
-    raise UserError(f"{source}: is no tokenizer, its type is {kind!r}; name {FORMS}")
+    raise UserError(f"{source}: is no tokenizer, its type is {cut(repr(kind), 40)}; name {FORMS}")
 
 
 def tokenizer_file(path, pattern=None):
     """The tokenizer in a file; `pattern` is the regex that splits text, for .tiktoken files."""
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{path}: no such file; name {FORMS}")
-    if path.suffix == ".tiktoken":
-        from data_loader.tokenizers.tiktoken_file import huggingface_json
-
-        return from_json(huggingface_json(path, pattern), str(path))
     try:
-        return from_json(path.read_text(encoding="utf-8"), str(path))
+        if path.suffix == ".tiktoken":
+            from data_loader.tokenizers import tiktoken_file
+
+            data = read_file(path, tiktoken_file.MOST_BYTES)
+            return from_json(tiktoken_file.huggingface_json(path, data, pattern), str(path))
+        return from_json(read_file(path, MOST_BYTES).decode(), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; name {FORMS}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is no tokenizer, but binary; name {FORMS}") from error
 

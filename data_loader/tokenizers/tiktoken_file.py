@@ -7,6 +7,7 @@ smallest number first. As HuggingFace's tokenizer.json, that is a list of merges
 import base64
 import json
 
+from data_loader.tokenizers.bpe import MOST_TOKENS
 from utils import UserError
 
 GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -20,6 +21,8 @@ O200K = (
     rf"""|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
     r"""|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
+MOST_BYTES = 2**24  # of a file; the largest that are published have 4 million
+LONGEST = 2**10  # bytes of a token: every place where it can be cut in two is tried
 END = "<|endoftext|>"
 MIDDLE = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
 # By the name of the file: (the regex that splits text, {special token: its number}).
@@ -32,11 +35,11 @@ KNOWN = {
 }
 
 
-def huggingface_json(path, pattern=None):
-    """The text of a tokenizer.json for a .tiktoken file. The regex and the special tokens are those
-    of the file's name; of another file, `pattern` splits the text and the end of a document is the
-    number after all others."""
-    ranks = read_ranks(path)
+def huggingface_json(path, data, pattern=None):
+    """The text of a tokenizer.json for the bytes of a .tiktoken file. The regex and the special
+    tokens are those of the file's name; of another file, `pattern` splits the text and the end of a
+    document is the number after all others."""
+    ranks = read_ranks(path, data)
     if path.stem not in KNOWN and pattern is None:
         raise UserError(
             f"{path}: the regex that splits its text is not in the file; set `pattern`, or give "
@@ -69,15 +72,18 @@ def huggingface_json(path, pattern=None):
     return json.dumps(content, ensure_ascii=False)
 
 
-def read_ranks(path):
+def read_ranks(path, data):
     """{bytes of a token: its number} of a .tiktoken file."""
     ranks = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            token, rank = base64.b64decode(token, validate=True), int(rank)
+            if not 0 < len(token) <= LONGEST or not 0 <= rank < MOST_TOKENS:
+                raise ValueError("its length or its number cannot be that of a token")
+            ranks[token] = rank
         except ValueError as error:
             raise UserError(
                 f"{path}: line {number} is not a token in base64 and its number ({error}); "

@@ -23,9 +23,9 @@ SIDES = range(8, 65)  # of the images that a user may draw
 LONGEST = 2**29 - 25  # characters of a text in Chromium, which reads the model as one
 
 
-def write_demo(model, page, loaded, classes=None):
-    """Write a page for the ONNX file `model`, exported from `loaded`; `classes` are their names."""
-    leaves = named_leaves(loaded.inputs)
+def write_demo(model, page, exportable, classes=None):
+    """Write a page for the ONNX file `model`, of an `Exportable`; `classes` are the names."""
+    leaves = named_leaves(exportable.inputs)
     if len(leaves) != 1:
         raise UserError(f"--demo: needs a model with one input; this one takes {', '.join(leaves)}")
     (example,) = leaves.values()
@@ -34,25 +34,25 @@ def write_demo(model, page, loaded, classes=None):
         page,
         Path(model).stem,
         example.shape,
-        layout=loaded.form.layout,
-        pixels=pixels_of(loaded),
-        answers=output_kind(loaded.config, loaded.form),
+        layout=exportable.form.layout,
+        pixels=pixels_of(exportable),
+        kind=output_kind(exportable.config, exportable.form),
         labels=classes,
     )
 
 
 def write_page(
-    model, page, title, shape, *, layout="nhwc", pixels=UNIT, answers="logits", labels=None
+    model, page, title, shape, *, layout="nhwc", pixels=UNIT, kind="logits", labels=None
 ):
     """Write a page for the ONNX file `model`, whose examples have this shape and these pixels.
 
-    `answers` says what the model returns: "logits" or "probabilities" of the classes `labels`, or
+    `kind` says what the model returns: "logits" or "probabilities" of the classes `labels`, or
     "numbers". The user draws a small square image of one channel, and chooses any other image.
     """
     facts = {
         "title": title,
         "shape": list(shape),
-        "answers": answers,
+        "output_kind": kind,
         "labels": labels,
         **input_facts(shape, layout, pixels),
     }

@@ -23,23 +23,23 @@ class Pixels(NamedTuple):
 UNIT, BYTES = Pixels(0, 1), Pixels(0, 255)
 
 
-def pixels_of(loaded):
+def pixels_of(exportable):
     """The pixel values of an image model, measured by preprocessing images of one color.
 
     Models of other inputs get UNIT.
     """
-    (example,) = jax.tree.leaves(loaded.inputs)
+    (example,) = jax.tree.leaves(exportable.inputs)
     shape, dtype = example.shape, example.dtype
     if dtype == np.uint8:
         return BYTES
     if len(shape) != 3:
         return UNIT
-    if loaded.form.layout == "nchw":
+    if exportable.form.layout == "nchw":
         shape = (*shape[1:], shape[0])  # preprocessing takes channels last
     for kind, full in ((np.uint8, 255), (np.float32, 1)):
         try:
             black, grey, white = (
-                preprocessed(loaded.preprocess, jnp.full(shape, share * full, kind))
+                preprocessed(exportable.preprocess, jnp.full(shape, share * full, kind))
                 for share in (0, 0.2, 1)
             )
         except ValueError:  # preprocessing rejects this dtype

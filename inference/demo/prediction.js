@@ -28,7 +28,7 @@ async function showPrediction(values) {
   $("latency").textContent = `${rounded} ms per prediction`;
   const numbers = Array.from(data, Number);
   if (!classCount(dims)) showNumbers(numbers, dims);
-  else showProbabilities(facts.answers === "logits" ? softmax(numbers) : numbers);
+  else showProbabilities(facts.output_kind === "logits" ? softmax(numbers) : numbers);
 }
 
 function showProbabilities(probabilities) {
@@ -81,6 +81,6 @@ function softmax(logits) {
 }
 
 // The number of classes in an output of this shape; 0 if it has none.
-const classCount = (dims) => facts.answers !== "numbers" && dims.length === 2 ? dims[1] : 0;
+const classCount = (dims) => facts.output_kind !== "numbers" && dims.length === 2 ? dims[1] : 0;
 const label = (i) => facts.labels?.[i] ?? String(i);
 const percent = (share) => `${(100 * share).toFixed(1)}%`;

@@ -31,7 +31,8 @@ def write_text_page(step, page, title, context, tokenizer):
 
 
 def page_tokenizer(tokenizer):
-    """What the page must know of a tokenizer; raises if the page cannot do what it does."""
+    """The facts about a tokenizer that the page needs; raises if the page cannot split text as the
+    tokenizer does."""
     if tokenizer is None:
         raise UserError(
             "--demo: the run has recorded no tokenizer, so the page could not read a prompt; name "

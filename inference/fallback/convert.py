@@ -13,6 +13,7 @@ import numpy as np
 
 from file_io import atomic_write
 from inference.child import Crash, here
+from inference.excluded import NO_NAMES
 from inference.fallback.onnx_of_tflite import onnx_of_tflite
 from inference.fallback.saved_module import save_module, with_plain_names
 from inference.fallback.stablehlo import Plain, evaluate, stablehlo_of
@@ -23,9 +24,11 @@ from utils import UserError, first_line
 
 
 def tflite_by_jax2tf(
-    function, weights, inputs, batch, path, *, quantize=None, samples=None, call=here
+    function, weights, inputs, batch, path, *, quantize=None, samples=None, exclude=(), call=here
 ):
     """Write (weights, inputs) -> outputs as a TFLite file; see `trace` and `write_tflite`."""
+    if exclude:
+        raise UserError(NO_NAMES)
     needed("tensorflow")
     options = {"quantize": quantize, "samples": samples, "call": call}
     atomic_write(path, file_bytes(as_tflite, function, weights, inputs, batch, **options))

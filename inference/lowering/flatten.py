@@ -29,7 +29,7 @@ class Flat:
         self.converted = {}  # {(array, dtype): [the array in that dtype]}
 
     def enter(self, jaxpr, consts, operands, caller=None):
-        """Adds the equations of a jaxpr, open or closed; returns what its results are here."""
+        """Adds the equations of a jaxpr, open or closed; returns its results in the flat jaxpr."""
         consts, jaxpr = [*consts, *getattr(jaxpr, "consts", ())], open_jaxpr(jaxpr)
         atoms = dict(zip(jaxpr.invars, operands, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=False):  # none at the outermost level

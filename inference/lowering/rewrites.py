@@ -1,4 +1,4 @@
-"""Equations that neither format has, written in JAX with others that both have."""
+"""Equations that neither format has, written in JAX with equations that both formats have."""
 
 import functools
 import itertools

@@ -109,7 +109,7 @@ def place(error):
 
 
 def line(error):
-    """That line."""
+    """The source line of that frame."""
     frame = user_frame(error)
     return frame.line or "" if frame else ""
 

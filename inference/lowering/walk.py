@@ -198,6 +198,7 @@ class Walk:
         """The results of a table's function, as Values."""
         self.target.out = [var.aval for var in eqn.outvars]
         self.target.operand_shapes = [value.shape for value in operands]
+        self.target.operand_names = {value.name for value in operands}
         results = compute()
         results = results if eqn.primitive.multiple_results else [results]
         attributes = {"data_shape": data_shape, "origin": (eqn, operands)}

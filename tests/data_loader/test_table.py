@@ -2,16 +2,20 @@
 to an exported model."""
 
 import json
+import zipfile
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import pytest
 
 from data_loader.base import loaded
 from data_loader.table import csv, encoded, parquet, read_csv
+from inference import convert_tflite
 from inference.load import load_to_export, prepare
+from inference.runtimes import open_model
 from model.tabular import tabular as tabular_model
 from tests.processes import run
 from training.checkpoint.safetensor_file import read_record
@@ -283,3 +287,16 @@ def test_a_run_from_a_csv_file_to_an_exported_model(tmp_path, monkeypatch, embed
     assert np.isfinite(ready).all()
     logits = exported.function(exported.weights, ready)
     assert np.argmax(logits, 1).tolist() == [1, 1, 1, 0]
+
+    # Its files take rows of the table, and contain the columns and the statistics.
+    options = ["--name", "houses", "--out", "out", "--with-preprocess", "--route", "native"]
+    assert convert_tflite.main(["-w", str(checkpoint), *options]) == 0
+    files = tmp_path / "out" / "houses"
+    for name in ("houses.onnx", "houses.tflite"):
+        found = open_model(files / name)({"input": x})["output"]
+        np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
+    stored = {entry.key: entry.value for entry in onnx.load(files / "houses.onnx").metadata_props}
+    with zipfile.ZipFile(files / "houses.tflite") as archive:
+        facts = json.loads(archive.read("metadata.json"))
+    assert json.loads(stored["columns"]) == facts["columns"] == columns
+    assert "preprocess" not in facts and facts["classes"] == ["False", "True"]

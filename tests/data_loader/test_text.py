@@ -79,9 +79,12 @@ def test_an_unknown_character_is_named_with_its_place():
 
 
 def test_what_is_no_tokenizer_is_an_error(tmp_path):
-    for content in ("[]", "nothing", '{"type": "words"}', '{"type": "characters"}'):
+    deep = "[" * 20_000 + "]" * 20_000
+    for content in ("[]", "3", "nothing", '{"type": "words"}', '{"type": "characters"}', deep):
         with pytest.raises(UserError, match=r"here: is no tokenizer"):
             from_json(content, "here")
+    with pytest.raises(UserError, match=r"U\+D800 of the alphabet is half of a character"):
+        from_json(r'{"type": "characters", "alphabet": "a\ud800"}')
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="but binary"):
         tokenizer_file(tmp_path / "binary.json")
@@ -114,9 +117,10 @@ def test_a_tiktoken_file_encodes_as_tiktoken_does(tmp_path, name):
         tokenizer_file(tmp_path / "own.tiktoken")
     own = bpe(file=str(tmp_path / "own.tiktoken"), pattern=KNOWN[name][0])
     assert own.encode(MIXED).tolist() == reference.encode(MIXED) and own.end_of_text == 330
-    (tmp_path / "own.tiktoken").write_text("AAAA 1\n!! 2\n")
-    with pytest.raises(UserError, match=r"own\.tiktoken: line 2 is not a token in base64"):
-        bpe(file=str(tmp_path / "own.tiktoken"), pattern=".")
+    for line in ("!! 2", "AAAA 99999999", "AAAA -1", "A" * 10_000 + " 1", "AAAA " + "9" * 5000):
+        (tmp_path / "own.tiktoken").write_text(f"AAAA 1\n{line}\n")
+        with pytest.raises(UserError, match=r"own\.tiktoken: line 2 is not a token in base64"):
+            bpe(file=str(tmp_path / "own.tiktoken"), pattern=".")
 
 
 def test_a_tokenizer_of_huggingface_loads_as_it_is(tmp_path):
@@ -135,6 +139,10 @@ def test_a_tokenizer_of_huggingface_loads_as_it_is(tmp_path):
     ids = tokenizer.encode("Anna went home with Karl and Lucy")
     assert len(ids) > 8 and tokenizer.end_of_text == 1
     assert tokenizer.decode(ids) == "".join(streamed(tokenizer, ids)) == made.decode(ids.tolist())
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["x"] = 10**9
+    with pytest.raises(UserError, match=r"here: a token has the number 1000000000, above 16777215"):
+        from_json(json.dumps(content), "here")
 
 
 def test_bpe_without_its_package_says_what_to_install(monkeypatch):
@@ -231,7 +239,8 @@ def test_a_jsonl_file_has_a_document_in_each_line():
     ("line", "message"),
     [
         ("text", "is not JSON: Expecting value at character 1; a line"),
-        ("[" * 100_000, "is not JSON: "),
+        ("[" * 20_000 + "]" * 20_000, "is not JSON: it is nested more than 64 levels deep"),
+        ('{"text": ' + "9" * 5000 + "}", "is not JSON: it has an integer of thousands of digits"),
         ('["text"]', "has no key 'text', only no object; name the key"),
         ('{"body": "x", "id": 3}', "has no key 'text', only 'body', 'id'; name the key"),
         ('{"text": ["x"]}', r"'text' must be a text, got \['x'\]"),

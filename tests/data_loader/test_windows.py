@@ -149,16 +149,36 @@ def test_only_what_is_used_of_a_file_is_read(tmp_path):
     fingerprint(dataset)
 
 
+ABOUT = {"dtype": "uint32", "vocab_size": 997, "end_of_text": 5, "bytes_per_token": 3.5}
+
+
 def test_what_tokenize_says_of_its_files_is_used(tmp_path):
     path = write(tmp_path / "train.bin", TOKENS.astype("<u4"))
-    about = {"dtype": "uint32", "vocab_size": 997, "end_of_text": 5, "bytes_per_token": 3.5}
-    (tmp_path / "tokens.json").write_text(json.dumps(about))
+    (tmp_path / "tokens.json").write_text(json.dumps(ABOUT))
     data = tokens(path, length=16, documents="apart")
     assert data.vocab_size == 997 and data.bytes_per_token == 3.5
     (x, _), end = loaded(data)["train"][0], 5
     assert (x["segments"] == 1 + np.cumsum(np.r_[0, x["tokens"][:-1] == end])).all()
-    (tmp_path / "tokens.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokens\.json: is not what data_loader\.tokenize writes"):
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{}", "'dtype'"),
+        ("[" * 20_000 + "]" * 20_000, "it is nested more than 64 levels deep"),
+        ('{"a":' * 500 + "1" + "}" * 500, "it is nested more than 64 levels deep"),
+        (json.dumps(ABOUT | {"dtype": "int64"}), "dtype is 'int64'"),
+        (json.dumps(ABOUT | {"vocab_size": 2.5}), r"vocab_size is 2\.5"),
+        (json.dumps(ABOUT | {"end_of_text": True}), "end_of_text is True"),
+        (json.dumps(ABOUT | {"bytes_per_token": -1}), "bytes_per_token is -1"),
+        ("[1, 2]", "list indices must be integers"),
+    ],
+)
+def test_a_tokens_json_of_another_form_is_an_error(tmp_path, content, why):
+    path = write(tmp_path / "train.bin", TOKENS)
+    (tmp_path / "tokens.json").write_text(content)
+    message = rf"tokens\.json: is not what data_loader\.tokenize writes \({why}"
+    with pytest.raises(UserError, match=message):
         tokens(path, length=16)
 
 

@@ -198,6 +198,8 @@ def commands(base, seed, work):
     found.append(Command("load", lambda: loaded(run)))
     if seed % 10 == 0:
         found.append(Command("export", lambda: export(checkpoint, "out")))
+    if base == "quick":
+        found = [command for command in found if command.quick]
     try:
         for command in found:
             shutil.rmtree(work)

@@ -17,6 +17,7 @@ from data_loader.digits import draw
 from data_loader.protobuf import encoded
 from data_loader.records import numpy_record
 from inference import predict
+from tests.fuzz import texts
 from tests.fuzz.bench import Command, of_train
 from tests.fuzz.configs import idx
 from tests.fuzz.mutants import mutated_bytes
@@ -48,7 +49,7 @@ SOURCES = {
     "cifar": {"name": "cifar10", "args": {"dir": "cifar"}},
     "tar": {"name": "cifar10", "args": {"dir": "tar"}},
 }
-BASES = tuple(SOURCES)
+BASES = (*SOURCES, *texts.SOURCES)
 FORMATS = ("png", "jpeg", "gif", "bmp", "webp", "tiff", "ppm")
 FEW = 4  # records of a file of CIFAR-10, in place of 10,000
 
@@ -156,7 +157,9 @@ def written(base, rng, work):
     """Write the files of a source, and return those whose bytes may be damaged. With `rng`, one is
     damaged within its checksums."""
     (x, y), files = examples(), {}
-    if base == "idx":
+    if base in texts.SOURCES:
+        files = texts.files(base, rng)
+    elif base == "idx":
         for name, rows in (("train", slice(0, 12)), ("t10k", slice(12, 16))):
             files[f"idx/{name}-images-idx3-ubyte"] = idx(x[rows, ..., 0])
             files[f"idx/{name}-labels-idx1-ubyte"] = idx(y[rows])
@@ -196,9 +199,9 @@ def commands(base, seed, work):
     within = rng.random() < 0.4
     names = written(base, rng if within else None, work)
     name = rng.choice(names)
-    if not within or base in ("idx", "npy", "folder", "shard", "cifar"):
+    if not within or base in ("idx", "npy", "folder", "shard", "cifar", "tokens_npy"):
         (work / name).write_bytes(mutated_bytes((work / name).read_bytes(), rng))
-    config = CONFIG | {"data": SOURCES[base]}
+    config = CONFIG | (texts.SOURCES.get(base) or {"data": SOURCES[base]})
     (work / "mutant.json").write_text(json.dumps(config))
     yield Command(f"read, {name} damaged", lambda: read(config), quick=True)
     if seed % 4 == 0:

@@ -54,6 +54,7 @@ def test_mutants_end_in_order_in_processes_of_their_own(tmp_path, kind, base):
 
 QUICK = [("configs", "configs/denoising_autoencoder.json", range(12)), ("data", "idx", range(20))]
 QUICK += [("data", "npy", range(10)), ("data", "tfrecord", range(1, 10, 2))]
+QUICK += [("data", base, range(10)) for base in ("text", "jsonl", "tokens", "csv")]
 
 
 @needs_proc
@@ -64,10 +65,9 @@ def test_a_sample_of_mutants_ends_in_order(tmp_path, kind, base, seeds):
             assert result["fault"] is None, result["fault"]
 
 
-@pytest.mark.slow
 @needs_proc
 def test_a_sample_of_runs_ends_in_order(tmp_path):
-    for seed in range(4):
+    for seed in range(12):
         for result in bench.results(tmp_path, "checkpoints", "quick", seed, quick=True):
             assert result["fault"] is None, result["fault"]
 

@@ -1,5 +1,6 @@
 """Calls in a child process: results, errors, a process that ends, and Ctrl-C."""
 
+import operator
 import os
 import signal
 import threading
@@ -30,6 +31,20 @@ def test_a_process_is_prepared_whenever_it_starts():
         for _ in range(2):
             with pytest.raises(Crash, match="adding ended its process: Aborted"):
                 child.call("adding", sum, [1, 2])
+
+
+def test_a_process_keeps_the_latest_object_for_later_calls(child):
+    first = child.keep("making a list", list, "ab")
+    assert child.call("reading it", operator.getitem, first, 1) == "b"
+    child.call("changing it", list.append, first, "c")
+    assert child.call("counting", len, first) == 3
+    second = child.keep("making a set", set, "aab")
+    assert child.call("counting", len, second) == 2
+    with pytest.raises(RuntimeError, match="KeyError"):
+        child.call("counting", len, first)
+    with pytest.raises(RuntimeError, match="'x'"):
+        child.keep("failing", int, "x")
+    assert child.call("counting", len, second) == 2
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError, ValueError])

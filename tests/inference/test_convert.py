@@ -178,13 +178,39 @@ def test_int8_is_smaller_and_prints_its_accuracy(convert, tmp_path):
 
 @pytest.mark.slow
 def test_excluded_weights_stay_in_float32(convert, tmp_path):
-    code, printed = convert(*ONNX, "--quantize", "dynamic", "--exclude", "head/.*")
+    code, printed = convert("--name", "small", "--quantize", "dynamic", "--exclude", "hidden/.*")
+    assert code == 0 and "stays in float32" not in printed, printed
+    for report in read_report(tmp_path)["formats"].values():
+        [share] = report["float32_weights"].values()
+        assert share == round(4 * 784 * 16 / report["bytes"], 4)
+    code, printed = convert(*ONNX, "--force", "--quantize", "dynamic", "--exclude", "head/.*")
     assert code == 0, printed
     stored = onnx.load(tmp_path / "out" / "small" / "small.onnx").graph.initializer
     floats = {x.name for x in stored if x.data_type == onnx.TensorProto.FLOAT}
     assert "head/weight" in floats and "hidden/0/weight" not in floats
     code, printed = convert(*ONNX, "--force", "--quantize", "dynamic", "--exclude", "haed/.*")
     assert code != 0 and "--exclude: 'haed/.*' matches no weight; there are head/bias" in printed
+
+
+@pytest.mark.slow
+def test_a_warning_names_the_weights_that_stay_in_float32(small, convert, tmp_path):
+    """Those of the first convolution, which int8 leaves out."""
+    args = {"patch": 7, "dim": 32, "heads": 2, "depth": 1}
+    config = json.loads(small.config.read_text()) | {"model": {"name": "vit", "args": args}}
+    (tmp_path / "vit.json").write_text(json.dumps(config))
+    params, _ = build(config, "config.json").model.init(jax.random.key(0))
+    save_file(named_leaves(jax.tree.map(np.asarray, params)), tmp_path / "vit.safetensors")
+    files = {"config": tmp_path / "vit.json", "weights": tmp_path / "vit.safetensors"}
+    options = (*ONNX, "--quantize", "int8", "--samples", 20, "--tolerance", 9)
+    code, printed = convert(*options, **files)
+    assert code == 0, printed
+    report = read_report(tmp_path)["formats"]["onnx"]
+    share = 4 * 49 * 32 / report["bytes"]
+    assert report["float32_weights"] == {"patches/weight": round(share, 4)}
+    left = f"stays in float32: patches/weight ({share:.1%} of the file)"
+    assert f"Warning: onnx in int8: {left}" in printed
+    code, printed = convert(*options, "--force", "--exclude", "patches/weight", **files)
+    assert code == 0 and "stays in float32" not in printed, printed
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 
-from inference import exporter, packages, to_onnx, verify
+from inference import exporter, packages, runtimes, to_onnx, verify
 from inference.child import Child
+from inference.runtimes import open_model
 from tests.inference.conftest import output_folder, read_report
+from tests.inference.crashes import open_unless_tflite
 from utils import RunError
 
 ONNX = ("--name", "small", "--formats", "onnx")
@@ -245,12 +248,26 @@ def test_if_one_format_fails_the_other_is_written(
         native(self, format, path)
 
     monkeypatch.setattr(exporter.Exporter, "native", fail_for_one)
-    exit_code, printed = convert("--name", "small", "--route", "native")
+    name = "small [v2]"  # of the config; as a pattern, it would not match itself
+    exit_code, printed = convert(f"title={name}", "--route", "native")
     error = f"{broken}: the disk is full of holes"
     assert exit_code == code and error in printed
-    folder = tmp_path / "out" / "small"
-    assert (folder / f"small.{intact}").exists() and not (folder / f"small.{broken}").exists()
-    assert read_report(tmp_path)["failed"] == {broken: error}
+    folder = tmp_path / "out" / name
+    assert (folder / f"{name}.{intact}").exists() and not (folder / f"{name}.{broken}").exists()
+    assert read_report(tmp_path, name)["failed"] == {broken: error}
+
+
+@pytest.mark.slow
+def test_if_a_runtime_crashes_on_one_file_the_other_is_written(convert, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtimes, "open_model", open_unless_tflite)
+    code, printed = convert("--name", "small", "--route", "native", "--formats", "tflite", "onnx")
+    crashed = "running small.tflite ended its process: Aborted (Check failed: rank == 2 (3 vs. 2))"
+    assert code == 3 and crashed in printed, printed
+    report = read_report(tmp_path)
+    assert list(report["formats"]) == ["onnx"] and crashed in report["failed"]["tflite"]
+    assert not (tmp_path / "out" / "small" / "small.tflite").exists()
+    x = np.random.default_rng(0).random((5, 28, 28, 1), np.float32)
+    assert open_model(tmp_path / "out" / "small" / "small.onnx")({"input": x})["output"].any()
 
 
 def test_an_output_folder_that_cannot_be_created_is_reported(convert, tmp_path):
@@ -273,8 +290,17 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
         (["--exclude", "dense/.*"], "--exclude: says what --quantize leaves in float32"),
         (["--exclude", "(", "--quantize", "int8"], "--exclude: '(' is not a regex: missing )"),
         (
-            ["--exclude", "x", "--quantize", "int8", "--formats", "tflite"],
-            "--exclude: TensorFlow's converter leaves no single weights out; add --formats onnx",
+            [
+                "--exclude",
+                "head/.*",
+                "--quantize",
+                "dynamic",
+                "--formats",
+                "tflite",
+                "--route",
+                "jax2tf",
+            ],
+            "--exclude: the jax2tf route gives weights in TFLite no names; use --route native",
         ),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_page_contains_the_kind_of_output_and_the_class_names(
     write_demo(model, html, loaded_model(image(8, 8, 1), (), form, loss), labels)
     element = '<script type="application/json" id="facts">(.*?)</script>'
     facts = json.loads(re.search(element, html.read_text())[1])
-    assert (facts["answers"], facts["labels"]) == (kind, labels)
+    assert (facts["output_kind"], facts["labels"]) == (kind, labels)
 
 
 def test_preprocessing_that_takes_no_image_is_refused_with_its_line():

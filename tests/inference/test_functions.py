@@ -228,3 +228,25 @@ def test_inputs_of_ones_own_are_verified_at_other_sizes_too(tmp_path):
     np.save(tmp_path / "one.npy", X[0])
     report = export(mean_product, params, X[0], path, batched=False, inputs=tmp_path / "one.npy")
     assert [check["data"] for check in report["checks"]] == ["random", "real", "own"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "tflite"])
+def test_int8_is_judged_on_real_inputs_only(format, tmp_path):
+    """Here the features of random inputs, which are independent, differ from each other many times
+    as much as those of real inputs: int8 clips the differences."""
+    random = np.random.default_rng(0)
+    params = {"in": random.normal(size=(8, 64)), "out": random.normal(size=(64, 4))}
+    x = random.random((100, 1)) + 0.01 * random.normal(size=(100, 8))  # the features are alike
+
+    def function(params, x):
+        x = x - x.mean(-1, keepdims=True)
+        return jax.nn.relu(x @ params["in"]) @ params["out"]
+
+    params, x = jax.tree.map(np.float32, (params, x))
+    report = export(function, params, x, tmp_path / f"a.{format}", quantize="int8")
+    assert report["judged"] == ["real", "own"]
+    errors = {kind: [] for kind in ("random", "real")}
+    for check in report["checks"]:
+        errors[check["data"]].append(check["relative_error"])
+    assert max(errors["real"]) < report["tolerance"] < min(errors["random"])

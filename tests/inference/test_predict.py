@@ -147,7 +147,7 @@ def test_classes_are_printed_only_if_the_outputs_are_classes(
     linear, run_predict, tmp_path, reported, loss, has_classes
 ):
     if reported:
-        write_report(tmp_path, answers=reported)
+        write_report(tmp_path, output_kind=reported)
     (tmp_path / "loss.json").write_text(json.dumps({"loss": {"name": loss}}))
     options = ["-c", "loss.json"] if loss else []
     code, out, err = run_predict("linear.onnx", "some.npy", "--csv", "predictions.csv", *options)
@@ -177,7 +177,7 @@ def test_a_regression_checkpoint_returns_numbers(small, run_predict, drawn, tmp_
 
 def test_class_names_come_from_the_report_of_an_export(linear, run_predict, tmp_path):
     names = ["ant", "bee", "cat"]
-    write_report(tmp_path, answers="logits", classes=names)
+    write_report(tmp_path, answers="logits", classes=names)  # as an earlier version wrote it
     _, out, _ = run_predict("linear.onnx", "some.npy", "--csv", "predictions.csv", "--top", 1)
     probabilities = softmax(np.load("some.npy") @ linear)
     best = [names[i] for i in probabilities.argmax(-1)]

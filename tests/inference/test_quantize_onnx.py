@@ -7,9 +7,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from inference.float32_weights import float32_weights
 from inference.quantize_onnx import quantize_onnx
 from inference.runtimes import open_model
 from model.layers.pool import max_pool
+from model.rnn import rnn
+from model.vit import vit
 from tests.inference.onnx_runtime import exported
 from utils import UserError
 
@@ -145,6 +148,65 @@ def test_the_weights_of_a_loop_and_a_tied_table_become_small(precision, error, s
     limit = error * np.abs(expected["logits"]).max()
     np.testing.assert_allclose(logits, expected["logits"], atol=limit)
     assert np.abs(logits - expected["logits"]).max() > 0
+
+
+def trained_like(model, x, path):
+    """The float32 file of a model with its first weights, and its outputs."""
+    params, _ = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
+    return written(lambda w, x: {"y": model.apply(w["params"], {}, x)[0]}, params, x, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    ("precision", "error", "share"),
+    [("float16", 0.003, 0.52), ("dynamic", 0.04, 0.3), ("int8", 0.04, 0.3)],
+)
+def test_the_weights_of_recurrent_layers_become_small(cell, precision, error, share, tmp_path):
+    x = random.normal(size=(8, 20, 12)).astype(np.float32)
+    model = rnn((20, 12), 4, cell=cell, dim=64, depth=2, bidirectional=True)
+    source, expected = trained_like(model, x, tmp_path / "float32.onnx")
+    samples = [{"input": x[i : i + 1]} for i in range(8)]
+    quantize_onnx(source, tmp_path / "small.onnx", precision, samples)
+    assert (tmp_path / "small.onnx").stat().st_size < share * source.stat().st_size
+    assert float32_weights(tmp_path / "small.onnx") == {}
+    found = open_model(tmp_path / "small.onnx")({"input": x})["y"]
+    assert 0 < np.abs(found - expected["y"]).max() < error * np.abs(expected["y"]).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["dynamic", "int8"])
+def test_positions_become_small_and_what_stays_in_float32_is_known(precision, tmp_path):
+    """Positions are added. The first convolution is left in float32."""
+    x = random.normal(size=(8, 28, 28, 1)).astype(np.float32)
+    model = vit((28, 28, 1), 10, patch=4, dim=64, depth=1, heads=2)
+    source, expected = trained_like(model, x, tmp_path / "float32.onnx")
+    assert "positions/weight" in float32_weights(source)
+    samples = [{"input": x[i : i + 1]} for i in range(8)]
+    quantize_onnx(source, tmp_path / "small.onnx", precision, samples)
+    assert float32_weights(tmp_path / "small.onnx") == {"patches/weight": 4 * 64 * 4 * 4}
+    assert 49 * 64 in quantized_sizes(onnx.load(tmp_path / "small.onnx"))
+    found = open_model(tmp_path / "small.onnx")({"input": x})["y"]
+    assert 0 < np.abs(found - expected["y"]).max() < 0.06 * np.abs(expected["y"]).max()
+
+
+def test_constants_that_are_no_weights_stay_in_float32(tmp_path):
+    """In 8 bits, positions and masks would become others."""
+    places = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+
+    def function(w, x):
+        return {"y": jnp.tanh(x @ w["params"]["a"])[:, None] * 0 + places}
+
+    weights, x = {"a": images_of(64)}, images_of(3)[:, :64]
+    source, _ = written(function, weights, x, tmp_path / "float32.onnx")
+    quantize_onnx(source, tmp_path / "small.onnx", "dynamic")
+    assert 64 * 64 in quantized_sizes(onnx.load(tmp_path / "small.onnx"))
+    found = open_model(tmp_path / "small.onnx")({"input": x})["y"]
+    np.testing.assert_array_equal(found[0], places)
+
+
+def images_of(rows):
+    return random.normal(size=(rows, 64)).astype(np.float32)
 
 
 def search(w, x):

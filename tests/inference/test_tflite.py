@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.float32_weights import float32_weights
 from inference.lowering.tf_ops import LAYERS
 from inference.lowering.trace import trace
 from inference.lowering.trimming import trimmed
@@ -18,6 +19,7 @@ from inference.to_tflite import write_tflite
 from model.airbench import airbench
 from model.convnext import convnext
 from model.gan import gan
+from model.gpt import gpt
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.embedding import embedding
 from model.layers.linear import linear
@@ -25,6 +27,7 @@ from model.layers.norm import layer_norm
 from model.layers.op import op
 from model.mixer import mixer
 from model.mlp import mlp
+from model.projected import projected
 from model.resnet import resnet
 from model.rnn import rnn
 from model.vit import vit
@@ -109,6 +112,21 @@ def test_a_mixer_and_the_generator_of_a_gan_equal_jax(tmp_path):
     exported(tmp_path / "mixer.tflite", *with_weights(blocks), images(8, 8, 1))
     networks = gan((8, 12, 1), latent=6, width=4)
     exported(tmp_path / "gan.tflite", *with_weights(networks), images(6))
+
+
+@pytest.mark.slow
+def test_a_projected_encoder_has_both_outputs(tmp_path):
+    model = projected((8, 8, 1), mlp((8, 8, 1), 6, dims=(8,)), 5, 4)
+    function, weights = with_weights(model)
+    x = images(8, 8, 1)
+    write_tflite(trace(function, weights, example(x)), tmp_path / "a.tflite")
+    expected, found = function(weights, x), open_model(tmp_path / "a.tflite")({"input": x})
+    assert {name: array.shape[1:] for name, array in found.items()} == {
+        "features": (6,),
+        "projection": (4,),
+    }
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
 
 
 def test_a_linear_map_with_several_readers_is_computed_once_and_not_folded(tmp_path):
@@ -253,6 +271,130 @@ def test_the_table_of_an_embedding_and_the_weights_of_a_loop_are_quantized(
     expected = np.asarray(function(weights, ids))
     error = np.abs(model({"input": ids})["output"] - expected).max() / np.abs(expected).max()
     assert 0 < error < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_the_weights_of_recurrent_layers_are_quantized(cell, tmp_path):
+    model = rnn((20, 12), 4, cell=cell, dim=64, depth=1, bidirectional=True)
+    params, _ = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
+    function, weights = lambda w, x: model.apply(w, {}, x)[0], params
+    x = images(20, 12, count=8)
+    exported(tmp_path / "float.tflite", function, weights, x)
+    assert sum(float32_weights(tmp_path / "float.tflite").values()) > 4 * 2 * 3 * 64 * 64
+    expected = np.asarray(function(weights, x))
+    for precision, limit, share in (("float16", 0.003, 0.6), ("dynamic", 0.05, 0.5)):
+        path = tmp_path / f"{precision}.tflite"
+        file = exported(path, function, weights, x, quantize=precision)
+        assert path.stat().st_size < share * (tmp_path / "float.tflite").stat().st_size
+        assert float32_weights(path) == {}
+        error = np.abs(file({"input": x})["output"] - expected).max()
+        assert 0 < error < limit * np.abs(expected).max()
+    samples = [{"input": x[i : i + 1]} for i in range(8)]
+    path = tmp_path / "int8.tflite"
+    file = exported(path, function, weights, x, quantize="int8", samples=samples)
+    assert path.stat().st_size < 0.6 * (tmp_path / "float.tflite").stat().st_size
+    assert float32_weights(path) == {}
+    for row in x[:, None]:
+        want = np.asarray(function(weights, row))
+        error = np.abs(file({"input": row})["output"] - want).max()
+        assert 0 < error < 0.1 * np.abs(expected).max()
+
+
+EXCLUDED = {  # {model: (its inputs, a regex, the sizes of the weights that it matches)}
+    "gpt": (
+        gpt((32,), vocab_size=100, dim=64, depth=1, heads=2),
+        np.arange(96, dtype=np.int32).reshape(3, 32),
+        "tokens/.*|.*expand/weight",
+        [64 * 100, 64 * 256],  # the table is read by rows, and is that of the output
+    ),
+    "mixer": (
+        mixer((28, 28, 1), 10, dim=64, depth=1),
+        images(28, 28, 1, count=8),
+        "patches/weight|blocks/0/(tokens|features)/expand/weight",
+        [64 * 16, 49 * 32, 64 * 256],
+    ),
+    "rnn": (
+        rnn((20, 12), 4, dim=32, bidirectional=True),
+        images(20, 12, count=8),
+        "layers/0/0/hidden/weight",
+        [32 * 128],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float16", "dynamic", "int8"])
+@pytest.mark.parametrize("name", EXCLUDED)
+def test_excluded_weights_stay_in_float32(name, precision, tmp_path):
+    """Also where the norm before a layer is folded into its weight."""
+    model, x, regex, sizes = EXCLUDED[name]
+    params, _ = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
+    weights = {"params": params, "state": {}}
+
+    def function(w, x):
+        return model.apply(w["params"], w["state"], x)[0]
+
+    samples = [{"input": x[i : i + 1]} for i in range(len(x))]
+    options = {"quantize": precision, "samples": samples}
+    file = exported(tmp_path / "all.tflite", function, weights, x, **options)
+    some = exported(tmp_path / "some.tflite", function, weights, x, **options, exclude=[regex])
+    found, before = (
+        Counter(size // 4 for size in float32_weights(tmp_path / f"{path}.tflite").values())
+        for path in ("some", "all")
+    )
+    assert found == before | Counter(sizes)
+    bytes_of = {path: (tmp_path / f"{path}.tflite").stat().st_size for path in ("some", "all")}
+    assert 1 < (bytes_of["some"] - bytes_of["all"]) / sum((found - before).elements()) < 4
+    expected = np.asarray(jax.jit(function)(weights, x))
+    outputs = [model({"input": x})["output"] for model in (some, file)]
+    assert 0 < np.abs(outputs[0] - expected).max() < 0.2 * np.abs(expected).max()
+    assert not np.array_equal(*outputs)
+
+
+def test_an_exclude_that_matches_no_weight_is_an_error(tmp_path):
+    function, weights = with_weights(mlp((4,), 3, dims=(8,)))
+    with pytest.raises(
+        UserError, match=r"--exclude: 'haed' matches no weight; there are head/bias"
+    ):
+        exported(
+            tmp_path / "a.tflite",
+            function,
+            weights,
+            images(4),
+            quantize="dynamic",
+            exclude=["haed"],
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def switched(w, x):
+    """A product with one of three weights, chosen by the data."""
+    branches = [lambda x, i=i: jnp.tanh(x @ w[i]) for i in range(3)]
+    return jax.lax.switch((x > 0).sum() % 3, branches, x) @ w[3]
+
+
+def repeated(w, x):
+    """Steps until the numbers are large, however many that takes."""
+    step = lambda y: y + jnp.tanh(y @ w[0]) / 2  # noqa: E731
+    y = jax.lax.while_loop(lambda y: jnp.abs(y).sum() < 60, step, x)
+    return (y / 10) @ w[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [switched, repeated])
+def test_int8_of_branches_and_of_loops_that_the_data_ends_is_close_to_jax(function, tmp_path):
+    random = np.random.default_rng(0)
+    weights = [np.linalg.qr(random.normal(size=(32, 32)))[0].astype(np.float32) for _ in range(4)]
+    x = images(32, count=24)
+    samples = [{"input": x[i : i + 1]} for i in range(24)]
+    exported(tmp_path / "float.tflite", function, weights, x[:1])
+    options = {"quantize": "int8", "samples": samples}
+    model = exported(tmp_path / "a.tflite", function, weights, x, **options)
+    for row in x[:6, None]:
+        expected = np.asarray(function(weights, row))
+        error = np.abs(model({"input": row})["output"] - expected).max()
+        assert 0 < error < 0.15 * np.abs(expected).max()
 
 
 @pytest.mark.slow

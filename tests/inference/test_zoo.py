@@ -12,6 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS, PART = 240, 20
 
 
+@pytest.mark.parametrize(("seed", "becomes"), [(13, "equal"), (22, "refused: ")])
+def test_a_small_random_model_is_exported_or_refused(seed, becomes):
+    results = zoo.outcomes(zoo.model_of(seed), seed)
+    assert [result.startswith(becomes) for result in results.values()] == [True, True], results
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1006))
 def test_a_random_model_exports_or_is_refused_with_its_line(seed):

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sweep
 from search.checks import checked_sweep
 from search.samplers import check_installed, planned, propose, to_check
 from search.spec import parse_spec, read_spec
 from search.sweep_folder import Trial
+from tests.processes import captured
 from tests.test_resume import SMALL
 from utils import UserError
 
@@ -154,6 +156,24 @@ def test_the_config_is_checked_with_the_values_of_all_trials(tmp_path):
     assert "(trial_001, trial_003)" in message  # the dims
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "strange.loss"}, "strange.loss' would import code"),
+        ({"checkpoint": {"monitor": "test_loss", "dir": "~/runs"}}, "outside of this config's f"),
+        ({"logging": {"trackers": [{"name": "jsonl", "args": {"file": "/x"}}]}}, "is written out"),
+    ],
+)
+def test_a_config_that_the_user_did_not_name_reaches_nothing_else(tmp_path, changes, message):
+    config = {"checkpoint": {"monitor": "test_loss"}, **SMALL, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "grid.json").write_text('{"keys": {"seed": [1, 2]}}')
+    (tmp_path / "strange.py").write_text("import missing_module\n")
+    code, _, err = captured(tmp_path, lambda: sweep.main(["grid.json", "--check"]))
+    assert code == 2 and message in err, err
+    assert not (tmp_path / "saved").exists()
+
+
 def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
     seeds = {"seed": [1, 2]}
     with pytest.raises(UserError, match=r"checkpoint.monitor: no metric says which"):
@@ -163,18 +183,18 @@ def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
         checked(tmp_path, spec_of(keys=seeds, halving={}), **every)
     with pytest.raises(UserError, match=r"checkpoint.monitor"):
         checked(tmp_path, spec_of(keys=seeds), checkpoint={"monitor": "test_los"})
-    sweep = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})
-    assert (sweep.monitor, sweep.sign, str(sweep.folder)) == ("val_loss", 1, "saved/Small/grid")
+    made = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})
+    assert (made.monitor, made.sign, str(made.folder)) == ("val_loss", 1, "saved/Small/grid")
     at_home = {"monitor": "test_loss", "dir": "~/runs"}
-    sweep = checked(tmp_path, spec_of(keys=seeds), checkpoint=at_home)
-    assert sweep.folder == Path.home() / "runs" / "Small" / "grid"
+    made = checked(tmp_path, spec_of(keys=seeds), checkpoint=at_home)
+    assert made.folder == Path.home() / "runs" / "Small" / "grid"
 
 
 def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tmp_path):
     monitored = {"checkpoint": {"monitor": "test_loss"}}
     keys = {"optimizer.args.lr": [0.1, 0.01], "seed": [1, 2], "loss.args.label_smoothing": [0, 0.1]}
-    sweep = checked(tmp_path, spec_of(keys=keys), **monitored)
-    assert (sweep.form, sweep.why) == ("program", "")
+    made = checked(tmp_path, spec_of(keys=keys), **monitored)
+    assert (made.form, made.why) == ("program", "")
     demanded = spec_of(keys={"seed": [1, 2], "loader.batch_size": [32, 64]}, form="program")
     with pytest.raises(UserError) as error:
         checked(tmp_path, demanded, callbacks=["confusion_matrix"], **monitored)
@@ -198,9 +218,9 @@ def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tm
 def test_other_trials_are_processes_and_the_reason_is_printed(tmp_path, why, spec, changes):
     optimizer = {"name": "sgd", "args": {"lr": 0.1}}
     changes = {"checkpoint": {"monitor": "test_loss"}, "optimizer": optimizer} | changes
-    sweep = checked(tmp_path, spec_of(**spec), **changes)
-    assert sweep.form == "processes" and why in sweep.why and bool(why) == bool(sweep.why)
-    assert sweep.why in sweep.form_in_words()
+    made = checked(tmp_path, spec_of(**spec), **changes)
+    assert made.form == "processes" and why in made.why and bool(why) == bool(made.why)
+    assert made.why in made.form_in_words()
 
 
 def test_optuna_is_only_needed_where_it_is_named(monkeypatch):

@@ -15,6 +15,7 @@ from training.trainer import Trainer
 from utils import UserError, named_leaves
 from wiring.build import build
 from wiring.config import override
+from wiring.vary import of_replica
 
 RNG = np.random.default_rng(0)
 SETS = {
@@ -122,6 +123,27 @@ def test_the_replicas_have_one_seed_unless_it_varies():
     assert recipe_of(CONFIG).seeds == (5, 5)
     assert recipe_of(changed(vary={"optimizer.1.args.lr": [1, 2]})).seeds == (0, 0)
     assert recipe_of(changed(vary=None)).seeds == (0, 1)
+
+
+def test_the_config_of_one_replica_has_its_numbers():
+    for replica in range(2):
+        assert of_replica(CONFIG, replica) == alone(replica)
+    assert of_replica(alone(0), 1) == alone(0)
+    for vary in ("lr", {"model.args.dims": 3}, {"loss.args.label_smoothing": ["a", "b"]}):
+        assert of_replica(changed(vary=vary), 1) == changed(vary=vary)  # `build` refuses these
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"optimizer.1.args.lr": [0.1, 0.2]}, "has 2 values, so none for replica 2"),
+        ({"data.args.seed": [1, 2, 3]}, "only numbers of model, loss, "),
+        ({"model" + ".a" * 100: [1, 2, 3]}, "only numbers of model, loss, "),
+    ],
+)
+def test_a_config_without_numbers_of_a_replica_is_refused(vary, message):
+    with pytest.raises(UserError, match=message):
+        of_replica(changed(vary=vary), 2)
 
 
 @pytest.mark.parametrize(

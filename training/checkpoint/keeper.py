@@ -27,8 +27,8 @@ class Keeper:
     """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k`
     by `monitor`.
 
-    `record` is part of the record of every one: config, facts, data. `probe(params, state)` returns
-    arrays that detect changes in model/.
+    `record` is part of the record of every one: config, facts, data. `probe(params, state,
+    replica)` returns arrays that detect changes in model/.
     """
 
     def __init__(self, folder, options, record=None, probe=None):
@@ -113,7 +113,7 @@ class Keeper:
         probes = None
         if several() and self.probe is not None:
             # All processes compute it together, so it must not come between the steps of training.
-            probes = [self.probe(*ts.evaluated()) for ts in snapshot.states]
+            probes = [self.probe(*ts.evaluated(), r) for r, ts in enumerate(snapshot.states)]
         record = {"rollbacks": 0, "callbacks": []} | snapshot.record
         self.saved, self.time = (record["step"], record["position"], whole), time.monotonic()
         record |= self.kept._asdict() | {"whole": whole, "lengths": self.lengths()}
@@ -161,7 +161,7 @@ class Keeper:
                 ts = jax.device_get(jax.tree.map(key_data, ts))
             tree = as_saved(ts, record["whole"], record["position"])
             if self.probe is not None:
-                tree |= probes[replica] if probes else self.probe(*ts.evaluated())
+                tree |= probes[replica] if probes else self.probe(*ts.evaluated(), replica)
             own = {"seed": int(ts.seed), "replica": replica, "replicas": len(paths)}
             storage.save(path, tree, {**self.record, **record, **own, "format": FORMAT})
         logger.info("Saved %s", ", ".join(map(str, paths)))

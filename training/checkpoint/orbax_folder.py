@@ -25,11 +25,12 @@ import jax
 import numpy as np
 
 from file_io import parse_json, read_file, to_disk
-from utils import Damaged, RunError, UserError, check_memory, first_line
+from utils import Damaged, RunError, UserError, check_memory, first_line, format_bytes
 
 ARRAYS, NOTE, SUMS = "arrays", "rawtree.json", "SHA256SUMS"
 LARGE = 2**12  # with several processes, an array with more elements than this is read in parts
 LONG = 24 * 3600  # seconds; one process alone may take hours for terabytes
+OVERHEAD = 2**28  # bytes that the files may have besides twice those of the arrays
 NOT_INSTALLED = "Orbax is not installed: run `pip install -r training/optional.txt`"
 
 
@@ -221,11 +222,26 @@ def compare_digests(path, folder):
     """Refuse a folder in which any bit has changed since it was written."""
     if not (folder / SUMS).is_file():
         raise Damaged(f"{path}: is incomplete: it has no {SUMS}, which is written last")
+    check_size(path, folder)
     listed, actual = read_file(folder / SUMS), digests(folder)
     if listed != actual:
         differing = {*listed.split(b"\n")} ^ {*actual.split(b"\n")}
         wrong = sorted({line[66:].decode(errors="replace") for line in differing})
         raise Damaged(f"{path}: is damaged: changed, missing or added: {', '.join(wrong[:4])}")
+
+
+def check_size(path, folder):
+    """Refuse files that are far larger than the arrays which the note lists: to read them to their
+    end could take hours."""
+    try:
+        forms = read_note(folder)["arrays"].values()
+        expected = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in forms)
+    except (OSError, ValueError, TypeError) as error:
+        raise Damaged(f"{path}: is damaged: changed, missing or added: {NOTE}") from error
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if size > 2 * expected + OVERHEAD:
+        sizes = f"{format_bytes(size)}, and its arrays {format_bytes(expected)}"
+        raise Damaged(f"{path}: is damaged: its files have {sizes}")
 
 
 def seal(folder, note):

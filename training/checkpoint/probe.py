@@ -32,36 +32,41 @@ def probe_input(batch, preprocess=(), model=None):
 class Probe:
     """probe(params, state) -> {"probe/input": ..., "probe/output": ...}, arrays of float32. Where
     the input or output is a tree, its leaves have longer names. The result is {} if the input is
-    unknown (`spec` is None) or the model needs more than it. Any thread may call a probe."""
+    unknown (`spec` is None) or the model needs more than it. Any thread may call a probe.
 
-    def __init__(self, model, spec):
+    Where replicas differ in numbers (training.vary), `numbers` are those of each, and `model_with`
+    returns the model with such numbers, which are inputs of the compiled program."""
+
+    def __init__(self, model, spec, numbers=(), model_with=None):
         self.model, self.spec, self.input = model, spec, None
+        self.numbers, self.model_with = numbers, model_with
         self.lock, self.programs = threading.Lock(), {}  # {whether params are spread: program}
 
-    def __call__(self, params, state):
+    def __call__(self, params, state, replica=0):
         """With params spread over the devices of several processes, all processes must call it."""
         # With jit disabled, a breakpoint() in the model must not stop the saving.
         if self.spec is None or jax.config.jax_disable_jit:
             return {}
         leaves = jax.tree.leaves(params)
         spread = any(isinstance(a, jax.Array) and not a.is_fully_addressable for a in leaves)
-        weights = params, state
+        weights, numbers = (params, state), self.numbers[replica] if self.numbers else {}
         if not spread:  # from host memory, so that the program is the same on any mesh
             weights = jax.device_get(jax.tree.map(key_data, weights))
         with self.lock:
             if spread not in self.programs:
-                self.programs[spread] = self.compile(weights, spread)
+                self.programs[spread] = self.compile(weights, numbers, spread)
         program = self.programs[spread]
         if program is None:
             return {}
-        probe = {"input": self.input, "output": program(*weights, self.input)}
+        probe = {"input": self.input, "output": program(*weights, numbers, self.input)}
         return {name: thinned(leaf) for name, leaf in named_leaves({"probe": probe}).items()}
 
-    def compile(self, weights, spread):
+    def compile(self, weights, numbers, spread):
         """The program, or None for a model that needs more than (params, state, x)."""
 
-        def output(params, state, x):
-            return self.model.apply(params, state, x, train=False, key=None)[0]
+        def output(params, state, numbers, x):
+            model = self.model_with(numbers) if numbers else self.model
+            return model.apply(params, state, x, train=False, key=None)[0]
 
         sharding, replicated = None, jax.sharding.PartitionSpec()
         if spread:
@@ -71,7 +76,7 @@ class Probe:
                 self.input = seeded_inputs(self.spec)
                 with jax.default_matmul_precision("highest"):
                     jitted = jax.jit(output, out_shardings=sharding)
-                    lowered = jitted.lower(*weights, self.input)
+                    lowered = jitted.lower(*weights, numbers, self.input)
             except Exception:
                 return None
             # It compiles in a third of the time without optimization.

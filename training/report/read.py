@@ -131,7 +131,7 @@ def read_log(path):
     with suppress(OSError), open_file(unlinked(path)) as file:
         head = file.read(HEAD)
         file.seek(max(0, path.stat().st_size - TAIL))
-        tail = file.read()
+        tail = file.read(TAIL)
     head, tail = (text.decode(errors="replace") for text in (head, tail))
     began, ended = (re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail))
     parameters = re.search(r"The model has (\d{1,18}) parameters", head)

@@ -182,7 +182,9 @@ class CheckpointEvaluation:
         batch = self.trainer.feeds[next(iter(self.sets))].shapes
         if parts.loader.eval_collate_fn:  # the probe has the shapes of a training batch
             batch = jax.tree.map(lambda a: spec_on_device(np.asarray(a)[None]), parts.example)
-        self.probe = Probe(parts.model, probe_input(batch, parts.preprocess, parts.model))
+        spec = probe_input(batch, parts.preprocess, parts.model)
+        model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
+        self.probe = Probe(parts.model, spec, self.trainer.inputs, model_with)
         self.parts = parts
 
     def row(self, folder, name):
@@ -195,10 +197,11 @@ class CheckpointEvaluation:
         config, record = self.parts.config, checkpoint.record
         state = with_base(self.parts.model, params, state, config, record, name)
         trees = weights_of(checkpoint, params, state)
-        for path, arrays, tree in zip(checkpoint.paths, checkpoint.arrays, trees, strict=True):
+        files = zip(checkpoint.paths, checkpoint.arrays, trees, strict=True)
+        for replica, (path, arrays, tree) in enumerate(files):
             if probe_of(arrays):
                 fix = "use the code with which it was trained"
-                check_meaning(path, probe_of(arrays), self.probe(*tree), fix)
+                check_meaning(path, probe_of(arrays), self.probe(*tree, replica), fix)
         weights = self.trainer.replicas.stack([self.trainer.put_weights(tree) for tree in trees])
         metrics = {}
         for each in self.sets:

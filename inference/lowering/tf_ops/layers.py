@@ -141,7 +141,7 @@ def global_avg_pool(target, x):
     if x.shape[1:3] == (1, 1):
         return tf.reshape(resolved(x), (-1, x.shape[-1]))
     if isinstance(x, Linear) and x.dense and x.weight.shape[:2] == (1, 1) and x.geometry == UNIT:
-        return Linear(tf.reduce_mean(x.x, (1, 2)), x.weight[0, 0], x.bias)
+        return Linear(tf.reduce_mean(x.x, (1, 2)), x.weight[0, 0], x.bias, kept=x.kept)
     return tf.reduce_mean(resolved(x), (1, 2))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from inference.lowering.tf_ops.convolution import convolution, out_size
+from inference.tflite_weights import KEPT
 
 UNIT = {"stride": (1, 1), "pads": ((0, 0), (0, 0)), "dilation": (1, 1)}
 
@@ -21,13 +22,15 @@ class Pending:
     """A result with a `shape`, whose tensor is computed on first use.
 
     `shared`: it may be folded into several layers that read it, and not only into a single one.
+    `kept`: a quantization leaves its weights in float32.
     """
 
-    cached, shared = None, False
+    cached, shared, kept = None, False, False
 
     def tensor(self):
-        if self.cached is None:
-            self.cached = self.emit()
+        if self.cached is None:  # an empty name leaves the scope of the op that reads it
+            with tf.name_scope(KEPT if self.kept else ""):
+                self.cached = self.emit()
         return self.cached
 
 
@@ -37,8 +40,8 @@ class Linear(Pending):
     The weight is (in, out) or (kh, kw, in / groups, out).
     """
 
-    def __init__(self, x, weight, bias=None, geometry=None):
-        self.x, self.geometry = x, geometry
+    def __init__(self, x, weight, bias=None, geometry=None, kept=False):
+        self.x, self.geometry, self.kept = x, geometry, kept
         self.weight = np.asarray(weight, np.float64)
         self.bias = np.zeros(weight.shape[-1]) if bias is None else np.asarray(bias, np.float64)
 
@@ -56,11 +59,13 @@ class Linear(Pending):
 
     def mixed(self, matrix):
         """This map followed by a product with a matrix."""
-        return Linear(self.x, self.weight @ matrix, self.bias @ matrix, self.geometry)
+        bias = self.bias @ matrix
+        return Linear(self.x, self.weight @ matrix, bias, self.geometry, self.kept)
 
     def affine(self, scale, shift):
         """This map followed by a scale and a shift per channel."""
-        return Linear(self.x, self.weight * scale, self.bias * scale + shift, self.geometry)
+        bias = self.bias * scale + shift
+        return Linear(self.x, self.weight * scale, bias, self.geometry, self.kept)
 
     def emit(self):
         weight, bias = self.weight.astype(np.float32), self.bias.astype(np.float32)

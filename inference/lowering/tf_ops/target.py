@@ -1,6 +1,7 @@
 """The target of the walk that computes in TensorFlow, while a tf.function is traced."""
 
 import operator
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from inference.lowering.equations import ELEMENTWISE
 from inference.lowering.tf_ops.elementwise import NARROW
 from inference.lowering.tf_ops.pending import Pending, resolved
 from inference.lowering.walk import Missing
+from inference.tflite_weights import KEPT
 from utils import first_line
 
 TYPES = {"float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool"}
@@ -26,14 +28,18 @@ class Target:
     Values that are float16 or bfloat16 in JAX are float32 here, since most TFLite ops support
     nothing narrower; they are rounded where the model converts to the narrow dtype.
     `products`: compute means over few channels as products, which is faster, but unfit for int8.
+    The ops that read the weights `kept`, which a quantization leaves in float32, have names that
+    say so.
     """
 
-    def __init__(self, layers, table, avals, inputs, products=True):
+    def __init__(self, layers, table, avals, inputs, products=True, kept=()):
         self.layers = {name: self.guarded(name, function) for name, function in layers.items()}
         self.table = {name: self.guarded(name, function) for name, function in table.items()}
         self.inputs = inputs  # {name: tensor}, from which the graph reads the free sizes
         self.symbols = symbols(avals)
-        self.products = products
+        self.products, self.kept = products, frozenset(kept)
+        self.operand_names = set()  # of the weights that the next op reads
+        self.within_kept = False  # whether an op that reads such a weight is being computed
 
     def operand(self, value):
         if isinstance(value.data, Pending) and value.uses > 1 and not value.data.shared:
@@ -88,24 +94,34 @@ class Target:
                     self.refuse(name, f"of {aval.dtype}")
             self.out = self.stored(self.out)
             if not getattr(function, "folds", False):
-                operands, params = jax.tree.map(
-                    resolved, (operands, params), is_leaf=lambda x: isinstance(x, Pending)
-                )
+                operands, params = jax.tree.map(resolved, (operands, params), is_leaf=is_pending)
             avals, is_whole = self.out, name not in ELEMENTWISE
+            # What is computed within an op, as in a loop, may be in a graph of its own.
+            outer, names, self.operand_names = self.within_kept, self.operand_names, set()
+            self.within_kept = is_kept = outer or not self.kept.isdisjoint(names)
             try:
-                results = function(target, *operands, **params)
+                with tf.name_scope(KEPT) if is_kept else nullcontext():
+                    results = function(target, *operands, **params)
+                for pending in filter(is_pending, jax.tree.leaves(results) if is_kept else ()):
+                    pending.kept = True
                 # TensorFlow loses some sizes that are known, on which the next op may depend
                 return known_shapes(results, avals) if is_whole else results
             except (TypeError, ValueError, tf.errors.OpError) as error:
                 if not is_refusal(error):
                     raise
                 raise Missing(f"{name}: {first_line(error)}", self.walk.place) from error
+            finally:
+                self.within_kept = outer
 
         return call
 
     def refuse(self, name, what):
         """Raise Missing for a variant of a primitive that the table cannot express."""
         raise Missing(f"{name} {what}", self.walk.place)
+
+
+def is_pending(x):
+    return isinstance(x, Pending)
 
 
 def known_shapes(results, avals):

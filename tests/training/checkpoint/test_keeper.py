@@ -491,7 +491,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
 def test_the_safetensors_library_reads_a_checkpoint(tmp_path):
     from safetensors import safe_open
 
-    probe = lambda params, state: {"probe/output": jnp.ones(2)}  # noqa: E731
+    probe = lambda params, state, replica: {"probe/output": jnp.ones(2)}  # noqa: E731
     keeper = Keeper(tmp_path, CheckpointOptions(), {"config": {"title": "x"}}, probe)
     end_epoch(keeper, a_run(1))
     keeper.wait()

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -264,6 +265,16 @@ def test_a_folder_with_truncated_missing_or_extra_files_is_refused(ours):
     os.mkfifo(ours / "pipe")
     with pytest.raises(Damaged, match="pipe is not a regular file"):  # without waiting for data
         read(ours)
+
+
+def test_a_huge_sparse_file_is_refused_before_it_is_read(ours):
+    for name in ("arrays/d/more", "rawtree.json"):
+        with open(ours / name, "ab") as file:
+            file.truncate(2**40)
+        begin = time.perf_counter()
+        with pytest.raises(Damaged, match=r"its files have 1024\.0 GiB|missing or added: rawtree"):
+            read(ours)
+        assert time.perf_counter() - begin < 5
 
 
 def test_a_folder_with_only_some_of_its_digests_is_refused(ours):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from file_io import atomic_write
+from file_io import atomic_write, parse_json
 from ranges import NeedsTrust
 from training.base import Tracker
 from training.watching.metric_log import append, json_safe
@@ -78,6 +78,7 @@ class Jsonl:
 def step_of(line):
     """The step of a line; infinity for a damaged one."""
     try:
-        return json.loads(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, TypeError, KeyError):
         return math.inf
+    return step if type(step) in (int, float) else math.inf

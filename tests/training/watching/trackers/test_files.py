@@ -93,7 +93,8 @@ def test_jsonl_keeps_the_lines_up_to_the_step_at_which_a_run_resumes(tmp_path):
     head = {"run": "run_a", "title": "Title"}
     with open(path, "a") as file:
         incomplete = json.dumps(head | {"step": 1, "loss": 7})  # killed while writing
-        file.write(f"damaged\n{incomplete}")
+        deep = "[" * 20_000 + "]" * 20_000
+        file.write(f'damaged\n{deep}\n{{"step": "1"}}\n{incomplete}')
     tracked = started(jsonl(), tmp_path / "run_a", step=2)
     tracked.scalars(3, {"loss": float("inf")})
     tracked.scalars(4, {"loss": 0.4})

@@ -1,0 +1,70 @@
+"""NumPy's .npy and .npz files, whose headers may claim more than there is, or than fits."""
+
+import math
+import zipfile
+
+from numpy.lib import format as npy
+
+from file_io import Pieces, open_file
+
+MOST_HEADER = 2**16  # bytes of the header of an array; NumPy refuses those of more than 10,000
+MOST_DIRECTORY = 2**22  # bytes of the list of a zip file's members
+
+
+def header_of(file):
+    """(shape, dtype) of the .npy file in an open file, which is left where the numbers begin."""
+    file = Pieces(file, MOST_HEADER)
+    read = {(1, 0): npy.read_array_header_1_0}.get(npy.read_magic(file), npy.read_array_header_2_0)
+    shape, _, dtype = parsed(read, file)
+    return shape, dtype
+
+
+def parsed(read, file):
+    """(shape, whether it is in Fortran order, dtype) as a function of NumPy reads them in a header,
+    which is a literal of Python."""
+    try:
+        shape, fortran, dtype = read(file)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # keys of two types, a thousand signs before a number
+        raise ValueError(f"its header is damaged: {type(error).__name__}: {error}") from error
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape is not valid: {shape}")
+    return shape, fortran, dtype
+
+
+def zip_file(file):
+    """The ZipFile of an open file. It is read in pieces, as also the members are by NumPy."""
+    return zipfile.ZipFile(Pieces(file, MOST_DIRECTORY))
+
+
+def claimed(path):
+    """{name: how many bytes of memory the array takes} of a .npz file, {"": the same} of a .npy
+    file, without reading the arrays; {} of any other file, which NumPy refuses by its beginning."""
+    with open_file(path) as file:
+        start = file.read(len(npy.MAGIC_PREFIX))
+        file.seek(0)
+        if start == npy.MAGIC_PREFIX:
+            return {"": size_of(file)}
+        if not start.startswith(b"PK"):
+            return {}
+        with zip_file(file) as archive:
+            return {
+                info.filename.removesuffix(".npy"): size_in(archive, info)
+                for info in archive.infolist()
+            }
+
+
+def size_of(file):
+    shape, dtype = header_of(file)
+    return math.prod(shape) * dtype.itemsize
+
+
+def size_in(archive, info):
+    """The bytes of the array in a member of a zip file; of any other member NumPy reads all."""
+    with archive.open(info) as member:
+        is_array = member.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
+    if not is_array:
+        return info.file_size
+    with archive.open(info) as member:
+        return size_of(member)
