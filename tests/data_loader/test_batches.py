@@ -189,5 +189,5 @@ def test_padded_refuses_a_batch_unlike_the_first(second, message):
 def test_padded_refuses_an_iterator_that_is_used_up():
     used_up = iter([np.zeros(3)])
     list(padded(used_up))
-    with pytest.raises(UserError, match="used up"):
+    with pytest.raises(UserError, match="an earlier epoch exhausted"):
         list(padded(used_up))
