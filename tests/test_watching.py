@@ -154,12 +154,13 @@ def test_a_fast_run_makes_two_steps_and_writes_nothing(small):
 def test_debug_compiles_nothing_so_that_a_print_sees_values(small):
     """The first step is enough: test_programs.py has whole runs."""
     (small / "own.py").write_text(
+        "import os\n"
         "from training.base import Update\nfrom training.update import gradient_update\n"
         "def shown(objective, optimizer) -> Update:\n"
         "    plain = gradient_update(objective, optimizer)\n"
         "    def step(ts, batch, valid):\n"
-        "        print('step', int(ts.step), float(batch[0].mean()))\n"
-        "        raise SystemExit(9)\n"
+        "        print('step', int(ts.step), float(batch[0].mean()), flush=True)\n"
+        "        os._exit(9)\n"
         "    return plain._replace(step=step)\n"
     )
     settings = ("update=own.shown", "logging.gradient_norm=false")
