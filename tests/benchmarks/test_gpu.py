@@ -32,7 +32,7 @@ def marked(part):
     return pytest.param(part, marks=mark)
 
 
-@pytest.mark.parametrize("part", map(marked, LIMITS))
+@pytest.mark.parametrize("part", [marked(part) for part in LIMITS])
 def test_every_part_runs_at_a_tiny_size(part, tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--only", part]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
