@@ -38,7 +38,7 @@ def parse(argv):
     add("--retry", action="store_true", help="run the trials again that failed")
     add("--report", metavar="FOLDER", help="write the comparison of a sweep that is not finished")
     add("--best", metavar="FOLDER", help="print the resolved config of the best trial")
-    add("--trust", action="store_true", help="let a config that is not named with -c import code")
+    add("--trust", action="store_true", help="let a config import code that is not named with -c")
     add("--trial", nargs=3, metavar=("FOLDER", "NUMBER", "EPOCH"), help=argparse.SUPPRESS)
     add("--program", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
@@ -82,7 +82,7 @@ def run(arguments):
 
     spec = read_spec(Path(arguments.spec))
     file = Path(arguments.config or "config.json")
-    # As in train.py: what just lies in the working folder may be anyone's.
+    # As in train.py: the config.json of a working folder may come from someone else.
     trusted = bool(arguments.config or arguments.trust or Path.cwd() == ROOT)
     sweep = checked_sweep(file, arguments.overrides, spec, trusted)
     if arguments.check:

@@ -119,7 +119,7 @@ def check_local(path):
             # Lines are read one by one, but each as a whole.
             if size > LONGEST_LINE and file.endswith((".csv", ".tsv", ".txt", ".json", ".jsonl")):
                 with open_file(file) as opened:
-                    is_one_line = b"\n" not in opened.read(LONGEST_LINE)
+                    is_one_line = not opened.readline(LONGEST_LINE).endswith(b"\n")
                 check_memory(file, size * TIMES_LARGER if is_one_line else 0)
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from error
@@ -129,8 +129,10 @@ def files_at(path):
     """A file, or those in a folder with all folders in it."""
     if not os.path.isdir(path):
         yield path
-    for folder, _, names in os.walk(path):
-        yield from (os.path.join(folder, name) for name in names)
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # as .git
+        files = [os.path.join(folder, name) for name in names if not name.startswith(".")]
+        yield from (file for file in files if os.path.exists(file))  # not a link to nothing
 
 
 def split_of(found, path, split):

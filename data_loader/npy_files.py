@@ -1,4 +1,4 @@
-"""NumPy's .npy and .npz files, whose headers may claim more than there is, or than fits."""
+"""NumPy's .npy and .npz files, whose headers may claim more than the file, or the memory, holds."""
 
 import math
 import zipfile
@@ -34,7 +34,7 @@ def parsed(read, file):
 
 
 def zip_file(file):
-    """The ZipFile of an open file. It is read in pieces, as also the members are by NumPy."""
+    """The ZipFile of an open file. Its directory is read in pieces, as NumPy reads the members."""
     return zipfile.ZipFile(Pieces(file, MOST_DIRECTORY))
 
 

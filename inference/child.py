@@ -81,7 +81,7 @@ class Child:
         return self.send(step, function, args)
 
     def keep(self, step, function, *args):
-        """The `Kept` of function(*args), an object of the process, which keeps only the latest."""
+        """The `Kept` of function(*args), an object of the process until a call without it."""
         self.number += 1
         self.send(step, function, args, self.number)
         return Kept(self.number)
@@ -147,10 +147,11 @@ def outcome(request, kept):
     """("", the result) of a call, or (the error's type, its message); changes what is `kept`."""
     try:
         function, args, number = pickle.loads(request)
+        if not any(isinstance(a, Kept) for a in args):
+            kept.clear()  # its memory, and its file, are free for this call
         result = function(*(kept[a.number] if isinstance(a, Kept) else a for a in args))
         if number is None:
             return "", result
-        kept.clear()
         kept[number] = result
         return "", None
     except (UserError, RunError) as error:

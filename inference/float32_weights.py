@@ -10,8 +10,8 @@ MOST_NAMES = 5  # in a warning
 
 
 def float32_weights(path):
-    """{name: bytes} of them, the largest first. Those of a TFLite file have the names of ops, to
-    which their shapes are added."""
+    """{name: bytes} of the large float32 weights in a file, the largest first. A weight of a TFLite
+    file has the name of the op that reads it, followed by its shape."""
     weights = in_tflite(path) if path.suffix.lower() == ".tflite" else in_onnx(path)
     return dict(sorted(weights.items(), key=lambda item: -item[1]))
 

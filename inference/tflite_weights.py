@@ -1,6 +1,6 @@
 """Weights that a quantized TFLite file keeps in float32, for which TensorFlow's converter has no
-option: the ops that read them have names that say so. In int8 the quantizer leaves out ops by their
-names; in other precisions the weights of these ops are replaced by those of the float32 file."""
+option: the names of the ops that read them contain KEPT. In int8 the quantizer leaves out ops by
+their names; in other precisions these ops get the weights of the float32 file."""
 
 import copy
 

@@ -44,15 +44,14 @@ def checked_sweep(file, overrides, spec, trusted=True):
     trials = [Trial(number, values) for number, values in enumerate(planned(spec))]
     about = str(file.resolve()), checkpoint.monitor, checkpoint.sign(), training.epochs
     sweep = Sweep(folder / spec.name, spec, config, *about, trials)
-    return with_form(sweep, recipe, file.name, look_in(file.parent))
+    return with_form(sweep, recipe, file.name, trusted, look_in(file.parent))
 
 
 def check_stored(sweep, trusted):
     """Refuse a stored sweep whose config imports, or reaches, what the user has not trusted."""
     for trial in sweep.trials[:1]:
         file = Path(sweep.source)
-        folders = look_in(file.parent) if trusted else ()
-        parts = build(sweep.trial_config(trial), file.name, trusted, folders)
+        parts = build(sweep.trial_config(trial), file.name, trusted, look_in(file.parent))
         if parts.beyond:
             raise UserError("\n".join(parts.beyond))
 
@@ -63,8 +62,7 @@ def check_trials(config, file, all_values, named, trusted=True):
     them are checked by shapes once. With `named`, the messages name the trials."""
     from training.runs.start import checked_recipe, sizes_of
 
-    found, seen, first = {}, set(), None
-    folders = look_in(file.parent) if trusted else ()
+    found, seen, first, folders = {}, set(), None, look_in(file.parent)
     for number, values in enumerate(all_values):
         shapes = json.dumps([None if isinstance(v, float) else v for v in values.values()])
         try:

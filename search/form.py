@@ -26,14 +26,14 @@ OF_A_RUN = {
 }
 
 
-def with_form(sweep, recipe, source, folders):
+def with_form(sweep, recipe, source, trusted, folders):
     """The sweep with the form that its trials will have: a program where that is possible, unless
     the spec says otherwise. If the spec demands one that is not possible, raises a UserError."""
     wanted = sweep.spec.form
     if wanted == "processes":
         return sweep
     reasons = of_the_spec(sweep.spec, sweep.trials) + of_the_options(recipe)
-    reasons = reasons or not_compiled(sweep, source, folders)
+    reasons = reasons or not_compiled(sweep, source, trusted, folders)
     if not reasons:
         return replace(sweep, form="program")
     if wanted == "program":
@@ -79,12 +79,12 @@ def of_the_options(recipe):
     return reasons
 
 
-def not_compiled(sweep, source, folders):
+def not_compiled(sweep, source, trusted, folders):
     """The same, once a program of the first two trials was traced."""
     from training.runs.start import checked_recipe
 
     try:
-        checked_recipe(build(sweep.program_config(sweep.trials[:2]), source, True, folders))
+        checked_recipe(build(sweep.program_config(sweep.trials[:2]), source, trusted, folders))
     except UserError as error:
         return str(error).splitlines()
     return []

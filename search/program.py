@@ -86,7 +86,7 @@ def train_program(root, sweep, number, trusted):
     trials, folder, source = sweep.trials_of(number), sweep.program_dir(number), Path(sweep.source)
     if folder.is_dir() and not (folder / "config.json").exists():
         shutil.rmtree(folder)  # the process was killed before the run began
-    folders = look_in(source.parent) if trusted else ()
+    folders = look_in(source.parent)
     config = sweep.program_config(trials) | {"run_name": folder.name}
     parts = build(config, source.name, trusted, folders)
     first = build(sweep.trial_config(trials[0]), source.name, trusted, folders)

@@ -157,8 +157,7 @@ class Sweep:
         return group, None
 
     def best_of(self, group, epochs):
-        """The better trials of those that paused together; one that failed before is not among
-        them."""
+        """The better trials of those that paused together, without those that failed before."""
         there = [trial for trial in group if trial.failed is None or trial.epochs >= epochs]
         scored = [trial for trial in there if trial.score(epochs) is not None]
         scored.sort(key=lambda trial: (self.sign * trial.score(epochs), trial.number))

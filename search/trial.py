@@ -50,6 +50,6 @@ def train_trial(root, sweep, number, until, trusted):
     if folder.is_dir() and not (folder / "config.json").exists():
         shutil.rmtree(folder)  # the process was killed before the run began
     config = sweep.trial_config(trial)
-    parts = build(config, source.name, trusted, look_in(source.parent) if trusted else ())
+    parts = build(config, source.name, trusted, look_in(source.parent))
     keep_programs()
     return train(parts, root, "auto", watchers=[Pause(until)] if until else [])

@@ -91,8 +91,8 @@ def refuse_untrusted(path, config):
 
 
 def refuse_elsewhere(path, config, layers):
-    """Refuse a config that just lies in the working folder if its new runs would be written outside
-    of that folder; the `layers` of read_layers tell the user's own override from it."""
+    """Refuse the config.json of the working folder if its new runs would be outside of that folder,
+    unless the `layers` of read_layers show that the user has overridden `checkpoint.dir`."""
     if extends.source_of("checkpoint.dir", layers) == extends.COMMAND_LINE:
         return
     section = config.get("checkpoint", {})

@@ -15,7 +15,8 @@ from jax import lax
 # Features and rows: with 4 or 8 features and this many rows, means as matrix products take 0.5 to
 # 0.7 of the time of sums; with another number of features they take 1.3 to 3.
 NARROW, ROWS = (4, 8), 2**12
-# Taps: with more of them, the shifted images take too long to compile.
+# Taps: with more of them, the shifted images take too long to compile. A pool counts the rows and
+# the columns of its window, which it takes one after the other.
 MANY_TAPS = 9 * 9
 # Taps: up to this many, the kernel gradient of shifted images is written out. That takes half
 # of the time of JAX's derivative, but compiles for 2 seconds at 3x3, and for over 10 at 7x7.
@@ -49,7 +50,7 @@ def norm_by_products(shape):
 def pool_in_two_passes(window):
     """Whether a pool takes the rows first, then the columns: 0.03 to 1.3 of the time of one pass,
     but as long or longer for 2x2."""
-    return math.prod(window) > 4
+    return min(window) > 1 and math.prod(window) > 4
 
 
 def depthwise_form(shape, kernel, stride, pads, dilation):

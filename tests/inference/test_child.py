@@ -33,7 +33,7 @@ def test_a_process_is_prepared_whenever_it_starts():
                 child.call("adding", sum, [1, 2])
 
 
-def test_a_process_keeps_the_latest_object_for_later_calls(child):
+def test_a_process_keeps_the_latest_object_until_a_call_without_it(child):
     first = child.keep("making a list", list, "ab")
     assert child.call("reading it", operator.getitem, first, 1) == "b"
     child.call("changing it", list.append, first, "c")
@@ -42,9 +42,11 @@ def test_a_process_keeps_the_latest_object_for_later_calls(child):
     assert child.call("counting", len, second) == 2
     with pytest.raises(RuntimeError, match="KeyError"):
         child.call("counting", len, first)
+    assert child.call("something else", len, "abc") == 3
+    with pytest.raises(RuntimeError, match="KeyError"):  # its memory is free again
+        child.call("counting", len, second)
     with pytest.raises(RuntimeError, match="'x'"):
         child.keep("failing", int, "x")
-    assert child.call("counting", len, second) == 2
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError, ValueError])

@@ -160,6 +160,7 @@ def test_the_config_is_checked_with_the_values_of_all_trials(tmp_path):
     ("changes", "message"),
     [
         ({"loss": "strange.loss"}, "strange.loss' would import code"),
+        ({"optimizer": {"name": "sgd", "args": {"lr": 0.1}}}, "would import code"),
         ({"checkpoint": {"monitor": "test_loss", "dir": "~/runs"}}, "outside of this config's f"),
         ({"logging": {"trackers": [{"name": "jsonl", "args": {"file": "/x"}}]}}, "is written out"),
     ],
@@ -168,7 +169,8 @@ def test_a_config_that_the_user_did_not_name_reaches_nothing_else(tmp_path, chan
     config = {"checkpoint": {"monitor": "test_loss"}, **SMALL, **changes}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "grid.json").write_text('{"keys": {"seed": [1, 2]}}')
-    (tmp_path / "strange.py").write_text("import missing_module\n")
+    lines = ["from training.base import Optimizer", "import missing", "def sgd(lr) -> Optimizer: 1"]
+    (tmp_path / "strange.py").write_text("\n".join(lines))  # its sgd would replace Rawtree's
     code, _, err = captured(tmp_path, lambda: sweep.main(["grid.json", "--check"]))
     assert code == 2 and message in err, err
     assert not (tmp_path / "saved").exists()

@@ -288,7 +288,7 @@ def test_a_run_is_not_resumed_with_another_teacher(base, tmp_path):
     assert fit(STUDENT, (X, Y), **settings, epochs=2, resume=True).finished
     fit(BASE, (X, Y), **SETTINGS, epochs=1, seed=9, folder=tmp_path / "other")
     teacher.write_bytes((tmp_path / "other" / WEIGHTS).read_bytes())
-    with pytest.raises(UserError, match=r"fingerprint of the data\.teacher"):
+    with pytest.raises(UserError, match=r"fingerprint of the objective\.teacher"):
         fit(STUDENT, (X, Y), **settings, epochs=3, resume=True)
 
 

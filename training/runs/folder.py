@@ -79,8 +79,8 @@ def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=Non
     file."""
     with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
     data = {name: fingerprint(dataset) for name, dataset in with_items.items()}
-    content = {"config": config, "facts": facts, "classes": classes}
-    content |= {"data": data | dict(fingerprints)}
+    content = {"config": config, "facts": facts, "data": data, "classes": classes}
+    content |= {"objective": dict(fingerprints)} if fingerprints else {}
     content |= {"tokenizer": tokenizer} if tokenizer else {}
     return json.loads(json.dumps(content, default=plain))
 
@@ -249,6 +249,8 @@ def differences(old, new):
         extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
         if tokenizer := record.get("tokenizer"):
             extra["fingerprint of the tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
+        if "objective" in old and "objective" in new:  # not in the records of older runs
+            extra["fingerprint of the objective"] = record["objective"]
         return flat({**record["config"], **extra})
 
     old, new = facts_of(old), facts_of(new)
