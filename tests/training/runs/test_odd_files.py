@@ -73,7 +73,14 @@ def test_json_is_read_up_to_a_depth():
     ("value", "valid"),
     [
         *((1, True), ([0.5, 2], True), ("1", False), ([], False), ([True], False), ({}, False)),
-        *((10**60, False), ([[1]], False), (float("nan"), False), (None, False)),
+        *(
+            (10**60, False),
+            ([[1, 2], []], True),
+            ([["1"]], False),
+            ([[], [[None]]], False),
+            (float("nan"), False),
+            (None, False),
+        ),
     ],
 )
 def test_a_recorded_statistic_is_a_finite_number_or_a_list_of_them(value, valid):
