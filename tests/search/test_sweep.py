@@ -75,7 +75,7 @@ def test_halving_continues_the_best_of_those_that_paused_together(tmp_path):
     assert [trial.number for trial in sweep.ranked()][:2] == [1, 5]
     assert sweep.ranked()[-1].number == 3
 
-    # One that failed on its way to the next pause takes nobody's place.
+    # A trial that failed on its way to the next pause does not count as one of the best.
     sweep = sweep_of(tmp_path, paused, halving)
     sweep.trials[3].failed, sweep.trials[3].epochs = "it diverged", 2
     sweep.trials[3].scores = [[1, 0.01]]
