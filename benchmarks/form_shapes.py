@@ -156,9 +156,13 @@ def dense(rng, transposed=False):
                 padding=options["pads"],
                 dimension_numbers=conv.LAYOUT,
             ),
-            "phases": partial(conv_forms.phases, **options),
+            "together": partial(conv_forms.in_phases, conv_forms.phases_together, **options),
         }
-        return Layer(f"{title}, stride {stride[0]}", [shape, weight], candidates, "phases")
+        if min(kernel) >= max(stride):
+            candidates["apart"] = partial(conv_forms.in_phases, conv_forms.phases_apart, **options)
+        chosen = "apart" if forms.phases_apart(weight, stride) else "together"
+        chosen = "XLA" if stride == (1, 1) else chosen
+        return Layer(f"{title}, stride {stride[0]}", [shape, weight], candidates, chosen)
     geometry = geometry_of(rng, shape, kernel)
     function = partial(
         conv.plain, **dict(zip(("stride", "pads", "dilation"), geometry, strict=True))

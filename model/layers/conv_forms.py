@@ -24,6 +24,12 @@ def patches(x, weight):
     return matmul(x.reshape(b, h, w, kh * kw * c), weight.reshape(kh * kw * c, d))
 
 
+def dense(x, weight, stride, pads):
+    """XLA's convolution."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, weight, stride, pads, dimension_numbers=layout)
+
+
 def depthwise(x, weight, stride, pads, dilation):
     """A depthwise convolution in the fastest form for its shapes."""
     # The outputs of one input channel lie side by side.
@@ -177,18 +183,50 @@ def taps(size, kernel, stride, pads, dilation):
 
 
 def phases(x, weight, stride, pads):
-    """A transposed convolution, without products with the zeros between pixels: one convolution
-    computes each pixel's `stride` x `stride` outputs as channels, which are then put in place."""
+    """A transposed convolution, without products with the zeros between pixels: the outputs at each
+    of the `stride` x `stride` places between two pixels, a phase, are a convolution of their own,
+    with some of the kernel's taps. Then they are put in place."""
+    apart = forms.phases_apart(weight.shape, stride)
+    return in_phases(phases_apart if apart else phases_together, x, weight, stride, pads)
+
+
+def in_phases(form, x, weight, stride, pads):
     axes = zip(x.shape[1:3], weight.shape[:2], stride, pads, strict=True)
-    (h, rows, h_pads), (w, columns, w_pads) = (phase_taps(*axis) for axis in axes)
-    rows, columns = jnp.asarray(rows, x.dtype), jnp.asarray(columns, x.dtype)
-    kernel = jnp.einsum("jrk,lum,kmcd->jlcrud", rows, columns, weight)
-    kernel = kernel.reshape(*kernel.shape[:3], -1)
-    y = lax.conv_general_dilated(
-        x, kernel, (1, 1), (h_pads, w_pads), dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    y = y.reshape(*y.shape[:3], *stride, -1).transpose(0, 1, 3, 2, 4, 5)
+    (h, *rows), (w, *columns) = (phase_taps(*axis) for axis in axes)
+    y = form(x, weight, rows, columns)  # (B, H', stride, W', stride, out)
     return y.reshape(x.shape[0], y.shape[1] * stride[0], -1, y.shape[-1])[:, :h, :w]
+
+
+def phases_together(x, weight, rows, columns):
+    """One convolution, whose channels are the phases. Some of its taps are zero."""
+    (row_taps, row_pads), (column_taps, column_pads) = rows, columns
+    row_taps, column_taps = jnp.asarray(row_taps, x.dtype), jnp.asarray(column_taps, x.dtype)
+    kernel = jnp.einsum("jrk,lum,kmcd->jlcrud", row_taps, column_taps, weight)
+    kernel = kernel.reshape(*kernel.shape[:3], -1)
+    y = dense(x, kernel, (1, 1), (row_pads, column_pads))
+    y = y.reshape(*y.shape[:3], row_taps.shape[1], column_taps.shape[1], -1)
+    return y.transpose(0, 1, 3, 2, 4, 5)
+
+
+def phases_apart(x, weight, rows, columns):
+    """One convolution for each phase, with the taps that it has."""
+
+    def phase(row, column):
+        (i, row_pads), (j, column_pads) = row, column
+        kernel, pads = weight[np.ix_(i, j)], (row_pads, column_pads)
+        if kernel.shape[:2] == (1, 1) and pads == ((0, 0), (0, 0)):
+            return matmul(x, kernel[0, 0])
+        return dense(x, kernel, (1, 1), pads)
+
+    rows, columns = taps_of_each_phase(*rows), taps_of_each_phase(*columns)
+    return jnp.stack([jnp.stack([phase(r, c) for c in columns], 3) for r in rows], 2)
+
+
+def taps_of_each_phase(taps, pads):
+    """[(the kernel's taps of a phase, the pads of its convolution)] along one axis."""
+    own = [np.nonzero(taps[:, phase]) for phase in range(taps.shape[1])]
+    last = len(taps) - 1
+    return [(k, (pads[0] - j[0], pads[1] - (last - j[-1]))) for j, k in own]
 
 
 def phase_taps(size, kernel, stride, pads):

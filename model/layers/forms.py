@@ -23,6 +23,10 @@ MANY_TAPS = 9 * 9
 FEW_TAPS = 4 * 4
 # Channels: a grouped convolution in dense blocks of this many takes 0.05 of the time of XLA's.
 BLOCK = 28
+# Channels and phases: a transposed convolution into this many channels is one convolution for each
+# phase, which takes 0.5 to 1 of the time of one for all, with its zeros; into fewer channels, 1 to
+# 1.5. More phases compile for too long.
+WIDE, MANY_PHASES = 16, 3 * 3
 # Queries: causal attention in blocks of this many or more, and in no more than four blocks, takes
 # 0.6 of the time for 128 queries, 0.5 for 512; smaller blocks make more products than they save.
 QUERIES, QUERY_BLOCKS = 32, 4
@@ -82,6 +86,12 @@ def depthwise_costs(shape, kernel, stride, pads, dilation):
         "banded_rows": kernel[0]
         * (inputs + (0.7 + 0.02 * width) * outputs + 3 * row_matrices + 10_000),
     }
+
+
+def phases_apart(kernel, stride):
+    """Whether a transposed convolution is one convolution for each phase, not one for all."""
+    every_phase_has_taps = all(k >= s for k, s in zip(kernel[:2], stride, strict=True))
+    return kernel[3] >= WIDE and math.prod(stride) <= MANY_PHASES and every_phase_has_taps
 
 
 def joined_groups(groups, inputs, outputs):

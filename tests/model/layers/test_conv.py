@@ -7,7 +7,7 @@ import pytest
 from flax import linen
 from jax import lax
 
-from model.layers import conv_forms, forms
+from model.layers import conv, conv_forms, forms
 from model.layers.conv import (
     conv2d,
     conv2d_init,
@@ -171,6 +171,37 @@ def test_transposed_equals_flax(kernel, stride, padding, dtype):
         return conv_transpose2d(params, x, stride=stride, padding=padding)
 
     assert_same(ours, reference, params, normal(1, 2, 5, 4, 3), dtype=dtype)
+
+
+TRANSPOSED = [  # height and width, kernel, stride, padding
+    ((5, 4), (3, 3), (2, 2), ((1, 1), (0, 2))),
+    ((1, 6), (4, 2), (1, 2), ((2, 3), (1, 0))),
+    ((7, 3), (5, 4), (3, 3), ((4, 4), (3, 2))),
+    ((4, 4), (2, 2), (2, 2), ((1, 1), (1, 1))),
+    ((3, 5), (7, 3), (2, 1), ((6, 5), (2, 2))),
+]
+
+
+@pytest.mark.parametrize("form", [conv_forms.phases_together, conv_forms.phases_apart])
+@pytest.mark.parametrize("size, kernel, stride, pads", TRANSPOSED)
+def test_every_transposed_form_equals_xlas(form, size, kernel, stride, pads):
+    """Also those that the rule does not choose for these shapes."""
+
+    def ours(x, weight):
+        return conv_forms.in_phases(form, x, weight, stride, pads)
+
+    def theirs(x, weight):
+        return lax.conv_transpose(x, weight, stride, pads, dimension_numbers=conv.LAYOUT)
+
+    assert_same(ours, theirs, normal(0, 2, *size, 3), normal(1, *kernel, 3, 4))
+
+
+def test_the_form_of_a_transposed_convolution():
+    """By its outputs, if each phase has taps and there are not too many phases."""
+    assert forms.phases_apart((4, 4, 8, 16), (2, 2))
+    assert not forms.phases_apart((4, 4, 8, 15), (2, 2))
+    assert not forms.phases_apart((4, 1, 8, 16), (2, 2))
+    assert not forms.phases_apart((4, 4, 8, 16), (4, 4))
 
 
 @pytest.mark.slow
