@@ -1,6 +1,8 @@
 """The linear layer."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from model.layers.forms import are_free
@@ -28,22 +30,20 @@ def linears(layers, x):
     if are_free(x.shape):
         return [linear(p, x) for p in layers]
     widths = [p["weight"].shape[1] for p in layers]
-    rows, batch = x.reshape(-1, x.shape[-1]), x.shape[:-1]
+    weights = [p["weight"] for p in layers]
     biases = [p.get("bias", jnp.zeros(w, x.dtype)) for p, w in zip(layers, widths, strict=True)]
+    rows, batch = x.reshape(-1, x.shape[-1]), x.shape[:-1]
     has_bias = any("bias" in p for p in layers)
-    if len(set(widths)) == 1:
+    if len(set(widths)) == 1 and jax.device_count() > 1:
         # Stacked along an axis of their own, so that the feature axis can be sharded over devices.
-        weight = jnp.stack([p["weight"] for p in layers], axis=1)  # (in, layers, out)
-        y = lax.dot_general(rows, weight, (((1,), (0,)), ((), ())))
-        y = y + jnp.stack(biases) if has_bias else y
-        return [y[:, i].reshape(*batch, widths[0]) for i in range(len(layers))]
-    y = rows @ jnp.concatenate([p["weight"] for p in layers], axis=1)
-    y = y + jnp.concatenate(biases) if has_bias else y
-    ends = [sum(widths[: i + 1]) for i in range(len(widths))]
-    return [
-        y[:, end - width : end].reshape(*batch, width)
-        for end, width in zip(ends, widths, strict=True)
-    ]
+        y = lax.dot_general(rows, jnp.stack(weights, axis=1), (((1,), (0,)), ((), ())))
+        results = jnp.unstack(y + jnp.stack(biases) if has_bias else y, axis=1)
+    else:
+        # The gradient of a split is one copy; that of slices, a slower sum of padded arrays.
+        y = rows @ jnp.concatenate(weights, axis=1)
+        y = y + jnp.concatenate(biases) if has_bias else y
+        results = jnp.split(y, np.cumsum(widths)[:-1], axis=1)
+    return [result.reshape(*batch, result.shape[1]) for result in results]
 
 
 def matmul(x, weight):
