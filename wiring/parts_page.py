@@ -219,6 +219,9 @@ def type_name(annotation):
         return ", ".join(words if words and words[0].startswith(("a ", "an ")) else [name, *words])
     if origin in (typing.Union, types.UnionType):
         names = [*map(type_name, inner)]
+        # The words of a range may name a value that is also a choice of its own: "or -1".
+        named = {code(name.rsplit(", or ", 1)[-1]) for name in names if ", or " in name}
+        names = [name for name in names if name not in named]
         return (", or " if any(", " in name for name in names) else " or ").join(names)
     if origin is tuple and inner[-1] is Ellipsis:
         return f"[{type_name(inner[0])}, ...]"
