@@ -24,7 +24,7 @@ FEW_TAPS = 4 * 4
 # Channels: a grouped convolution in dense blocks of this many takes 0.05 of the time of XLA's.
 BLOCK = 28
 # Channels and phases: a transposed convolution into this many channels is one convolution for each
-# phase, which takes 0.5 to 1 of the time of one for all, with its zeros; into fewer channels, 1 to
+# phase, which mostly takes 0.5 to 1 of the time of one for all, with its zeros; into fewer, 1 to
 # 1.5. More phases compile for too long.
 WIDE, MANY_PHASES = 16, 3 * 3
 # Queries: causal attention in blocks of this many or more, and in no more than four blocks, takes
