@@ -35,7 +35,7 @@ def import_from(folders, name):
     """Import the module of a trusted config's dotted name, and the modules that it needs.
 
     A folder is added to sys.path only if it holds such a module. Otherwise any optional package
-    that a library tries to import could be imported from a folder that somebody else wrote.
+    that a library tries to import could be imported from a folder of another user.
     """
     put_on_path([folder for folder in folders if Path(folder).name == COPIES], name)
     while True:

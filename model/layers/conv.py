@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.layers import conv_forms
+from model.layers.conv_forms import LAYOUT, plain
 from model.layers.forms import are_free, joined_groups, on_cpu
 from model.layers.initializers import lecun_normal
 from model.layers.linear import add_bias, matmul
 from model.layers.op import op
-
-LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def conv2d_init(key, in_dim, out_dim, kernel, *, groups=1, bias=True, init=lecun_normal):
@@ -95,12 +94,6 @@ def convolve(x, weight, stride, pads, dilation):
         form = partial(conv_forms.in_blocks, dense=xla, groups=groups, joined=joined)
         return on_cpu(form, xla, x, weight)
     return xla(x, weight)
-
-
-def plain(x, weight, stride, pads, dilation):
-    """XLA's convolution, in as many groups as the shapes imply."""
-    groups = x.shape[-1] // weight.shape[2]
-    return lax.conv_general_dilated(x, weight, stride, pads, None, dilation, LAYOUT, groups)
 
 
 def resolve_padding(padding, size, kernel, stride, dilation=(1, 1)):

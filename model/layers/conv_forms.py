@@ -12,7 +12,14 @@ from jax import lax
 from model.layers import forms
 from model.layers.linear import matmul
 
+LAYOUT = ("NHWC", "HWIO", "NHWC")
 PARTS = 8  # of the sum of a channel: more compile longer
+
+
+def plain(x, weight, stride, pads, dilation=(1, 1)):
+    """XLA's convolution, in as many groups as the shapes imply."""
+    groups = x.shape[-1] // weight.shape[2]
+    return lax.conv_general_dilated(x, weight, stride, pads, None, dilation, LAYOUT, groups)
 
 
 def patches(x, weight):
@@ -22,12 +29,6 @@ def patches(x, weight):
     x = x[:, : h * kh, : w * kw].reshape(b, h, kh, w, kw, c)
     x = x.transpose(0, 1, 3, 2, 4, 5)  # (B, H', W', kh, kw, C)
     return matmul(x.reshape(b, h, w, kh * kw * c), weight.reshape(kh * kw * c, d))
-
-
-def dense(x, weight, stride, pads):
-    """XLA's convolution."""
-    layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, weight, stride, pads, dimension_numbers=layout)
 
 
 def depthwise(x, weight, stride, pads, dilation):
@@ -191,6 +192,7 @@ def phases(x, weight, stride, pads):
 
 
 def in_phases(form, x, weight, stride, pads):
+    """The same in one of the two forms below."""
     axes = zip(x.shape[1:3], weight.shape[:2], stride, pads, strict=True)
     (h, *rows), (w, *columns) = (phase_taps(*axis) for axis in axes)
     y = form(x, weight, rows, columns)  # (B, H', stride, W', stride, out)
@@ -203,7 +205,7 @@ def phases_together(x, weight, rows, columns):
     row_taps, column_taps = jnp.asarray(row_taps, x.dtype), jnp.asarray(column_taps, x.dtype)
     kernel = jnp.einsum("jrk,lum,kmcd->jlcrud", row_taps, column_taps, weight)
     kernel = kernel.reshape(*kernel.shape[:3], -1)
-    y = dense(x, kernel, (1, 1), (row_pads, column_pads))
+    y = plain(x, kernel, (1, 1), (row_pads, column_pads))
     y = y.reshape(*y.shape[:3], row_taps.shape[1], column_taps.shape[1], -1)
     return y.transpose(0, 1, 3, 2, 4, 5)
 
@@ -216,7 +218,7 @@ def phases_apart(x, weight, rows, columns):
         kernel, pads = weight[np.ix_(i, j)], (row_pads, column_pads)
         if kernel.shape[:2] == (1, 1) and pads == ((0, 0), (0, 0)):
             return matmul(x, kernel[0, 0])
-        return dense(x, kernel, (1, 1), pads)
+        return plain(x, kernel, (1, 1), pads)
 
     rows, columns = taps_of_each_phase(*rows), taps_of_each_phase(*columns)
     return jnp.stack([jnp.stack([phase(r, c) for c in columns], 3) for r in rows], 2)
