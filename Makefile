@@ -11,7 +11,7 @@ export GLIBC_TUNABLES := $(GLIBC_TUNABLES:%=%:)glibc.malloc.hugetlb=1
 endif
 endif
 
-.PHONY: train check test test-all torture lint format schema clean
+.PHONY: train check test test-all test-newest torture lint format schema clean
 
 train: $(VENV)/train.done
 	$(BIN)/python train.py -c config.json
@@ -24,6 +24,13 @@ test: $(VENV)/test.done
 
 test-all: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not torture"
+
+# The tests with the newest JAX that works: make test-newest PYTHON=python3.13
+test-newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -r tests/newest.txt
+	.venv-newest/bin/python -m pytest -n 2 --dist worksteal
 
 torture: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m torture --ignore tests/test_survival.py
@@ -54,4 +61,4 @@ $(VENV)/test.done: requirements.txt | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .pytest_cache .ruff_cache

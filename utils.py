@@ -137,6 +137,15 @@ def map_named(fn, tree, *rest):
     return tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
 
 
+def counts_of_scan(params):
+    """(how many constants, how many carried values) an equation of lax.scan has, from its params,
+    which have another form in JAX 0.11 than before."""
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
 def is_stacked(name):
     """Whether a leaf holds the weights of equal blocks along its first axis, such as
     `blocks/0-11/norm/scale` (model/layers/blocks.py)."""

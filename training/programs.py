@@ -17,6 +17,7 @@ the first step, where only shapes are traced, there are no numbers.
 """
 
 import inspect
+import re
 import time
 from functools import cache
 
@@ -79,7 +80,7 @@ class Program:
         if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
             start = time.perf_counter()
             self.specs = specs
-            self.future = self.pool.submit(self.lowered(specs).compile, self.options)
+            self.future = self.pool.submit(compiled, self.lowered(specs), self.options)
             self.seconds = time.perf_counter() - start
 
     def prepare(self, *arguments):
@@ -91,7 +92,7 @@ class Program:
             begun = self.future is not None and all_fit(self.specs, arguments)
             with shown_if_slow(f"Compiling the {self.title}"):
                 lowered = None if begun else self.lowered(arguments)
-                self.compiled = self.future.result() if begun else lowered.compile(self.options)
+                self.compiled = self.future.result() if begun else compiled(lowered, self.options)
             self.seconds += time.perf_counter() - start
             self.memory, self.future = memory_of(self.compiled), None
 
@@ -141,6 +142,17 @@ class Program:
         ]
         together = zip(pairs, shardings, strict=False)
         return {name: (leaf, sharding) for (name, leaf), sharding in together}
+
+
+def compiled(lowered, options):
+    """The lowered program, compiled with the options that this version of XLA knows."""
+    try:
+        return lowered.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+        if not unknown:
+            raise
+    return compiled(lowered, {name: options[name] for name in options if name != unknown[1]})
 
 
 def leaves_of(batch):
@@ -221,8 +233,8 @@ class Start:
         self.jitted = jax.jit(function, out_shardings=shardings)
         if not jax.config.jax_disable_jit and jax.process_count() == 1:
             lowered = self.jitted.lower(*specs)
-            in_thread = pool and pool.submit(lowered.compile, QUICKLY).result
-            self.compiled = in_thread or cache(lambda: lowered.compile(QUICKLY))
+            in_thread = pool and pool.submit(compiled, lowered, QUICKLY).result
+            self.compiled = in_thread or cache(lambda: compiled(lowered, QUICKLY))
 
     def __call__(self, *arguments):
         if jax.config.jax_disable_jit:

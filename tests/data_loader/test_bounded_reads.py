@@ -215,7 +215,7 @@ def test_a_header_of_numpy_is_read_up_to_a_limit(name):
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ("-" * 5000 + "1", "its header is damaged: RecursionError"),
+        ("-" * 5000 + "1", "RecursionError|malformed node"),
         ("{1: 2, 'a': 3}", "its header is damaged: TypeError"),
         ("{'descr': '<u2', 'fortran_order': False, 'shape': (-1,)}", "shape is not valid"),
     ],

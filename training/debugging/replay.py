@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from utils import counts_of_scan
+
 # {op that only calls a function: its parameter that holds the function}
 CALLS = {"jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr"}
 CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
@@ -115,8 +117,8 @@ class Replay:
 
     def scan(self, op):
         """Evaluate a loop, one iteration after the other."""
-        length, first = op.params["length"], op.params["num_consts"]
-        last = first + op.params["num_carry"]
+        length, (first, carried) = op.params["length"], counts_of_scan(op.params)
+        last = first + carried
         consts, carry, xs = op.inputs[:first], op.inputs[first:last], op.inputs[last:]
         rounds = range(length)[:: -1 if op.params["reverse"] else 1]
         stacks = [[None] * length for _ in op.outputs[last - first :]]

@@ -4,6 +4,7 @@ import numpy as np
 
 from inference.lowering.onnx_ops.elementwise import where
 from inference.lowering.value import Value
+from utils import counts_of_scan
 
 
 def cond(t, index, *operands, branches, **_):
@@ -68,8 +69,9 @@ def where_active(t, active, new, old):
     return Value(where(t, mask, t.walk.whole(new), old), new.shape, new.dtype)
 
 
-def scan(t, *operands, jaxpr, length, num_consts, num_carry, reverse, **_):
+def scan(t, *operands, jaxpr, length, reverse, **params):
     """A Scan, which slices its inputs along the first axis and stacks the results of each step."""
+    num_consts, num_carry = counts_of_scan(params)
     consts, start = operands[:num_consts], operands[num_consts : num_consts + num_carry]
     inputs = operands[num_consts + num_carry :]
     with t.scope() as scope:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, where
 from inference.lowering.tf_ops.pending import resolved
+from utils import counts_of_scan
 
 UNROLLED = 16  # steps up to which a loop is unrolled: a loop costs more than that many small ops
 
@@ -76,8 +77,9 @@ def loop(condition, body, start, avals):
     return list(tf.while_loop(condition, body, start, shape_invariants=shapes))
 
 
-def scan(target, *operands, jaxpr, length, reverse, num_consts, num_carry, **_):
+def scan(target, *operands, jaxpr, length, reverse, **params):
     """A short scan unrolled; a longer one as a loop that writes one row of each output per step."""
+    num_consts, num_carry = counts_of_scan(params)
     consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
     inputs = operands[num_consts + num_carry :]
     steps, out = target.size(length), target.out
