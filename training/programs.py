@@ -44,6 +44,7 @@ CPU_OPTIONS = {
     # a small perceptron 0.8 to 0.9, and a large one 1.06.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
 }
+unknown = set()  # those of these options that XLA refused, as of jaxlib 0.11.1 use_fusion_emitters
 
 
 class Program:
@@ -146,13 +147,15 @@ class Program:
 
 def compiled(lowered, options):
     """The lowered program, compiled with the options that this version of XLA knows."""
+    known = {name: value for name, value in (options or {}).items() if name not in unknown}
     try:
-        return lowered.compile(options)
+        return lowered.compile(known)
     except jax.errors.JaxRuntimeError as error:
-        unknown = re.search(r"No such compile option: '(\w+)'", str(error))
-        if not unknown:
+        option = re.search(r"No such compile option: '(\w+)'", str(error))
+        if not option:
             raise
-    return compiled(lowered, {name: options[name] for name in options if name != unknown[1]})
+    unknown.add(option[1])
+    return compiled(lowered, options)
 
 
 def leaves_of(batch):
