@@ -86,7 +86,7 @@ def numpy_record(example):
     """The bytes of one example (x, y), which numpy_example reads."""
     file = io.BytesIO()
     for array in example:
-        np.save(file, np.asarray(array), allow_pickle=False)
+        np.save(file, np.asarray(array, order="C"), allow_pickle=False)
     return file.getvalue()
 
 

@@ -138,7 +138,8 @@ def numpy_file(path):
             f"{path}: is {array.dtype}{list(array.shape)}; tokens are one row of integers, such "
             "as uint16"
         )
-    return array.view(f"u{array.itemsize}")  # what is negative is outside every vocabulary
+    # What is negative is outside every vocabulary.
+    return array.view(f"{array.dtype.byteorder}u{array.itemsize}")
 
 
 def binary_file(path, dtype):

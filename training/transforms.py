@@ -141,7 +141,10 @@ def lookahead(
 ) -> Optimizer:
     """An optimizer with slow params. After `every` steps, these move by a `share` of the way to the
     optimizer's params, which are then set to them (Zhang et al., 2019). The schedule multiplies the
-    share: if it falls, the slow params become an average over more and more steps."""
+    share: if it falls, the slow params become an average over more and more steps.
+
+    Wrap it around `scaled` and `layer_decay`, not them around it, and do not lower the rate by a
+    callback: they would shorten the way back to the slow params, too."""
 
     def init(params):
         step = jnp.zeros((), jnp.int32)

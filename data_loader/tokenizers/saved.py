@@ -72,12 +72,14 @@ def streamed(tokenizer, tokens):
     for token in tokens:
         kept.append(int(token))
         text = tokenizer.decode(kept)
-        complete = len(text) - text.endswith("\ufffd")  # the character may not be complete yet
+        # The last character may not be complete yet: each of its bytes is then a replacement.
+        complete = len(text.rstrip("\ufffd"))
         if complete > shown:
             yield text[shown:complete]
             shown = complete
         if complete == len(text) and len(kept) > 16:
-            kept = kept[-4:]  # the next text may depend on a few tokens before it
-            shown = len(tokenizer.decode(kept))
+            tail = tokenizer.decode(kept[-8:])  # the next text may depend on a few tokens before it
+            if text.endswith(tail) and "\ufffd" not in tail:  # no character begins before them
+                kept, shown = kept[-8:], len(tail)
     if kept:
         yield tokenizer.decode(kept)[shown:]

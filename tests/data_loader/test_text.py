@@ -13,7 +13,7 @@ from data_loader.documents import divided, documents_of, parts_of, pieces_of, te
 from data_loader.loader import collate
 from data_loader.stories import KINDS, THINGS, stories, written
 from data_loader.text import text
-from data_loader.tokenizers.bpe import bpe
+from data_loader.tokenizers.bpe import Bpe, bpe
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
 from data_loader.tokenizers.plain import bytes as bytes_part
 from data_loader.tokenizers.saved import from_json, streamed, tokenizer_file
@@ -60,6 +60,20 @@ def test_a_tokenizer_returns_the_text_also_as_it_is_stored_and_piece_by_piece(na
     assert len(pieces) > 8 * 10 and not any("\ufffd" in piece for piece in pieces)
     with pytest.raises(UserError, match=rf"token 1 is {tokenizer.vocab_size}, outside"):
         tokenizer.decode([0, tokenizer.vocab_size])
+
+
+@pytest.mark.parametrize("text", ["漢", "漢字" * 12, "é" * 20 + "aé", "é😀" * 9, "a" * 30])
+def test_characters_of_several_byte_tokens_are_streamed_whole(text):
+    """As Llama's tokenizer, which decodes each byte of an incomplete character as a replacement."""
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {"a": 256}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Bpe(tokenizer)
+    pieces = list(streamed(tokenizer, tokenizer.encode(text)))
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces)
 
 
 def test_bytes_that_are_no_character_are_streamed_as_such_and_end():

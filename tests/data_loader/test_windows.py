@@ -104,13 +104,17 @@ def write(path, array, header=None):
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["uint16", "uint32", "llm.c", "llm.c wide", "npy", "npy signed"])
+@pytest.mark.parametrize(
+    "form", ["uint16", "uint32", "llm.c", "llm.c wide", "npy", "npy signed", "npy big"]
+)
 def test_a_file_of_every_form_has_the_same_tokens(tmp_path, form):
     path, arguments = tmp_path / ("a.npy" if "npy" in form else "a.bin"), {}
     if form == "npy":
         np.save(path, TOKENS)
     elif form == "npy signed":
         np.save(path, TOKENS.astype(np.int64))
+    elif form == "npy big":
+        np.save(path, TOKENS.astype(">u2"))
     elif form == "uint32":
         arguments = {"dtype": "uint32"}
         write(path, TOKENS.astype("<u4"))

@@ -136,8 +136,11 @@ def check_meaning(path, stored, current, fix):
     """Refuse a checkpoint if its probe shows that model/ now computes something else."""
     if not stored:
         return
-    if not same_input(stored, current):
-        unchecked = "whether model/ has changed its meaning is not checked"
+    unchecked = "whether model/ has changed its meaning is not checked"
+    if not current:
+        why = "has the output for a probe input, which the model of this run could not compute"
+        logger.info("%s: %s; %s", path, why, unchecked)
+    elif not same_input(stored, current):
         logger.info("%s: was probed with a different input; %s", path, unchecked)
     elif gap := difference(stored, current):
         copy = Path(path).parent / "model"

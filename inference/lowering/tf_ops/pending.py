@@ -123,7 +123,8 @@ def linear_of(x, weight, bias=None, geometry=None):
     if isinstance(x, Scaled) and not (is_padded and x.shift.any()):
         scale, shift = (by_input(part, weight, x.shape[-1]) for part in (x.scale, x.shift))
         shift = (weight * shift).sum(tuple(range(weight.ndim - 1)))
-        return Linear(x.x, weight * scale, shift if bias is None else shift + bias, geometry)
+        bias = shift if bias is None else shift + bias
+        return Linear(x.x, weight * scale, bias, geometry, x.kept)
     if isinstance(x, Linear) and weight.shape[:-2] in [(), (1, 1)] and (geometry or UNIT) == UNIT:
         bias = 0 if bias is None else bias
         if weight.shape[-2:] == (1, x.shape[-1]):  # one number per channel

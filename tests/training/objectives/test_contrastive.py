@@ -89,6 +89,8 @@ def test_the_probe_fits_as_least_squares_with_a_ridge():
     expected = (rows[:60] @ weight).argmax(1)
     np.testing.assert_array_equal(fitted(x, y, 0.01)(x), expected)
     assert (expected == y).mean() > 0.8
+    dead = np.c_[x, np.ones(60)]
+    np.testing.assert_array_equal(fitted(dead, y, 0)(dead), fitted(x, y, 0)(x))
 
 
 def test_an_encoder_is_fitted_to_the_data():

@@ -93,5 +93,7 @@ def fitted(x, y, ridge):
     centred = (x - mean) / std
     targets = np.eye(y.max() + 1)[y]
     square = centred.T @ centred + ridge * len(x) * np.eye(x.shape[1])
-    weight, bias = np.linalg.solve(square, centred.T @ (targets - targets.mean(0))), targets.mean(0)
+    bias = targets.mean(0)
+    # Without a ridge, a feature that never changes makes the square singular.
+    weight = np.linalg.lstsq(square, centred.T @ (targets - bias), rcond=None)[0]
     return lambda x: np.argmax((x - mean) / std @ weight + bias, axis=1)
