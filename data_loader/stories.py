@@ -111,7 +111,12 @@ def stories(
         return prepared(sets, tokenizer, several=True)
 
     settings = [VERSION, seed, count, val_size, identity(tokenizer)]
-    return text_data(kept("stories", settings, make), "stories", length, documents)
+    return text_data(
+        kept("stories", settings, make),
+        dict.fromkeys(("train", "val", "test"), "stories"),
+        length,
+        documents,
+    )
 
 
 def written(seed, count):

@@ -90,7 +90,8 @@ def text(
         for name, pairs in texts.items()
     }
     settings = [content, separator, field, shares, split_seed, identity(tokenizer)]
-    return text_data(kept("text", settings, make), train, length, documents)
+    sources = {name: path or train for name, path in given.items()}
+    return text_data(kept("text", settings, make), sources, length, documents)
 
 
 def prepared(sets, tokenizer, several):
@@ -104,18 +105,18 @@ def prepared(sets, tokenizer, several):
     return Prepared(tokens, tokenizer, size / max(1, sum(map(len, tokens.values()))))
 
 
-def text_data(made, source, length, documents):
-    """The Data of prepared tokens."""
+def text_data(made, sources, length, documents):
+    """The Data of prepared tokens; `sources` are the names of the texts of each set."""
     tokenizer, vocab_size = made.tokenizer, made.tokenizer.vocab_size
     boundary = check_boundary(documents, tokenizer.end_of_text, vocab_size)
     sets = {
         name: Windows(
-            Stream([(f"{source} ({name})", array)]),
+            Stream([(f"{sources[name]} ({name})", array)]),
             length,
             vocab_size,
             boundary=boundary,
             tokenizer=tokenizer,
-            source=source,
+            source=sources[name],
         )
         for name, array in made.tokens.items()
     }

@@ -33,7 +33,7 @@ from file_io import atomic_file, atomic_write, locked, open_file, read_file, rea
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
-FINISHED = ".parts"  # the same when everything is done; it is deleted
+FINISHED = ".tokenized_parts"  # the same when everything is done; it is deleted
 MOST_PLAN = 2**28  # bytes; it names every file of the text
 
 
@@ -88,6 +88,8 @@ def prepare(arguments):
     out = Path(arguments.out)
     folder = out / PARTS
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not (folder / PLAN).exists():
+        raise UserError(f"{folder}: holds files of yours, not of this command; name another --out")
     try:
         lock = locked(out)
     except BlockingIOError as error:
@@ -245,6 +247,9 @@ def joined(count, sets, tokenizer, folder, out):
                 with open_file(folder / f"{number}-{name}.bin") as part:
                     shutil.copyfileobj(part, whole, 2**22)
             counts[name] = whole.tell() // dtype.itemsize
+    before = read_json(out / ABOUT).get("tokens", {}) if (out / ABOUT).exists() else {}
+    for name in {"train", "val", "test"} & set(before) - set(counts):
+        (out / f"{name}.bin").unlink(missing_ok=True)  # made by the tokenizer of that time
     atomic_write(out / TOKENIZER, tokenizer.to_json().encode())
     about = {"dtype": dtype.name, "vocab_size": tokenizer.vocab_size}
     about |= {"end_of_text": tokenizer.end_of_text, "tokens": counts}

@@ -43,7 +43,9 @@ def tokens(
         for name, pattern in {"train": train, "val": val, "test": test}.items()
         if pattern is not None
     }
-    about = described(Path(files["train"][0]).parent)
+    about = described_alike(
+        list(dict.fromkeys(Path(f).parent for each in files.values() for f in each))
+    )
     dtype, own = dtype or about.get("dtype"), tokenizer or about.get("tokenizer")
     made_by = tokenizer_at(own) if own else None
     vocab_size = vocab_size or about.get("vocab_size") or (made_by and made_by.vocab_size)
@@ -77,6 +79,26 @@ def check_boundary(documents, end_of_text, vocab_size):
             f"of them (GPT-2's is 50256), below the vocab_size {vocab_size}"
         )
     return end_of_text
+
+
+def described_alike(folders):
+    """The content of tokens.json in the first folder; it is an error if another tokenizer made the
+    files of another folder."""
+    about = described(folders[0])
+    for folder in folders[1:]:
+        other = described(folder)
+        if about and other and made_with(about) != made_with(other):
+            raise UserError(
+                f"{folder}: its tokens were made with another tokenizer than those in "
+                f"{folders[0]}; prepare both with one --tokenizer, a tokenizer.json"
+            )
+    return about
+
+
+def made_with(about):
+    """What must be equal for files of tokens that are used together."""
+    content = read_file(about["tokenizer"]) if "tokenizer" in about else None
+    return [about[key] for key in ("dtype", "vocab_size", "end_of_text")], content
 
 
 def described(folder):

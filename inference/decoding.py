@@ -71,7 +71,8 @@ def stream(decoder, prompt, count, sampling, *, seed=0, stop=None):
 
 def draw(random, logits, sampling):
     """One token for each row of logits, as in model/generate.py, but from other random numbers."""
-    temperature, top_k, top_p = sampling
+    temperature, top_k, top_p, vocab_size = sampling
+    logits = logits[:, :vocab_size]
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.astype(np.float64) / temperature

@@ -111,6 +111,7 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
     tokenizer = tokenizer or tokenizer_of(loaded)
     start, stop = first_tokens(tokenizer, prompt), tokenizer.end_of_text
     options = {"state": loaded.state, "seed": seed, "stop": stop}
+    sampling = sampling._replace(vocab_size=tokenizer.vocab_size)
     try:
         check([start], context_of(loaded.model), sampling)  # before anything is shown
         pieces = stream(loaded.model, loaded.params, [start], tokens, sampling, **options)

@@ -72,7 +72,7 @@ class Loaded:
         try:
             sampling = Sampling(**options)
         except TypeError as error:
-            known = ", ".join([*Sampling._fields, "seed"])
+            known = "temperature, top_k, top_p, seed"
             raise UserError(f"generate: {error}; the options are {known}") from error
         return "".join(text_pieces(self, prompt, tokens, sampling, seed))
 

@@ -27,6 +27,7 @@ class Writer(NamedTuple):
         """The prompt, then the text that follows it, piece by piece, up to the end of the
         document."""
         start, stop = first_tokens(self.tokenizer, prompt), self.tokenizer.end_of_text
+        sampling = sampling._replace(vocab_size=self.tokenizer.vocab_size)
         try:
             check([start], self.decoder.context, sampling)  # before anything is shown
         except ValueError as error:

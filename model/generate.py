@@ -102,7 +102,8 @@ def read(model, programs, params, state, texts):
 
 def draw(key, logits, sampling):
     """One token for each row of logits, (B, V)."""
-    temperature, top_k, top_p = sampling
+    temperature, top_k, top_p, vocab_size = sampling
+    logits = logits[:, :vocab_size]
     if temperature == 0:
         return logits.argmax(-1).astype(jnp.int32)
     logits = logits.astype(jnp.float32) / temperature

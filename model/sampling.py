@@ -12,6 +12,8 @@ class Sampling(NamedTuple):
     temperature: float = 1.0  # below 1, likely tokens become more likely; 0: always the likeliest
     top_k: int | None = None  # only the k likeliest tokens
     top_p: float | None = None  # only the fewest tokens that together have this probability
+    # Only the first so many tokens: a model may have more than its tokenizer, for speed.
+    vocab_size: int | None = None
 
 
 def check(prompts, context, sampling):
@@ -23,7 +25,7 @@ def check(prompts, context, sampling):
                 f"prompt {i}: has {len(prompt)} tokens, the model's context has {context}; "
                 "shorten the prompt"
             )
-    temperature, top_k, top_p = sampling
+    temperature, top_k, top_p, _ = sampling
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: must be 0 or more, got {temperature}")
     if top_k is not None and top_k < 1:

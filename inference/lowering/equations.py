@@ -43,6 +43,12 @@ def is_identity(eqn):
     return name in IDENTITIES
 
 
+def called(eqn):
+    """The jaxpr that an equation of CALLS calls; JAX 0.11 has another name for a composite's."""
+    name = CALLS[eqn.primitive.name]
+    return eqn.params[name if name in eqn.params else "call_jaxpr"]
+
+
 def passes_operands(eqn):
     """Whether the equation passes its operands on unchanged."""
     return eqn.primitive.name in CALLS or is_identity(eqn)

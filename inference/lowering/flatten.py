@@ -8,7 +8,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
-from inference.lowering.equations import CALLS, is_identity, open_jaxpr
+from inference.lowering.equations import CALLS, called, is_identity, open_jaxpr
 from inference.lowering.value import is_key
 
 
@@ -50,7 +50,7 @@ class Flat:
         if caller and not source_info_util.summarize(eqn.source_info):
             eqn = eqn.replace(source_info=caller.source_info)  # JAX's own code has its caller's
         if name in CALLS:
-            return self.enter(eqn.params[CALLS[name]], (), operands, eqn)
+            return self.enter(called(eqn), (), operands, eqn)
         if is_identity(eqn):
             return operands
         if is_scalar(eqn, operands):

@@ -30,6 +30,7 @@ from inference.lowering.complex_numbers import Pair, is_complex, is_complex_type
 from inference.lowering.equations import (
     CALLS,
     ELEMENTWISE,
+    called,
     can_fold,
     divisor_of_mean,
     fold,
@@ -143,7 +144,7 @@ class Walk:
         """The results of one equation."""
         name = eqn.primitive.name
         if name in CALLS:
-            return self.jaxpr(eqn.params[CALLS[name]], operands)
+            return self.jaxpr(called(eqn), operands)
         if is_identity(eqn):
             return operands
         if name == "platform_index":  # a choice by platform: take the branch for any platform

@@ -149,6 +149,21 @@ def test_what_a_killed_command_left_to_delete_is_not_used(folder, monkeypatch):
     }  # fmt: skip
 
 
+def test_a_folder_named_parts_of_the_user_is_refused_and_kept(folder, capsys):
+    (folder / "out" / "parts").mkdir(parents=True)
+    (folder / "out" / "parts" / "notes.md").write_text("mine")
+    run("texts", "--out", "out", code=2)
+    assert "out/parts: holds files of yours" in capsys.readouterr().err
+    assert (folder / "out" / "parts" / "notes.md").read_text() == "mine"
+
+
+def test_sets_that_another_tokenizer_made_do_not_stay(folder):
+    run("texts", "--out", "out", "--test-size", "0.3")
+    assert (folder / "out" / "test.bin").exists()
+    run("texts", "--out", "out", "--tokenizer", "characters")
+    assert not (folder / "out" / "test.bin").exists() and (folder / "out" / "val.bin").exists()
+
+
 def test_parts_of_another_preparation_are_refused(folder, monkeypatch, capsys):
     monkeypatch.setattr(tokenize, "write_part", lambda *_, **__: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):

@@ -153,6 +153,18 @@ def test_only_what_is_used_of_a_file_is_read(tmp_path):
     fingerprint(dataset)
 
 
+def test_sets_that_different_tokenizers_made_are_refused(tmp_path):
+    paths = []
+    for name, about in {"a": ABOUT, "b": ABOUT | {"end_of_text": 6}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokens.json").write_text(json.dumps(about))
+        paths.append(write(tmp_path / name / "x.bin", TOKENS.astype("<u4")))
+    with pytest.raises(UserError, match="/b: its tokens were made with another tokenizer than"):
+        tokens(paths[0], paths[1], length=16)
+    (tmp_path / "b" / "tokens.json").write_text(json.dumps(ABOUT))
+    assert tokens(paths[0], paths[1], length=16).vocab_size == 997
+
+
 ABOUT = {"dtype": "uint32", "vocab_size": 997, "end_of_text": 5, "bytes_per_token": 3.5}
 
 

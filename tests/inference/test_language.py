@@ -77,6 +77,7 @@ def test_texts_of_different_lengths_are_read_again_from_their_second_half():
     [
         (Sampling(), [1, 1, 1, 1, 1]),
         (Sampling(top_k=2), [1, 0, 0, 0, 1]),
+        (Sampling(vocab_size=4), [1, 1, 1, 1, 0]),
         # The probabilities are 0.46, 0.06, 0.17, 0.02, 0.28: the first two have 0.74.
         (Sampling(top_p=0.7), [1, 0, 0, 0, 1]),
         (Sampling(top_p=0.76), [1, 0, 1, 0, 1]),

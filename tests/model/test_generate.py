@@ -130,6 +130,7 @@ def test_tokens_are_drawn_with_their_probabilities():
         (Sampling(top_p=0.7), probabilities(logits, [1, 0, 0, 0, 1])),
         (Sampling(top_p=0.76), probabilities(logits, [1, 0, 1, 0, 1])),
         (Sampling(top_k=1, top_p=0.1), np.eye(5)[0]),
+        (Sampling(vocab_size=4), probabilities(logits, [1, 1, 1, 1, 0])),
     ]
     for sampling, expected in cases:
         np.testing.assert_allclose(share_of(logits, sampling), expected, atol=0.015)

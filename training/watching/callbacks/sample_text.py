@@ -72,6 +72,7 @@ class SampleText:
                 "sample_text: the data has no tokenizer, so no prompt can be read; name the "
                 "`tokenizer` of the data, or give sample_text one as its `tokenizer`"
             )
+        self.sampling = self.sampling._replace(vocab_size=self.tokenizer.vocab_size)
         self.starts = [self.start(*pair) for pair in enumerate(self.prompts)]
         try:
             check(self.starts, context_of(model), self.sampling)
