@@ -140,8 +140,14 @@ def check_tokenizer(tokenizer, recorded, vocab_size, source):
             f"--tokenizer: {source} is another tokenizer than the one that the run recorded; "
             f"{fix}, or none"
         )
-    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
-        count = tokenizer.vocab_size
+    count = tokenizer.vocab_size
+    if recorded is None and vocab_size is not None and count < vocab_size:
+        rest = "the rest is never drawn; it must be the tokenizer that the model was trained with"
+        print(
+            f"--tokenizer: {source} has {count} tokens, the model knows {vocab_size}: {rest}",
+            file=sys.stderr,
+        )
+    if vocab_size is not None and count > vocab_size:
         raise UserError(
             f"--tokenizer: {source} has {count} tokens, the model knows {vocab_size}; {fix}"
         )

@@ -117,6 +117,7 @@ def checkpoint_at(path):
         return path
     if not (found := checkpoints(path)):
         runs = sorted({file.parent for file in path.glob("*/checkpoint-*")})
+        runs += sorted(file for file in path.glob("*.*") if file.suffix in (".onnx", ".tflite"))
         hint = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
         raise UserError(f"{path}: holds no checkpoint; {hint}")
     return list(found.values())[-1][0]

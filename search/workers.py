@@ -155,7 +155,8 @@ def settle(sweep, worker, interrupted):
 def say_end(sweep, trial):
     """Print how far a trial came, and its score."""
     score = trial.score(trial.epochs)
-    value = f"{sweep.monitor} {score:.4f}" if score is not None else "no finite value"
+    none = f"no finite {sweep.monitor} at the end of an epoch"
+    value = none if score is None else f"{sweep.monitor} {score:.4f}"
     how = "finished" if trial.finished else "paused"
     say(trial.name, f"{how} after epoch {trial.epochs}: {value}")
 

@@ -111,7 +111,7 @@ def test_pretrained_weights_are_loaded_strictly(small):
     assert "hidden/0/weight: the file has (784, 16), the model has (784, 17)" in err
     code, _, err = call(small, "-c", "small.json", "training.pretrained=nowhere.params")
     assert code == 2
-    assert "nowhere.params: there is no such checkpoint" in err
+    assert "training.pretrained: nowhere.params: there is no such checkpoint" in err
 
 
 def test_check_prints_and_trains_nothing(small):

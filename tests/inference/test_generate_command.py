@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import train
-from inference.generate import main
+from data_loader.tokenizers.plain import ByteTokenizer
+from inference.generate import check_tokenizer, main
 from inference.load import load
 from utils import UserError
 
@@ -76,3 +77,10 @@ def test_a_mistake_is_one_message(run, capsys, monkeypatch, message):
     assert main([str(run), *MISTAKES[message]]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and "Traceback" not in shown.err and not shown.out
+
+
+def test_a_tokenizer_with_fewer_tokens_than_the_model_is_told_of(capsys):
+    check_tokenizer(ByteTokenizer(), None, 300, "t.json")
+    assert "t.json has 257 tokens, the model knows 300" in capsys.readouterr().err
+    check_tokenizer(ByteTokenizer(), ByteTokenizer(), 300, "t.json")  # as its run had
+    assert capsys.readouterr().err == ""

@@ -39,7 +39,12 @@ def pretrained_from(option, model=None):
             raise UserError(f"{OPTION}: is missing; it names the weights that the model freezes")
         return None
     option = option if isinstance(option, dict) else {"path": option}
-    pretrained = Pretrained(**option, model=model)
+    try:
+        pretrained = Pretrained(**option, model=model)
+    except UserError as error:
+        if str(error).startswith(OPTION):  # the message names a part of it
+            raise
+        raise UserError(f"{OPTION}: {error}") from error
     if "frozen" in pretrained.record:
         fix = "write all weights: python -m inference.to_torch CHECKPOINT merged.safetensors"
         raise UserError(f"{pretrained.path}: holds only what its run has trained; {fix}")
