@@ -188,7 +188,9 @@ class Sweep:
         metrics = read_run(self.run_dir(trial)).metrics
         trial.finished, trial.epochs = finished, max(metrics.epoch_at.values(), default=0)
         curve = metrics.epochs.get(self.monitor)
-        values = [] if curve is None else [v for v in curve.values.tolist() if math.isfinite(v)]
+        # A run that ended within its first epoch has only the values of its final test.
+        values = curve.values.tolist() if curve else [metrics.final.get(self.monitor, math.nan)]
+        values = [value for value in values if math.isfinite(value)]
         if values:
             trial.scores.append([trial.epochs, self.sign * min(self.sign * v for v in values)])
         self.save()

@@ -178,6 +178,16 @@ class Seen:
         self.completed, self.finished = completed, completed == 4
 
 
+def test_a_trial_that_ended_within_its_first_epoch_has_the_value_of_its_final_test(tmp_path):
+    sweep = sweep_of(tmp_path, [[]])
+    folder = sweep.run_dir(sweep.trials[0])
+    folder.mkdir(parents=True)
+    row = {"epoch": 1, "step": 3, "final": "checkpoint-epoch_1", "test_loss": 2.5}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    sweep.record(sweep.trials[0], finished=True)
+    assert sweep.trials[0].score(9) == 2.5
+
+
 def test_a_pause_is_after_its_epoch_and_not_after_the_last():
     pause = Pause(2)
     assert pause.on_epoch_end(Seen(1)) is None
