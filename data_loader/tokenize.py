@@ -34,6 +34,7 @@ from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
 FINISHED = ".tokenized_parts"  # the same when everything is done; it is deleted
+VOCAB_SIZE = 8192
 MOST_PLAN = 2**28  # bytes; it names every file of the text
 
 
@@ -51,7 +52,7 @@ def parse(words=None):
         help="bytes (the default), characters or bpe, which are trained on the text, or a file: a "
         "tokenizer.json or .tiktoken",
     )
-    add("--vocab-size", type=int, default=8192, help="tokens of a bpe to train (default: 8192)")
+    add("--vocab-size", type=int, help=f"tokens of a bpe to train (default: {VOCAB_SIZE})")
     add("--separator", help="what separates the documents of a file (default: <|endoftext|>)")
     add("--field", default=FIELD, help="key of the text in each line of a .jsonl (default: text)")
     add("--val-size", type=float, default=0.1, help="share of validation (default: 0.1)")
@@ -115,6 +116,11 @@ def prepare(arguments):
 
 def check(arguments):
     """Refuse numbers that must be mistakes."""
+    if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
+        raise UserError(
+            "--vocab-size: is the size of a bpe to train, and --tokenizer is "
+            f"{arguments.tokenizer}; leave it out"
+        )
     for name in ("val_size", "test_size"):
         if not 0 <= getattr(arguments, name) < 1:
             option = name.replace("_", "-")
@@ -177,7 +183,8 @@ def made_tokenizer(arguments, parts, sets, folder):
         return tokenizer_file(path)
     if name == "bpe":
         try:
-            tokenizer = bpe.bpe(vocab_size=arguments.vocab_size)
+            size = VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
+            tokenizer = bpe.bpe(vocab_size=size)
         except ValueError as error:
             raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
     elif name in ("bytes", "characters"):
