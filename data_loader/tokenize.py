@@ -117,10 +117,7 @@ def prepare(arguments):
 def check(arguments):
     """Refuse numbers that must be mistakes."""
     if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
-        raise UserError(
-            "--vocab-size: is the size of a bpe to train, and --tokenizer is "
-            f"{arguments.tokenizer}; leave it out"
-        )
+        raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
     for name in ("val_size", "test_size"):
         if not 0 <= getattr(arguments, name) < 1:
             option = name.replace("_", "-")
