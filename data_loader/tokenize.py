@@ -180,8 +180,7 @@ def made_tokenizer(arguments, parts, sets, folder):
         return tokenizer_file(path)
     if name == "bpe":
         try:
-            size = VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
-            tokenizer = bpe.bpe(vocab_size=size)
+            tokenizer = bpe.bpe(vocab_size=arguments.vocab_size or VOCAB_SIZE)
         except ValueError as error:
             raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
     elif name in ("bytes", "characters"):
