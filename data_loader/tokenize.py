@@ -34,7 +34,7 @@ from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
 FINISHED = ".tokenized_parts"  # the same when everything is done; it is deleted
-VOCAB_SIZE = 8192
+SIZE = 8192  # of the vocabulary of a bpe to train
 MOST_PLAN = 2**28  # bytes; it names every file of the text
 
 
@@ -52,7 +52,7 @@ def parse(words=None):
         help="bytes (the default), characters or bpe, which are trained on the text, or a file: a "
         "tokenizer.json or .tiktoken",
     )
-    add("--vocab-size", type=int, help=f"tokens of a bpe to train (default: {VOCAB_SIZE})")
+    add("--vocab-size", type=int, default=argparse.SUPPRESS, help=f"of a bpe (default: {SIZE})")
     add("--separator", help="what separates the documents of a file (default: <|endoftext|>)")
     add("--field", default=FIELD, help="key of the text in each line of a .jsonl (default: text)")
     add("--val-size", type=float, default=0.1, help="share of validation (default: 0.1)")
@@ -116,7 +116,7 @@ def prepare(arguments):
 
 def check(arguments):
     """Refuse numbers that must be mistakes."""
-    if arguments.vocab_size is not None and arguments.tokenizer != "bpe":
+    if hasattr(arguments, "vocab_size") and arguments.tokenizer != "bpe":
         raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
     for name in ("val_size", "test_size"):
         if not 0 <= getattr(arguments, name) < 1:
@@ -180,7 +180,7 @@ def made_tokenizer(arguments, parts, sets, folder):
         return tokenizer_file(path)
     if name == "bpe":
         try:
-            tokenizer = bpe.bpe(vocab_size=arguments.vocab_size or VOCAB_SIZE)
+            tokenizer = bpe.bpe(vocab_size=getattr(arguments, "vocab_size", SIZE))
         except ValueError as error:
             raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
     elif name in ("bytes", "characters"):

@@ -180,6 +180,7 @@ def test_parts_of_another_preparation_are_refused(folder, monkeypatch, capsys):
     [
         (["none.txt"], "none.txt: no such file"),
         (["texts", "--val-size", "1"], "--val-size: must be at least 0 and below 1, got 1.0"),
+        (["texts", "--tokenizer", "bpe", "--vocab-size", "0"], "--vocab-size: "),
         (["texts", "--vocab-size", "99"], "--vocab-size: is the size of a bpe to train"),
         (["texts", "--processes", "0"], "--processes: must be at least 1, got 0"),
         (["texts", "--tokenizer", "byts"], "byts: no such file"),
