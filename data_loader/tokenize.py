@@ -89,8 +89,6 @@ def prepare(arguments):
     out = Path(arguments.out)
     folder = out / PARTS
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()) and not (folder / PLAN).exists():
-        raise UserError(f"{folder}: holds files of yours, not of this command; name another --out")
     try:
         lock = locked(out)
     except BlockingIOError as error:
@@ -138,6 +136,8 @@ def begin_plan(arguments, files, parts):
         settings["tokenizer"] = hashlib.sha256(content).hexdigest()
     settings["files"] = [[file, os.path.getsize(file), os.stat(file).st_mtime] for file in files]
     plan, wanted = parts / PLAN, json.dumps(settings, indent=1)
+    if not plan.exists() and any(path.suffix != ".tmp" for path in parts.iterdir()):
+        raise UserError(f"{parts}: holds files of yours, not of this command; name another --out")
     if plan.exists() and read_file(plan, MOST_PLAN) != wanted.encode():
         raise UserError(
             f"{parts}: holds parts of another preparation, of other files or options; delete the "

@@ -97,8 +97,8 @@ def described_alike(folders):
 
 def made_with(about):
     """What must be equal for files of tokens that are used together."""
-    content = read_file(about["tokenizer"]) if "tokenizer" in about else None
-    return [about[key] for key in ("dtype", "vocab_size", "end_of_text")], content
+    tokenizer = tokenizer_at(about["tokenizer"]).to_json() if "tokenizer" in about else None
+    return [about[key] for key in ("dtype", "vocab_size", "end_of_text")], tokenizer
 
 
 def described(folder):
