@@ -30,7 +30,7 @@ class Document(NamedTuple):
 def text_files(name):
     """The files of a path, a folder with all folders in it, or a pattern; sorted."""
     if not Path(name).is_dir():
-        return paths(name)
+        return paths(name, ".txt")
     files = sorted(
         str(path)
         for path in Path(name).rglob("*")

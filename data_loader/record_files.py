@@ -62,8 +62,8 @@ class RecordFiles:
             ) from error
 
 
-def paths(pattern):
-    """The files of a path or a pattern, sorted.
+def paths(pattern, ending=".array_record"):
+    """The files of a path or a pattern, sorted; the `ending` is that of the example in a message.
 
     Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and
     so must all of `{000..012}`.
@@ -74,13 +74,13 @@ def paths(pattern):
             raise UserError(f"{pattern}: {numbers[0]} is not a range of up to {MOST_FILES} files")
         before, after = pattern[: numbers.start()], pattern[numbers.end() :]
         each = (f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1))
-        return [path for i in each for path in paths(f"{before}{i}{after}")]
+        return [path for i in each for path in paths(f"{before}{i}{after}", ending)]
     files = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     files = [path for path in files if not os.path.isdir(path)]
     if not files:
         raise UserError(
             f"{pattern}: no such file; name one file, or several with a pattern such as "
-            f"data/train-*{os.path.splitext(pattern)[1] or '.array_record'}"
+            f"data/train-*{os.path.splitext(pattern)[1] or ending}"
         )
     refuse_pipes(files)
     for path in files if "*" in pattern else ():

@@ -34,7 +34,6 @@ from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
 PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
 FINISHED = ".tokenized_parts"  # the same when everything is done; it is deleted
-SIZE = 8192  # of the vocabulary of a bpe to train
 MOST_PLAN = 2**28  # bytes; it names every file of the text
 
 
@@ -52,7 +51,7 @@ def parse(words=None):
         help="bytes (the default), characters or bpe, which are trained on the text, or a file: a "
         "tokenizer.json or .tiktoken",
     )
-    add("--vocab-size", type=int, default=argparse.SUPPRESS, help=f"of a bpe (default: {SIZE})")
+    add("--vocab-size", type=int, default=argparse.SUPPRESS, help=f"of a bpe (default: {bpe.SIZE})")
     add("--separator", help="what separates the documents of a file (default: <|endoftext|>)")
     add("--field", default=FIELD, help="key of the text in each line of a .jsonl (default: text)")
     add("--val-size", type=float, default=0.1, help="share of validation (default: 0.1)")
@@ -180,7 +179,7 @@ def made_tokenizer(arguments, parts, sets, folder):
         return tokenizer_file(path)
     if name == "bpe":
         try:
-            tokenizer = bpe.bpe(vocab_size=getattr(arguments, "vocab_size", SIZE))
+            tokenizer = bpe.bpe(vocab_size=getattr(arguments, "vocab_size", bpe.SIZE))
         except ValueError as error:
             raise UserError(f"--{error}".replace("vocab_size", "vocab-size")) from error
     elif name in ("bytes", "characters"):

@@ -39,7 +39,7 @@ def tokens(
     `python -m data_loader.tokenize` wrote. With documents "apart", the tokens of a document do not
     see other documents in the same window."""
     files = {
-        name: paths(pattern)
+        name: paths(pattern, ".bin")
         for name, pattern in {"train": train, "val": val, "test": test}.items()
         if pattern is not None
     }

@@ -76,7 +76,10 @@ def sample(
         raise ValueError(f"steps: must be at least 1, got {steps}")
     if prediction not in ("v", "epsilon"):
         raise ValueError(f"prediction: must be 'v' or 'epsilon', got {prediction!r}")
-    labels = np.full(labels, NO_CLASS) if np.ndim(labels) == 0 else np.asarray(labels)
+    labels = np.asarray(labels)
+    labels = np.full(labels, NO_CLASS) if labels.ndim == 0 else labels
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) > 0:
+        raise ValueError(f"labels: must be one integer per image, or a number of images: {labels}")
     z = jax.random.normal(key, (len(labels), *model.inputs()["image"].shape))
     step = compiled(model, float(guidance), prediction, bounds and tuple(bounds))
     times = np.linspace(1, 0, steps + 1, dtype=np.float32)

@@ -1,5 +1,6 @@
 """Byte-pair encoding, by HuggingFace's `tokenizers`: trained on the text, or read from a file."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,24 +18,30 @@ MISSING = (
     "run `pip install -r training/optional.txt`"
 )
 SMALLEST = 257  # every byte, and the end of a document
+SIZE, FREQUENCY = 8192, 2  # of a trained tokenizer, by default
 MOST_TOKENS = 2**24
 
 
 @checked
 def bpe(
-    vocab_size: Count = 8192,
-    min_frequency: Count = 2,
+    vocab_size: Count = SIZE,
+    min_frequency: Count = FREQUENCY,
     file: str | None = None,
     pattern: str | None = None,
 ) -> Tokenizer:
-    """Byte-pair encoding as in GPT-2, with `vocab_size` tokens trained on the text; or read from a
-    `file`: HuggingFace's tokenizer.json, or a .tiktoken file with the regex `pattern` that splits
-    text."""
+    """Byte-pair encoding as in GPT-2, with `vocab_size` tokens trained on the text, of pairs that
+    occur at least `min_frequency` times; or read from a `file`: HuggingFace's tokenizer.json, or a
+    .tiktoken file with the regex `pattern` that splits text."""
     package()
     if file is None:
+        if pattern is not None:
+            raise ValueError("pattern: belongs to a .tiktoken `file`; leave it out")
         if vocab_size < SMALLEST:
             raise ValueError(f"vocab_size: must be at least {SMALLEST}, got {vocab_size}")
         return UntrainedBpe(vocab_size, min_frequency)
+    if (vocab_size, min_frequency) != (SIZE, FREQUENCY):
+        name = "min_frequency" if vocab_size == SIZE else "vocab_size"
+        raise ValueError(f"{name}: the tokenizer in `file` is trained already; leave it out")
     from data_loader.tokenizers.saved import tokenizer_file
 
     return tokenizer_file(file, pattern)
@@ -70,7 +77,13 @@ class UntrainedBpe:
             show_progress=False,
         )
         made.train_from_iterator(documents, trainer)
-        return Bpe(made)
+        trained = Bpe(made)
+        if trained.vocab_size < self.vocab_size:
+            logging.getLogger("main").info(
+                "bpe: the vocabulary has only %d tokens, not %d: no other pair occurs %d times",
+                *(trained.vocab_size, self.vocab_size, self.min_frequency),
+            )
+        return trained
 
 
 class Bpe:

@@ -165,6 +165,22 @@ def test_bpe_without_its_package_says_what_to_install(monkeypatch):
         bpe()
 
 
+def test_arguments_of_bpe_that_would_be_ignored_are_refused():
+    pytest.importorskip("tokenizers", reason="optional")
+    for arguments in ({"vocab_size": 300}, {"min_frequency": 3}):
+        with pytest.raises(ValueError, match=r": the tokenizer in `file` is trained already"):
+            bpe(file="tokenizer.json", **arguments)
+    with pytest.raises(ValueError, match=r"pattern: belongs to a \.tiktoken `file`"):
+        bpe(pattern=".")
+
+
+def test_a_text_with_too_few_pairs_for_the_vocabulary_is_logged(caplog):
+    pytest.importorskip("tokenizers", reason="optional")
+    caplog.set_level("INFO", "main")
+    assert bpe(vocab_size=300).train(["abcabcabc"]).vocab_size == 260  # ab, abc, abcabc
+    assert "only 260 tokens, not 300: no other pair occurs 2 times" in caplog.text
+
+
 # Documents.
 
 

@@ -123,12 +123,14 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
         ({"steps": 0}, "steps: must be at least 1"),
         ({"prediction": "x"}, "prediction: must be 'v' or"),
         ({"model": mlp((4,), 2)}, "the model does not make images from noise"),
+        ({"labels": 0}, "labels: must be one integer per image, or a number of images"),
+        ({"labels": [0.5]}, "labels: must be one integer per image, or a number of images"),
     ],
 )
 def test_wrong_arguments_of_a_sample(options, message):
     model = options.pop("model", model_of(lambda z, *_: z))
     with pytest.raises(ValueError, match=message):
-        sample(model, {}, KEY, 2, **options)
+        sample(model, {}, KEY, **{"labels": 2, **options})
 
 
 # The objective.
