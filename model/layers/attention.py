@@ -61,14 +61,16 @@ def attend(q, k, v, mask=None, *, causal=False):
     forms = {"default": partial(whole, causal)}
     if causal and (blocks := query_blocks(q.shape[1], k.shape[1])) > 1:
         forms["cpu"] = partial(in_blocks, blocks)
-    if fused_attention(q):
+    if fused_attention(q, k):
         forms["cuda"] = partial(fused, causal)
     arrays = [q, k, v] if mask is None else [q, k, v, mask]
     return whole(causal, *arrays) if len(forms) == 1 else lax.platform_dependent(*arrays, **forms)
 
 
 def fused(causal, q, k, v, mask=None):
-    """cuDNN's kernel."""
+    """cuDNN's kernel, whose mask must have a row for each query and a column for each key."""
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, (*mask.shape[:2], q.shape[1], k.shape[1]))
     options = {"mask": mask, "is_causal": causal, "implementation": "cudnn"}
     return jax.nn.dot_product_attention(q, k, v, **options)
 

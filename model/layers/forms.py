@@ -112,8 +112,20 @@ def query_blocks(queries, keys):
     return max(1, min(QUERY_BLOCKS, queries // QUERIES))
 
 
-def fused_attention(q):
+def fused_attention(q, k):
     """Whether attention is one kernel of cuDNN, which never holds a score for each pair of
-    positions. It computes in 16 bits, with heads of up to 128 features."""
+    positions. It computes in 16 bits, with heads of up to 128 features; its gradient needs even
+    lengths."""
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
-    return is_half and jax.default_backend() == "gpu" and q.shape[-1] % 8 == 0 < q.shape[-1] <= 128
+    fits = is_half and q.shape[-1] % 8 == 0 < q.shape[-1] <= 128
+    even = all(isinstance(n, int) and n % 2 == 0 for n in (q.shape[1], k.shape[1]))
+    return fits and even and has_flash_attention()
+
+
+def has_flash_attention():
+    """Whether the accelerator is one of NVIDIA's for which cuDNN has this kernel: Ampere or
+    later."""
+    if jax.default_backend() != "gpu":
+        return False
+    device = jax.local_devices()[0]
+    return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8

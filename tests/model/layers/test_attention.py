@@ -1,12 +1,14 @@
 """Attention against Flax's, and what each position can read."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
 
-from model.layers.attention import attention, attention_init
+from model.layers.attention import attend, attention, attention_init, whole
 from tests.model.compare import DTYPES, assert_same, normal, quick_jit, random_params
 
 pytestmark = pytest.mark.gpu
@@ -77,6 +79,41 @@ def test_a_row_that_may_attend_to_nothing_is_finite():
         jax.value_and_grad(lambda x: attention(params, x, heads=HEADS, mask=nothing).sum())
     )(x)
     assert jnp.isfinite(y) and jnp.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [(64, 64), (63, 63), (1, 64), (64, 63)])
+@pytest.mark.parametrize("mask", [None, (B, 1, 1, -1), (1, 1, 1, -1), (B, 1, -2, -1)])
+def test_cudnn_takes_what_attend_gives_it(monkeypatch, mask, lengths, causal):
+    """By JAX's own checks of the shapes, which need no GPU; values are compared below."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91200)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+    monkeypatch.setattr("model.layers.forms.has_flash_attention", lambda: True)
+    sizes = {-1: lengths[1], -2: lengths[0]}
+    mask = mask and jax.ShapeDtypeStruct([sizes.get(size, size) for size in mask], bool)
+    queries, keys = (jax.ShapeDtypeStruct((B, n, 4, 16), jnp.bfloat16) for n in lengths)
+
+    def total(q, k, v, mask):
+        return attend(q, k, v, mask, causal=causal).astype(jnp.float32).sum()
+
+    traced = jax.make_jaxpr(jax.grad(total))(queries, keys, keys, mask)
+    is_even = all(n % 2 == 0 for n in lengths)
+    assert ("dot_product_attention_fwd" in str(traced)) == is_even
+
+
+@pytest.mark.parametrize("length", [64, 63])
+def test_the_platform_s_form_in_half_precision_has_the_values_of_the_plain_one(length):
+    q, k, v = (jnp.asarray(normal(i, B, length, 2, 16), jnp.bfloat16) for i in (1, 2, 3))
+    rows = jnp.arange(length)[None, None, None] < jnp.array([length, 40])[:, None, None, None]
+    for causal in (True, False):
+        for mask in (None, rows):
+            ours = quick_jit(partial(attend, causal=causal))(q, k, v, mask)
+            wide = (a.astype(jnp.float32) for a in (q, k, v))
+            expected = whole(causal, *wide, mask)
+            np.testing.assert_allclose(ours.astype(jnp.float32), expected, atol=0.03)
 
 
 def test_heads_must_divide_the_width():
