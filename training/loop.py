@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 
 from training.run import examples_of, ready_time
 from training.update import first_bad_step
-from training.watchers import NEVER, SAVES, Ahead, Report, Snapshot, check_watchers
+from training.watchers import SAVES, Ahead, Report, Snapshot, check_watchers, reply_of, steps_left
 from utils import RunError, first_line
 
 logger = logging.getLogger("main")
@@ -145,10 +146,9 @@ class Loop:
     def next_chunk(self, ahead):
         """(steps of the next chunk, the watchers that are due after them, the watchers that are due
         even if the epoch ends before). Process 0 decides, since watchers may use its clock."""
-        left = [w.steps_left(ahead) if hasattr(w, "steps_left") else NEVER for w in self.planners]
+        left = [steps_left(watcher, ahead) for watcher in self.planners]
         overdue = [hasattr(w, "overdue") and w.overdue(ahead) for w in self.planners]
         count = min([self.pace, *left])
-        assert count >= 1, f"steps_left must be at least 1, got {left}"
         due = sum(1 << i for i, n in enumerate(left) if n <= count or overdue[i])
         at_once = sum(1 << i for i, late in enumerate(overdue) if late)
         count, self.chunk, due, at_once = self.agree([count, self.pace, due, at_once])
@@ -264,9 +264,7 @@ class Loop:
         after all have replied. Return whether the run went back to another Point."""
         saves = []
         for watcher in self.watchers:
-            method = getattr(watcher, event, None)
-            reply = method and method(self.run, *details)
-            if reply:
+            if reply := reply_of(watcher, event, self.run, *details):
                 saves += [reply.save] if reply.save else []
                 if self.apply(reply):
                     return True
@@ -274,7 +272,7 @@ class Loop:
             while self.in_flight:  # the snapshot includes these steps, so they must be reported
                 if self.notify("on_chunk", self.settled(self.in_flight.popleft())):
                     return True
-            self.notify("on_save", self.snapshot, max(saves, key=SAVES.index))
+            self.notify("on_save", cache(self.snapshot), max(saves, key=SAVES.index))
         if event != "on_pause":
             self.notify("on_pause")
         return False

@@ -11,7 +11,8 @@ steps_left(ahead)        the most steps that may pass before that, at least 1; `
 overdue(ahead)           whether it must see the run after the next chunk, however long that is
 needs_state(due, line)   whether on_chunk reads or changes the state on the device, which must then
                          be the state after run.step. Otherwise a later chunk may be in progress.
-                         `due`: steps_left has reached 0, or it is overdue; `line`: a log line ends
+                         `due`: the chunk is as long as its steps_left, or it is overdue; `line`: a
+                         log line ends
 ends_line                an attribute: True if a log line ends where this watcher is due
 
 What happens:
@@ -27,7 +28,8 @@ on_epoch_end(run)        the epoch is trained and evaluated, and its row is in r
 on_extra_row(run, row, values)  values outside of epochs: of the initial params, of the final test
 on_pause(run)            after every other event, and between the calls of an evaluation: the
                          moments at which a run can stop
-on_save(run, take, kind) a Reply requested a checkpoint: write it; `take()` returns a Snapshot
+on_save(run, take, kind) a Reply requested a checkpoint: write it; `take()` returns a Snapshot,
+                         the same for every watcher, which is valid until the next on_save
 on_resume(run, point)    the run continues from a Point
 on_stop(run)             all epochs are trained, or the run was stopped
 on_stopped(run)          the save requested by on_stop, if any, has started
@@ -38,6 +40,8 @@ memory()                 returns a dict for the record of every checkpoint
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from utils import UserError
 
 NEVER = 2**30  # steps_left of a watcher that need not see any step
@@ -46,11 +50,15 @@ EVENTS = ("on_training_start", "on_ready", "on_epoch_start", "on_compiled", "on_
 EVENTS += ("on_validation_start", "on_validation_end", "on_test_start", "on_test_end")
 EVENTS += ("on_epoch_end", "on_extra_row", "on_pause", "on_save", "on_resume", "on_stop")
 EVENTS += ("on_stopped", "on_training_end")
+GO_BACK = ("on_chunk", "on_epoch_end")  # the events whose Reply may have a `back_to`
 
 
 def check_watchers(watchers):
     """Refuse a method named `on_...` that would never be called."""
     for watcher in watchers:
+        if isinstance(watcher, type):
+            name = watcher.__name__
+            raise UserError(f"watchers: {name} is a class, not a watcher; write {name}(...)")
         for name in dir(watcher):
             if name.startswith("on_") and name not in EVENTS:
                 raise UserError(
@@ -59,17 +67,45 @@ def check_watchers(watchers):
                 )
 
 
+def steps_left(watcher, ahead):
+    """The most steps that may pass before a watcher must see the run."""
+    left = watcher.steps_left(ahead) if hasattr(watcher, "steps_left") else NEVER
+    if not isinstance(left, int | np.integer) or left < 1:
+        raise UserError(
+            f"watchers: {type(watcher).__name__}.steps_left returned {left!r}; it must be an "
+            "integer, at least 1"
+        )
+    return int(left)
+
+
+def reply_of(watcher, event, *arguments):
+    """Call a method of a watcher, if it has it, and return its Reply or None."""
+    method = getattr(watcher, event, None)
+    reply = method and method(*arguments)
+    if not reply:
+        return None
+    place = f"watchers: {type(watcher).__name__}.{event}"
+    if not isinstance(reply, Reply):
+        raise UserError(f"{place} returned {reply!r}; return a Reply, or None")
+    if reply.save not in (None, *SAVES):
+        raise UserError(f"{place}: save is {reply.save!r}; it must be one of {', '.join(SAVES)}")
+    if reply.back_to and event not in GO_BACK:
+        raise UserError(f"{place}: only {' and '.join(GO_BACK)} can reply with back_to")
+    return reply
+
+
 class Reply(NamedTuple):
     """What a watcher wants. All of it is done at once, but a checkpoint is saved after all watchers
     have replied."""
 
-    stop: str | None = None  # end the run for good, as early stopping does; the reason, for the log
+    # End the run for good, as early stopping does; with `back_to`, it can be resumed from there.
+    stop: str | None = None  # the reason, for the log
     interrupt: str | None = None  # end it here, to be resumed later; the reason, such as a signal
     budget_exhausted: str | None = None  # evaluate, then end it; the option that set the budget
     lr_scale: float | None = None  # multiply all later updates by this factor
     values: dict | None = None  # {"test_...": number} to add to the evaluation that has just ended
     save: str | None = None  # write a checkpoint of this kind, of SAVES (see Keeper.on_save)
-    back_to: Any = None  # a Point to continue from
+    back_to: Any = None  # a Point to continue from; only from on_chunk and on_epoch_end
 
 
 class Ahead(NamedTuple):
@@ -87,7 +123,7 @@ class Report(NamedTuple):
     steps: int
     sums: list  # the sums of each replica, NumPy arrays
     bad: tuple | None  # (step, leaf number) of the first step that froze the state
-    due: tuple  # the watchers whose steps_left has reached 0, or that are overdue
+    due: tuple  # the watchers that wanted to see the run here, or are overdue
     line_rates: dict | None  # the rates of the steps since the last log line, if one ends here
 
 
