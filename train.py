@@ -1,6 +1,6 @@
 """python train.py -c config.json [path.to.key=value ...]: the command line."""
 
-if __name__ == "__main__":  # first of all: it may start Python again
+if __name__ == "__main__":  # first, since it may start Python again
     from huge_pages import start_again_with_them
 
     start_again_with_them()
@@ -129,9 +129,10 @@ def run(arguments):
     where = {"source": file.name, "trusted": trusted, "folders": look_in(file.parent)}
     build_parts = partial(build, **where, layers=layers)
     if (arguments.processes or 1) > 1 and "JAX_PROCESS_ID" not in os.environ:
-        return launch(arguments.processes, config, build_parts)
+        return launch_processes(arguments.processes, config, build_parts)
     finds = arguments.find_lr or arguments.find_batch
-    if not (arguments.check or arguments.evaluate or arguments.watch or finds):
+    trains = not (arguments.check or arguments.evaluate or arguments.watch or finds)
+    if trains:
         from training.devices import joining
 
         joining.join(config.get("distributed"))
@@ -140,7 +141,6 @@ def run(arguments):
     config |= {"schedule": None} if finds else {}
     if arguments.check:
         return check(build_parts(config), config, layers)
-    trains = not (arguments.evaluate or arguments.watch or finds)
     with shown_if_slow(f"Importing JAX and building the parts of {file.name}", early=trains):
         parts = build_parts(config)
     from training.runs.program_cache import keep_programs
@@ -202,7 +202,7 @@ def report(folders):
     return DONE
 
 
-def check(parts, config=None, layers=()):
+def check(parts, config, layers):
     """--check: print the resolved config and the model, and from which file each value is if there
     are several."""
     from training.runs.shape_check import table
@@ -223,7 +223,7 @@ def check(parts, config=None, layers=()):
     return DONE
 
 
-def launch(processes, config, build_parts):
+def launch_processes(count, config, build_parts):
     """--processes: start processes that train together; mistakes are reported before they start."""
     from training.checkpoint.storage import check_format
     from training.devices.launcher import launch
@@ -235,8 +235,8 @@ def launch(processes, config, build_parts):
 
     jax.config.update("jax_platforms", "cpu")  # the accelerators are for the processes
     parts = build_parts(config)
-    check_format(parts.checkpoint.format, processes)
-    return launch(processes)
+    check_format(parts.checkpoint.format, count)
+    return launch(count)
 
 
 def fast_dev_run(config, build_parts):

@@ -31,7 +31,7 @@ from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.record import check_known
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
-from training.recipe import with_recorded
+from training.preprocess import with_recorded
 from utils import UserError, first_line, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read

@@ -54,7 +54,7 @@ ALLOWED = {
             "model.sampling",
             "data_loader",
         }
-        | {"training.checkpoint", "training.objective", "training.recipe"},
+        | {"training.checkpoint", "training.objective", "training.preprocess"},
         True,
     ),
     # The commands, and the files of a new project, which import as any user's do.

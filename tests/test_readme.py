@@ -82,7 +82,7 @@ def test_the_committed_list_of_parts_is_current():
 
 def test_the_reading_order_has_the_right_number_of_lines():
     rows = re.findall(r"^\| \[`?([\w./]+)`?\]\(([\w./]+)\) \| ([\d,]+) \|", README, re.MULTILINE)
-    assert len(rows) == 15
+    assert len(rows) == 19
     for name, path, count in rows:
         assert name == path
         files = sorted((ROOT / path).rglob("*.py")) if path.endswith("/") else [ROOT / path]
@@ -135,7 +135,7 @@ def test_the_messages_for_mistakes():
 def test_the_table_of_weights(capsys):
     (words,) = re.findall(r"train\.py --check (model=mlp [^`]*)", CONFIGURE)
     config = read(ROOT / "config.json", [*shlex.split(words), "data=digits"])
-    train.check(build(config, "config.json"))
+    train.check(build(config, "config.json"), config, ())
     assert capsys.readouterr().out.endswith(block_of_text("path "))
 
 

@@ -274,7 +274,7 @@ class UserBatches:
 
     def __call__(self, epoch, start):
         whole = self.iterable.start_at(epoch, start) if self.exact else self.iterable
-        for batch, valid in padded(whole, self.rows, start):
+        for batch, valid in padded(whole, self.rows, start if self.exact else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
             self.rows = len(jax.tree.leaves(batch)[0])
             if jax.process_count() > 1:  # the loader of each process yields the same whole batches

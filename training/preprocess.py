@@ -8,6 +8,7 @@ run's config from then on. `fit` must also work for a single example of zeros.
 
 import inspect
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -210,3 +211,53 @@ def fitted_to_zeros(preprocess, x):
         x = jax.eval_shape(fn, x)
         done.append(fn)
     return done
+
+
+def with_statistics(parts, statistics):
+    """The parts of a config with statistics of the training set, [[index in preprocess, {argument:
+    value}], ...], in the functions and in the config."""
+    preprocess, config = list(parts.preprocess), dict(parts.config)
+    nodes = config["preprocess"] = list(config["preprocess"])
+    for i, values in statistics:
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        preprocess[i] = bound(preprocess[i], values)
+        nodes[i] = nodes[i] | {"args": nodes[i]["args"] | values}
+    changed = {"preprocess": preprocess, "config": config, "unfitted": {}}
+    return SimpleNamespace(**vars(parts) | changed)
+
+
+def with_recorded(parts, config, source):
+    """The parts with the statistics that a run has recorded in its config."""
+    if not parts.unfitted:
+        return parts
+    statistics = recorded_statistics(parts, config)
+    if len(statistics) < len(parts.unfitted):
+        names = [parts.config["preprocess"][i]["name"] for i in parts.unfitted]
+        raise UserError(
+            f"preprocess: {source} has no statistics of the training set for {', '.join(names)}; "
+            "use the config that the run has recorded, or write them into yours"
+        )
+    return with_statistics(parts, statistics)
+
+
+def recorded_statistics(parts, config):
+    """The statistics that the config of a run holds for the same parts, for `with_statistics`."""
+    recorded, found = config.get("preprocess"), []
+    recorded = recorded if isinstance(recorded, list) else []
+    for i, names in parts.unfitted.items():
+        node = recorded[i] if i < len(recorded) else None
+        args = node.get("args") if isinstance(node, dict) else None
+        same = isinstance(args, dict) and node.get("name") == parts.config["preprocess"][i]["name"]
+        if not same:
+            continue
+        values = {name: args.get(name) for name in names}
+        if all(map(is_statistic, values.values())):
+            found.append([i, values])
+    return found
+
+
+def is_statistic(value):
+    """Whether this is a finite number, a list of them, or a list of such lists."""
+    if isinstance(value, list):
+        return bool(value) and all(item == [] or is_statistic(item) for item in value)
+    return type(value) in (int, float) and abs(value) < 2**127

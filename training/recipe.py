@@ -3,7 +3,6 @@ the shape check, training, `--evaluate`, `--watch` and the export."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax
 from data_loader.base import has_items
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from training.base import Objective, Optimizer, Tracked, unchanged
-from training.objective import inputs, with_epochs, with_precision
+from training.objective import augmented_by_epoch, inputs, with_epochs, with_precision
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -19,7 +18,6 @@ from training.options import (
     TrainingOptions,
     monitor_for,
 )
-from training.preprocess import bound
 from training.run import Reader
 from training.tally import NEEDS, MetricPlan
 from training.transforms import NO_STEP, kind_of
@@ -81,8 +79,9 @@ class Recipe(NamedTuple):
         return [name for name in sets if name == "test" and self.training.test_at == "end"]
 
     def first_examples(self, dataset, count):
-        """The first examples of the training set in the order of its first epoch, augmented as in
-        training if there are augmentations; None if they cannot be read one by one."""
+        """The first examples of the training set in the order of its first epoch: raw ones, or if
+        there are augmentations, preprocessed and augmented ones; None if they cannot be read one by
+        one."""
         if not has_items(dataset):
             return None
         order = {"seed": self.seed, "epoch": 1, "shuffle": self.loader.shuffle}
@@ -95,6 +94,7 @@ class Recipe(NamedTuple):
         batch = collated(examples, self.loader.collate_fn or collate)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             return examples
+        batch = augmented_by_epoch(self.augment, 0, batch)
         key = jax.random.fold_in(jax.random.key(self.seed), 0)
         x = jax.device_get(
             jax.jit(lambda x: inputs(self.preprocess, self.augment, key, x))(batch[0])
@@ -151,56 +151,6 @@ def rates_of_replicas(parts, numbers):
         return parts.rates
     rates = [parts.rebuild(parts, own).rates for own in numbers]
     return {f"{name}/{r}": rate for r, named in enumerate(rates) for name, rate in named.items()}
-
-
-def with_statistics(parts, statistics):
-    """The parts of a config with statistics of the training set, [[index in preprocess, {argument:
-    value}], ...], in the functions and in the config."""
-    preprocess, config = list(parts.preprocess), dict(parts.config)
-    nodes = config["preprocess"] = list(config["preprocess"])
-    for i, values in statistics:
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        preprocess[i] = bound(preprocess[i], values)
-        nodes[i] = nodes[i] | {"args": nodes[i]["args"] | values}
-    changed = {"preprocess": preprocess, "config": config, "unfitted": {}}
-    return SimpleNamespace(**vars(parts) | changed)
-
-
-def with_recorded(parts, config, source):
-    """The parts with the statistics that a run has recorded in its config."""
-    if not parts.unfitted:
-        return parts
-    statistics = recorded_statistics(parts, config)
-    if len(statistics) < len(parts.unfitted):
-        names = [parts.config["preprocess"][i]["name"] for i in parts.unfitted]
-        raise UserError(
-            f"preprocess: {source} has no statistics of the training set for {', '.join(names)}; "
-            "use the config that the run has recorded, or write them into yours"
-        )
-    return with_statistics(parts, statistics)
-
-
-def recorded_statistics(parts, config):
-    """The statistics that the config of a run holds for the same parts, for `with_statistics`."""
-    recorded, found = config.get("preprocess"), []
-    recorded = recorded if isinstance(recorded, list) else []
-    for i, names in parts.unfitted.items():
-        node = recorded[i] if i < len(recorded) else None
-        args = node.get("args") if isinstance(node, dict) else None
-        same = isinstance(args, dict) and node.get("name") == parts.config["preprocess"][i]["name"]
-        if not same:
-            continue
-        values = {name: args.get(name) for name in names}
-        if all(map(is_statistic, values.values())):
-            found.append([i, values])
-    return found
-
-
-def is_statistic(value):
-    """Whether this is a finite number, a list of them, or a list of such lists."""
-    if isinstance(value, list):
-        return bool(value) and all(item == [] or is_statistic(item) for item in value)
-    return type(value) in (int, float) and abs(value) < 2**127
 
 
 def configured(update, objective, optimizer, training, augment):

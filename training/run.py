@@ -42,7 +42,7 @@ class Run:
     for_good: bool = False  # whether it must not be resumed, as after early stopping
     budget_exhausted: str | None = None  # the option that set the budget that ended it
     signal: str | None = None  # the signal, or another watcher's interruption, that ended it early
-    untested: bool = False  # whether the final test has begun and is not done
+    untested: bool = False  # whether the final test is still to be done
     # the first replica's (params, state) in the final test, if these are not the latest ones
     tested: Any = None
     # whether all trackers ended; a stuck one would also block the interpreter

@@ -2,7 +2,8 @@
 
 The programs are made from shapes alone, so that threads compile them while the data is still
 loading: `Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a
-set, and copies or replaces its state. It has no part in epochs, log lines or checkpoints.
+set, and copies or replaces its state. When an epoch, a log line or a checkpoint comes is decided by
+the loop.
 """
 
 import zlib
@@ -237,7 +238,7 @@ class Trainer:
             taken, reports = self.evaluate_batches(name, consts, tallies, count)
             jax.block_until_ready(before)  # while the next batches compute
             before = reports
-            if stopped():
+            if taken and stopped():
                 return None
         return self.read(tallies)
 

@@ -172,9 +172,8 @@ def floats(tree):
 def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
     """(gradient, new state, losses, metrics), the last two per example, computed in `accumulate`
     microbatches, one after the other."""
-    counts = None  # known once the loss is computed
 
-    def mean_loss(params, state, batch, mask, key):
+    def mean_loss(params, state, batch, mask, key, counts=None):
         losses, state, metrics = objective(params, state, batch, key, True, mask)
         return mean_of(losses, mask, counts or counts_of(losses, mask)), (state, losses, metrics)
 
@@ -187,7 +186,7 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
         # The barrier orders microbatches that are unrolled, so that only one needs its memory.
         (total, state), (i, batch, mask) = jax.lax.optimization_barrier((carry, piece))
         own = jax.random.fold_in(key, i)
-        grads, (state, losses, metrics) = grad(params, state, batch, mask, own)
+        grads, (state, losses, metrics) = grad(params, state, batch, mask, own, counts)
         return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)
 
     size = len(mask)

@@ -30,7 +30,7 @@ def layer_norm(params, x, *, eps=1e-6):
 
 
 def rms_norm_init(dim, bias=False):
-    """The bias exists in layer norm only."""
+    """`bias` has no effect: it is here so that both norms can be called alike."""
     return {"scale": jnp.ones(dim)}
 
 

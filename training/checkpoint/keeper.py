@@ -14,7 +14,7 @@ from training.checkpoint.background import Background
 from training.checkpoint.record import FORMAT
 from training.checkpoint.retention import Kept, kept_so_far, protected
 from training.devices.processes import agreed, is_first, several, together
-from training.watchers import Reply
+from training.watchers import NEVER, Reply
 from utils import Damaged, RunError
 
 logger = logging.getLogger("main")
@@ -48,7 +48,7 @@ class Keeper:
 
     def steps_left(self, ahead):
         every = self.options.every_steps
-        return every - ahead.step % every if every else 2**30
+        return every - ahead.step % every if every else NEVER
 
     def overdue(self, ahead):
         return self.time_is_up()

@@ -25,7 +25,8 @@ from training.checkpoint.retention import Kept, protect
 from training.devices.sharding import Plan
 from training.feed import spec_on_device
 from training.options import monitor_for
-from training.recipe import compose, with_recorded
+from training.preprocess import with_recorded
+from training.recipe import compose
 from training.runs.folder import FINISHED, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of

@@ -11,7 +11,8 @@ import numpy as np
 from data_loader.base import loaded
 from file_io import atomic_write
 from training.checkpoint.pretrained import fitted_to_data, pretrained_from
-from training.recipe import compose, with_statistics
+from training.preprocess import with_statistics
+from training.recipe import compose
 from training.runs.sets import split_sets
 from training.runs.start import checked_recipe, computed_statistics
 from training.trainer import Trainer

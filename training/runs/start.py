@@ -19,8 +19,8 @@ from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
 from training.feed import nbytes, stacks
 from training.fit import train_recipe
-from training.preprocess import bound, fitted
-from training.recipe import compose, recorded_statistics, with_statistics
+from training.preprocess import bound, fitted, recorded_statistics, with_statistics
+from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.argument_checks import check_callbacks

@@ -39,7 +39,7 @@ from file_io import is_alike
 from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
 from training.tally import NEEDS
-from training.watchers import Reply
+from training.watchers import NEVER, Reply
 from utils import RunError, UserError, cut, relative_path
 
 logger = logging.getLogger("main")
@@ -67,7 +67,7 @@ class Callbacks:
         own = {id(c) for c in self.own}
         planners = [(i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left")]
         left = {i: steps_left(c, ahead.step) for i, c in planners if id(c) in own}
-        least = min(left.values(), default=2**30)
+        least = min(left.values(), default=NEVER)
         self.waiting = sum(1 << i for i, n in left.items() if n == least)
         return least
 

@@ -15,6 +15,7 @@ from file_io import Unreadable, lines_of, parse_json
 from training.devices.placing import fetched
 from training.devices.processes import several
 from training.options import LoggingOptions
+from training.watchers import NEVER
 from training.watching.publish import Publisher
 from utils import RunError, named_leaves
 
@@ -49,8 +50,8 @@ class MetricLog:
     def steps_left(self, ahead):
         """Steps until the next log line, which comes every n steps or when the ring is full."""
         every = self.options.every_steps
-        by_number = every - ahead.position % every if every else 2**30
-        until_full = self.ring - (ahead.position - ahead.lined) if self.ring else 2**30
+        by_number = every - ahead.position % every if every else NEVER
+        until_full = self.ring - (ahead.position - ahead.lined) if self.ring else NEVER
         return min(by_number, until_full)
 
     def overdue(self, ahead):

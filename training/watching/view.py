@@ -49,8 +49,9 @@ class View:
     learning_rate()  {name: value} at the latest step, where known
     classes        the names of the classes, or None
     tokenizer      the one that made the tokens, or None
-    first_examples(count)  the first examples of training, shuffled and augmented as in its first
-                   epoch; None where single examples cannot be read
+    first_examples(count)  the first examples of training, shuffled as in its first epoch: raw, or
+                   preprocessed and augmented if there are augmentations; None where single examples
+                   cannot be read
     """
 
     def __init__(

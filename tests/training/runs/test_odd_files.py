@@ -7,7 +7,7 @@ import pytest
 
 from file_io import is_alike, parse_json, read_json
 from training.checkpoint.retention import protected
-from training.recipe import is_statistic
+from training.preprocess import is_statistic
 from training.runs.evaluate import rows
 from training.runs.folder import changes_of_environment
 from training.watching.metric_log import epoch_rows

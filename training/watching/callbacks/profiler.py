@@ -9,11 +9,10 @@ import jax
 from file_io import Unreadable, inside
 from ranges import Count, Positive, checked
 from training.base import Callback
+from training.watchers import NEVER
 from utils import UserError, first_line
 
 logger = logging.getLogger("main")
-
-NEVER = 2**30
 
 
 @checked
