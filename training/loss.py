@@ -72,12 +72,21 @@ def target_and_weight(target, ignore_label=None):
         target, weight = target["target"], at_least_float32(target["weight"])
     target = jnp.asarray(target)
     if ignore_label is not None:
-        ignored = target == ignore_label
+        nothing = jnp.zeros(target.shape, bool)
+        ignored = target == ignore_label if can_hold(target.dtype, ignore_label) else nothing
         kept = jnp.ones(target.shape) if weight is None else along(weight, target)
         weight = jnp.where(ignored, 0, kept)
     if weight is None:
         return target, None
     return jnp.where(along(weight, target) == 0, 0, target), weight
+
+
+def can_hold(dtype, label):
+    """Whether an array of this dtype can hold a label. A comparison would turn -1 into the last of
+    the unsigned numbers."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return True
+    return jnp.iinfo(dtype).min <= label <= jnp.iinfo(dtype).max
 
 
 def label_and_weight(logits, label, ignore_label):

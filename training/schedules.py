@@ -170,7 +170,10 @@ def in_steps(name, name_in_epochs, given):
         if given["steps_per_epoch"] is None:
             why = f"{epochs} needs steps_per_epoch, which is unknown; give it, or {name}"
             raise UnknownFact(f"{name_in_epochs}: {why}")
-        steps = np.rint(np.multiply(epochs, given["steps_per_epoch"])).astype(int).tolist()
+        steps = np.rint(np.multiply(np.asarray(epochs, float), given["steps_per_epoch"]))
+        if not (np.abs(steps) < 2**31).all():
+            raise ValueError(f"{name_in_epochs}: {epochs} is more than {2**31 - 1} steps")
+        steps = steps.astype(int).tolist()
         if name == "steps" and steps < 1:
             raise ValueError(f"epochs: {epochs} is {steps} steps; must be at least 1 step")
     elif steps is None and name == "steps":

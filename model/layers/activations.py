@@ -35,7 +35,9 @@ def gelu(x):
 @op(any_rank=True)
 def gelu_tanh(x):
     """The approximation of gelu that GPT-2 used."""
-    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    # Beyond 10, tanh is 1. Its gradient is 0 there, and 0 times an infinite x**2 would be NaN.
+    near = jnp.clip(x, -10, 10)
+    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (near + 0.044715 * near**3)))
 
 
 @op(any_rank=True)

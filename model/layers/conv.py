@@ -36,6 +36,7 @@ def conv2d(params, x, *, stride=1, padding="SAME", dilation=1):
         pads = padding if isinstance(padding, str) else explicit_padding(padding)
         return add_bias(params, plain(x, weight, stride, pads, dilation))
     pads = resolve_padding(padding, x.shape[1:3], weight.shape[:2], stride, dilation)
+    x, pads = within_reach(x, pads, weight.shape[:2], dilation)
     return add_bias(params, convolve(x, weight, stride, pads, dilation))
 
 
@@ -55,6 +56,8 @@ def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
     def xla(x, weight):
         return lax.conv_transpose(x, weight, stride, pads, dimension_numbers=LAYOUT)
 
+    if stride == (1, 1):
+        x, pads = within_reach(x, pads, weight.shape[:2])
     if are_free(x.shape[1:3]) or stride == (1, 1):
         return add_bias(params, xla(x, weight))
     in_phases = partial(conv_forms.phases, stride=stride, pads=pads)
@@ -73,6 +76,17 @@ def same_padding(kernel, stride):
     total = kernel + stride - 2
     before = kernel - 1 if stride > kernel - 1 else -(-total // 2)
     return before, total - before
+
+
+def within_reach(x, pads, kernel, dilation=(1, 1)):
+    """(x, pads) with zeros added to x where the padding is wider than the kernel reaches. For such
+    a padding XLA's CPU backend computes a wrong gradient of x (jax 0.10.2)."""
+    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    excess = [tuple(max(p - r, 0) for p in pair) for pair, r in zip(pads, reach, strict=True)]
+    if not any(map(any, excess)):
+        return x, pads
+    left = [(a - b, c - d) for (a, c), (b, d) in zip(pads, excess, strict=True)]
+    return jnp.pad(x, ((0, 0), *excess, (0, 0))), tuple(left)
 
 
 def convolve(x, weight, stride, pads, dilation):

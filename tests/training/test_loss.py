@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.model.compare import normal
 from training.loss import binary_cross_entropy, cross_entropy, huber, mae, mse
 
 DRAW = np.random.default_rng(0)
@@ -172,6 +173,16 @@ def test_elements_count_by_their_weights(ours, elements, outputs, clean, bad, we
     np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-7)
     per_row = 7 if ours is mse else 1  # one weight for each row of seven elements
     assert ours(outputs, target).weight == per_row * np.sum(weights)
+
+
+@pytest.mark.parametrize("ignored", [-1, -100, 256, 2**40])
+def test_a_label_that_the_dtype_cannot_hold_ignores_no_other(ignored):
+    logits, classes = normal(0, 4, 256), np.array([0, 255, 156, 3])
+    expected = cross_entropy(logits, classes)
+    for dtype in (np.uint8, np.int32):
+        loss = cross_entropy(logits, classes.astype(dtype), ignore_label=ignored)
+        np.testing.assert_allclose(loss.value, expected, rtol=1e-6)
+        assert loss.weight == 4
 
 
 def test_an_example_in_which_nothing_counts_has_weight_0_and_no_gradient():

@@ -52,5 +52,14 @@ def test_equals_jax_for_extreme_inputs(name, large):
 
 
 @ALL
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_values_and_gradients_are_finite_for_the_largest_inputs(name, dtype):
+    activation = getattr(activations, name)
+    x = jnp.array([2e19, -2e19, 1e38, -1e38], dtype)
+    value, gradient = activation(x), jax.grad(lambda x: activation(x).sum())(x)
+    assert jnp.isfinite(value).all() and jnp.isfinite(gradient).all()
+
+
+@ALL
 def test_nan_stays_nan(name):
     assert jnp.isnan(getattr(activations, name)(jnp.array([jnp.nan, 1.0]))[0])

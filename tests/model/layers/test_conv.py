@@ -1,5 +1,7 @@
 """Convolutions against Flax's in every form, and the form chosen for each platform."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -233,6 +235,29 @@ def test_written_gradients_work_for_a_free_batch(name):
     x = normal(0, 3, 7, 6, 4)
     exported = jax.export.export(gradient)(form).call(x)
     np.testing.assert_allclose(exported, gradient(x), rtol=1e-6)
+
+
+PADS = [((3, 0), (3, 0)), ((0, 3), (1, 2)), ((2, 0), (1, 1)), ((4, 4), (0, 3)), ((1, 3), (3, 1))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pads", PADS)
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_a_padding_wider_than_the_kernel_has_the_gradient_of_a_linear_map(kernel, pads):
+    """For a linear map A, <A x, y> is <x, gradient of <A x, y>>. XLA's own gradient would be a
+    reference with the same fault."""
+    cases = [(conv2d, (1, 1), 1), (conv2d, (2, 1), 1), (conv2d, (1, 2), 4), (conv2d, (1, 1), 2)]
+    cases += [(conv_transpose2d, stride, 1) for stride in ((1, 1), (2, 1), (2, 2), (3, 2))]
+    for layer, stride, groups in cases:
+        params = {"weight": normal(0, *kernel, 4 // groups, 16)}
+        fn = jax.jit(partial(layer, params, stride=stride, padding=pads))
+        for size in ((3, 1), (6, 6), (5, 8)):
+            x, other = normal(1, 2, *size, 4), normal(2, 2, *size, 4)
+            y, gradient_for = jax.vjp(fn, x)
+            up = normal(3, *y.shape)
+            (gradient,) = gradient_for(up)
+            both = np.vdot(gradient, other), np.vdot(fn(other), up)
+            np.testing.assert_allclose(*both, rtol=1e-3, atol=0.01)
 
 
 def test_the_gradients_of_an_empty_output_are_zero():
