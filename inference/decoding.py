@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from model.sampling import COLDEST, second_half
+
 TOKEN, LOGITS, POSITION, NEXT = "token", "logits", "position", "next/"  # names in the file
 
 
@@ -48,7 +50,7 @@ def steps(decoder, prompts, count, choose):
     position = context
     for _ in range(count):
         if position == context:  # before the first token, and when the cache is full
-            texts = texts if cache is None else [text[-(context // 2 or 1) :] for text in texts]
+            texts = [second_half(text, context) for text in texts]
             cache = decoder.read(texts)
             position = max(map(len, texts)) - 1
         logits, cache = decoder.step([text[-1] for text in texts], cache)
@@ -73,7 +75,7 @@ def draw(random, logits, sampling):
     """One token for each row of logits, as in model/generate.py, but from other random numbers."""
     temperature, top_k, top_p, vocab_size = sampling
     logits = logits[:, :vocab_size]
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits.argmax(-1)
     logits = logits.astype(np.float64) / temperature
     if top_k is not None and top_k < logits.shape[-1]:

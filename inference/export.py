@@ -19,7 +19,7 @@ from inference.child import Child
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
 from inference.language import LanguageExporter, is_decoder
-from inference.load import Form, checkpoint_at, load_to_export, output_kind
+from inference.load import Form, checkpoint_at, load_to_export
 from inference.packages import first_import
 from inference.progress import Progress
 from inference.sizes import parse_free
@@ -211,7 +211,7 @@ def describe(work, code, exporter, reports, failures):
         "form": exportable.form._asdict(),
         # The preprocessing that the caller must do.
         "preprocess": [] if exportable.form.preprocess else exportable.config["preprocess"],
-        "output_kind": output_kind(exportable.config, exportable.form),
+        "output_kind": exportable.output_kind,
         "classes": exportable.classes,
         "data": examples.source if examples else f"none: {exporter.no_examples}",
         "samples": len(exporter.samples) if exporter.samples else None,

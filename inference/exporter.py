@@ -12,7 +12,6 @@ import numpy as np
 from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
 from inference.demo.page import write_demo
 from inference.float32_weights import float32_weights, warning
-from inference.load import output_kind
 from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import UNBATCHED, place, trace
 from inference.lowering.walk import Missing
@@ -62,7 +61,7 @@ class Exporter:
         self.own = (
             own_inputs(arguments.inputs, exportable, is_batched) if arguments.inputs else None
         )
-        self.classes = output_kind(exportable.config, exportable.form) != "numbers"
+        self.classes = exportable.output_kind != "numbers"
         self.examples, self.no_examples = (
             (examples, None) if examples else load_examples(exportable, arguments, self.own)
         )

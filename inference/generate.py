@@ -82,15 +82,16 @@ def checked_text(arguments):
     """(the prompt, the Sampling) of the options of `add_text_options`."""
     if arguments.tokens < 1:
         raise UserError(f"--tokens: must be at least 1, got {arguments.tokens}")
-    if arguments.seed < 0:
-        raise UserError(f"--seed: must be 0 or more, got {arguments.seed}")
+    largest = 2**32 - getattr(arguments, "samples", 1)  # each sample has the next seed
+    if not 0 <= arguments.seed <= largest:
+        raise UserError(f"--seed: must be from 0 to {largest}, got {arguments.seed}")
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     return prompt_of(arguments), sampling
 
 
 def prompt_of(arguments):
     if not arguments.prompt_file:
-        return arguments.prompt or ""
+        return checked_prompt(arguments.prompt or "")
     if arguments.prompt:
         raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
     path = Path(arguments.prompt_file)
@@ -100,6 +101,18 @@ def prompt_of(arguments):
         raise UserError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def checked_prompt(prompt):
+    """A prompt that can be encoded: bytes that are not UTF-8 reach Python as lone surrogates."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        found = f"character {error.start} is {error.object[error.start]!a}"
+        raise UserError(
+            f"--prompt: is not UTF-8: {found}; pass a --prompt-file in UTF-8"
+        ) from error
+    return prompt
 
 
 def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):

@@ -48,6 +48,7 @@ class Form(NamedTuple):
 
 
 NHWC = Form()
+LOSSES_OF_NUMBERS = ("binary_cross_entropy", "huber", "mae", "mse")
 PASS_ONE = "pass a config with -c or, from Python, the model: load(path, model, preprocess=[...])"
 
 
@@ -73,6 +74,11 @@ class Exportable(NamedTuple):
         """The names of the classes: those that the run recorded, else those of the data, or
         None."""
         return known_classes(self.record, self.parts.data)
+
+    @property
+    def output_kind(self):
+        """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
+        return output_kind(self.config, self.form, self.classes)
 
     @property
     def tokenizer(self):
@@ -260,12 +266,15 @@ def describe(error):
     return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
 
 
-def output_kind(config, form):
-    """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
+def output_kind(config, form, classes):
+    """Exportable.output_kind, by the loss of a config and the names of the classes. With a user's
+    own loss, the outputs are logits if the classes have names."""
     loss = config.get("loss")
-    if (loss.get("name") if isinstance(loss, dict) else loss) != "cross_entropy":
-        return "numbers"
-    return "probabilities" if form.softmax else "logits"
+    loss = loss.get("name") if isinstance(loss, dict) else loss
+    own = classes and loss not in (None, *LOSSES_OF_NUMBERS)
+    if loss == "cross_entropy" or own:
+        return "probabilities" if form.softmax else "logits"
+    return "numbers"
 
 
 def known_classes(record, data):

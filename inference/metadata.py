@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 from file_io import atomic_write, parse_json, read_file
-from inference.load import output_kind
 from inference.packages import quiet
 
 STANDARD, IDENTIFIER = "TFLITE_METADATA", b"M001"  # the entry in the file, and its schema
@@ -26,7 +25,7 @@ def facts_of(exportable, title, source, commit):
         "code_commit": commit,
         "input_layout": exportable.form.layout,
         "preprocess": [] if exportable.form.preprocess else exportable.config.get("preprocess", []),
-        "outputs_are": output_kind(exportable.config, exportable.form),
+        "outputs_are": exportable.output_kind,
         "classes": list(map(str, exportable.classes or [])),
         # Of a table: a category is its place in the list, from 1; 0 is any other.
         "columns": exportable.parts.facts.get("columns"),

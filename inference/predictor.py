@@ -51,7 +51,7 @@ def open_predictor(arguments):
     inputs = {
         name: (leaf.shape, leaf.dtype) for name, leaf in named(exportable.inputs, "input").items()
     }
-    kind = output_kind(exportable.config, exportable.form)
+    kind = exportable.output_kind
     described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
     return Predictor(Reference(exportable), inputs, None, *described)
 
@@ -71,7 +71,7 @@ def open_export(path, arguments):
     record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
     config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
     preprocess = () if is_prepared else tuple(build_preprocess(config, *rest))
-    kind = kind or output_kind(config, form)
+    kind = kind or output_kind(config, form, classes)
     return Predictor(model, inputs, size, preprocess, form, kind, classes)
 
 

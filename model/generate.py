@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from model.layers.blocks import unrolled
-from model.sampling import Sampling, check, until
+from model.sampling import COLDEST, Sampling, check, second_half, until
 
 CHUNK = 16  # tokens of one call: few enough to watch, enough to hide what a call costs
 SHORTEST = 16  # prompts are padded to powers of 2 from here on, so that few lengths are compiled
@@ -42,7 +42,7 @@ def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0,
     cache, position, made = None, context, 0
     while made < tokens and not ended.all():
         if position == context:  # before the first token, and when the cache is full
-            texts = texts if cache is None else [text[-(context // 2 or 1) :] for text in texts]
+            texts = [second_half(text, context) for text in texts]
             cache = read(model, programs, params, state or {}, texts)
             position = max(map(len, texts)) - 1
         count = min(CHUNK, tokens - made, context - position)
@@ -104,7 +104,7 @@ def draw(key, logits, sampling):
     """One token for each row of logits, (B, V)."""
     temperature, top_k, top_p, vocab_size = sampling
     logits = logits[:, :vocab_size]
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits.argmax(-1).astype(jnp.int32)
     logits = logits.astype(jnp.float32) / temperature
     if top_k is not None and top_k < logits.shape[-1]:

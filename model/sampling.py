@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+COLDEST = 1e-30  # below this temperature, as at 0, always the likeliest: float32 would overflow
+
 
 class Sampling(NamedTuple):
     """How the next token is drawn from the logits."""
@@ -32,6 +34,11 @@ def check(prompts, context, sampling):
         raise ValueError(f"top_k: must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
+
+
+def second_half(text, context):
+    """The tokens of a text that the model reads again, once the text has filled its context."""
+    return text[-(context // 2 or 1) :] if len(text) > context else text
 
 
 def until(stop, text):

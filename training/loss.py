@@ -90,7 +90,12 @@ def can_hold(dtype, label):
 
 
 def label_and_weight(logits, label, ignore_label):
-    """The same for labels, which can only be ignored if they are classes."""
+    """The same for the labels of classes; only these, and not probabilities, can be ignored."""
+    shape = jnp.shape(logits)
+    if not shape or shape[-1] < 2:
+        raise ValueError(
+            f"the output has the shape {shape}; its last axis must be two classes or more"
+        )
     label, weight = target_and_weight(label, ignore_label)
     if ignore_label is not None and label.shape == logits.shape:
         why = "the target holds probabilities, and only classes can be ignored"

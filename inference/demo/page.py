@@ -11,7 +11,6 @@ from string import Template
 from file_io import atomic_write
 from inference.demo.pixels import UNIT, pixels_of
 from inference.demo.runtime import PROGRAM, SCRIPT, VERSION, runtime
-from inference.load import output_kind
 from utils import UserError, named_leaves
 
 HERE = Path(__file__).parent
@@ -36,7 +35,7 @@ def write_demo(model, page, exportable, classes=None):
         example.shape,
         layout=exportable.form.layout,
         pixels=pixels_of(exportable),
-        kind=output_kind(exportable.config, exportable.form),
+        kind=exportable.output_kind,
         labels=classes,
     )
 

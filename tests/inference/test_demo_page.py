@@ -13,15 +13,15 @@ import pytest
 from inference.demo import page, runtime
 from inference.demo.page import write_demo
 from inference.demo.pixels import BYTES, UNIT, pixels_of
-from inference.load import NHWC, Form
+from inference.load import NHWC, Form, output_kind
 from training.preprocess import normalize, to_unit
 from utils import UserError
 
 
 def loaded_model(inputs, preprocess=(), form=NHWC, loss="cross_entropy"):
     """The fields of a loaded model that a page reads."""
-    config = {"loss": {"name": loss}}
-    return SimpleNamespace(inputs=inputs, preprocess=preprocess, form=form, config=config)
+    kind = output_kind({"loss": {"name": loss}}, form, None)
+    return SimpleNamespace(inputs=inputs, preprocess=preprocess, form=form, output_kind=kind)
 
 
 def image(*shape, dtype=jnp.float32):

@@ -65,6 +65,8 @@ MISTAKES = {
     "--tokenizer: bytes.json is another tokenizer": ["--tokenizer", "bytes.json", "--prompt", "O"],
     "--tokens: must be at least 1": ["--tokens", "0", "--prompt", "O"],
     "top_p: must be above 0": ["--top-p", "0", "--prompt", "O"],
+    "--seed: must be from 0 to 4294967294, got 4294967295": ["--seed", "4294967295", "--samples=2"],
+    r"--prompt: is not UTF-8: character 1 is '\udcff'": ["--prompt", "a\udcff"],
 }
 
 

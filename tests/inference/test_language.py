@@ -55,7 +55,7 @@ class Counting:
         return {LOGITS: logits} | new
 
 
-def test_texts_of_different_lengths_are_read_again_from_their_second_half():
+def test_a_full_text_is_read_again_from_its_second_half_and_a_shorter_one_as_a_whole():
     counting, seen = Counting(), []
 
     def call(arrays):
@@ -68,8 +68,10 @@ def test_texts_of_different_lengths_are_read_again_from_their_second_half():
     positions = [position for position, _ in seen]
     # Three steps read the prompts; the text of the first is full after three more.
     assert positions[3:6] == [[3, 0], [4, 1], [5, 2]]
-    assert positions[6:] == [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
-    assert seen[8][1] == [[5, 6, 0, 0, 0, 0], [8, 9, 0, 0, 0, 0]]
+    # It is read again from its second half; the other one, with room for more, as a whole.
+    assert positions[6:] == [[0, 0], [1, 1], [2, 2], [2, 3], [3, 4], [4, 5]]
+    # The first 7 is hidden by its position, and written again.
+    assert seen[9][1] == [[5, 6, 7, 0, 0, 0], [7, 8, 9, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.decoding import draw as draw_from_file
 from model import generate as module
 from model.generate import Sampling, draw, generate
 from model.gpt import gpt
@@ -80,6 +81,23 @@ def test_a_text_continues_when_the_context_is_full(llama):
         recent = [*prompt, *expected][-(CONTEXT // 2) :]
         expected += greedy(model, params, recent, CONTEXT // 2 + 1)
     np.testing.assert_array_equal(found, expected[:20])
+
+
+@pytest.mark.slow
+def test_a_text_does_not_depend_on_others_that_fill_their_context_earlier(llama):
+    prompts = [text(4, CONTEXT), text(1, 3), text(2, CONTEXT - 1)]
+    together = generate(*llama, prompts, CONTEXT + 9, GREEDY)
+    for prompt, found in zip(prompts, together, strict=True):
+        [alone] = generate(*llama, [prompt], CONTEXT + 9, GREEDY)
+        np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-310, 1e-44, 1e-31, 1e-29])
+def test_a_temperature_near_0_draws_the_likeliest_token(temperature):
+    logits = np.array([[1.0, 2.0, -3.0, 5.0, 4.0]], np.float32)
+    sampling = Sampling(temperature)
+    assert draw(jax.random.key(0), jnp.asarray(logits), sampling).tolist() == [3]
+    assert draw_from_file(np.random.default_rng(0), logits, sampling).tolist() == [3]
 
 
 @pytest.mark.slow

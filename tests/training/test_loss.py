@@ -10,6 +10,7 @@ import pytest
 
 from tests.model.compare import normal
 from training.loss import binary_cross_entropy, cross_entropy, huber, mae, mse
+from training.metrics import accuracy
 
 DRAW = np.random.default_rng(0)
 LOGITS, OTHER = DRAW.normal(size=(2, 7)).astype("float32") * 3
@@ -201,11 +202,22 @@ def test_an_example_in_which_nothing_counts_has_weight_0_and_no_gradient():
             "'target' and 'weight', got",
         ),
         (cross_entropy, {"target": CLASSES, "weight": np.ones(4)}, r"weights .* \(4,\)"),
+        (
+            lambda _, y: cross_entropy(np.ones((5, 1)), y),
+            CLASSES,
+            r"\(5, 1\); its last axis must",
+        ),
+        (
+            lambda _, y: accuracy(np.ones(1), y),
+            0,
+            r"\(1,\); its last axis must be two classes or more",
+        ),
+        (lambda _, y: cross_entropy(np.float32(1), y), 0, r"\(\); its last axis must be two"),
         (mse, {"target": NUMBERS, "weight": np.ones(7)}, "one weight for each element"),
         (partial(cross_entropy, ignore_label=0), SOFT, "^ignore_label: .*probabilities"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(loss, target, message):
+def test_outputs_and_weights_that_do_not_fit_are_refused(loss, target, message):
     with pytest.raises(ValueError, match=message):
         loss(LOGITS if target is SOFT else ROWS, target)
 
