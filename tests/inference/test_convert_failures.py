@@ -214,9 +214,10 @@ def test_if_the_native_route_fails_in_any_way_the_other_is_tried(
     assert code == 0 and message in printed and "; trying jax2tf instead" in printed, printed
     report = read_report(tmp_path)["formats"]["onnx"]
     assert report["route"] == "jax2tf" and report["native_fails"] in printed
-    code, printed = convert(*ONNX, "--route", "native", "--force")
-    assert code == 1 and message in printed and "trying" not in printed
-    assert "Traceback" not in printed
+    for options in (["--route", "native"], ["--quantize", "dynamic", "--exclude", "head/.*"]):
+        code, printed = convert(*ONNX, *options, "--force")
+        assert code == 1 and message in printed and "trying" not in printed
+        assert "Traceback" not in printed
 
 
 def test_if_both_routes_fail_the_message_has_both_reasons(convert, tmp_path, monkeypatch):
@@ -290,6 +291,10 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
         (["--exclude", "dense/.*"], "--exclude: says what --quantize leaves in float32"),
         (["--exclude", "(", "--quantize", "int8"], "--exclude: '(' is not a regex: missing )"),
         (
+            ["--exclude", "haed/.*", "--quantize", "dynamic"],
+            "--exclude: 'haed/.*' matches no weight; there are head/bias, head/weight, hidden/0/",
+        ),
+        (
             [
                 "--exclude",
                 "head/.*",
@@ -306,4 +311,4 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 )
 def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
     code, printed = convert("--formats", "onnx", *arguments)
-    assert code == 2 and message in printed
+    assert code == 2 and printed.startswith(message) and printed.count("\n") == 1, printed
