@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,9 +61,58 @@ def test_a_folder_created_during_the_export_is_not_replaced(convert, tmp_path, m
 
 
 def test_the_folder_of_a_killed_process_is_removed(convert, tmp_path):
-    (tmp_path / "out" / ".small.999999999.tmp").mkdir(parents=True)
+    """Also of one that had the number of this process, as in another container."""
+    for process in (999999999, os.getpid()):
+        (tmp_path / "out" / f".small.{process}.tmp").mkdir(parents=True)
     assert convert(*ONNX)[0] == 0
     assert output_folder(tmp_path) == ["small"]
+
+
+@pytest.mark.parametrize("process", [999999999, os.getpid()], ids=["ended", "itself"])
+def test_an_export_that_a_killed_process_was_replacing_is_restored(convert, tmp_path, process):
+    out = tmp_path / "out"
+    former = out / f".small.{process}.former"
+    others = [f".small.{os.getppid()}.former", f".small.v2.{process}.former"]  # running, another
+    for name in others:
+        write_export(out / name)
+    write_export(former)
+    (out / f".small.{process}.tmp").mkdir()
+    code, printed = convert(*ONNX)
+    assert code == 2 and "already exists" in printed
+    assert output_folder(tmp_path) == sorted([*others, "small"])
+    assert (out / "small" / "notes.txt").read_text() == "precious"
+    (out / "small" / "notes.txt").unlink()
+    write_export(former)
+    assert convert(*ONNX)[0] == 2
+    assert output_folder(tmp_path) == sorted([*others, "small"])
+    assert (out / "small" / "notes.txt").read_text() == "precious"
+    (out / "small" / "verification.json").unlink()
+    write_export(former)
+    code, printed = convert(*ONNX)
+    assert code == 2 and "is not an export" in printed and former.exists()
+
+
+def write_export(folder):
+    """The folder of an export with a file of the user's own."""
+    folder.mkdir(parents=True)
+    (folder / "small.tflite").write_text("a model")
+    (folder / "verification.json").write_text('{"files": ["small.tflite", "verification.json"]}')
+    (folder / "notes.txt").write_text("precious")
+
+
+def test_an_interrupt_while_an_export_is_replaced_leaves_it(convert, tmp_path, monkeypatch):
+    def interrupted(path, target):
+        if path.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    write_export(tmp_path / "out" / "small")
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", interrupted)
+    code, printed = convert(*ONNX, "--force")
+    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert output_folder(tmp_path) == ["small"]
+    assert (tmp_path / "out" / "small" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(
