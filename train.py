@@ -71,7 +71,7 @@ def parse(argv):
     add("--trust", action="store_true", help="let the config of a run import its dotted names")
     add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
-    add("--report", nargs="+", metavar="RUN", help="write report.html, or compare several runs")
+    add("--report", nargs="+", action="extend", metavar="RUN", help="write report.html of the runs")
     add(
         "--find-lr",
         nargs="?",

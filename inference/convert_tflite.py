@@ -27,7 +27,8 @@ DEFAULT_FORMATS = ("tflite", "onnx")
 PRECISIONS = ("float16", "dynamic", "int8")
 # exit codes when other files were written
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
-# options that also take the overrides that follow them
+MANY = {"nargs": "+", "action": "extend"}  # given twice, such an option has the values of both
+# options of many values, which also take the overrides that follow them; [] by default
 SWALLOWING = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
 
 
@@ -101,18 +102,16 @@ def add_input_options(add):
     add("--batch", type=int, help="fix the batch size (default: any)")
     add(
         "--free",
-        nargs="+",
+        **MANY,
         metavar="AXIS:NAME",
-        default=[],
         help="other axes of any size, as 1:length; of one input, in a range, or a multiple, as "
         "tokens:1:length:1-512 1:8*height (axis 0 is the batch)",
     )
     for side in ("input", "output"):
         add(
             f"--{side}-names",
-            nargs="+",
+            **MANY,
             metavar="NAME",
-            default=[],
             help=f"the names of the {side}s, in their order",
         )
     add(
@@ -133,8 +132,7 @@ def add_output_options(add):
     """The options that choose what the files contain."""
     add(
         "--formats",
-        nargs="+",
-        default=list(DEFAULT_FORMATS),
+        **MANY,
         metavar="FORMAT",
         help=f"one or more of {', '.join(FORMATS)} (default: {' '.join(DEFAULT_FORMATS)})",
     )
@@ -158,8 +156,7 @@ def add_output_options(add):
     add("--quantize", metavar="PRECISION", help=f"one of {', '.join(PRECISIONS)}")
     add(
         "--exclude",
-        nargs="+",
-        default=[],
+        **MANY,
         metavar="REGEX",
         help="regexes of weights that --quantize leaves in float32",
     )
@@ -191,7 +188,7 @@ def add_verification_options(add):
     )
     add(
         "--batches",
-        nargs="+",
+        **MANY,
         metavar="N",
         help="the batch sizes to verify at (default: 1 3 64)",
     )
@@ -200,8 +197,9 @@ def add_verification_options(add):
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
     give_back_overrides(arguments)
+    formats = arguments.formats or DEFAULT_FORMATS
     arguments.formats = list(
-        dict.fromkeys(name for text in arguments.formats for name in text.lower().split(","))
+        dict.fromkeys(name for text in formats for name in text.lower().split(","))
     )
     check_choices("--formats", arguments.formats, FORMATS)
     check_choices("--route", [arguments.route], ("auto", "native", "jax2tf"))

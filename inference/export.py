@@ -3,32 +3,29 @@
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 import shutil
 import sys
 import time
-from contextlib import contextmanager, suppress
-from glob import escape
+from contextlib import suppress
 from pathlib import Path
 
 import jax
 
-from file_io import inside, open_file, read_json
+from file_io import inside, open_file
 from inference.child import Child
 from inference.demo.runtime import runtime
 from inference.exporter import Exporter
+from inference.folders import REPORT, prepare, replace, temporary_folder
 from inference.language import LanguageExporter, is_decoder
 from inference.load import Form, checkpoint_at, load_to_export
 from inference.packages import first_import
 from inference.progress import Progress
 from inference.sizes import parse_free
 from inference.verify import table, title
-from utils import WINDOWS, RunError, UserError
+from utils import UserError
 from wiring.own_modules import COPIES
 
-REPORT = "verification.json"
-DAY = 24 * 3600  # seconds
 PACKAGES = ("jax", "onnx", "onnxruntime", "tensorflow", "ai-edge-litert", "tf2onnx")
 
 
@@ -44,7 +41,7 @@ def export_with(child, check, progress, arguments, root):
     parse_free(arguments.free)  # fail before loading anything
     folder = Path(arguments.out) / arguments.name if arguments.name else None
     if folder:
-        check_free(folder, arguments.force)
+        prepare(folder, arguments.force)
     if arguments.demo:
         runtime()
     if arguments.formats != ["stablehlo"]:  # it starts while JAX computes what files must return
@@ -61,7 +58,7 @@ def export_with(child, check, progress, arguments, root):
         form=Form(arguments.input_layout, arguments.with_preprocess, arguments.with_softmax),
     )
     folder = folder or Path(arguments.out) / exportable.parts.title
-    check_free(folder, arguments.force)
+    prepare(folder, arguments.force)
     with temporary_folder(folder) as work:
         kind = LanguageExporter if is_decoder(exportable) else Exporter
         exporter = kind(arguments, exportable, child, check, progress)
@@ -78,97 +75,6 @@ def export_with(child, check, progress, arguments, root):
     print(*failures.values(), sep="\n", end="\n" if failures else "", file=sys.stderr)
     outputs = [*arguments.formats, *(["demo"] if arguments.demo else [])]
     return {name: name in failures for name in outputs}
-
-
-def check_free(folder, force):
-    """Raise if the folder exists; a folder that is not an export is never replaced."""
-    if not os.path.lexists(folder):
-        return
-    if not (folder / REPORT).is_file():
-        raise UserError(f"{folder}: exists and is not an export; choose another --name")
-    if not force:
-        raise UserError(
-            f"{folder}: already exists; choose another --name, or pass --force to replace it"
-        )
-
-
-@contextmanager
-def temporary_folder(folder):
-    """A hidden folder beside `folder`, removed at the end, as are those of killed processes."""
-    for stale in folder.parent.glob(f".{escape(folder.name)}.*.tmp"):
-        if is_abandoned(stale):
-            shutil.rmtree(stale, ignore_errors=True)
-    work = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    parents = [parent for parent in work.parents if not parent.exists()]  # the nearest first
-    try:
-        work.mkdir(parents=True)
-    except OSError as error:
-        message = f"{folder}: cannot be created: {error.strerror}; choose another folder with --out"
-        raise UserError(message) from error
-    try:
-        yield work
-    except shutil.Error as error:  # it lists every file; the first one is enough
-        raise RunError(f"{folder}: cannot be written: {error.args[0][0][2]}") from error
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        with suppress(OSError):  # one that is not empty
-            for parent in parents:
-                parent.rmdir()
-
-
-def is_abandoned(stale):
-    """Whether the process that made a temporary folder, which has its number, has ended."""
-    process = stale.name.split(".")[-2]
-    if WINDOWS:  # os.kill would end the process there
-        return time.time() - stale.stat().st_mtime > DAY
-    try:
-        os.kill(int(process), 0)
-    except PermissionError:  # it runs, for another user
-        return False
-    except (ValueError, OverflowError, ProcessLookupError):
-        return True
-    return False
-
-
-def replace(work, folder, force):
-    """Move the finished folder to its final path; keep the user's files in a previous export."""
-    check_free(folder, force)  # another process may have created it since the first check
-    previous = work.with_suffix(".former")
-    if folder.exists():
-        folder.rename(previous)
-    try:
-        work.rename(folder)  # fails if another process has created it since the check
-    except OSError as error:
-        if previous.exists():
-            previous.rename(folder)
-            raise
-        raise UserError(
-            f"{folder}: was created by another process in the meantime; choose another --name"
-        ) from error
-    if previous.exists():
-        keep_user_files(previous, folder)
-        shutil.rmtree(previous, ignore_errors=True)
-
-
-def keep_user_files(previous, folder):
-    """Move the files that the previous export did not write; print those it wrote that are gone."""
-    written = files_written(previous / REPORT)
-    remaining = [path for path in previous.iterdir() if not (folder / path.name).exists()]
-    for path in remaining:
-        if path.name not in written:
-            path.rename(folder / path.name)
-    if removed := sorted(path.name for path in remaining if path.name in written):
-        print(f"Removed with the earlier export: {', '.join(removed)}")
-
-
-def files_written(report):
-    """The names of the files that an export wrote, by its report; none if that is damaged."""
-    with suppress(UserError):
-        files = read_json(report).get("files")
-        return files if isinstance(files, list) else []
-    return []
 
 
 def demo(path, exporter):

@@ -11,6 +11,7 @@ import numpy as np
 
 from inference.cases import cases_of, check_sizes, inputs_of, known_inputs, load_examples
 from inference.demo.page import write_demo
+from inference.excluded import excluded_names
 from inference.float32_weights import float32_weights, warning
 from inference.lowering.compared import equal_sizes
 from inference.lowering.trace import UNBATCHED, place, trace
@@ -69,6 +70,8 @@ class Exporter:
         check_sizes(exportable, tried, arguments.batch)
         self.progress("tracing the model")
         self.traced = trace(*self.trace_arguments)
+        if arguments.route != "jax2tf":  # whose files have other names
+            excluded_names(self.traced.weights, arguments.exclude)
         self.compared = equal_sizes(self.traced.compared)
         own_sizes = tuple(arguments.batches or BATCHES)
         self.batches = (arguments.batch,) if arguments.batch else own_sizes
@@ -103,11 +106,13 @@ class Exporter:
 
     def report(self, format, path):
         """Write and verify one file; returns its report. If no route is chosen and the native one
-        fails in any way, even in the verification, jax2tf is tried."""
+        fails in any way, even in the verification, jax2tf is tried, unless weights are excluded:
+        its files have none of their names."""
         if format == "stablehlo":
             return self.report_by("jax", format, path)
-        if self.arguments.route != "auto":
-            return self.report_by(self.arguments.route, format, path)
+        if self.arguments.route != "auto" or self.arguments.exclude:
+            route = self.arguments.route.replace("auto", "native")
+            return self.report_by(route, format, path)
         needed(*NEEDED[format])  # by both routes
         try:
             return self.report_by("native", format, path)
@@ -197,7 +202,8 @@ class Exporter:
                 return write(path, quantize=precision, samples=self.samples, exclude=exclude)
             from inference.quantize_onnx import quantize_onnx
 
-            given = float32_path, path, precision, self.samples, self.arguments.exclude
+            weights = list(self.traced.weights) if route == "native" else []
+            given = float32_path, path, precision, self.samples, self.arguments.exclude, weights
             self.call(format, f"quantizing to {precision}", quantize_onnx, *given)
 
     def native(self, format, path, **quantization):
@@ -214,7 +220,9 @@ class Exporter:
                 write_onnx(self.traced, path, self.arguments.opset)
         except Missing as error:
             message = f"the native route has no op for {error}"
-            fix = "; add one, or remove --route native" if self.arguments.route == "native" else ""
+            options = ["--route native"] if self.arguments.route == "native" else []
+            options += ["--exclude"] if self.arguments.exclude else []
+            fix = f"; add one, or remove {' and '.join(options)}" if options else ""
             raise UserError(message + fix) from error
 
     def by_jax2tf(self, format, path, **quantization):

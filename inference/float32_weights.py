@@ -2,7 +2,7 @@
 
 import re
 
-from inference.onnx_graphs import LARGE, large_floats
+from inference.onnx_graphs import LARGE, large_floats, without_number
 from inference.tflite_weights import KEPT
 
 SMALLEST_SHARE = 0.01  # of the file; less is not worth a warning
@@ -46,7 +46,9 @@ def warning(shares, excluded):
         name: share
         for name, share in shares.items()
         if KEPT not in name
-        and not any(re.fullmatch(regex, re.sub(r"_\d+$", "", name)) for regex in excluded)
+        and not any(
+            re.fullmatch(regex, each) for regex in excluded for each in (name, without_number(name))
+        )
     }
     if sum(left.values()) < SMALLEST_SHARE:
         return None

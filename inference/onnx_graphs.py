@@ -55,12 +55,18 @@ def in_order(graph):
     graph.node.extend(order)
 
 
-def excluded_weights(model, patterns):
-    """The names of the constants of the weights that match one of the patterns."""
-    names = {x.name: re.sub(r"_\d+$", "", x.name) for x in model.graph.initializer}
-    weights = {stem for name, stem in names.items() if not name.startswith(UNNAMED)}
-    found = excluded_names(weights, patterns)
-    return {name for name, stem in names.items() if stem in found}
+def excluded_weights(model, patterns, weights=()):
+    """The names of the constants of the weights that match one of the patterns. Several constants
+    of one weight are numbered, but so may be the `weights` themselves, as w_1 and w_2."""
+    constants = [x.name for x in model.graph.initializer]
+    names = {name: name if name in weights else without_number(name) for name in constants}
+    named = {weight for name, weight in names.items() if not name.startswith(UNNAMED)}
+    found = excluded_names(named, patterns, " of the ONNX file")
+    return {name for name, weight in names.items() if weight in found}
+
+
+def without_number(name):
+    return re.sub(r"_\d+$", "", name)
 
 
 def excluded_nodes(model, names):

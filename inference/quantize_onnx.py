@@ -18,11 +18,11 @@ CONVOLUTIONS = ["Conv", "ConvTranspose"]
 PRODUCTS = [*CONVOLUTIONS, "MatMul", "Gemm"]
 
 
-def quantize_onnx(source, path, precision, samples=None, exclude=()):
+def quantize_onnx(source, path, precision, samples=None, exclude=(), weights=()):
     """Write the float32 file `source` as float16, dynamic or int8; inputs and outputs stay float32.
 
     int8 is calibrated with `samples`, a list of {input: array}. Weights whose names match one of
-    the regexes in `exclude` stay float32.
+    the regexes in `exclude` stay float32; `weights` are the names of the model's, where known.
     """
     write = {"float16": to_float16, "dynamic": to_dynamic, "int8": to_int8}.get(precision)
     if write is None:
@@ -36,7 +36,7 @@ def quantize_onnx(source, path, precision, samples=None, exclude=()):
     with quiet(), tempfile.TemporaryDirectory() as folder:
         try:
             model = onnx.load(source)
-            excluded, named = excluded_weights(model, exclude), weight_names(model)
+            excluded, named = excluded_weights(model, exclude, weights), weight_names(model)
             data = checked(write(Path(source), Path(folder), samples, excluded, named))
         except UserError:
             raise

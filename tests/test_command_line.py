@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 
+import train
+from inference import convert_tflite
 from tests.processes import ROOT, call, run
 from training.run import TIMES
 
@@ -200,6 +202,21 @@ def test_mistakes(small, arguments, code, message):
     exit_code, out, err = started(small, *arguments)
     assert message in out + err
     assert exit_code == code
+
+
+def test_an_option_of_many_values_that_is_given_twice_has_them_all():
+    def parsed(command, option, *values):
+        words = [word for value in values for word in (option, value)]
+        return getattr(command.parse([*given[command], *words]), option[2:].replace("-", "_"))
+
+    given = {train: [], convert_tflite: ["-w", "a.params", "--quantize", "int8"]}
+    assert parsed(train, "--report", "a", "b") == ["a", "b"]
+    for option in ("--free", "--input-names", "--output-names", "--exclude"):
+        assert parsed(convert_tflite, option, "a", "b") == ["a", "b"]
+    assert parsed(convert_tflite, "--batches", "1", "7") == [1, 7]
+    for formats in (["onnx"], ["onnx", "tflite"]):
+        assert parsed(convert_tflite, "--formats", *formats) == formats
+    assert parsed(convert_tflite, "--formats") == ["tflite", "onnx"]
 
 
 def test_a_bare_assertion_in_a_model_is_reported_with_its_file_and_line(small):

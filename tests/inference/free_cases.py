@@ -10,6 +10,7 @@ from model.layers.attention import attend, attention, attention_init
 from model.layers.conv import conv2d, conv2d_init, conv_transpose2d, conv_transpose2d_init
 from model.layers.norm import group_norm
 from model.layers.pool import avg_pool, global_avg_pool, max_pool
+from model.layers.recurrent import gru, gru_init, lstm, lstm_init
 from model.layers.rotary import rotary, rotation
 from tests.inference.layer_cases import grouped, heads
 from tests.inference.made import learned, scale_and_bias, weights
@@ -18,6 +19,7 @@ PLAINLY = {"xla_backend_optimization_level": 0}
 ATTENTION = learned(attention_init, 8)
 PLAIN, DEPTHWISE = learned(conv2d_init, 4, 6, 3), learned(conv2d_init, 4, 4, 3, groups=4)
 UP, NORM = learned(conv_transpose2d_init, 4, 6, 3), scale_and_bias(4)
+LSTM, GRU = learned(lstm_init, 8, 4), learned(gru_init, 8, 4)
 KERNEL = weights(3, 2, 4, 5)
 
 
@@ -25,6 +27,11 @@ def halves(x):
     """Two sizes that a division of a negative number rounds in different directions."""
     count = -(-x.shape[1] // 2)
     return x[:, :count].sum((1, 2)) / count
+
+
+def lengths(x):
+    """How many steps of each sequence count: 2, or more than it has."""
+    return jnp.where(x[:, 0, 0] > 0, 99, 2)
 
 
 def first_and_last(x):
@@ -39,6 +46,8 @@ SEQUENCES = {
     "attend": lambda x: attend(heads(x, 2), heads(x, 2), heads(x, 2), causal=True),
     "attend, one key for two queries": lambda x: attend(*grouped(x, x), causal=True),
     "rotary": lambda x: rotary(heads(x, 2), rotation(jnp.arange(x.shape[1]), 4)),
+    "lstm, masked": lambda x: lstm(LSTM, x, lengths(x)),
+    "gru, masked, backwards": lambda x: gru(GRU, x, lengths(x), reverse=True),
     "positions": lambda x: x + jnp.arange(x.shape[1])[:, None] / x.shape[1],
     "halves": halves,
     "sorted rows": first_and_last,

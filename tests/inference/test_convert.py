@@ -188,8 +188,6 @@ def test_excluded_weights_stay_in_float32(convert, tmp_path):
     stored = onnx.load(tmp_path / "out" / "small" / "small.onnx").graph.initializer
     floats = {x.name for x in stored if x.data_type == onnx.TensorProto.FLOAT}
     assert "head/weight" in floats and "hidden/0/weight" not in floats
-    code, printed = convert(*ONNX, "--force", "--quantize", "dynamic", "--exclude", "haed/.*")
-    assert code != 0 and "--exclude: 'haed/.*' matches no weight; there are head/bias" in printed
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,9 +61,58 @@ def test_a_folder_created_during_the_export_is_not_replaced(convert, tmp_path, m
 
 
 def test_the_folder_of_a_killed_process_is_removed(convert, tmp_path):
-    (tmp_path / "out" / ".small.999999999.tmp").mkdir(parents=True)
+    """Also of one that had the number of this process, as in another container."""
+    for process in (999999999, os.getpid()):
+        (tmp_path / "out" / f".small.{process}.tmp").mkdir(parents=True)
     assert convert(*ONNX)[0] == 0
     assert output_folder(tmp_path) == ["small"]
+
+
+@pytest.mark.parametrize("process", [999999999, os.getpid()], ids=["ended", "itself"])
+def test_an_export_that_a_killed_process_was_replacing_is_restored(convert, tmp_path, process):
+    out = tmp_path / "out"
+    former = out / f".small.{process}.former"
+    others = [f".small.{os.getppid()}.former", f".small.v2.{process}.former"]  # running, another
+    for name in others:
+        write_export(out / name)
+    write_export(former)
+    (out / f".small.{process}.tmp").mkdir()
+    code, printed = convert(*ONNX)
+    assert code == 2 and "already exists" in printed
+    assert output_folder(tmp_path) == sorted([*others, "small"])
+    assert (out / "small" / "notes.txt").read_text() == "precious"
+    (out / "small" / "notes.txt").unlink()
+    write_export(former)
+    assert convert(*ONNX)[0] == 2
+    assert output_folder(tmp_path) == sorted([*others, "small"])
+    assert (out / "small" / "notes.txt").read_text() == "precious"
+    (out / "small" / "verification.json").unlink()
+    write_export(former)
+    code, printed = convert(*ONNX)
+    assert code == 2 and "is not an export" in printed and former.exists()
+
+
+def write_export(folder):
+    """The folder of an export with a file of the user's own."""
+    folder.mkdir(parents=True)
+    (folder / "small.tflite").write_text("a model")
+    (folder / "verification.json").write_text('{"files": ["small.tflite", "verification.json"]}')
+    (folder / "notes.txt").write_text("precious")
+
+
+def test_an_interrupt_while_an_export_is_replaced_leaves_it(convert, tmp_path, monkeypatch):
+    def interrupted(path, target):
+        if path.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    write_export(tmp_path / "out" / "small")
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", interrupted)
+    code, printed = convert(*ONNX, "--force")
+    assert code == 130 and printed.strip() == "Stopped; nothing was written"
+    assert output_folder(tmp_path) == ["small"]
+    assert (tmp_path / "out" / "small" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -214,9 +264,10 @@ def test_if_the_native_route_fails_in_any_way_the_other_is_tried(
     assert code == 0 and message in printed and "; trying jax2tf instead" in printed, printed
     report = read_report(tmp_path)["formats"]["onnx"]
     assert report["route"] == "jax2tf" and report["native_fails"] in printed
-    code, printed = convert(*ONNX, "--route", "native", "--force")
-    assert code == 1 and message in printed and "trying" not in printed
-    assert "Traceback" not in printed
+    for options in (["--route", "native"], ["--quantize", "dynamic", "--exclude", "head/.*"]):
+        code, printed = convert(*ONNX, *options, "--force")
+        assert code == 1 and message in printed and "trying" not in printed
+        assert "Traceback" not in printed
 
 
 def test_if_both_routes_fail_the_message_has_both_reasons(convert, tmp_path, monkeypatch):
@@ -290,6 +341,10 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
         (["--exclude", "dense/.*"], "--exclude: says what --quantize leaves in float32"),
         (["--exclude", "(", "--quantize", "int8"], "--exclude: '(' is not a regex: missing )"),
         (
+            ["--exclude", "haed/.*", "--quantize", "dynamic"],
+            "--exclude: 'haed/.*' matches no weight; there are head/bias, head/weight, hidden/0/",
+        ),
+        (
             [
                 "--exclude",
                 "head/.*",
@@ -306,4 +361,4 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 )
 def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
     code, printed = convert("--formats", "onnx", *arguments)
-    assert code == 2 and message in printed
+    assert code == 2 and printed.startswith(message) and printed.count("\n") == 1, printed

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from inference import verify
+from inference.float32_weights import warning
 from inference.functions import export, export_signatures
 from inference.runtimes import open_model
 from model.base import Model
@@ -250,3 +251,23 @@ def test_int8_is_judged_on_real_inputs_only(format, tmp_path):
     for check in report["checks"]:
         errors[check["data"]].append(check["relative_error"])
     assert max(errors["real"]) < report["tolerance"] < min(errors["random"])
+
+
+def test_weights_whose_names_end_in_numbers_can_be_excluded(tmp_path):
+    """Numbers also tell the constants apart that an ONNX file has of one weight."""
+    random = np.random.default_rng(0)
+    params = {f"w_{i}": random.normal(0, 0.2, (32, 32)).astype(np.float32) for i in range(11)}
+    x, path = random.normal(size=(4, 32)).astype(np.float32), tmp_path / "a.onnx"
+
+    def function(params, x):
+        for i in range(11):
+            x = jnp.tanh(x @ params[f"w_{i}"])
+        return x
+
+    excluded = ["(?i)W_3"]
+    report = export(function, params, x, path, quantize="dynamic", exclude=excluded)
+    assert list(report["float32_weights"]) == ["w_3"]
+    assert warning(report["float32_weights"], excluded) is None
+    message = "'w_99' matches no weight; of the 11 that there are, the nearest are w_9, "
+    with pytest.raises(UserError, match=message):
+        export(function, params, x, path, quantize="dynamic", exclude=["w_99"])

@@ -248,7 +248,8 @@ def test_excluded_weights_stay_in_float32(source, tmp_path):
 
 
 def test_an_exclude_that_matches_nothing_is_an_error(source, tmp_path):
-    with pytest.raises(UserError, match=r"--exclude: 'dep' matches no weight; there are .*deep"):
+    message = r"--exclude: 'dep' matches no weight of the ONNX file; there are .*deep"
+    with pytest.raises(UserError, match=message):
         quantize_onnx(source, tmp_path / "no.onnx", "float16", exclude=["dep"])
     assert not list(tmp_path.iterdir())
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from inference.lowering.onnx_ops import dims
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import constant
 
@@ -32,9 +33,8 @@ def recurrent(t, op, order, params, x, lengths, reverse, **attributes):
     else:
         other = zeros
     if lengths is not None:
-        lengths = t.cast(lengths, np.int32)
-        if isinstance(steps, int):
-            lengths = t.Clip(lengths, np.int32(0), np.int32(steps))
+        most = np.int32(steps) if dims.is_number(steps) else free_length(t, steps)
+        lengths = t.Clip(t.cast(lengths, np.int32), np.int32(0), most)
     y, last = t.add(
         op,
         t.transpose(t.cast(x, dtype), (1, 0, 2)),
@@ -50,6 +50,11 @@ def recurrent(t, op, order, params, x, lengths, reverse, **attributes):
     y = t.Transpose(t.Squeeze(y, np.array([1])), perm=(1, 0, 2))  # (T, 1, B, D) -> (B, T, D)
     results = [y, t.Squeeze(last, np.array([0]))]
     return [t.to(each, out) for each in results] if out != dtype else results
+
+
+def free_length(t, steps):
+    """A free size as the int32 number that Clip takes."""
+    return t.to(t.Squeeze(t.size(steps), np.array([0])), np.int32)
 
 
 def rows(t, value, order):
