@@ -281,6 +281,8 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"best": [["a"]]}, "no valid best"),
         ({"lengths": {"train.log": -1}}, "no valid lengths"),
         ({"callbacks": [3]}, "no valid callbacks"),
+        ({"lr_scales": [1.0, -0.5]}, "no valid lr_scales"),
+        ({"lr_scales": [1.0, 0.5]}, "contradict each other"),
         ({"regular": [[1]]}, "no valid regular"),
         ({"replicas": 2**40}, "is one of 1099511627776 replicas"),
         ({"position": -1}, "no valid position"),

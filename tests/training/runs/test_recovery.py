@@ -148,6 +148,9 @@ FORMS = {
     "batches without one": {"data": Batches()},
     "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
     "learning rate lowered by a callback": {"callbacks": [Slower()]},
+    "learning rate lowered by two callbacks": {
+        "callbacks": [Slower(), reduce_on_plateau("test_loss", patience=1, min_delta=10.0)],
+    },
     "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
     "step by step": {
         "model": resnet((8, 8, 1), 3, widths=(4,), depth=1),
@@ -157,6 +160,7 @@ FORMS = {
 }
 
 USUAL = ("resident", "streamed", "averaged, accumulated, scheduled", "orbax")
+USUAL += ("learning rate lowered by two callbacks",)
 SLOW = [pytest.param(form, 10, marks=pytest.mark.slow) for form in USUAL[1:]]
 SLOW += [pytest.param("resident", 14, marks=pytest.mark.slow)]
 LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if form not in USUAL]
