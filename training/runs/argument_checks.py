@@ -252,7 +252,7 @@ def check_callbacks(recipe, data):
     """Let callbacks refuse a model, or a Data or dataset, before the run has a folder."""
     for callback in recipe.callbacks:
         if hasattr(callback, "check"):
-            callback.check(recipe.model, getattr(data, "tokenizer", None))
+            callback.check(recipe.model, data)
 
 
 def check_pairs(sets, objective):

@@ -20,7 +20,8 @@ metrics         {label: tracked(function, mode, ...)}: measured with the others,
 observer        True: its on_step_end returns nothing and does not read states(), so that the steps
                 need not wait for it. With several processes only process 0 calls it; all other
                 callbacks are called in each process, and the values returned in process 0 are used
-check           (model, tokenizer of the data): may raise a UserError before the run has a folder
+check           (model, data): may raise a UserError before the run has a folder; `data` is a Data
+                (data_loader/base.py), or the training set of `fit`
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in
