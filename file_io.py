@@ -68,14 +68,24 @@ def read_value(path, absent, **hooks):
     try:
         return parse_json(text, **hooks)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        line = [*text.split("\n"), ""][error.lineno - 1]
-        line = line[max(0, error.colno - 40) :][:80].strip()  # a file may be a single long line
-        advice = "(JSON has no comments, and no comma before a closing bracket)"
-        message = f"{path}: {where}: not JSON: {error.msg}\n  {line}\n  {advice}"
-        raise UserError(message) from error
+        raise UserError(f"{path}: {place_of(error, text)}") from error
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def place_of(error, text):
+    """Where and why a text is not JSON, for a message, with the line that is wrong."""
+    if not text.strip():
+        return "the file is empty"
+    if not text[error.pos :].strip():
+        lines = text.rstrip().split("\n")
+        why = f"line {len(lines)}: not JSON: the file ends before its last bracket is closed"
+        return f"{why}\n  {lines[-1][-80:].strip()}"
+    line = [*text.split("\n"), ""][error.lineno - 1]
+    line = line[max(0, error.colno - 40) :][:80].strip()  # a file may be a single long line
+    advice = "(JSON has no comments, and no comma before a closing bracket)"
+    where = f"line {error.lineno}, column {error.colno}"
+    return f"{where}: not JSON: {error.msg}\n  {line}\n  {advice}"
 
 
 def is_alike(value, example):

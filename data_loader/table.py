@@ -101,7 +101,8 @@ def read_csv(path, missing, separator):
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not rows:
-        raise UserError(f"{path}: has no rows below the line with the names of the columns")
+        below = "has no rows below the line with the names of the columns"
+        raise UserError(f"{path}: {below if names else 'is empty'}")
     cells = ([cell.strip() for cell in column] for column in zip(*rows, strict=True))
     values = ([None if cell in missing else cell for cell in column] for column in cells)
     return Table(path, dict(zip(names, values, strict=True)), lines)

@@ -41,12 +41,7 @@ def lora(
         raise ValueError(f"base: its state must be a dict, got {type(plain_state).__name__}")
     trained = matching("whole", whole, shapes)
     chosen = [name for name in matching("leaves", leaves, shapes) if name not in trained]
-    for name in chosen:
-        if len(shapes[name].shape) - is_stacked(name) < 2:
-            why = f"{name} {shapes[name].shape} is no matrix; name it in `whole`, or match fewer"
-            raise ValueError(f"leaves: {why}")
-    if not chosen:
-        raise ValueError("leaves: must name at least one leaf that is not trained whole")
+    check_chosen({name: shapes[name].shape for name in chosen}, rank)
     scale = (alpha or rank) / (math.sqrt(rank) if rank_stabilized else rank)
 
     def init(key):
@@ -80,6 +75,23 @@ def lora(
 
     start = partial(with_lengths, chosen) if dora else None
     return Model(init, apply, base.cache, base, merge, start, base.inputs)
+
+
+def check_chosen(shapes, rank):
+    """Refuse weights {name: shape} that cannot have factors, and a rank that none of them has."""
+    if not shapes:
+        raise ValueError("leaves: must name at least one leaf that is not trained whole")
+    highest = {}
+    for name, shape in shapes.items():
+        own = shape[is_stacked(name) :]
+        if len(own) < 2:
+            why = f"{name} {shape} is no matrix; name it in `whole`, or match fewer"
+            raise ValueError(f"leaves: {why}")
+        highest[name] = min(math.prod(own[:-1]), own[-1])
+    largest = max(highest, key=highest.get)
+    if rank > highest[largest]:
+        why = f"the highest rank that a weight can have is that of {largest} {shapes[largest]}"
+        raise ValueError(f"rank: must be at most {highest[largest]}, got {rank}; {why}")
 
 
 def factors_init(key, weight, rank, stacked, dora):

@@ -73,7 +73,8 @@ def of_the_options(recipe):
         if getattr(getattr(recipe, section), name) != value
     ]
     if recipe.callbacks:
-        reasons.append("callbacks: see a run as a whole, and a program is one run; leave them out")
+        fix = "to train all trials as one program, add callbacks=[]"
+        reasons.append(f"callbacks: the config has callbacks, which are for a single run; {fix}")
     if recipe.training.on_nonfinite == "rollback":
         reasons.append("training.on_nonfinite: all trials of a program would go back together")
     return reasons

@@ -11,7 +11,7 @@ from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
 from training.checkpoint.retention import EVALUATOR, Kept, protect
-from training.runs.divergence import ADVICE
+from training.runs.divergence import advice, in_words
 from training.runs.folder import FINISHED, plain, write_json
 from training.update import bad_leaf_name
 from training.watchers import Reply
@@ -52,8 +52,7 @@ class EachTrial:
             if sums["bad_steps"] and replica not in self.failed:
                 step, leaf = int(sums["first_bad"]), int(sums["bad_leaf"])
                 what = bad_leaf_name(run.trainer.replica_states()[0], leaf)
-                why = f"step {step + 1} (epoch {run.epoch}) was not finite: {what} was bad first"
-                self.failed[replica] = step, why
+                self.failed[replica] = step, in_words(step + 1, run.epoch, what)
 
     def on_epoch_end(self, run):
         best = [entry for replica in range(self.count) for entry in self.best(replica, run.history)]
@@ -127,7 +126,7 @@ def write_trials(sweep, program, trials, first):
             write_json(folder / FINISHED, finished | {"metrics": metrics})
         if first.logging.report:
             write_report(folder)
-    reasons = {replica: f"{why}.\n{ADVICE}" for replica, (_, why) in failed.items()}
+    reasons = {replica: f"{why}.\n{advice('stop')}" for replica, (_, why) in failed.items()}
     write_json(program / OUTCOME, {t.number: reasons.get(r) for r, t in enumerate(trials)})
 
 

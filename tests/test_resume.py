@@ -13,6 +13,8 @@ from tests import processes
 from tests.processes import ROOT, call, run, start, wait_for_line
 from training.checkpoint.restore import restacked
 from training.checkpoint.storage import load
+from training.runs.resume import run_folder_of
+from utils import UserError
 
 SMALL = processes.SMALL | {
     "title": "Small",
@@ -321,6 +323,18 @@ def test_a_path_that_is_not_a_run_is_an_error(finished, named, message):
     code, _, err = call(finished, "--resume", named)
     assert code == 2
     assert message in err
+
+
+def test_a_folder_that_is_no_run_is_not_suggested_instead(tmp_path, monkeypatch):
+    (tmp_path / "moved" / "new").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "moved" / "new"):  # the configs of projects
+        (folder / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"not the folder of a run: it has no config.json$"):
+        run_folder_of("moved")
+    (tmp_path / "moved" / "new" / "environment.json").write_text("{}")
+    with pytest.raises(UserError, match="did you mean moved/new"):
+        run_folder_of("moved")
 
 
 @pytest.mark.slow

@@ -102,7 +102,9 @@ class Reply(NamedTuple):
     stop: str | None = None  # the reason, for the log
     interrupt: str | None = None  # end it here, to be resumed later; the reason, such as a signal
     budget_exhausted: str | None = None  # evaluate, then end it; the option that set the budget
-    lr_scale: float | None = None  # multiply all later updates by this factor
+    # Multiply all later updates by this factor, instead of an earlier one. Callbacks reply with the
+    # product of their own, so another watcher that scales should not be used beside one of them.
+    lr_scale: float | None = None
     values: dict | None = None  # {"test_...": number} to add to the evaluation that has just ended
     save: str | None = None  # write a checkpoint of this kind, of SAVES (see Keeper.on_save)
     back_to: Any = None  # a Point to continue from; only from on_chunk and on_epoch_end

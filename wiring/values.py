@@ -119,13 +119,19 @@ def convert_union(value, allowed, path, build_part):
         try:
             return convert(value, choice, path, build_part)
         except Misfit as misfit:
-            last, plain = misfit, without_range(choice) in PLAIN
+            last, plain = misfit, is_plain(choice)
             if isinstance(misfit, OutOfRange):
                 break
     if isinstance(last, OutOfRange) or not plain:
         raise last  # its message says what is wrong inside the value
     expected = " or ".join(map(describe, allowed))
     raise Misfit(path, f"must be {expected}, found {show(value)}") from last
+
+
+def is_plain(annotation):
+    """Whether `describe` says all that a value must be."""
+    is_literal = typing.get_origin(annotation) is typing.Literal
+    return is_literal or without_range(annotation) in PLAIN
 
 
 def convert_tuple(value, inner, path, build_part):
@@ -156,8 +162,11 @@ def describe(annotation):
         return "null"
     if tuple in (annotation, typing.get_origin(annotation)):
         return "a list"
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(map(show, typing.get_args(annotation)))
     annotation = without_range(annotation)
-    return PLAIN.get(annotation, str(annotation))
+    plain = PLAIN.get(typing.get_origin(annotation) or annotation)
+    return plain or getattr(annotation, "__name__", str(annotation))
 
 
 def part_schema(kind):

@@ -141,6 +141,7 @@ def test_the_model_embeds_the_categories_of_each_column(tables):
         (('"Rome', 'Ro"me'), r"train.csv, line 3: has 6 cells"),
         (('Italy"', "Italy"), r"train.csv, line 5: unexpected end of data"),
         ((TRAIN[TRAIN.index("a,31") :], ""), r"train.csv: has no rows"),
+        ((TRAIN, ""), r"train.csv: is empty$"),
         (("sold", "gone"), r"target: .*train.csv has no column 'sold' \(name, age, city, rooms, g"),
     ],
 )

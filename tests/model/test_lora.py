@@ -16,6 +16,7 @@ from model.layers.linear import linear, linear_init
 from model.lora import lora
 from model.mlp import mlp
 from model.resnet import resnet
+from model.vit import vit
 from utils import named_leaves
 
 rng = np.random.default_rng(0)
@@ -71,7 +72,7 @@ def test_the_length_of_each_column_is_trained_apart_from_its_direction():
 
 
 def test_rank_stabilized_factors_count_more():
-    base = mlp((4,), 3, dims=(5,))
+    base = mlp((4,), 16, dims=(16,))
     models = [lora(base, ("head/weight",), rank=16, rank_stabilized=on) for on in (False, True)]
     params, state = drawn(models[0])
     plain = np.asarray(state["frozen"]["head/weight"])
@@ -169,11 +170,25 @@ def test_what_is_trained_whole_stays_in_the_params():
         ({"leaves": ("head/weight",), "alpha": 0.0}, "alpha: must be a finite number above 0"),
         ({"leaves": ("head/weight",), "rank": 0}, "rank: must be at least 1"),
         ({"leaves": ()}, "leaves: must name at least one"),
+        (
+            {"leaves": (".*/weight",), "rank": 5},
+            r"rank: must be at most 4, got 5; .* is that of hidden/0/weight \(4, 5\)",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         lora(mlp((4,), 3, dims=(5,)), **arguments)
+
+
+def test_the_rank_may_be_above_that_of_some_weights():
+    lora(mlp((4,), 3, dims=(5,)), (".*/weight",), rank=4)  # the head (5, 3) has at most 3
+    lora(of_three_layers(), ("conv/.*",), rank=8)  # a kernel (3, 3, 6, 8) has 54 rows
+    with pytest.raises(ValueError, match="rank: must be at most 8, got 9"):
+        lora(of_three_layers(), ("conv/.*",), rank=9)
+    stacked = vit((8, 8, 1), 3, dim=16, depth=2, heads=2, patch=4, scan=True)
+    with pytest.raises(ValueError, match="rank: must be at most 16, got 17"):
+        lora(stacked, (".*/query/weight",), rank=17)
 
 
 def of_three_layers():

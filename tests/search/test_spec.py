@@ -202,7 +202,7 @@ def test_trials_are_one_program_where_they_differ_only_in_numbers_of_the_step(tm
         checked(tmp_path, demanded, callbacks=["confusion_matrix"], **monitored)
     assert "form: the trials cannot run as one program; change that, or" in str(error.value)
     assert "keys.loader.batch_size: a program takes numbers of model, loss," in str(error.value)
-    assert "callbacks: see a run as a whole" in str(error.value)
+    assert "callbacks: the config has callbacks, which are for a single run; to" in str(error.value)
 
 
 @pytest.mark.parametrize(

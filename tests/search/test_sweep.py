@@ -402,8 +402,8 @@ def test_a_trial_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     out, _ = run_sweep(tmp_path, "-c", "small.json", "grid.json")
     sweep = read_sweep(tmp_path / "saved/Small/grid")
     assert [trial.failed is None for trial in sweep.trials] == [False, True]
-    assert "not finite" in sweep.trials[0].failed and "trial_000 failed: " in out
-    assert "not finite" in (sweep.folder / "comparison.html").read_text()
+    assert "NaN or infinite" in sweep.trials[0].failed and "trial_000 failed: " in out
+    assert "NaN or infinite" in (sweep.folder / "comparison.html").read_text()
     with chdir(tmp_path):
         assert sweep.ranked()[0].number == 1
     out, _ = run_sweep(tmp_path, "--resume", sweep.folder)

@@ -15,6 +15,13 @@ from wiring.extends import NULL_IS_A_VALUE, leaves, source_of
     ("text", "message"),
     [
         ('{"title": "a",\n  "seed": }', r"config.json: line 2, column 11: not JSON"),
+        (
+            '{"title": "a",\n  "loader": {"batch_size": 8,\n\n',
+            r"line 2: not JSON: the file ends before its last bracket is closed\n"
+            r'  "loader": {"batch_size": 8,$',
+        ),
+        ('{"seed": 1', "line 1: not JSON: the file ends before its last bracket is closed"),
+        ("\n", "config.json: the file is empty"),
         ('{"seed": 1, "seed": 2}', "'seed' occurs twice"),
         ("[1]", "must contain an object"),
         ('{"a": ' * 2000 + "1" + "}" * 2000, "config.json: it is nested more than 64 levels deep"),

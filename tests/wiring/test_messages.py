@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from utils import BAD_INPUT, UserError, first_line, run_command, where_and_why
 from wiring.build import build
 from wiring.config import override
 from wiring.kinds import KINDS, requirement
+from wiring.values import Misfit, convert
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,6 +156,8 @@ def changed(config, *overrides):
             "c: optimizer.1: adamw would take the updates of scaled for gradients, and go uphill",
         ),
         ("training.ema=none", 'c: training.ema: must be a number or null, found "none"'),
+        ("mesh.tensor=2.5", "c: mesh.tensor: must be -1 or an integer, found 2.5"),
+        ("mesh.data=[1]", "c: mesh.data: must be -1 or an integer, found [1]"),
         ("model=os.getcwd", "c: model: getcwd returned str, not a valid model"),
         ('schedule={"name": "cosine", "args": {"steps": 5, "epochs": 1}}', "c: schedule.args."),
         (
@@ -453,3 +457,16 @@ def test_a_message_is_cut_however_much_it_quotes(capsys):
 
     assert run_command(command) == BAD_INPUT
     assert 10_000 < len(capsys.readouterr().err) < 16_000
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (bool | Literal["auto"], 'true or false or "auto"'),
+        (Literal["a", "b"] | None, '"a" or "b" or null'),
+        (dict[str, int] | Literal["auto"], 'an object or "auto"'),
+    ],
+)
+def test_a_choice_of_types_is_described_in_words_of_json(annotation, expected):
+    with pytest.raises(Misfit, match=f"x: must be {expected}, found 7"):
+        convert(7, annotation, "x", lambda *_: NotImplemented)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from file_io import to_disk
 from training.base import key_data, without_frozen
@@ -91,10 +92,20 @@ class Keeper:
             names = [f"{self.file(name)} ({value:.4f})" for name, value in self.kept.best]
             logger.info("Best by %s: %s", self.options.monitor, ", ".join(names))
         elif self.options.monitor:
-            logger.warning(
-                "checkpoint.monitor: %s was never measured at the end of an epoch, or never finite",
-                self.options.monitor,
-            )
+            self.log_no_best(run)
+
+    def log_no_best(self, run):
+        """Log why no checkpoint is the best one."""
+        monitor = self.options.monitor
+        values = [row[monitor] for row in run.history if monitor in row]
+        if not run.completed:
+            logger.info("No checkpoint is the best one yet, since no epoch was completed")
+        elif not values:
+            message = "checkpoint.monitor: %s was not measured at the end of any epoch"
+            logger.warning(message, monitor)
+        elif not np.isfinite(values).any():
+            message = "checkpoint.monitor: %s was NaN or infinite at the end of every epoch"
+            logger.warning(message, monitor)
 
     def on_save(self, run, take, kind):
         """Write a Snapshot in the background, then delete what is no longer kept. A "best" one is

@@ -29,6 +29,10 @@ from utils import UserError, map_named, match_rules, named_leaves
 # Top-level names in a checkpoint that belong to the run, not to the model.
 RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"}
 OPTION = "training.pretrained"
+LOST = (
+    ". The frozen weights are in this file alone, not in the checkpoints of a run that uses them: "
+    f"put it back, or name its new path, {OPTION}=PATH (with --resume, add --override)"
+)
 FITTED = 5_000  # how many examples a model may use to fit its first weights
 
 
@@ -44,7 +48,8 @@ def pretrained_from(option, model=None):
     except UserError as error:
         if str(error).startswith(OPTION):  # the message names a part of it
             raise
-        raise UserError(f"{OPTION}: {error}") from error
+        lost = is_merged(model) and not Path(option["path"]).expanduser().exists()
+        raise UserError(f"{OPTION}: {error}{LOST if lost else ''}") from error
     if "frozen" in pretrained.record:
         fix = "write all weights: python -m inference.to_torch CHECKPOINT merged.safetensors"
         raise UserError(f"{pretrained.path}: holds only what its run has trained; {fix}")

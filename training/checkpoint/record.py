@@ -16,6 +16,10 @@ def is_number(value):
     return type(value) in (int, float) and abs(value) < 2**1000
 
 
+def is_scale(value):
+    return is_number(value) and value >= 0
+
+
 def is_object(value, is_valid):
     """Whether this is an object of valid values."""
     return type(value) is dict and all(map(is_valid, value.values()))
@@ -68,6 +72,8 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     "regular": lambda value: is_list(value, lambda name: type(name) is str),
     "best": lambda value: is_list(value, lambda entry: is_pair(entry, is_number)),
     "callbacks": lambda value: is_list(value, lambda entry: is_pair(entry, lambda memory: True)),
+    # by which the callbacks multiply updates; earlier versions did not write it
+    "lr_scales": lambda value: value is None or is_list(value, is_scale),
 }
 
 
@@ -82,7 +88,10 @@ def consistent(record):
     """Whether the numbers of a record can belong to one run."""
     position, replica = record["position"], record["replica"]
     begun = record["epoch"] > 0 or position == 0
-    return begun and record["lined"] <= position <= record["step"] and replica < record["replicas"]
+    scales, callbacks = record.get("lr_scales"), record["callbacks"]
+    scaled = scales is None or len(scales) == len(callbacks) + 1
+    ordered = record["lined"] <= position <= record["step"]
+    return begun and scaled and ordered and replica < record["replicas"]
 
 
 def check_record(path, record):
@@ -94,7 +103,7 @@ def check_record(path, record):
         keys = ", ".join(wrong)
         raise Damaged(f"{path}: is not a checkpoint of a run: its record has no valid {keys}")
     if not consistent(record):
-        why = "its epoch, position, line or replica contradict each other"
+        why = "its epoch, position, line, replica or callbacks contradict each other"
         raise Damaged(f"{path}: is not a checkpoint of a run: {why}")
     if record["format"] > FORMAT:
         formats = f"format {record['format']}; this one reads up to {FORMAT}"

@@ -4,6 +4,7 @@ gets: what was passed, and what to pass instead."""
 import importlib
 import inspect
 import pkgutil
+from contextlib import suppress
 from difflib import get_close_matches
 
 import jax
@@ -12,9 +13,11 @@ import numpy as np
 
 from data_loader.base import Data
 from data_loader.nest import named_nest
-from training.base import Callback, Optimizer, Schedule, Tracker
+from training.base import Callback, Optimizer, Schedule, Tracked, Tracker
 from training.objective import cutmix, mixup, supervised
 from training.recipe import part_name
+from training.tally import NEEDS
+from training.watching.hooks import HOOKS, called
 from utils import PACKAGE, UserError, first_line
 
 # Where the parts of each kind are, for the message about a name that was passed for a part.
@@ -200,11 +203,56 @@ def check_side(name, side, values, pair):
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
 
 
+def check_hooks(callbacks):
+    """Refuse a hook that would never be called, and a need that is never measured."""
+    if not isinstance(callbacks, list | tuple):
+        raise UserError(f"callbacks: must be a list, got {callbacks!r}")
+    for callback in callbacks:
+        name, every = called(callback), getattr(callback, "every_n_epochs", 1)
+        for hook in dir(callback):
+            if hook.startswith("on_") and hook not in HOOKS:
+                raise UserError(
+                    f"callbacks: {name} has {hook!r}, which is not a hook ({', '.join(HOOKS)})"
+                )
+            if hook in HOOKS and not takes_one(getattr(callback, hook)):
+                form = f"def {hook}(self, view)"
+                raise UserError(f"callbacks: {name}.{hook} must take the view of the run: {form}")
+        for need in getattr(callback, "needs", ()):
+            if need not in NEEDS:
+                raise UserError(
+                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
+                )
+        for label, rule in getattr(callback, "metrics", {}).items():
+            if not isinstance(rule, Tracked):
+                where = f"callbacks: {name}.metrics[{label!r}]"
+                raise UserError(f"{where} must be tracked(function, ...) of training.base")
+        if not isinstance(every, int) or every < 1:
+            raise UserError(
+                f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
+            )
+        has_any = any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics"))
+        if isinstance(callback, str | type) or not has_any:
+            raise UserError(
+                f"callbacks: {callback!r} has no hook; "
+                "a callback is an object, as early_stopping(patience=3) returns one"
+            )
+
+
+def takes_one(function):
+    """Whether a function can be called with one argument, as far as Python knows."""
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(function).bind(None)
+        except TypeError:
+            return False
+    return True
+
+
 def check_callbacks(recipe, data):
     """Let callbacks refuse a model, or a Data or dataset, before the run has a folder."""
     for callback in recipe.callbacks:
         if hasattr(callback, "check"):
-            callback.check(recipe.model, getattr(data, "tokenizer", None))
+            callback.check(recipe.model, data)
 
 
 def check_pairs(sets, objective):

@@ -23,6 +23,7 @@ from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
     check_function,
+    check_hooks,
     check_list,
     check_model,
     check_optimizer,
@@ -30,7 +31,6 @@ from training.runs.argument_checks import (
 )
 from training.transforms import scheduled
 from training.update import gradient_update
-from training.watching.hooks import check_hooks
 from training.watching.metric_log import EVERY_50_STEPS
 from utils import UserError, parameters_of
 

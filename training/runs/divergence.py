@@ -17,12 +17,24 @@ from utils import RunError, first_line
 
 logger = logging.getLogger("main")
 
-ADVICE = (
-    "A label outside the classes, an index outside an embedding or NaN in the data does that, as "
-    "training.detect_nans=true will show; else lower the learning rate (to resume with --resume "
-    "and a changed config, add --override), clip the gradients, or set training.on_nonfinite to "
-    "'skip' or 'rollback'"
-)
+CHOICES = ("stop", "skip", "rollback")  # of training.on_nonfinite
+
+
+def in_words(step, epoch, leaf):
+    """What was wrong in a step; `leaf` names the first array that was bad."""
+    return f"In step {step} (epoch {epoch}) {leaf} was NaN or infinite"
+
+
+def advice(on_nonfinite):
+    """What the user can do, besides what `training.on_nonfinite` does already."""
+    stops = " with training.on_nonfinite=stop" if on_nonfinite == "skip" else ""
+    others = " or ".join(f"'{name}'" for name in CHOICES[1:] if name != on_nonfinite)
+    return (
+        "Common causes: a label outside the classes, an index outside an embedding, or NaN in the "
+        f"data, as training.detect_nans=true{stops} will show. Otherwise lower the learning rate "
+        "(to resume with --resume and a changed config, add --override), clip the gradients, or "
+        f"set training.on_nonfinite to {others}"
+    )
 
 
 class Diverged(RunError):
@@ -59,7 +71,7 @@ class Divergence:
             return None
         step, leaf = report.bad
         leaf = bad_leaf_name(self.trainer.replica_states()[0], leaf)
-        self.what = f"step {step + 1} (epoch {run.epoch}) was not finite: {leaf} was bad first"
+        self.what = in_words(step + 1, run.epoch, leaf)
         may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
         if may_go_back and (checkpoint := self.keeper.newest()):
             return Reply(back_to=self.rolled_back(checkpoint))
@@ -79,9 +91,8 @@ class Divergence:
         sums = self.trainer.sums()
         skipped = sum(int(s["bad_steps"]) for s in sums)
         if skipped and not any(int(s["epoch"]["examples"]) for s in sums):
-            raise RunError(
-                f"no step of epoch {run.epoch} was finite, so all were skipped. {ADVICE}"
-            )
+            why = f"no step of epoch {run.epoch} was finite, so all were skipped"
+            raise RunError(f"{why}. {advice(self.options.on_nonfinite)}")
         if skipped:
             message = "Epoch %d: skipped %d steps whose loss or gradients were not finite"
             logger.warning(message, run.epoch, skipped)
@@ -133,12 +144,12 @@ class Divergence:
     def fail(self):
         step, leaf = self.bad
         spent = f"The run went back {self.rollbacks} times already. " if self.rollbacks else ""
-        what, advice = self.what, ADVICE
+        what, fix = self.what, advice(self.options.on_nonfinite)
         if self.options.detect_nans:
-            what, advice = f"{what}.\n{self.culprit()}", ""
+            what, fix = f"{what}.\n{self.culprit()}", ""
         last = self.keeper and self.keeper.last()
         where = f"The last finite state is {last}. " if last else "No checkpoint was written. "
-        raise Diverged(step, leaf, f"{what}.\n{spent}{where}{advice}".rstrip())
+        raise Diverged(step, leaf, f"{what}.\n{spent}{where}{fix}".rstrip())
 
     def culprit(self):
         """The layer and the operation that made the first value that is not finite, found by taking

@@ -93,8 +93,9 @@ def run_folder_of(named, option="--resume"):
             hint = f"{folder} has {', '.join(present)}"
         raise UserError(f"{option} {named}: there is no such {kind}; {hint}")
     if not (folder / "config.json").exists():
-        configs = [*folder.glob("*/config.json"), *folder.parent.glob("config.json")]
-        runs = sorted(path.parent for path in configs)
+        described = [*folder.glob("*/environment.json"), *folder.parent.glob("environment.json")]
+        near = sorted({path.parent for path in described} - {Path()})
+        runs = [place for place in near if (place / "config.json").exists()]
         hint = f"; did you mean {quoted(runs[-1])}?" if runs else ""
         raise UserError(
             f"{option} {named}: is not the folder of a run: it has no config.json{hint}"

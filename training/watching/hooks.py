@@ -5,9 +5,10 @@ on_test_start, on_test_end, on_epoch_end, on_training_end
 on_step_end is called at every log line within an epoch; the View's `per_step` has the values of
 each step since the previous line.
 
-A callback changes the run only by its return value: {"stop": True}; {"lr_scale": 0.5}, a factor for
-every later update; from on_validation_end and on_test_end also {"values": {"test_x": 0.9}}, which
-join the metrics of the set. What it must remember is JSON in an attribute `memory`: every
+A callback changes the run only by its return value: {"stop": True}; {"lr_scale": 0.5}, its factor
+for every later update, instead of its earlier one (the factors of several callbacks are
+multiplied); from on_validation_end and on_test_end also {"values": {"test_x": 0.9}}, which join the
+metrics of the set. What it must remember is JSON in an attribute `memory`: every
 checkpoint holds it, and a resumed run sets it again after on_training_start. Other attributes, all
 optional:
 
@@ -19,16 +20,17 @@ metrics         {label: tracked(function, mode, ...)}: measured with the others,
 observer        True: its on_step_end returns nothing and does not read states(), so that the steps
                 need not wait for it. With several processes only process 0 calls it; all other
                 callbacks are called in each process, and the values returned in process 0 are used
-check           (model, tokenizer of the data): may raise a UserError before the run has a folder
+check           (model, data): may raise a UserError before the run has a folder; `data` is a Data
+                (data_loader/base.py), or the training set of `fit`
 steps_left      step -> steps until its on_step_end must be called, besides the log lines
 
 To add a callback, write a function that returns such an object, annotated `-> Callback`, in
 training/watching/callbacks/, and name it in the config.
 """
 
-import inspect
 import json
 import logging
+import math
 import re
 import traceback
 from contextlib import suppress
@@ -36,9 +38,7 @@ from contextlib import suppress
 from jax.tree_util import tree_structure
 
 from file_io import is_alike
-from training.base import Tracked
 from training.devices.processes import agreed, is_first, several
-from training.tally import NEEDS
 from training.watchers import NEVER, Reply
 from utils import RunError, UserError, cut, relative_path
 
@@ -59,14 +59,16 @@ class Callbacks:
 
     def __init__(self, callbacks, view):
         self.all, self.view = callbacks, view
-        self.own = [c for c in callbacks if is_first() or not is_observer(c)]
+        # The latest lr_scale of each callback, and first, at None, what the rate of a resumed run
+        # was multiplied by if other callbacks did that.
+        self.keys = [None, *map(id, callbacks)]
+        self.scales = dict.fromkeys(self.keys, 1.0)
         self.replying = any(hasattr(c, "on_step_end") and not is_observer(c) for c in callbacks)
         self.waiting = 0  # a bit for each callback whose steps_left is the least
 
     def steps_left(self, ahead):
-        own = {id(c) for c in self.own}
         planners = [(i, c) for i, c in enumerate(self.all) if hasattr(c, "steps_left")]
-        left = {i: steps_left(c, ahead.step) for i, c in planners if id(c) in own}
+        left = {i: steps_left(c, ahead.step) for i, c in planners if is_called_here(c)}
         least = min(left.values(), default=NEVER)
         self.waiting = sum(1 << i for i, n in left.items() if n == least)
         return least
@@ -79,19 +81,18 @@ class Callbacks:
             return self.call("on_step_end")
         if self in report.due:  # process 0 decides which callbacks are due; they may use its clock
             [bits] = agreed([self.waiting])
-            own = {id(c) for c in self.own}
-            due = [c for i, c in enumerate(self.all) if bits >> i & 1 and id(c) in own]
+            due = [callback for i, callback in enumerate(self.all) if bits >> i & 1]
             return self.call("on_step_end", due)
         return None
 
     def call(self, hook, callbacks=None, always=False):
         """Call a hook of every callback, or of `callbacks`, and return their replies as a Reply."""
-        replies = notify(self.own if callbacks is None else callbacks, hook, self.view, always)
-        if several():
-            replies = common(replies, hook, self.all if callbacks is None else callbacks)
-        stop = replies.get("by", "a callback") if replies.get("stop") else None
-        values = replies.get("values")
-        return Reply(stop, lr_scale=replies.get("lr_scale"), values=values) if replies else None
+        callbacks = self.all if callbacks is None else callbacks
+        replies = notify(filter(is_called_here, callbacks), hook, self.view, always)
+        self.scales |= replies["lr_scales"]
+        scale = math.prod(self.scales.values()) if replies["lr_scales"] else None
+        reply = Reply(replies["stop"], lr_scale=scale, values=replies["values"])
+        return common(reply, hook, callbacks) if several() else reply
 
     def on_training_start(self, run):
         return self.call("on_training_start")
@@ -120,60 +121,26 @@ class Callbacks:
         return self.call("on_test_end", always=run.untested)
 
     def memory(self):
-        return {"callbacks": memories(self.all)}
+        scales = [self.scales[key] for key in self.keys]
+        return {"callbacks": memories(self.all), "lr_scales": scales}
 
     def on_resume(self, run, point):
         if point.checkpoint:
-            remember(self.all, point.record["callbacks"], point.checkpoint.paths[0])
+            same = remember(self.all, point.record["callbacks"], point.checkpoint.paths[0])
+            # Earlier versions wrote no scales: the next lr_scale replaces that of the checkpoint.
+            scales = point.record.get("lr_scales") or [1.0] * len(self.keys)
+            if not same:
+                scales = [float(point.states[0].lr_scale), *[1.0] * len(self.all)]
+            self.scales = dict(zip(self.keys, scales, strict=True))
 
 
 def is_observer(callback):
     return getattr(callback, "observer", False)
 
 
-def check_hooks(callbacks):
-    """Refuse a hook that would never be called, and a need that is never measured."""
-    if not isinstance(callbacks, list | tuple):
-        raise UserError(f"callbacks: must be a list, got {callbacks!r}")
-    for callback in callbacks:
-        name, every = called(callback), getattr(callback, "every_n_epochs", 1)
-        for hook in dir(callback):
-            if hook.startswith("on_") and hook not in HOOKS:
-                raise UserError(
-                    f"callbacks: {name} has {hook!r}, which is not a hook ({', '.join(HOOKS)})"
-                )
-            if hook in HOOKS and not takes_one(getattr(callback, hook)):
-                form = f"def {hook}(self, view)"
-                raise UserError(f"callbacks: {name}.{hook} must take the view of the run: {form}")
-        for need in getattr(callback, "needs", ()):
-            if need not in NEEDS:
-                raise UserError(
-                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
-                )
-        for label, rule in getattr(callback, "metrics", {}).items():
-            if not isinstance(rule, Tracked):
-                where = f"callbacks: {name}.metrics[{label!r}]"
-                raise UserError(f"{where} must be tracked(function, ...) of training.base")
-        if not isinstance(every, int) or every < 1:
-            raise UserError(
-                f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
-            )
-        has_any = any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics"))
-        if isinstance(callback, str | type) or not has_any:
-            raise UserError(
-                f"callbacks: {callback!r} has no hook; "
-                "a callback is an object, as early_stopping(patience=3) returns one"
-            )
-
-
-def takes_one(function):
-    """Whether a function can be called with one argument, as far as Python knows."""
-    with suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(function).bind(None)
-        except TypeError:
-            return False
-    return True
+def is_called_here(callback):
+    """Whether this process calls a callback."""
+    return is_first() or not is_observer(callback)
 
 
 def called(callback):
@@ -183,31 +150,30 @@ def called(callback):
 
 def notify(callbacks, hook, view, always=False):
     """Call one hook of the callbacks that have it and whose turn it is, or of all that have it if
-    `always`. Merge what they return: one stop is enough, and the last lr_scale is used."""
-    replies = {}
+    `always`. Merge what they return: {"stop": the name of the last that stops the run, or None,
+    "values": of all, "lr_scales": {id of a callback: its lr_scale}}."""
+    replies = {"stop": None, "values": {}, "lr_scales": {}}
     for callback in callbacks:
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):
             when = f"in epoch {view.epoch} after step {view.step}"
             reply = checked(callback, hook, called_safely(callback, hook, when, view))
-            values = replies.get("values", {}) | reply.get("values", {})
-            stop = bool(replies.get("stop") or reply.get("stop"))
-            replies |= reply | {"stop": stop, "values": values}
-            if reply.get("stop"):
-                replies["by"] = called(callback)
+            replies["stop"] = called(callback) if reply.get("stop") else replies["stop"]
+            replies["values"] |= reply.get("values", {})
+            if "lr_scale" in reply:
+                replies["lr_scales"][id(callback)] = float(reply["lr_scale"])
     return replies
 
 
-def common(replies, hook, callbacks):
-    """The replies of process 0, in every process: callbacks may use a clock, and observers run only
+def common(reply, hook, callbacks):
+    """The Reply of process 0, in every process: callbacks may use a clock, and observers run only
     in process 0."""
     calls = (hasattr(c, hook) and (hook != "on_step_end" or not is_observer(c)) for c in callbacks)
     if not any(calls):
-        return replies
-    numbers = [bool(replies.get("stop")), "lr_scale" in replies, replies.get("lr_scale", 1.0)]
+        return reply
+    numbers = [reply.stop is not None, reply.lr_scale is not None, reply.lr_scale or 0.0]
     stop, scaled, scale = agreed([float(number) for number in numbers])
-    merged = {"values": replies.get("values")}
-    merged |= {"stop": True, "by": replies.get("by", "a callback")} if stop else {}
-    return merged | ({"lr_scale": scale} if scaled else {})
+    stop = (reply.stop or "a callback") if stop else None
+    return reply._replace(stop=stop, lr_scale=scale if scaled else None)
 
 
 def is_its_turn(callback, hook, view):
@@ -288,13 +254,15 @@ def memories(callbacks):
 
 
 def remember(callbacks, pairs, path):
-    """Give each callback its memory back, unless the callbacks are not those of the checkpoint."""
+    """Give each callback its memory back. Return False if the callbacks are not those of the
+    checkpoint, so that nothing is given back."""
     if [called(callback) for callback in callbacks] != [name for name, _ in pairs]:
         logger.warning("The callbacks are not those of the checkpoint, so their memory is reset")
-        return
+        return False
     for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
             if not is_alike(memory, callback.memory):
                 it, why = cut(repr(memory), 200), f"is not a memory of {called(callback)}"
                 raise UserError(f"{path}: callbacks: {it} {why}, such as {callback.memory!r}")
             callback.memory = memory
+    return True

@@ -30,7 +30,8 @@ def a_run(epoch, epochs=99, position=0, step=None, **metrics):
     step = epoch * 10 + position if step is None else step
     fields = {"epoch": epoch, "completed": epoch, "epochs": epochs, "position": position}
     fields |= {"step": step, "finished": epoch == epochs and not position}
-    return SimpleNamespace(**fields, metrics=metrics)
+    history = [{"epoch": epoch, **metrics}] if fields["completed"] else []
+    return SimpleNamespace(**fields, metrics=metrics, history=history)
 
 
 def snapshot_of(run, replicas=1):
@@ -281,6 +282,8 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
         ({"best": [["a"]]}, "no valid best"),
         ({"lengths": {"train.log": -1}}, "no valid lengths"),
         ({"callbacks": [3]}, "no valid callbacks"),
+        ({"lr_scales": [1.0, -0.5]}, "no valid lr_scales"),
+        ({"lr_scales": [1.0, 0.5]}, "contradict each other"),
         ({"regular": [[1]]}, "no valid regular"),
         ({"replicas": 2**40}, "is one of 1099511627776 replicas"),
         ({"position": -1}, "no valid position"),
@@ -310,6 +313,25 @@ def test_an_invalid_record_is_an_error_even_if_the_digest_is_right(tmp_path, cha
     checkpoint, errors = storage.newest(tmp_path)
     assert checkpoint is None
     assert message in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("run", "level", "message"),
+    [
+        (a_run(0, position=3, step=3), "INFO", "yet, since no epoch was completed"),
+        (a_run(1, val_loss=2.0), "WARNING", "test_loss was not measured at the end of any epoch"),
+        (a_run(1, test_loss=np.nan), "WARNING", "test_loss was NaN or infinite at the end of"),
+        (a_run(1, test_loss=2.0), "INFO", "Best by test_loss: "),
+    ],
+)
+def test_why_no_checkpoint_is_the_best(tmp_path, caplog, run, level, message):
+    caplog.set_level("INFO", "main")
+    keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss"))
+    end_epoch(keeper, run)
+    caplog.clear()
+    keeper.on_stopped(run)
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if "Saved" not in r.getMessage()]
+    assert len(lines) == 1 and lines[0][0] == level and message in lines[0][1]
 
 
 def fill_disk(monkeypatch, times=10**9):

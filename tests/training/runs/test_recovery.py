@@ -148,6 +148,9 @@ FORMS = {
     "batches without one": {"data": Batches()},
     "orbax": {"checkpoint": CheckpointOptions(format="orbax"), "replicas": 2},
     "learning rate lowered by a callback": {"callbacks": [Slower()]},
+    "learning rate lowered by two callbacks": {
+        "callbacks": [Slower(), reduce_on_plateau("test_loss", patience=1, min_delta=10.0)],
+    },
     "early stopping": {"callbacks": [early_stopping(patience=1, min_delta=10.0)]},
     "step by step": {
         "model": resnet((8, 8, 1), 3, widths=(4,), depth=1),
@@ -157,6 +160,7 @@ FORMS = {
 }
 
 USUAL = ("resident", "streamed", "averaged, accumulated, scheduled", "orbax")
+USUAL += ("learning rate lowered by two callbacks",)
 SLOW = [pytest.param(form, 10, marks=pytest.mark.slow) for form in USUAL[1:]]
 SLOW += [pytest.param("resident", 14, marks=pytest.mark.slow)]
 LONGER = [pytest.param(form, 10, marks=pytest.mark.torture) for form in FORMS if form not in USUAL]
@@ -511,7 +515,9 @@ def test_a_diverged_run_saves_the_state_before_the_bad_step_and_stops(tmp_path):
         train(tmp_path / "bad", Poison(), log={"every_steps": 100})
     step = bad_step()
     message = str(error.value)
-    assert f"step {step + 1} (epoch 1) was not finite: the loss was bad first" in message
+    assert f"In step {step + 1} (epoch 1) the loss was NaN or infinite.\n" in message
+    assert "Common causes: a label outside" in message
+    assert message.endswith("set training.on_nonfinite to 'skip' or 'rollback'")
     assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in message
     stopped = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1})
     checkpoint, _ = storage.newest(tmp_path / "bad")
@@ -532,7 +538,8 @@ def test_a_diverged_run_can_be_resumed_exactly_when_the_cause_is_gone(tmp_path):
 
 
 def test_a_run_that_skips_every_step_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="no step of epoch 1 was finite, so all were skipped"):
+    message = "no step of epoch 1 was finite.* set training.on_nonfinite to 'rollback'$"
+    with pytest.raises(RunError, match=message):
         train(tmp_path, (X, Y * 0 + 99), on_nonfinite="skip")
 
 
@@ -572,7 +579,8 @@ def test_a_rollback_drops_rows_that_a_full_disk_delayed(tmp_path, monkeypatch):
 
 
 def test_the_number_of_rollbacks_is_limited(tmp_path, caplog):
-    with pytest.raises(Diverged, match="The run went back 2 times already"):
+    message = "The run went back 2 times already.* set training.on_nonfinite to 'skip'$"
+    with pytest.raises(Diverged, match=message):
         train(tmp_path, Poison(), on_nonfinite="rollback", rollbacks=2)
     seeds = re.findall(r"with seed (\d+)", caplog.text)
     assert len(set(seeds)) == 2
@@ -645,7 +653,7 @@ def test_the_leaf_that_was_bad_first_is_named(tmp_path):
 
         return Update(init, step)
 
-    message = r"step 3 \(epoch 1\) was not finite: opt/scale was bad first"
+    message = r"In step 3 \(epoch 1\) opt/scale was NaN or infinite"
     with pytest.raises(Diverged, match=message):
         train(tmp_path, update=overflowing)
 

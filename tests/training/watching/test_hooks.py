@@ -1,14 +1,17 @@
 """Callbacks as the loop calls them: return values, invalid callbacks, and errors in a hook."""
 
+import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from training.base import tracked
+from training.runs.argument_checks import check_hooks
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.hooks import (
     CallbackFailed,
-    check_hooks,
+    Callbacks,
     memories,
     notify,
     remember,
@@ -53,6 +56,55 @@ def test_values_of_an_evaluation_are_merged():
         SimpleNamespace(on_test_end=lambda run, i=i: {"values": {f"test_{i}": i}}) for i in (1, 2)
     ]
     assert notify(made, "on_test_end", VIEW)["values"] == {"test_1": 1, "test_2": 2}
+
+
+class Scale:
+    """Scales the rate by the factor of each epoch, if there is one."""
+
+    def __init__(self, **factors):
+        self.factors = factors
+
+    def on_epoch_end(self, view):
+        factor = self.factors.get(f"epoch_{view.epoch}")
+        return {} if factor is None else {"lr_scale": factor}
+
+
+def scale_after(watcher, epoch):
+    watcher.view.epoch = epoch
+    return watcher.on_epoch_end(None).lr_scale
+
+
+def test_the_rate_is_multiplied_by_the_product_of_the_latest_scale_of_each_callback():
+    callbacks = [Scale(epoch_1=0.1, epoch_3=0.01, epoch_5=2), Scale(epoch_2=0.5, epoch_3=0.25)]
+    watcher = Callbacks(callbacks, SimpleNamespace(epoch=0, step=0))
+    scales = [scale_after(watcher, epoch) for epoch in range(1, 6)]
+    assert scales == [0.1, 0.1 * 0.5, 0.01 * 0.25, None, 2 * 0.25]
+
+
+def resumed(record, callbacks, lr_scale):
+    """A watcher of callbacks that was resumed from a record."""
+    watcher = Callbacks(callbacks, SimpleNamespace(epoch=0, step=0))
+    states, checkpoint = [SimpleNamespace(lr_scale=lr_scale)], SimpleNamespace(paths=["a.params"])
+    point = SimpleNamespace(record=record, checkpoint=checkpoint, states=states)
+    watcher.on_resume(None, point)
+    return watcher
+
+
+def test_the_scales_of_the_callbacks_are_restored_from_a_checkpoint(caplog):
+    callbacks = [Scale(epoch_1=0.3, epoch_5=0.2), Scale(epoch_2=0.7, epoch_4=0.6)]
+    first = Callbacks(callbacks, SimpleNamespace(epoch=0, step=0))
+    assert [scale_after(first, epoch) for epoch in (1, 2)] == [0.3, 0.3 * 0.7]
+    record, rate = first.memory(), np.float32(0.3 * 0.7)
+    again = resumed(json.loads(json.dumps(record)), callbacks, rate)
+    assert [scale_after(again, epoch) for epoch in (4, 5)] == [0.3 * 0.6, 0.2 * 0.6]
+    # An earlier version wrote no scales, and the next one replaced the rate's.
+    former = resumed({"callbacks": record["callbacks"]}, callbacks, rate)
+    assert scale_after(former, 4) == 0.6
+    # Other callbacks begin from the rate that the run had, so it never rises by a resume.
+    other = resumed(record, [*callbacks, Scale(epoch_1=0.5)], rate)
+    assert scale_after(other, 1) == float(rate) * 0.3 * 0.5
+    assert resumed(other.memory(), other.all, rate).scales == other.scales
+    assert "their memory is reset" in caplog.text
 
 
 def test_the_error_of_a_failing_callback_names_its_hook_and_the_step():

@@ -34,6 +34,8 @@ def draw_samples(
     """
     if not labels:
         raise ValueError("labels: is empty; give at least one class, -1 for any")
+    if min(labels) < -1:
+        raise ValueError(f"labels: must be classes from 0, or -1 for any, got {min(labels)}")
     if bounds is not None and not bounds[0] < bounds[1]:
         raise ValueError(f"bounds: must be the smallest and the largest value, got {bounds}")
     options = {"steps": steps, "guidance": guidance, "bounds": bounds, "seed": seed}
@@ -48,12 +50,16 @@ class DrawSamples:
             self.steps_left = lambda step: every_n_steps - step % every_n_steps
             self.on_step_end = self.within_epoch
 
-    def check(self, model, tokenizer):
+    def check(self, model, data):
         if not sees_noise(model):
             raise UserError(
                 "draw_samples: the model makes no images; it needs one such as unet, trained by "
                 "the objective denoising_diffusion"
             )
+        count = getattr(data, "num_classes", None)
+        if count is not None and max(self.labels) >= count:
+            found = f"labels: there is no class {max(self.labels)}"
+            raise UserError(f"draw_samples: {found}; the data has {count}, 0 to {count - 1}")
 
     def on_training_start(self, view):
         self.check(view.model, None)

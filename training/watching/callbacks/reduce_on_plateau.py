@@ -26,7 +26,7 @@ def reduce_on_plateau(
 
     The metric is val_loss, or test_loss without a validation set, unless `monitor` names another.
     An improvement is larger than `min_delta`. After a reduction, `cooldown` evaluations do not
-    count; the product of all factors never falls below `min_scale`. The evaluations at which it
+    count; the product of its factors never falls below `min_scale`. The evaluations at which it
     reduces are the same as with Optax's reduce_on_plateau; with PyTorch's ReduceLROnPlateau, give
     one less as the patience.
     """
@@ -67,8 +67,8 @@ class ReduceOnPlateau:
             return None
         length = f"{self.patience} evaluations" if self.patience > 1 else "1 evaluation"
         logger.info(
-            "Epoch %d: %s has not improved in %s: from now on every update is multiplied by %g "
-            "instead of %g", view.epoch, monitor_for(self.monitor, view.sets, "test_loss"), length,
-            after, before,
+            "Epoch %d: %s has not improved in %s: from now on reduce_on_plateau multiplies every "
+            "update by %g instead of %g",
+            view.epoch, monitor_for(self.monitor, view.sets, "test_loss"), length, after, before,
         )  # fmt: skip
         return {"lr_scale": after}

@@ -25,7 +25,7 @@ class SamplePictures:
     def __init__(self, count, seed, every_n_epochs):
         self.count, self.seed, self.every_n_epochs = count, seed, every_n_epochs
 
-    def check(self, model, tokenizer):
+    def check(self, model, data):
         """Refuse a model that does not make pictures from noise."""
         spec = model.inputs() if getattr(model, "inputs", None) else None
         if not isinstance(spec, jax.ShapeDtypeStruct):

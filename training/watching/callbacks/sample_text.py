@@ -62,9 +62,12 @@ class SampleText:
         self.memory = {"step": -1}  # the last step after which the model wrote
         # The memory that matches the file; any other was restored from a checkpoint.
         self.written = None
-        self.check(view.model, view.tokenizer)
+        self.prepare(view.model, view.tokenizer)
 
-    def check(self, model, tokenizer):
+    def check(self, model, data):
+        self.prepare(model, getattr(data, "tokenizer", None))
+
+    def prepare(self, model, tokenizer):
         """Refuse a model that cannot write, and prompts that cannot be read."""
         self.tokenizer = self.own_tokenizer or tokenizer
         if self.tokenizer is None:

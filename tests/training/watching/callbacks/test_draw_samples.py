@@ -1,5 +1,8 @@
 """draw_samples: what a model makes while it is trained; and that training does not notice."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from model.diffusion import sample
 from model.mlp import mlp
 from model.unet import unet
 from tests.training.watching.callbacks.fake import Published, view
+from train import main
 from training.fit import fit
 from training.loss import mse
 from training.objectives.diffusion import denoising_diffusion
@@ -17,6 +21,7 @@ from training.watching.callbacks.draw_samples import draw_samples
 from training.watching.pictures import as_picture, grid, png
 from utils import UserError
 
+ROOT = Path(__file__).parents[4]
 MODEL = unet((4, 4, 1), 2, widths=(4,), groups=2, heads=1)
 RNG = np.random.default_rng(0)
 DATA = RNG.uniform(-1, 1, (40, 4, 4, 1)).astype(np.float32), np.arange(40) % 2
@@ -84,10 +89,23 @@ def test_it_draws_at_the_steps_that_were_named_and_once_per_step(caplog):
     assert "pixels are NaN for the labels -1, 3" in caplog.text and len(published.images) == 2
 
 
+def test_labels_outside_the_classes_of_the_data_are_refused_before_training(capsys, monkeypatch):
+    with pytest.raises(UserError, match="no class 2; the data has 2, 0 to 1"):
+        draw_samples((0, 2)).check(MODEL, SimpleNamespace(num_classes=2))
+    draw_samples((-1, 0, 1)).check(MODEL, SimpleNamespace(num_classes=2))
+    draw_samples((0, 2)).check(MODEL, DATA)  # it is unknown how many classes there are
+    config, labels = "configs/diffusion_digits.json", "callbacks.0.args.labels=[0,10]"
+    monkeypatch.chdir(ROOT)
+    assert main(["-c", config, "--check", labels]) == 2
+    assert "draw_samples: labels: there is no class 10" in capsys.readouterr().err
+
+
 def test_what_makes_no_images_is_refused():
     with pytest.raises(UserError, match="draw_samples: the model makes no images"):
         draw_samples().check(mlp((4,), 2), None)
     with pytest.raises(ValueError, match="labels: is empty"):
         draw_samples(())
+    with pytest.raises(ValueError, match="labels: must be classes from 0, or -1 for any, got -2"):
+        draw_samples((3, -2))
     with pytest.raises(ValueError, match="bounds: must be the smallest"):
         draw_samples(bounds=(1.0, -1.0))

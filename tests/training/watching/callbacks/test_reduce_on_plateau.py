@@ -105,8 +105,8 @@ def test_only_reductions_that_change_the_scale_are_logged(caplog):
         callback.on_epoch_end(view(epoch=6, metrics={"test_loss": 1.0}))
     (line,) = [r.getMessage() for r in caplog.records]
     assert line == (
-        "Epoch 6: test_loss has not improved in 2 evaluations: from now on every update is "
-        "multiplied by 0.5 instead of 1"
+        "Epoch 6: test_loss has not improved in 2 evaluations: from now on "
+        "reduce_on_plateau multiplies every update by 0.5 instead of 1"
     )
 
 
