@@ -125,7 +125,7 @@ def one_device_forms(workload):
     whole, shardings = replicated(mesh), Plan(mesh).of_state(step.carry)
     arrays = put(data, whole), put(order, sharded(mesh, 1)), put(valid, whole)
     program = Program(
-        over_rows(step.run, step.report, sharded(mesh), step.looped),
+        over_rows(step.run, step.report, sharded(mesh), jax.lax.fori_loop if step.looped else None),
         whole,
         options=platform_options(),
         shardings=shardings,

@@ -62,10 +62,10 @@ class Resident:
         number = jax.ShapeDtypeStruct((), jnp.int32)
         return placed(self.spec, plan.whole), order, placed(valid, plan.whole), number, number
 
-    def program(self, name, step, report, looped, shardings=None):
-        """The program that takes many steps in one call, or one."""
-        self.looped, axes = looped, (0, 0, None, 0, None, None, None)
-        function = over_rows(step, report, self.replicas.plan.batch(), looped)
+    def program(self, name, step, report, fori_loop, shardings=None):
+        """The program that takes many steps in one call, by a `fori_loop`, or one."""
+        self.looped, axes = fori_loop is not None, (0, 0, None, 0, None, None, None)
+        function = over_rows(step, report, self.replicas.plan.batch(), fori_loop)
         return self.replicas.program(name, function, axes, shardings)
 
     def begin(self, epoch, start=0):
@@ -136,7 +136,7 @@ class Streamed:
         ready = ((put_batch(batch, size), np.int32(valid)) for batch, size, valid in source)
         return prefetch(ready, self.options.prefetch)
 
-    def program(self, name, step, report, looped, shardings=None):
+    def program(self, name, step, report, _fori_loop, shardings=None):
         """The program that takes one step per call."""
         axes = (0, 0, 0, None)
         return self.replicas.program(name, over_batch(step, report), axes, shardings)

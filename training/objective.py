@@ -283,3 +283,10 @@ def with_precision(model, precision):
         return cast(out, jnp.float32), state
 
     return model._replace(apply=apply)
+
+
+def shapes_of_values(objective, params, state, batch, train=False):
+    """{label: shapes} of what an objective returns for each example of a batch, with the loss."""
+    call = lambda p, s, b: objective(p, s, b, jax.random.key(0), train)  # noqa: E731
+    losses, _, metrics = jax.eval_shape(call, params, state, batch)
+    return {**metrics, "loss": losses}

@@ -196,9 +196,10 @@ def platform_options():
     return CPU_OPTIONS if jax.default_backend() == "cpu" else None
 
 
-def over_rows(step, report, sharding, looped):
-    """The function that takes a step on each of `count` batches, in a loop that begins at the row
-    `start`, or on one batch. A row holds the indices of a batch, gathered on the device."""
+def over_rows(step, report, sharding, fori_loop):
+    """The function that takes a step on each of `count` batches, by a `fori_loop` that begins at
+    the row `start`, or on one batch if that is None. A row holds the indices of a batch, gathered
+    on the device."""
 
     def one(const, carry, data, order, valid, row):
         batch = jax.tree.map(lambda a: a[order[row]], data)
@@ -207,14 +208,14 @@ def over_rows(step, report, sharding, looped):
 
     def loop(const, carry, data, order, valid, start, count):
         take = lambda i, carry: one(const, carry, data, order, valid, i)  # noqa: E731
-        carry = jax.lax.fori_loop(start, start + count, take, carry)
+        carry = fori_loop(start, start + count, take, carry)
         return carry, report(carry)
 
     def single(const, carry, data, order, valid, start, _count):
         carry = one(const, carry, data, order, valid, start)
         return carry, report(carry)
 
-    return loop if looped else single
+    return loop if fori_loop else single
 
 
 def over_batch(step, report):

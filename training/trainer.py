@@ -18,10 +18,10 @@ from data_loader.base import Arrays
 from training import tally
 from training.base import TrainState, key_data
 from training.feed import make_feeds, spec_on_device
-from training.objective import check_per_example
+from training.objective import check_per_example, shapes_of_values
 from training.programs import Start, loops_are_slow, placed
 from training.replicas import Replicas, as_inputs
-from training.update import genuine, read_of, shapes_of_values, zero_sums
+from training.update import genuine, loop_for, read_of, zero_sums
 from utils import UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -83,7 +83,8 @@ class Trainer:
         carry = self.carry._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
         step, report = train_functions(recipe, unroll, steps)
-        self.program = self.feed.program("train", step, report, self.looped, shardings)
+        loop = loop_for(carry, self.replicas.stacked) if self.looped else None
+        self.program = self.feed.program("train", step, report, loop, shardings)
         if not self.replicas.stacked:
             self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.specs())
         self.zeros = self.replicas.start(zeros)
@@ -95,8 +96,9 @@ class Trainer:
         """Make the program of each held-out set; begin to compile those of the sets that are `sure`
         to be evaluated."""
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
+        loop = jax.lax.fori_loop if self.looped else None
         self.evaluations = {
-            name: feed.program(name, *evaluation_functions(self.recipe, name), self.looped)
+            name: feed.program(name, *evaluation_functions(self.recipe, name), loop)
             for name, feed in held_out.items()
         }
         made = {}

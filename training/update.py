@@ -8,12 +8,18 @@ import jax.numpy as jnp
 
 from training import tally
 from training.base import FROZEN, Update, is_weighted
-from utils import UserError, path_name
+from training.gradient import gradient, terms_of
+from training.objective import shapes_of_values
+from utils import path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes, in the order of computation
 NO_METRICS = tally.MetricPlan()
 # Leaves of more numbers are summed one by one: a perceptron's step went from 366 to 353 us.
 SMALL = 2**12
+# A state of up to so many bytes is copied at the beginning of each call: 3 ms of half a second.
+SMALL_STATE = 2**24
+# In the sums of a step that `loop_back` takes: the number of its bad leaf, or NO_LEAF.
+NOW, NO_LEAF = "bad_now", 2**30
 # The number of bad steps, the first one, and the number of the leaf that was bad first in it.
 NONE_BAD = {"bad_steps": 0, "first_bad": -1, "bad_leaf": 0}
 
@@ -58,21 +64,73 @@ def apply_updates(ts, updates):
 def accepted(ts, new, grads, losses, metrics, mask):
     """The end of every step: `new` if all of it is finite, else the params and states of `ts`; the
     step counts either way. If sums["freeze"] is 1, the first bad step and all steps after it do not
-    count, and the state of the last good step stays."""
+    count, and the state of the last good step stays. Within `loop_back` it is always `new`."""
     values = sum(term.value if is_weighted(term) else term for term in terms_of(losses))
     good, leaf = all_finite(ts, new, grads, jnp.where(mask, values, 0))
+    if NOW in ts.sums:
+        sums = ts.sums | {NOW: jnp.where(good, NO_LEAF, leaf)}
+        norms = tally.norms_of(grads, new.params)
+        sums = add_to_sums(sums, ts.step, losses, metrics, mask, jnp.bool(True), norms)
+        return new._replace(step=ts.step + 1, sums=sums)
     sums = note_bad(ts.sums, ts.step, good, leaf)
     stays = frozen(sums)
     taken = good & ~stays
 
-    def choose(name):
-        pick = lambda n, o: jnp.where(taken, n, o)  # noqa: E731
-        return jax.tree.map(pick, getattr(new, name), getattr(ts, name))
-
-    kept = {name: choose(name) for name in MADE}
+    kept = {name: where(taken, getattr(new, name), getattr(ts, name)) for name in MADE}
     norms = tally.norms_of(grads, kept["params"])
     sums = add_to_sums(sums, ts.step, losses, metrics, mask & taken, taken, norms)
     return ts._replace(step=ts.step + ~stays, sums=sums, **kept)
+
+
+def loop_for(ts, stacked):
+    """The loop over the steps of one call for a state of these shapes."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ts))
+    alone = jax.default_backend() == "cpu" and jax.device_count() == 1
+    # Where the values of single steps are kept, a step that is refused has values, too.
+    fits = alone and not stacked and size <= SMALL_STATE and "ring" not in ts.sums
+    return loop_back if fits else jax.lax.fori_loop
+
+
+def loop_back(start, end, take, ts):
+    """The same as jax.lax.fori_loop(start, end, take, ts), where `take` ends with `accepted`.
+
+    But no step chooses between the old and the new state, which is a tenth of a small perceptron's
+    step. A bad step ends the loop instead; then the steps before it are taken once more, from a
+    copy of the first state, and it is refused.
+    """
+
+    def until_bad(first, last, ts):
+        """(the step after the last one that was taken, its state, its bad leaf or NO_LEAF)"""
+
+        def goes_on(carry):
+            i, ts = carry
+            return (i < last) & (ts.sums[NOW] == NO_LEAF)
+
+        marked = ts._replace(sums=ts.sums | {NOW: jnp.int32(NO_LEAF)})
+        i, ts = jax.lax.while_loop(goes_on, lambda c: (c[0] + 1, take(*c)), (first, marked))
+        return i, ts._replace(sums={k: v for k, v in ts.sums.items() if k != NOW}), ts.sums[NOW]
+
+    def attempt(carry):
+        """Take the steps from `first` to `last`. If `leaf` is known, the step `last` is bad."""
+        first, last, leaf, ts = carry
+        i, new, found = until_bad(first, last, ts)
+        known = leaf != NO_LEAF
+        new = where(known, refused(new, leaf), new)
+        rest = jnp.where(frozen(new.sums), end, last + known), end, jnp.int32(NO_LEAF), new
+        return where(found != NO_LEAF, (first, i - 1, found, ts), rest)
+
+    begin = jnp.where(frozen(ts.sums), end, start), end, jnp.int32(NO_LEAF), ts
+    return jax.lax.while_loop(lambda carry: carry[0] < end, attempt, begin)[-1]
+
+
+def refused(ts, leaf):
+    """The state after a bad step, from the state before it."""
+    sums = note_bad(ts.sums, ts.step, jnp.bool(False), leaf)
+    return ts._replace(step=ts.step + ~frozen(sums), sums=sums)
+
+
+def where(condition, a, b):
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
 
 
 def all_finite(ts, new, grads, losses):
@@ -169,81 +227,6 @@ def floats(tree):
     ]
 
 
-def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=False):
-    """(gradient, new state, losses, metrics), the last two per example, computed in `accumulate`
-    microbatches, one after the other."""
-
-    def mean_loss(params, state, batch, mask, key, counts=None):
-        losses, state, metrics = objective(params, state, batch, key, True, mask)
-        return mean_of(losses, mask, counts or counts_of(losses, mask)), (state, losses, metrics)
-
-    grad = jax.grad(mean_loss, has_aux=True)
-    if accumulate == 1:
-        grads, (state, losses, metrics) = grad(params, state, batch, mask, key)
-        return grads, state, losses, metrics
-
-    def microbatch(carry, piece):
-        # The barrier orders microbatches that are unrolled, so that only one needs its memory.
-        (total, state), (i, batch, mask) = jax.lax.optimization_barrier((carry, piece))
-        own = jax.random.fold_in(key, i)
-        grads, (state, losses, metrics) = grad(params, state, batch, mask, own, counts)
-        return (jax.tree.map(jnp.add, total, grads), state), (losses, metrics)
-
-    size = len(mask)
-    if size % accumulate:
-        raise UserError(
-            f"training.accumulate: a batch of {size} does not divide into {accumulate} microbatches"
-        )
-
-    # Every n-th row goes to one microbatch, so that each device of a sharded batch holds its share
-    # of every microbatch.
-    def split(a):
-        return a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1)
-
-    def counts_of_piece(piece):
-        i, batch, mask = piece
-        losses, _, _ = objective(params, state, batch, jax.random.fold_in(key, i), True, mask)
-        return counts_of(losses, mask)
-
-    pieces = (jnp.arange(accumulate), *jax.tree.map(split, (batch, mask)))
-    terms = terms_of(shapes_of_values(objective, params, state, batch, train=True)["loss"])
-    counts = [mask.sum()] * len(terms)
-    if any(map(is_weighted, terms)):
-        # The mean is over the whole batch, so its weights must be known before the first piece. XLA
-        # leaves out what does not contribute to the weights, which is the model.
-        counts = [each.sum() for each in jax.lax.map(counts_of_piece, pieces)]
-    carry = (jax.tree.map(jnp.zeros_like, params), state)
-    carry, seen = jax.lax.scan(microbatch, carry, pieces, unroll=unroll)
-    losses, metrics = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), seen)
-    return *carry, losses, metrics
-
-
-def terms_of(losses):
-    """The terms of a loss whose means are added, each with one value per example."""
-    return jax.tree.leaves(losses, is_leaf=is_weighted)
-
-
-def counts_of(losses, mask):
-    """For each term of a loss, the sum of the weights of its examples, or their number."""
-
-    def count(term):
-        constant = jax.lax.stop_gradient(term.weight) if is_weighted(term) else 1
-        return jnp.where(mask, constant, 0).sum()
-
-    return list(map(count, terms_of(losses)))
-
-
-def mean_of(losses, mask, counts):
-    """The sum of the terms' weighted means over the genuine examples."""
-
-    def mean(term, count):
-        weighted = is_weighted(term)
-        values = term.value * jax.lax.stop_gradient(term.weight) if weighted else term
-        return jnp.where(mask, values, 0).sum() / jnp.where(count == 0, 1, count)
-
-    return sum(map(mean, terms_of(losses), counts))
-
-
 def moving_average(ema, params, decay, step):
     """The moving average of the params; its first steps forget faster, so that it does not stay
     near the initial params."""
@@ -280,13 +263,6 @@ def zero_sums(objective, params, state, batch, *, freeze=False, metric_plan=NO_M
         sums["ring"] = jax.tree.map(full, sums["window"])
     counters = {"freeze": freeze} | NONE_BAD
     return sums | {name: jnp.int32(value) for name, value in counters.items()}
-
-
-def shapes_of_values(objective, params, state, batch, train=False):
-    """{label: shapes} of what an objective returns for each example of a batch, with the loss."""
-    call = lambda p, s, b: objective(p, s, b, jax.random.key(0), train)  # noqa: E731
-    losses, _, metrics = jax.eval_shape(call, params, state, batch)
-    return {**metrics, "loss": losses}
 
 
 def cleared(sums):

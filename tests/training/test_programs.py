@@ -118,7 +118,7 @@ def test_errors_name_arguments_also_under_vmap_or_by_given_names():
         for rows in (4, 3):
             carries = jax.tree.map(lambda a: jnp.stack([a, a]), start())
             two(2.0, carries, jax.tree.map(lambda a: np.stack([a, a]), batch(rows)), 4)
-    by_rows = Program(over_rows(add, report, sharded(MESH), looped=False), WHOLE)
+    by_rows = Program(over_rows(add, report, sharded(MESH), None), WHOLE)
     assert by_rows.arguments[-1] == "count"
     message = r"compiled for genuine int32\[\], and was now given float32\[\]"
     with pytest.raises(UserError, match=message):
@@ -161,7 +161,7 @@ def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays(
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
         assert Start(lambda: seen.clear() or 3, WHOLE)() == 3
-        run, carry = Program(over_rows(step, report, sharded(MESH), looped=False), WHOLE), start()
+        run, carry = Program(over_rows(step, report, sharded(MESH), None), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)
         for row in range(2):

@@ -13,12 +13,21 @@ from model.base import Model
 from model.mlp import mlp
 from model.resnet import resnet
 from training.base import Objective, TrainState
+from training.gradient import gradient
 from training.loss import cross_entropy
 from training.metrics import accuracy
 from training.objective import supervised, with_precision
 from training.optimizers import adam, sgd
 from training.run import Reader
-from training.update import accepted, bad_leaf_name, cleared, gradient, gradient_update, zero_sums
+from training.update import (
+    accepted,
+    bad_leaf_name,
+    cleared,
+    gradient_update,
+    loop_back,
+    loop_for,
+    zero_sums,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -49,18 +58,25 @@ def run(update, objective, batches, valid=None, freeze=False):
     return ts
 
 
-def run_looped(update, ts, batches):
+def run_looped(update, ts, batches, fori_loop=jax.lax.fori_loop):
     """The same steps in one compiled loop, as in a training program."""
-    held = jax.tree.map(lambda *a: jnp.stack(a), *batches)
+    return looped(update, fori_loop)(ts, held(batches), 0, len(batches))
 
-    @jax.jit
-    def loop(ts, count):
+
+def looped(update, fori_loop):
+    """The compiled function (state, held batches, start, end) -> the state after these steps."""
+
+    def loop(ts, batches, start, end):
         def one(i, ts):
-            return update.step(ts, jax.tree.map(lambda a: a[i], held), len(batches[0][1]))
+            return update.step(ts, jax.tree.map(lambda a: a[i], batches), batches[1].shape[1])
 
-        return jax.lax.fori_loop(0, count, one, ts)
+        return fori_loop(start, end, one, ts)
 
-    return loop(ts, len(batches))
+    return jax.jit(loop)
+
+
+def held(batches):
+    return jax.tree.map(lambda *a: jnp.stack(a), *batches)
 
 
 def hit(ts):
@@ -214,15 +230,16 @@ def test_a_bad_step_changes_only_the_counters():
     assert np.isfinite(with_bad.sums["epoch"]["values"]["loss"]["MEAN"])
 
 
-@pytest.mark.parametrize("looped", [False, True])
-def test_a_frozen_state_stays_unchanged_from_its_first_bad_step_on(looped):
+@pytest.mark.parametrize("fori_loop", [None, jax.lax.fori_loop, loop_back])
+def test_a_frozen_state_stays_unchanged_from_its_first_bad_step_on(fori_loop):
     objective = objective_of()
     update = gradient_update(objective, adam(lr=0.01), ema=0.9)
     good = [random_batch(i) for i in range(4)]
     bad, worse = (good[0][0] * np.nan, good[0][1]), (good[1][0], good[1][1] + 7)
     batches = [*good[:2], bad, good[2], worse, good[3]]
-    if looped:
-        ts = run_looped(update, first_state(update, objective, good[0], freeze=True), batches)
+    if fori_loop:
+        first = first_state(update, objective, good[0], freeze=True)
+        ts = run_looped(update, first, batches, fori_loop)
     else:
         ts = run(update, objective, batches, freeze=True)
     before = run(update, objective, good[:2])  # without bad steps
@@ -230,6 +247,39 @@ def test_a_frozen_state_stays_unchanged_from_its_first_bad_step_on(looped):
     assert hit(ts) == "the loss"
     assert_same(ts._replace(sums=cleared(ts.sums) | {"freeze": 0}), before)
     assert before.step == 2
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_loop_that_goes_back_takes_and_refuses_the_same_steps(freeze):
+    """The calls of it, and which of the ten steps are bad, are drawn."""
+    objective, rng = objective_of(), np.random.default_rng(0)
+    update = gradient_update(objective, adam(lr=0.01), ema=0.9)
+    start = first_state(update, objective, random_batch(0), freeze=freeze)
+    plain, loop = looped(update, jax.lax.fori_loop), looped(update, loop_back)
+    ways = [set(), {0}, {9}, set(range(10)), *(set(rng.integers(10, size=4)) for _ in range(8))]
+    for bad in ways:
+        batches = [random_batch(i) for i in range(10)]
+        for i in bad:  # the loss breaks, or the gradient
+            batches[i] = (batches[i][0] * rng.choice([np.nan, 1e25]), batches[i][1])
+        ends = sorted({*rng.integers(1, 10, size=2).tolist(), 10})
+        batches, ts = held(batches), start
+        expected = plain(start, batches, 0, 10)
+        for begin, end in zip([0, *ends], ends, strict=False):
+            ts = loop(ts, batches, begin, end)
+        assert_same(ts, loop(start, batches, 0, 10))  # wherever the calls end
+        for name in ("bad_steps", "first_bad", "bad_leaf"):
+            assert ts.sums[name] == expected.sums[name], (bad, ends, name)
+        assert ts.step == expected.step and ts.sums.keys() == expected.sums.keys()
+        assert_close(ts, expected, rtol=1e-6)
+
+
+def test_a_loop_goes_back_only_for_a_small_state_whose_steps_keep_no_values():
+    update = gradient_update(objective_of(), adam(lr=0.01))
+    ts = jax.eval_shape(lambda: first_state(update, objective_of(), random_batch(0)))
+    assert loop_for(ts, stacked=False) is loop_back
+    large = ts._replace(ema=jax.ShapeDtypeStruct((2**22,), jnp.float32))
+    for state, stacked in ((ts, True), (large, False), (ts._replace(sums={"ring": {}}), False)):
+        assert loop_for(state, stacked) is jax.lax.fori_loop
 
 
 def test_a_cleared_state_continues_as_if_there_had_been_no_bad_batch():

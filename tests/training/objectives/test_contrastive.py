@@ -11,9 +11,9 @@ from model.mlp import mlp
 from model.projected import projected
 from tests.model.compare import normal, quick_jit
 from training.fit import fit
+from training.gradient import gradient
 from training.objectives.contrastive import nt_xent, simclr
 from training.optimizers import adam
-from training.update import gradient
 from training.watching.callbacks.linear_probe import fitted, linear_probe
 
 T = 0.3
