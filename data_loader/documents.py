@@ -81,9 +81,8 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
     pieces = text.split(separator)
     if len(pieces) == 1:
         return [Document(text, str(path))]
-    documents, place = [], 0
+    documents, line = [], first_line
     for number, piece in enumerate(pieces, 1):
-        line = first_line + text.count("\n", 0, place)
         if piece.strip():
             documents.append(Document(piece, f"{path}: document from line {line}"))
         # A separator may begin or end a file, and several lines may be empty.
@@ -92,7 +91,9 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
                 f"{path}: line {line}: a document is empty: there are two {separator!r} in a row; "
                 "remove one"
             )
-        place += len(piece) + len(separator)
+        line += piece.count("\n") + separator.count("\n")
+    if not documents:
+        raise UserError(f"{path}: holds only separators; remove it, or put text into it")
     return documents
 
 
@@ -136,6 +137,14 @@ def divided(documents, sizes, seed):
     return {name: [documents[i] for i in rows] for name, rows in indices.items()}
 
 
+def chosen_of(documents, rows, sizes):
+    """{set: its documents}, by {set: their indices}, or {set: None} if there is only one, which is
+    cut."""
+    if None in rows.values():
+        return divided(documents, sizes, 0)
+    return {name: [documents[i] for i in own] for name, own in rows.items()}
+
+
 def drawn(count, sizes, seed, name):
     """{set: the sorted indices of its documents}, drawn from the seed; `name` is for messages."""
     counts = {key: max(1, round(size * count)) for key, size in sizes.items() if size}
@@ -175,21 +184,37 @@ def encoded(tokenizer, documents, several):
             try:
                 pieces.append(np.asarray(tokenizer.encode(text)).astype(dtype))
             except UserError as error:
-                raise UserError(f"{document.name}: {error}") from error
+                found = of_whole(error, tokenizer, document)
+                raise UserError(f"{document.name}: {found}") from error
         pieces += ending
     return np.concatenate(pieces)
 
 
+def of_whole(error, tokenizer, document):
+    """The error of a piece with the lines of its document."""
+    try:
+        tokenizer.encode(document.text)
+    except UserError as whole:
+        return whole
+    return error
+
+
 def pieces_of(text, size=2**20):
     """A long text in pieces. They end at a single line break between two characters that are not
-    spaces, since no token of the usual encodings reaches across such a place."""
+    spaces, of which the second is no slash, since no token of the usual encodings reaches across
+    such a place."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)
-        while end < len(text) and (text[end - 2].isspace() or text[end].isspace()):
+        while end < len(text) and (text[end - 2].isspace() or is_joined(text[end])):
             end = text.find("\n", end) + 1 or len(text)
         yield text[start:end]
         start = end
+
+
+def is_joined(character):
+    """Whether a token may hold a line break and then this character."""
+    return character.isspace() or character == "/"
 
 
 def ready(tokenizer, documents):

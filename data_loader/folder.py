@@ -220,6 +220,11 @@ def _classes(root):
     return classes
 
 
+def is_image(path):
+    """Whether a file counts as an image; hidden ones, such as macOS's ._a.png, do not."""
+    return path.suffix.lower() in ENDINGS and not path.name.startswith(".")
+
+
 def _files(root, classes):
     """[(path, label)] of the images under root; a new class or one without images is an error."""
     unknown = sorted(set(_classes(root)) - set(classes))
@@ -229,7 +234,7 @@ def _files(root, classes):
         )
     files = []
     for label, name in enumerate(classes):
-        images = sorted(path for path in (root / name).glob("*") if path.suffix.lower() in ENDINGS)
+        images = sorted(path for path in (root / name).glob("*") if is_image(path))
         if not images and (root / name).is_dir():  # a class may be missing in the test set
             raise UserError(
                 f"{root / name}: no images in it; known endings: {', '.join(sorted(ENDINGS))}"

@@ -83,16 +83,21 @@ def paths(pattern, ending=".array_record"):
             f"data/train-*{os.path.splitext(pattern)[1] or ending}"
         )
     refuse_pipes(files)
-    for path in files if "*" in pattern else ():
-        if numbered := re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path):
-            before, digits, after, count = numbered.groups()
-            expected = {f"{before}{i:0{len(digits)}}{after}" for i in range(int(count))}
-            if missing := sorted(expected - set(files)):
-                present = len(expected) - len(missing)
-                raise UserError(
-                    f"{missing[0]}: is missing; {present} of the {count} files are present"
-                )
+    if "*" in pattern:
+        check_numbers(files)
     return files
+
+
+def check_numbers(files):
+    """Of files numbered `-00000-of-00010`, all must be there."""
+    numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
+    series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}
+    for before, width, after, count in sorted(series):
+        names = (f"{before}{i:0{width}}{after}" for i in range(min(count, MOST_FILES + 1)))
+        missing = sorted(set(names) - set(files))
+        if missing:
+            present = min(count, MOST_FILES + 1) - len(missing)
+            raise UserError(f"{missing[0]}: is missing; {present} of the {count} files are present")
 
 
 def refuse_pipes(files):

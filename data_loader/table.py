@@ -227,7 +227,7 @@ def values_of(table, name, is_category):
 def is_number(cell):
     """Whether a cell is a finite number, or missing."""
     try:
-        return cell is None or math.isfinite(float(cell))
+        return cell is None or ("_" not in cell and math.isfinite(float(cell)))  # 1_1 is a code
     except ValueError:
         return False
 

@@ -133,6 +133,14 @@ def identity(tokenizer):
     return repr(tokenizer) if own else None
 
 
+def can_be_read(text):
+    """Whether this is the text of a tokenizer, and not of a user's own that only its code reads."""
+    try:
+        return bool(from_json(text))
+    except UserError:
+        return False
+
+
 def kept(name, settings, make):
     """make(), kept in the user's cache folder under a hash of the settings if it takes long."""
     if settings[-1] is None:
@@ -147,7 +155,7 @@ def kept(name, settings, make):
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
         begin = time.perf_counter()
         made = make()  # the file is missing or damaged
-    if time.perf_counter() - begin > SLOW:
+    if time.perf_counter() - begin > SLOW and can_be_read(made.tokenizer.to_json()):
         buffer = io.BytesIO()
         arrays = {f"tokens/{name}": array for name, array in made.tokens.items()}
         about = {"tokenizer": made.tokenizer.to_json(), "bytes_per_token": made.bytes_per_token}

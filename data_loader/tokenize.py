@@ -19,7 +19,7 @@ import numpy as np
 
 from data_loader.documents import (
     FIELD,
-    divided,
+    chosen_of,
     drawn,
     encoded,
     parts_of,
@@ -187,18 +187,21 @@ def made_tokenizer(arguments, parts, sets, folder):
     else:
         tokenizer = tokenizer_file(name)
     if hasattr(tokenizer, "train"):
-        rows = sets["train"] if name == "bpe" else None  # characters of all sets are known
-        tokenizer = tokenizer.train(texts_of(parts, rows, arguments.separator))
+        # The characters of all sets are known.
+        chosen = (sets["train"], shares_of(arguments)) if name == "bpe" else (None, None)
+        tokenizer = tokenizer.train(texts_of(parts, arguments.separator, *chosen))
     atomic_write(path, tokenizer.to_json().encode())
     return tokenizer
 
 
-def texts_of(parts, rows, separator):
-    """The texts of the documents in all parts, or of those that `rows` lists for each part."""
+def texts_of(parts, separator, rows, shares):
+    """The texts of all documents; or of those that `rows` lists for each part; or, with `shares`,
+    of the part for training of the only document."""
     for i, part in enumerate(progress(parts, "train", len(parts))):
         documents = part.documents(separator)
-        chosen = documents if rows is None else (documents[k] for k in rows[i])
-        yield from (document.text for document in chosen)
+        if rows or (shares and documents):
+            documents = chosen_of(documents, {"train": rows and rows[i]}, shares)["train"]
+        yield from (document.text for document in documents)
 
 
 def in_processes(arguments, parts, sets, tokenizer, folder):
@@ -218,13 +221,8 @@ def write_part(job, tokenizer_json, separator, shares):
     """Write the tokens of one part into one file for each set."""
     folder, number, part, own = job
     tokenizer, documents = tokenizer_of(tokenizer_json), part.documents(separator)
-    several = None not in own.values()
-    if several:
-        chosen = {name: [documents[k] for k in rows] for name, rows in own.items()}
-    else:
-        chosen = divided(documents, shares, 0)
-    size = 0
-    for name, some in chosen.items():
+    several, size = None not in own.values(), 0
+    for name, some in chosen_of(documents, own, shares).items():
         size += sum(len(document.text.encode()) for document in some)
         with atomic_file(folder / f"{number}-{name}.bin") as file:
             for document in some:

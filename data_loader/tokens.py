@@ -19,6 +19,7 @@ TOKENIZER = "tokenizer.json"
 HEADER = 256
 LLM_C = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+FOR_TEXT = "for text, use the dataset `text`, or prepare it by `python -m data_loader.tokenize`"
 LOOKED_AT = 4096  # tokens at each of several places of a file, to find one of another type
 
 
@@ -144,6 +145,8 @@ def opened(path, dtype, vocab_size):
     """The tokens of a file, memory-mapped, after checking some of them for another type."""
     try:
         check_kind(path)
+        if not path.endswith((".bin", ".npy")):
+            raise UserError(f"{path}: is neither a .bin nor a .npy file; {FOR_TEXT}")
         array = numpy_file(path) if path.endswith(".npy") else binary_file(path, dtype)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as tokens: {error}") from error

@@ -69,10 +69,6 @@ class Uniform:
         """The number below which this share of the drawn numbers lies, with six digits."""
         return self.inside(float(f"{self.low + share * (self.high - self.low):.6g}"))
 
-    def share(self, value):
-        """The inverse of `at`."""
-        return (value - self.low) / (self.high - self.low)
-
     def inside(self, value):
         return min(max(value, self.low), self.high)
 

@@ -221,11 +221,8 @@ def read_sweep(folder):
     folder = Path(folder)
     folder = folder if folder.name.strip(".") else folder.resolve()  # its name is that of the sweep
     if not (folder / FILE).exists():
-        others = sorted(
-            path.parent
-            for path in [*folder.glob(f"*/{FILE}"), *folder.parents]
-            if path.name == FILE
-        )
+        above = [parent for parent in folder.parents if (parent / FILE).is_file()]
+        others = above[:1] or sorted(path.parent for path in folder.glob(f"*/{FILE}"))
         hint = f"; did you mean {quoted(others[-1])}?" if others else ""
         raise UserError(f"{folder}: is not the folder of a sweep: it has no {FILE}{hint}")
     content = read_json(folder / FILE)

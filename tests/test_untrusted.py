@@ -463,6 +463,10 @@ def test_a_line_without_end_and_too_many_names_are_bounded(run, monkeypatch):
         text + "".join(f'{{"epoch": 1, "step": 4, "n{i}": 1}}\n' for i in range(90))
     )
     assert len(read_metrics(run / "metrics.jsonl").lines) == len(metrics.lines)
+    last = {"end_of_epoch": True, "test_loss": 0.5}  # bounded on its own
+    (run / "metrics.jsonl").write_text(f"{json.dumps(row | names)}\n{json.dumps(row | last)}\n")
+    assert set(read_metrics(run / "metrics.jsonl").epochs) == {"test_loss"}
+    (run / "metrics.jsonl").write_text(text)
     monkeypatch.setattr(report_rows, "MOST_BYTES", 100)
     problem = read_metrics(run / "metrics.jsonl").problem
     assert problem == "metrics.jsonl is too large; only its beginning is shown"

@@ -86,7 +86,8 @@ def project_files(folders):
         return
     for folder in dict.fromkeys(folders):
         if folders[0].is_relative_to(folder) and folder != ROOT:
-            yield from (p for p in sorted(folder.glob("*.py")) if p.stem.isidentifier())
+            files = (p for p in sorted(folder.glob("*.py")) if p.is_file())  # not a broken link
+            yield from (p for p in files if p.stem.isidentifier())
 
 
 @cache

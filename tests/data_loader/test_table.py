@@ -61,6 +61,13 @@ def test_columns_hold_numbers_or_the_places_of_categories(tables):
     assert y.tolist() == [0, 1]
 
 
+def test_codes_with_an_underscore_are_no_numbers(tmp_path):
+    rows = "".join(f"{i}_{i},{i % 2}\n" for i in range(8))
+    (tmp_path / "train.csv").write_text("code,y\n" + rows)
+    data = csv(str(tmp_path / "train.csv"), target="y")
+    assert data.columns["code"] and all("_" in code for code in data.columns["code"])
+
+
 def test_a_target_of_numbers_is_a_regression_unless_it_is_named_a_category(tables):
     data = table(tables, target="rooms", categories=())
     assert data.num_classes is None and data.classes is None

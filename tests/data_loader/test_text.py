@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from data_loader.base import loaded
-from data_loader.documents import divided, documents_of, parts_of, pieces_of, text_of
+from data_loader.documents import (
+    divided,
+    documents_of,
+    encoded,
+    parts_of,
+    pieces_of,
+    text_of,
+)
 from data_loader.loader import collate
 from data_loader.stories import KINDS, THINGS, stories, written
 from data_loader.text import text
@@ -212,6 +219,20 @@ def test_empty_documents_are_errors_but_separators_may_begin_and_end_a_file():
         ("one", "b.txt: document from line 1"),
         ("two\nthree\n", "b.txt: document from line 5"),
     ]
+
+
+def test_a_file_of_separators_alone_is_an_error():
+    for separators in ("<|endoftext|>", "<|endoftext|>\n<|endoftext|>\n"):
+        with pytest.raises(UserError, match=r"c\.txt: (holds only|line 1: a doc)"):
+            documents_of("c.txt", separators)
+
+
+def test_the_line_of_an_unknown_character_is_that_of_its_document():
+    lines = "".join(f"line {i}\n" for i in range(300_000))
+    tokenizer = characters(alphabet=" \nlie0123456789n")
+    [document] = documents_of("big.txt", lines + "Z\n")
+    with pytest.raises(UserError, match=r"big\.txt: line 300001, column 1: the character 'Z'"):
+        encoded(tokenizer, [document], several=False)
 
 
 def test_a_byte_that_is_not_utf8_is_named_with_its_place(tmp_path):

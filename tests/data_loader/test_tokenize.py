@@ -98,6 +98,16 @@ def test_a_single_document_is_cut_as_text_cuts_it(folder):
         np.testing.assert_array_equal(arrays(prepared[key]), arrays(dataset))
 
 
+def test_a_bpe_of_a_single_document_is_trained_on_its_part_for_training(folder):
+    pytest.importorskip("tokenizers", reason="optional")
+    lines = "".join(f"line {i} of many lines\n" for i in range(300))
+    (folder / "one.txt").write_text(lines + 60 * "zzyzx qqq\n")  # only in the validation part
+    run("one.txt", "--out", "out", "--tokenizer", "bpe", "--vocab-size", "300")
+    part = part_of({"name": "bpe", "args": {"vocab_size": 300}})
+    at_once = text("one.txt", length=8, tokenizer=part)
+    assert (folder / "out" / "tokenizer.json").read_text() == at_once.tokenizer.to_json()
+
+
 class Killed(BaseException):
     """Stands for a signal that ends the process."""
 

@@ -111,10 +111,10 @@ def add_row(metrics, row, epoch, step):
         metrics.tested = str(row["final"]) if row.get("final") else metrics.tested
         return
     columns = metrics.steps if row.get("each_step") else metrics.lines
-    if len(columns) > MOST_NAMES:
-        values = {name: value for name, value in values.items() if name in columns}
     if row.get("end_of_epoch"):
         columns, metrics.epoch_at[step] = metrics.epochs, epoch
+    if len(columns) > MOST_NAMES:
+        values = {name: value for name, value in values.items() if name in columns}
     metrics.last_step = max(metrics.last_step, step)
     for name, value in values.items():
         steps, column = columns.get(name) or columns.setdefault(name, (array("d"), array("d")))

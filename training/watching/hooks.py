@@ -38,7 +38,7 @@ from contextlib import suppress
 from jax.tree_util import tree_structure
 
 from file_io import is_alike
-from training.devices.processes import agreed, is_first, several
+from training.devices.processes import agreed, from_first, is_first, several
 from training.watchers import NEVER, Reply
 from utils import RunError, UserError, cut, relative_path
 
@@ -172,8 +172,10 @@ def common(reply, hook, callbacks):
         return reply
     numbers = [reply.stop is not None, reply.lr_scale is not None, reply.lr_scale or 0.0]
     stop, scaled, scale = agreed([float(number) for number in numbers])
-    stop = (reply.stop or "a callback") if stop else None
-    return reply._replace(stop=stop, lr_scale=scale if scaled else None)
+    stop, values = (reply.stop or "a callback") if stop else None, reply.values
+    if hook in ("on_validation_end", "on_test_end"):
+        values = from_first(lambda: {name: float(value) for name, value in values.items()})
+    return reply._replace(stop=stop, lr_scale=scale if scaled else None, values=values)
 
 
 def is_its_turn(callback, hook, view):

@@ -65,7 +65,7 @@ class Publisher:
     def scalars(self, step, values):
         """Publish numbers by name."""
         channels = self.channels_for("scalars")
-        if channels and (numbers := self.attempt("scalars", step, as_numbers, values)):
+        if channels and (numbers := self.attempt("scalars", f"step {step}", as_numbers, values)):
             for channel in channels:
                 channel.put("scalars", step, dict(numbers))
 
@@ -76,7 +76,7 @@ class Publisher:
         """
         channels, what = self.channels_for("image"), f"image {name}"
         encode = partial(self.attempt, what, step, as_png)
-        if channels and (copy := self.attempt(what, step, Picture, picture, encode)):
+        if channels and (copy := self.attempt(what, f"step {step}", Picture, picture, encode)):
             for channel in channels:
                 channel.put("image", step, name, copy, size=copy.size)
 
@@ -84,7 +84,7 @@ class Publisher:
         """Publish the distribution of an array's values."""
         if not (channels := self.channels_for("histogram")):
             return
-        copy = self.attempt(f"histogram {name}", step, flat_copy, values)
+        copy = self.attempt(f"histogram {name}", f"step {step}", flat_copy, values)
         for channel in channels if copy is not None else ():
             channel.put("histogram", step, name, copy, size=copy.nbytes)
 
@@ -106,7 +106,10 @@ class Publisher:
         """
         until = monotonic() + seconds
         if not self.closed:
-            self.closed, last = True, self.attempt("finish", "the end", as_numbers, metrics) or {}
+            self.closed, last = (
+                True,
+                self.attempt("last values", "the end", as_numbers, metrics) or {},
+            )
             for channel in self.channels:
                 channel.finish(dict(last))
         for channel in self.channels:
@@ -130,14 +133,14 @@ class Publisher:
             return []
         return [c for c in self.channels if c.is_open() and hasattr(c.tracker, method)]
 
-    def attempt(self, what, step, convert, *arguments):
+    def attempt(self, what, when, convert, *arguments):
         """The result of a conversion; None, with one warning per `what`, if it fails."""
         try:
             return convert(*arguments)
         except Exception as error:  # an error in a callback must end neither run nor tracker
             if what not in self.warned:
                 self.warned.add(what)
-                logger.warning("%s at step %s cannot be published: %s", what, step, summary(error))
+                logger.warning("%s (%s) cannot be published: %s", what, when, summary(error))
             return None
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ranges import Count, checked
+from ranges import Count, NonNegative, checked
 from training.base import Callback
 from training.options import monitor_for, sign_of
 from training.watching.callbacks.common import after_evaluation
@@ -13,7 +13,7 @@ def early_stopping(
     monitor: str = "auto",
     mode: Literal["auto", "min", "max"] = "auto",
     patience: Count = 3,
-    min_delta: float = 0.0,
+    min_delta: NonNegative = 0.0,
     every_n_epochs: Count = 1,
 ) -> Callback:
     """Stop when a metric has not improved by more than `min_delta` in `patience` evaluations.

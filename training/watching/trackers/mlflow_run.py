@@ -14,7 +14,7 @@ from utils import cut
 
 ID_FILE = "mlflow_id"
 FOLDER = "mlruns"
-MOST = 100  # parameters that MLflow accepts at once
+MOST, MOST_METRICS = 100, 1000  # parameters, and metrics, that MLflow accepts at once
 LONGEST_KEY, LONGEST_VALUE = 250, 500
 
 
@@ -99,7 +99,8 @@ class Mlflow:
 
         self.step, now = step, int(1000 * time.time())
         metrics = [Metric(accepted(name), value, now, step) for name, value in values.items()]
-        self.client.log_batch(self.id, metrics=metrics)
+        for first in range(0, len(metrics), MOST_METRICS):
+            self.client.log_batch(self.id, metrics=metrics[first : first + MOST_METRICS])
 
     def image(self, step, name, png):
         from PIL import Image
