@@ -123,8 +123,8 @@ def warnings(run):
     """The warnings in train.log."""
     if not (lines := run.log["warnings"]):
         return None
-    left = f"\nand {len(lines) - WARNINGS} more" if len(lines) > WARNINGS else ""
-    text = tag("pre", "\n".join(line[:500] for line in lines[-WARNINGS:]) + left)
+    left = [f"{len(lines) - WARNINGS} earlier ones are left out"] if len(lines) > WARNINGS else []
+    text = tag("pre", "\n".join([*left, *(line[:500] for line in lines[-WARNINGS:])]))
     return folded(f"{len(lines)} warning{'s' * (len(lines) > 1)} in train.log", text)
 
 

@@ -126,23 +126,25 @@ def picture_files(folder, pattern):
 
 
 def read_log(path):
-    """When a run began and ended, its parameters, its memory and its warnings, from train.log."""
-    head = tail = b""
+    """When a run began and ended, its parameters, its memory and its warnings, from the beginning
+    and the end of train.log."""
+    text = b""
     with suppress(OSError), open_file(unlinked(path)) as file:
-        head = file.read(HEAD)
-        file.seek(max(0, path.stat().st_size - TAIL))
-        tail = file.read(TAIL)
-    head, tail = (text.decode(errors="replace") for text in (head, tail))
-    began, ended = (re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in (head, tail))
-    parameters = re.search(r"The model has (\d{1,18}) parameters", head)
-    memory = re.findall(r" - Peak memory: (.{1,100})", tail)
+        text, rest = file.read(HEAD), path.stat().st_size - TAIL
+        text += b"\n" if rest > HEAD else b""  # then the lines between them are left out
+        file.seek(max(HEAD, rest))
+        text += file.read(TAIL)
+    text = text.decode(errors="replace")
+    times = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)
+    parameters = re.search(r"The model has (\d{1,18}) parameters", text)
+    memory = re.findall(r" - Peak memory: (.{1,100})", text)
     warning = re.compile(r"\[\S+ (WARNING|ERROR|CRITICAL)\]")
     return {
-        "began": began[0] if began else None,
-        "ended": ended[-1] if ended else None,
+        "began": times[0] if times else None,
+        "ended": times[-1] if times else None,
         "parameters": int(parameters[1]) if parameters else None,
         "memory": memory[-1] if memory else None,
-        "warnings": [line for line in tail.splitlines() if warning.match(line)],
+        "warnings": [line for line in text.splitlines() if warning.match(line)],
     }
 
 

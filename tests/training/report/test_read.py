@@ -10,6 +10,7 @@ import pytest
 
 from tests.training.report.saved_run import report, save, save_pictures
 from training.report.page import write_report
+from training.report.read import read_log
 from training.runs.resume import Lock
 from utils import UserError
 
@@ -91,6 +92,19 @@ def test_no_damage_prevents_a_report(tmp_path):
         assert write_report([folder], tmp_path / "page.html").read_text().endswith("</html>")
         for name, data in sound.items():
             (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("between", [0, 500, 20_000])
+def test_warnings_at_both_ends_of_a_log_are_found(tmp_path, between):
+    """A log that is shorter than what is read, longer, and with lines that are left out."""
+    stamp = "2026-01-02 03:04:"
+    early = [f"[main WARNING] : {stamp}{i:02},000 - early {i}" for i in range(5)]
+    lines = [f"[main INFO]    : {stamp}30,000 - Step {i}" for i in range(between)]
+    late = [f"[main WARNING] : {stamp}59,000 - late"]
+    (tmp_path / "train.log").write_text("\n".join([*early, *lines, *late]) + "\n")
+    found = read_log(tmp_path / "train.log")
+    assert found["warnings"] == early + late
+    assert (found["began"], found["ended"]) == (f"{stamp}00", f"{stamp}59")
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):
