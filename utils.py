@@ -188,6 +188,12 @@ def open_closed_streams():
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def is_out_of_memory(error):
+    """Whether an error says that a device, or this machine, has too little memory."""
+    texts = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
 def format_bytes(n):
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -124,7 +124,7 @@ def parsed(path, batched, options):
     texts = required
     for name, value in options.items():
         values = value if isinstance(value, list | tuple) else [value]
-        if value is not None and value is not False:
+        if value is not None and value is not False and values:
             texts += [f"--{name.replace('_', '-')}", *map(str, [] if value is True else values)]
     arguments = parse(texts)
     arguments.weights = None

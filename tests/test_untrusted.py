@@ -336,7 +336,8 @@ def test_the_temporary_file_of_a_write_is_not_followed_if_it_is_a_link(tmp_path)
 def test_a_command_that_is_printed_to_be_copied_is_quoted(tmp_path):
     folder = tmp_path / "$(touch x)"
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    for name in ("config.json", "environment.json"):
+        (folder / name).write_text("{}")
     (folder / "checkpoint-epoch_1.params").write_text("")
     with pytest.raises(UserError, match=r"--resume '.*/\$\(touch x\)'$"):
         run_folder.named_folder(folder)

@@ -99,5 +99,7 @@ def divisor_of_mean(eqn, operands, count):
     """Whether dividing the result of this equation, a sum, by `count` makes it a mean."""
     if eqn.primitive.name != "reduce_sum" or not count.constant or count.data.size != 1:
         return False
+    if not jax.dtypes.issubdtype(eqn.outvars[0].aval.dtype, np.floating):  # a sum may overflow
+        return False
     sizes = [operands[0].shape[axis] for axis in eqn.params["axes"]]
     return all(isinstance(size, int) for size in sizes) and bool(np.prod(sizes) == count.data)

@@ -26,9 +26,17 @@ UNARY = {
     "expm1": lambda x: (lax.expm1(x), 1e6 * lax.expm1(1e-6 * x)),
     "log1p": lambda x: (lax.log1p(jnp.abs(x)), 1e6 * lax.log1p(1e-6 * x)),
     "round": lambda x: (jnp.round(x * 2), lax.round(x * 2)),  # half to even, half away from zero
+    "round of odd numbers": lambda x: lax.round(
+        jnp.where(x > 0, jnp.float32(8388609), jnp.float32(-0.49999997))
+    ),
+    "NaN as an integer": lambda x: (jnp.log(x).astype(jnp.int32), jnp.log(x).astype(jnp.uint8)),
     "is_finite": lambda x: jnp.isfinite(1 / jnp.floor(x)),
     "isnan": lambda x: jnp.isnan(jnp.log(x)),
     "integer_pow": lambda x: (x**2, x**3, x**4, x**-1, x**-2),
+    "integer_pow that wraps": lambda x: (
+        (300 * jnp.sign(x)).astype(jnp.int32) ** 4,
+        (100 * jnp.abs(jnp.sign(x))).astype(jnp.uint8) ** 5,
+    ),
     "reduce_precision": lambda x: [
         lax.reduce_precision(x, *bits) for bits in [(8, 23), (8, 7), (5, 10)]
     ],

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tests.inference.made import weights
@@ -20,7 +21,19 @@ ALONG = {
     "cumprod": lambda x: (jnp.cumprod(x, axis=1), lax.cumprod(x, axis=2, reverse=True)),
     "cummax": lambda x: (lax.cummax(x, axis=1), lax.cummax(x, axis=2, reverse=True)),
     "cummin": lambda x: (lax.cummin(x, axis=1), lax.cummin(x, axis=2, reverse=True)),
-    "cumlogsumexp": lambda x: lax.cumlogsumexp(x, axis=2),
+    "cumlogsumexp": lambda x: (
+        lax.cumlogsumexp(x, axis=2),
+        lax.cumlogsumexp(jnp.where(x > 1.5, jnp.inf, x), axis=2),
+    ),
+    "a mean of integers": lambda x: (
+        jnp.clip(50 * jnp.abs(x), 0, 250).astype(jnp.uint8).sum(2) // 6,
+        lax.div((9 * x).astype(jnp.int32).sum(2), jnp.int32(6)),
+    ),
+    "windows of small integers": lambda x: [
+        lax.reduce_window((9 * jnp.abs(x)).astype(d), start, op, (1, 2, 2), (1, 1, 1), "VALID")
+        for d in (np.uint8, np.int8)
+        for start, op in ((d(0), lax.add), (d(np.iinfo(d).min), lax.max))
+    ],
     "sort": lambda x: (jnp.sort(x, axis=1), jnp.sort(x, axis=2, descending=True)),
     "argsort": lambda x: jnp.argsort(jnp.round(x), axis=1),
     "sorts over the batch": lambda x: (

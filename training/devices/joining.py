@@ -65,15 +65,15 @@ def join(distributed=None):
 
 def check_free(port):
     """Raise if another process listens on the port, as a second one with process_id 0 would."""
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as listener:
-        try:
+    try:  # the kernel may have no IPv6, although Python has
+        with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("", port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                fix = "another process may have process_id 0 too"
-                why = f"port {port} is in use on this machine; {fix}"
-                raise UserError(f"distributed: {why}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            fix = "another process may have process_id 0 too"
+            why = f"port {port} is in use on this machine; {fix}"
+            raise UserError(f"distributed: {why}") from error
 
 
 @contextmanager

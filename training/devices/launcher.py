@@ -80,9 +80,10 @@ def free_port():
 
 def share_of_gpus(number, count, devices=Path("/dev"), option="--processes"):
     """The variable that gives a process its share of the visible GPUs; {} if there are none."""
-    all_gpus = sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    # CUDA numbers them from 0; in a container their files may have other numbers.
+    all_gpus = map(str, range(len(list(devices.glob("nvidia[0-9]*")))))
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(all_gpus)).split(",")
-    if gpus == [""] or os.environ.get("JAX_PLATFORMS") == "cpu":
+    if gpus[0] in ("", "-1") or os.environ.get("JAX_PLATFORMS") == "cpu":
         return {}
     if len(gpus) < count:
         fix = f"use at most {len(gpus)} processes, or set JAX_PLATFORMS=cpu"

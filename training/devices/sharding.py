@@ -28,7 +28,7 @@ SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded on
 # second, so that devices exchange data only after both (Shoeybi et al., 2019). The number is the
 # axis.
 PRODUCTS = (
-    (r"(.*/)?(query|key|value|expand)/(weight|bias)", -1),
+    (r"(.*/)?(query|key|value|expand|gate)/(weight|bias)", -1),
     (r"(.*/)?(out|project)/weight", -2),
     (r"(.*/)?hidden/\d*[02468]/(weight|bias)", -1),
     (r"(.*/)?hidden/\d*[13579]/weight", -2),

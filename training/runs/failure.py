@@ -18,6 +18,7 @@ from utils import (
     UserError,
     cut,
     first_line,
+    is_out_of_memory,
     where_and_why,
 )
 
@@ -45,7 +46,7 @@ def failed(error):
     processes = sys.modules.get(f"{PACKAGE}training.devices.processes")
     if processes and (message := processes.lost(error)):
         return fail(message, FAILED)
-    if isinstance(error, MemoryError) or "Out of memory" in str(error):
+    if is_out_of_memory(error):
         fix = "use a smaller loader.batch_size, split batches with training.accumulate, "
         fix += "or stream with loader.device_budget_mb=0"
         return fail(f"Out of memory: {first_line(error)}\n{fix}", FAILED)

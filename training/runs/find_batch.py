@@ -13,7 +13,7 @@ from training.runs.dry_run import device_bytes
 from training.runs.find_lr import ready
 from training.trainer import Trainer
 from training.watching.console import silenced
-from utils import DONE, RunError, format_bytes, main_memory
+from utils import DONE, RunError, format_bytes, is_out_of_memory, main_memory
 
 SECONDS = 0.5  # the least time of the steps that are timed
 LONGEST = 30  # seconds of a step, after which no larger size is tried
@@ -104,7 +104,7 @@ def tried(recipe, sets, memory):
             fits = needs is None or needs <= USABLE * memory
             return Tried(size, needs, speed_of(trainer, size) if fits else None)
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
+        if not is_out_of_memory(error):
             raise
         return Tried(size, needs, None)
     finally:

@@ -41,9 +41,9 @@ def combined(op):
 
 
 def log_of_sum(t, x, y):
-    """log(exp(x) + exp(y)), shifted by the larger of the two, which is kept above -inf."""
+    """log(exp(x) + exp(y)), shifted by the larger of the two, unless that is infinite."""
     largest = t.Max(x, y)
-    near = t.Max(largest, t.number(np.finfo(np.float32).min))
+    near = t.Where(t.IsInf(largest), t.number(0), largest)
     return t.Add(near, t.Log(t.Add(t.Exp(t.Sub(x, near)), t.Exp(t.Sub(y, near)))))
 
 

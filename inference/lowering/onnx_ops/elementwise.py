@@ -156,7 +156,20 @@ def integer_pow(t, x, *, y, **_):
         return t.Reciprocal(power) if y < 0 else power
     if y == -1:
         return t.Reciprocal(x)
+    if x.dtype.kind in "iu":  # Pow does not wrap
+        return wide(t, lambda a: multiplied(t, a, y), x)
     return wide(t, lambda a: t.Pow(a, np.asarray(y, a.dtype)), x)
+
+
+def multiplied(t, x, exponent):
+    """A power by repeated squaring."""
+    result = None
+    while exponent:
+        if exponent % 2:
+            result = x if result is None else t.Mul(result, x)
+        exponent //= 2
+        x = t.Mul(x, x) if exponent else x
+    return result
 
 
 def power(t, x, y, **_):
@@ -190,7 +203,9 @@ def is_finite(t, x, **_):
 def rounded(t, x, *, rounding_method, **_):
     if int(rounding_method) == 1:
         return t.Round(x)  # half to even
-    return t.Mul(t.Sign(x), t.Floor(t.Add(t.Abs(x), t.number(0.5))))
+    whole = t.Mul(t.Sign(x), t.Floor(t.Abs(x)))  # adding 0.5 first would round large numbers
+    is_near = t.Less(t.Abs(t.Sub(x, whole)), t.number(0.5))
+    return t.Where(is_near, whole, t.Add(whole, t.Sign(x)))
 
 
 def log1p(t, x, **_):

@@ -74,9 +74,10 @@ def transposed_back(t, name, order):
 
 def reduction(t, op, inputs, attributes, order):
     """A reduction of the source of a transposition, over the same axes."""
-    name, axes = inputs
-    if axes not in t.weights:
+    name, *axes = inputs
+    if not axes or axes[0] not in t.weights:  # over all axes, or over computed ones
         return None
+    [axes] = axes
     source_axes = sorted(order[axis] for axis in t.weights[axes])
     argument = t.weight(np.array(source_axes, np.int64), "")
     result = t.emit(op, [t.transposed[name][0], argument], 1, attributes)

@@ -8,7 +8,7 @@ from jax import lax
 from inference.lowering.onnx_ops.convolutions import padded
 from inference.lowering.onnx_ops.elementwise import never_in_float64, wide
 from inference.lowering.onnx_ops.shapes import cut, pad
-from inference.lowering.value import Value
+from inference.lowering.value import Value, constant
 from model.layers.pool import geometry
 
 
@@ -82,7 +82,8 @@ def by_slices(t, combine, start, x, window, strides, padding, base_dilation, win
         size + (size - 1) * between + low + high
         for size, (low, high, between) in zip(x.shape, config, strict=True)
     ]
-    padded = Value(t.tensor(pad(t, x, start, padding_config=config)), sizes, x.dtype)
+    padded = pad(t, x, constant(start), padding_config=config)
+    padded = Value(t.tensor(padded), sizes, x.dtype)
     reach = [(size - 1) * dilation for size, dilation in zip(window, window_dilation, strict=True)]
     total = None
     for offset in itertools.product(*map(range, window)):

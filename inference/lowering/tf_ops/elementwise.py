@@ -233,7 +233,7 @@ def select_n(target, which, *cases):
 
 
 def convert(target, x, *, new_dtype, **_):
-    """A cast, which clamps floats to the range of an integer."""
+    """A cast, which clamps floats to the range of an integer, and turns NaN into 0."""
     name = np.dtype(new_dtype).name
     if name == "bool":
         x = tf.cast(x, WIDER.get(x.dtype.name, x.dtype))
@@ -242,6 +242,8 @@ def convert(target, x, *, new_dtype, **_):
         # the converter replaces a comparison of a cast boolean by an op that TFLite lacks
         dtype = np.int32 if np.dtype(new_dtype).kind in "iu" else np.float32
         x = tf.where(x, dtype(1), dtype(0))
+    if np.dtype(new_dtype).kind in "iu" and x.dtype.is_floating:
+        x = tf.where(tf.equal(x, x), x, tf.zeros((), x.dtype))
     return rounded_to(x, name) if name in NARROW else tf.cast(x, new_dtype)
 
 

@@ -47,7 +47,7 @@ CASES = {
     "depthwise_rows_strided": ((18, 16, 2), 4, (4, 5), 2, (2, 3), ((3, 0), (1, 2)), (2, 1)),
     "depthwise_wide": ((3, 97, 2), 2, (3, 7), 2, (1, 2), "SAME", 1),
 }
-PRODUCT_ANYWHERE = {"pointwise", "pointwise_strided"}
+PRODUCT_ANYWHERE = {"pointwise", "pointwise_strided", "pointwise_padded"}
 PRODUCT_ON_CPU = (
     PRODUCT_ANYWHERE | {"patches", "patches_cropped"} | {n for n in CASES if "depthwise" in n}
 )

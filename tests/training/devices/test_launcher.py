@@ -36,8 +36,12 @@ def test_the_gpus_of_a_machine_are_divided_among_the_processes(monkeypatch, tmp_
     message = "--processes 8: there are only 4 GPUs; use at most 4 processes, or set JAX_PLATFORMS"
     with pytest.raises(UserError, match=message):
         share_of_gpus(0, 8, tmp_path)
+    (tmp_path / "nvidia0").rename(tmp_path / "nvidia10")  # as in a container
+    assert shares() == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert shares() == ["5", "7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert share_of_gpus(0, 8, tmp_path) == {}
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert share_of_gpus(0, 8, tmp_path) == {}
 
