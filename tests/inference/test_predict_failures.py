@@ -23,7 +23,11 @@ from inference import predict, predictor
             "{}",
             "output_kind must be one of logits, probabilities, numbers, got 'words'",
         ),
-        ('{"form": {}, "output_kind": "logits"}', "{", "config.json: line 1: not JSON: the file ends before"),
+        (
+            '{"form": {}, "output_kind": "logits"}',
+            "{",
+            "config.json: line 1: not JSON: the file ends before",
+        ),
         (
             '{"form": {}, "output_kind": "logits"}',
             '{"preprocess": 5}',
