@@ -65,7 +65,7 @@ class Publisher:
     def scalars(self, step, values):
         """Publish numbers by name."""
         channels = self.channels_for("scalars")
-        if channels and (numbers := self.attempt("scalars", f"step {step}", as_numbers, values)):
+        if channels and (numbers := self.attempt("scalars", f"at step {step}", as_numbers, values)):
             for channel in channels:
                 channel.put("scalars", step, dict(numbers))
 
@@ -74,9 +74,9 @@ class Publisher:
 
         A figure is an object with Matplotlib's method `savefig`.
         """
-        channels, what = self.channels_for("image"), f"image {name}"
-        encode = partial(self.attempt, what, step, as_png)
-        if channels and (copy := self.attempt(what, f"step {step}", Picture, picture, encode)):
+        channels, what = self.channels_for("image"), (f"image {name}", f"at step {step}")
+        encode = partial(self.attempt, *what, as_png)
+        if channels and (copy := self.attempt(*what, Picture, picture, encode)):
             for channel in channels:
                 channel.put("image", step, name, copy, size=copy.size)
 
@@ -84,7 +84,7 @@ class Publisher:
         """Publish the distribution of an array's values."""
         if not (channels := self.channels_for("histogram")):
             return
-        copy = self.attempt(f"histogram {name}", f"step {step}", flat_copy, values)
+        copy = self.attempt(f"histogram {name}", f"at step {step}", flat_copy, values)
         for channel in channels if copy is not None else ():
             channel.put("histogram", step, name, copy, size=copy.nbytes)
 
@@ -106,10 +106,8 @@ class Publisher:
         """
         until = monotonic() + seconds
         if not self.closed:
-            self.closed, last = (
-                True,
-                self.attempt("last values", "the end", as_numbers, metrics) or {},
-            )
+            self.closed = True
+            last = self.attempt("last values", "at the end", as_numbers, metrics) or {}
             for channel in self.channels:
                 channel.finish(dict(last))
         for channel in self.channels:
@@ -140,7 +138,7 @@ class Publisher:
         except Exception as error:  # an error in a callback must end neither run nor tracker
             if what not in self.warned:
                 self.warned.add(what)
-                logger.warning("%s (%s) cannot be published: %s", what, when, summary(error))
+                logger.warning("%s %s cannot be published: %s", what, when, summary(error))
             return None
 
 

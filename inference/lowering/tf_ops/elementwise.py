@@ -236,8 +236,7 @@ def convert(target, x, *, new_dtype, **_):
     """A cast, which clamps floats to the range of an integer, and turns NaN into 0."""
     name = np.dtype(new_dtype).name
     if name == "bool":
-        x = tf.cast(x, WIDER.get(x.dtype.name, x.dtype))
-        return tf.not_equal(x, tf.zeros((), x.dtype))
+        return tf.not_equal(tf.cast(x, WIDER.get(x.dtype.name, x.dtype)), 0)
     if is_bool(x):
         # the converter replaces a comparison of a cast boolean by an op that TFLite lacks
         dtype = np.int32 if np.dtype(new_dtype).kind in "iu" else np.float32
