@@ -98,7 +98,7 @@ def loop_back(start, end, take, ts):
     """The same as jax.lax.fori_loop(start, end, take, ts), where `take` ends with `accepted`.
 
     But no step chooses between the old and the new state, which is a tenth of a small perceptron's
-    step. A bad step ends the loop instead; then the steps before it are taken once more, from a
+    step. A bad step ends the loop instead; then the steps before it are taken again, from a
     copy of the first state, and it is refused.
     """
 
