@@ -76,10 +76,11 @@ def sample(
         raise ValueError(f"steps: must be at least 1, got {steps}")
     if prediction not in ("v", "epsilon"):
         raise ValueError(f"prediction: must be 'v' or 'epsilon', got {prediction!r}")
-    labels = np.asarray(labels)
-    labels = np.full(labels, NO_CLASS) if labels.ndim == 0 else labels
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) > 0:
+    given = np.asarray(labels)
+    count = int(given) if given.ndim == 0 else len(given)
+    if given.ndim > 1 or given.dtype.kind not in "iu" or count < 1:
         raise ValueError(f"labels: must be one integer per image, or a number of images: {labels}")
+    labels = np.full(count, NO_CLASS) if given.ndim == 0 else given
     z = jax.random.normal(key, (len(labels), *model.inputs()["image"].shape))
     step = compiled(model, float(guidance), prediction, bounds and tuple(bounds))
     times = np.linspace(1, 0, steps + 1, dtype=np.float32)

@@ -124,6 +124,7 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
         ({"prediction": "x"}, "prediction: must be 'v' or"),
         ({"model": mlp((4,), 2)}, "the model does not make images from noise"),
         ({"labels": 0}, "labels: must be one integer per image, or a number of images"),
+        ({"labels": -3}, "labels: must be one integer per image, or a number of images"),
         ({"labels": [0.5]}, "labels: must be one integer per image, or a number of images"),
     ],
 )
