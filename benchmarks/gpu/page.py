@@ -23,6 +23,7 @@ def page(done):
     """All parts, in the order in which they ran."""
     blocks = [about_device(done["device"]["rows"][0])] if rows_of(done, "device") else []
     speeds = [row for part in done if part.startswith("speed") for row in rows_of(done, part)]
+    speeds = list({(row["model"], row["precision"], row["peer"]): row for row in speeds}.values())
     others = [part for part in done if part != "device" and not part.startswith("speed")]
     for part in [*others, *(["speed"] if speeds else [])]:
         rows = speeds if part == "speed" else rows_of(done, part)
@@ -42,7 +43,7 @@ def rows_of(done, part):
 
 def about_device(row):
     versions = ", ".join(f"{name} {v}" for name, v in row["versions"].items() if v)
-    memory = f" with {format_bytes(row['memory'])}" if row["memory"] else ""
+    memory = f" with {format_bytes(row['memory'])} for JAX" if row["memory"] else ""
     return f"{row['count']} x {row['device']}{memory}, {row['cores']} cores; {versions}."
 
 

@@ -35,7 +35,7 @@ def emit(**row):
 
 
 def device(tiny):
-    """The device, the memory that it has, and the versions."""
+    """The device, the memory that JAX may use of it, and the versions."""
     import jax
 
     first, versions = jax.devices()[0], {}
@@ -293,6 +293,8 @@ def tests(tiny):
             emit(**counts)  # the last row counts
     if process.wait() not in (0, 1) or not sum(counts.values()):
         raise RuntimeError(last)
+    if counts["failed"]:
+        raise RuntimeError(f"{counts['failed']} tests failed")
 
 
 PARTS = {f.__name__: f for f in (device, airbench, gpt2, resume, start, waiting, tests)}

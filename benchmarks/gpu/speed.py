@@ -20,7 +20,7 @@ PRECISIONS = ("bfloat16", "float32")
 
 
 def speed(model, size, emit):
-    """A row for each framework, form and precision of a model."""
+    """Rows for each framework, form and precision of a model; the last one of each counts."""
     forms = [
         (precision, peer, variant)
         for precision in PRECISIONS
@@ -29,28 +29,28 @@ def speed(model, size, emit):
     with ThreadPoolExecutor(min(len(forms), os.cpu_count())) as pool:
         begun = pool.map(lambda form: started(model, size, *form), forms)
         clients = dict(zip(forms, begun, strict=True))
+    costs = {precision: cost_of_unit(model, size, precision) for precision in PRECISIONS}
     rates = {form: [] for form in forms}
     for _ in range(1 if size == "tiny" else ROUNDS):
         for form, client in clients.items():
             take_turn(clients, rates, form, client)
-    peaks = {precision: peak_of_device(precision) for precision in PRECISIONS}
-    for (precision, peer, variant), client in clients.items():
-        name, workload = f"{peer} {variant}".strip(), GPU_WORKLOADS[f"{size} {model} {precision}"]
-        about = {"model": model, "precision": precision, "peer": name, "unit": workload.unit}
-        if isinstance(client, str):
-            emit(**about, problem=client)
-            continue
-        rate = statistics.median(rates[precision, peer, variant])
-        useful = flops_of_example(workload) / workload.units * rate
-        peak = peaks[precision]
-        emit(
-            **about,
-            rate=rate,
-            first_epoch=client.first_epoch,
-            tflops=useful / 1e12,
-            mfu=peak and useful / peak,
-            memory=memory_of(client),
-        )
+            # After every turn: if this part has to be ended, what was measured counts.
+            emit(**row_of(model, form, clients[form], rates[form], costs[form[0]]))
+
+
+def row_of(model, form, client, rates, cost):
+    """What is known of a form so far; a later row of the same form replaces it."""
+    precision, peer, variant = form
+    row = {"model": model, "precision": precision, "peer": f"{peer} {variant}".strip()}
+    if rates:
+        rate = statistics.median(rates)
+        useful = cost["flops"] * rate
+        mfu = cost["peak"] and useful / cost["peak"]
+        row |= {"rate": rate, "unit": cost["unit"], "turns": len(rates)}
+        row |= {"tflops": useful / 1e12, "mfu": mfu}
+    if isinstance(client, str):
+        return row | {"problem": client}
+    return row | {"first_epoch": client.first_epoch, "memory": memory_of(client)}
 
 
 def peers_of(model, size):
@@ -93,13 +93,17 @@ def memory_of(client):
         return None
 
 
-def peak_of_device(precision):
-    """The FLOP/s of the first device; None if unknown."""
+def cost_of_unit(model, size, precision):
+    """{"flops": the useful operations of an image or a token, "unit", "peak": the FLOP/s of the
+    first device, None if unknown}."""
     import jax
 
     from training.devices.utilisation import peak_of
 
-    return peak_of([SimpleNamespace(device_kind=jax.devices()[0].device_kind)], precision)
+    workload = GPU_WORKLOADS[f"{size} {model} {precision}"]
+    peak = peak_of([SimpleNamespace(device_kind=jax.devices()[0].device_kind)], precision)
+    flops = flops_of_example(workload) / workload.units
+    return {"flops": flops, "unit": workload.unit, "peak": peak}
 
 
 def flops_of_example(workload):

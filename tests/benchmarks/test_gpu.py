@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.gpu.__main__ import LIMITS, arguments, rows_of, run
 from benchmarks.gpu.page import page
+from benchmarks.gpu.speed import row_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {  # some of the keys of the last row of each part
@@ -79,3 +80,20 @@ def test_what_a_part_printed_before_it_was_killed_counts(tmp_path):
     with open(tmp_path / "out", "w+") as file:
         file.write('{"a": 1}\nXLA says something\n{"a": 2}\n{"a": ')
         assert rows_of(file) == [{"a": 1}, {"a": 2}]
+
+
+def test_the_last_row_of_each_form_counts():
+    row = {"model": "gpt", "precision": "float32", "peer": "ours", "rate": 1.0, "turns": 1}
+    other = row | {"peer": "flax", "problem": "it ended with exit code 1"}
+    rows = [row, other, row | {"rate": 2.0, "turns": 2}]
+    text = page({"speed gpt": {"rows": rows, "problem": "it was ended after 110 s"}})
+    assert text.count("| ours |") == 1 and "| ours | 2 | 2 |" in text
+    assert "exit code 1" in text and "- speed gpt: it was ended after 110 s" in text
+
+
+def test_a_form_that_fails_keeps_the_rates_of_its_earlier_turns():
+    cost = {"flops": 1e6, "unit": "images", "peak": None}
+    ended = row_of("gpt", ("float32", "flax", ""), "it ended with exit code -9", [3.0, 5.0], cost)
+    assert ended["rate"] == 4.0 and ended["problem"] == "it ended with exit code -9"
+    never = row_of("gpt", ("float32", "flax", ""), "ModuleNotFoundError: flax", [], cost)
+    assert never.keys() == {"model", "precision", "peer", "problem"}
