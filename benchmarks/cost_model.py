@@ -68,13 +68,14 @@ def arguments():
     parser = argparse.ArgumentParser(description="Estimate what a training step costs.")
     add = parser.add_argument
     add("--device", default="H100", choices=DEVICES)
-    add("--devices", type=int, nargs="+", default=[8, 64, 512])
+    add("--devices", type=int, nargs="+", action="extend", help="default: 8 64 512")
     add("--batch", type=int, default=4096, help="images, over all devices")
     add("--precision", choices=("bfloat16", "float32"), default="bfloat16")
     efficiency_help = "the fraction of the peak that matrix products reach"
     add("--efficiency", type=float, default=EFFICIENCY, help=efficiency_help)
     add("--compare", action="store_true", help="compile steps, and compare with XLA's figures")
     args = parser.parse_args()
+    args.devices = args.devices or [8, 64, 512]
     if min(args.devices) < 1 or args.batch < 1 or not 0 < args.efficiency <= 1:
         parser.error("--devices and --batch must be at least 1, --efficiency above 0 and at most 1")
     return args

@@ -49,11 +49,12 @@ def checked_sweep(file, overrides, spec, trusted=True):
 
 def check_stored(sweep, trusted):
     """Refuse a stored sweep whose config imports, or reaches, what the user has not trusted."""
-    for trial in sweep.trials[:1]:
-        file = Path(sweep.source)
+    file, beyond = Path(sweep.source), {}
+    for trial in sweep.trials:
         parts = build(sweep.trial_config(trial), file.name, trusted, look_in(file.parent))
-        if parts.beyond:
-            raise UserError("\n".join(parts.beyond))
+        beyond |= dict.fromkeys(parts.beyond)
+    if beyond:
+        raise UserError("\n".join(beyond))
 
 
 def check_trials(config, file, all_values, named, trusted=True):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from search.best import best_config
+from search.checks import check_stored
 from search.page import run_of, write_page
 from search.program import EachTrial, own_values
 from search.spec import parse_spec
@@ -80,6 +81,15 @@ def test_halving_continues_the_best_of_those_that_paused_together(tmp_path):
     sweep.trials[3].failed, sweep.trials[3].epochs = "it diverged", 2
     sweep.trials[3].scores = [[1, 0.01]]
     assert numbers(sweep) == ([1], None)
+
+
+def test_a_stored_sweep_is_refused_if_any_of_its_trials_reaches_beyond_it(tmp_path):
+    sweep = sweep_of(tmp_path, [[], []])
+    for trial, file in zip(sweep.trials, ("rows.jsonl", "/etc/rows.jsonl"), strict=True):
+        trial.values = {"logging.trackers": [{"name": "jsonl", "args": {"file": file}}]}
+    check_stored(sweep, trusted=True)
+    with pytest.raises(UserError, match="/etc/rows.jsonl"):
+        check_stored(sweep, trusted=False)
 
 
 def test_a_trial_that_failed_does_not_count_and_one_that_ended_early_stays(tmp_path):

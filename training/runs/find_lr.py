@@ -58,8 +58,9 @@ def find_lr(parts, steps):
         losses = np.array(list(losses_by_rate(trainer, recipe.reader(trainer), factors)))
     if len(losses) < 3:
         raise RunError(
-            f"--find-lr: the loss was not finite at step {len(losses) + 1}, at a thousandth of the "
-            "learning rate of the config; lower it, or look for the cause with --debug"
+            f"--find-lr: the loss exploded, or was not finite, after {len(losses)} steps, at a "
+            "thousandth of the learning rate of the config; lower it, or look for the cause with "
+            "--debug"
         )
     factors = factors[: len(losses)]
     curve = smoothed(losses, steps)
