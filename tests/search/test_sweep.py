@@ -88,7 +88,7 @@ def test_a_stored_sweep_is_refused_if_any_of_its_trials_reaches_beyond_it(tmp_pa
     for trial, file in zip(sweep.trials, ("rows.jsonl", "/etc/rows.jsonl"), strict=True):
         trial.values = {"logging.trackers": [{"name": "jsonl", "args": {"file": file}}]}
     check_stored(sweep, trusted=True)
-    with pytest.raises(UserError, match="/etc/rows.jsonl"):
+    with pytest.raises(UserError, match=r"/etc/rows\.jsonl"):
         check_stored(sweep, trusted=False)
 
 
