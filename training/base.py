@@ -19,7 +19,8 @@ class Optimizer(NamedTuple):
     init: Callable  # params -> opt_state
     update: Callable  # (grads, opt_state, params) -> (updates, opt_state)
     # "step": turns gradients into updates; "gradients": only changes gradients, as clipping does,
-    # and must come before a step; "": unknown, and never refused
+    # and must come before a step; "return": a step that may go back to earlier params, so that
+    # nothing may change its updates; "": unknown, and never refused
     kind: str = ""
 
 

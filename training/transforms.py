@@ -38,6 +38,18 @@ def kind_of(optimizer):
     return getattr(optimizer, "kind", "")
 
 
+def check_may_change(optimizer, by):
+    """Refuse to change the updates of an optimizer by which params go back, as by lookahead."""
+    if kind_of(optimizer) == "return":
+        fix = f"put it around {by}, not inside"
+        raise ValueError(f"optimizer: {by} would shorten the way back of lookahead; {fix}")
+
+
+def strongest(kinds, other):
+    """The kind of several optimizers together; `other` if none of them takes a step."""
+    return next((kind for kind in ("return", "step") if kind in kinds), other)
+
+
 def add_decay(grads, params, weight_decay, exclude, include=".*"):
     """Add weight_decay * param to the leaves that `include` matches and `exclude` does not."""
 
@@ -83,8 +95,7 @@ def partition(label, optimizers):
             updates |= part
         return map_named(lambda name, _: updates[name], grads), states
 
-    steps = "step" in map(kind_of, optimizers.values())
-    return Optimizer(init, update, "step" if steps else "")
+    return Optimizer(init, update, strongest(list(map(kind_of, optimizers.values())), ""))
 
 
 @checked
@@ -124,6 +135,7 @@ def frozen() -> Optimizer:
 @checked
 def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
     """The updates of an optimizer, multiplied by `rate`."""
+    check_may_change(optimizer, "scaled")
 
     def update(grads, state, params=None):
         updates, state = optimizer.update(grads, state, params)
@@ -143,8 +155,7 @@ def lookahead(
     optimizer's params, which are then set to them (Zhang et al., 2019). The schedule multiplies the
     share: if it falls, the slow params become an average over more and more steps.
 
-    Wrap it around `scaled` and `layer_decay`, not them around it, and do not lower the rate by a
-    callback: they would shorten the way back to the slow params, too."""
+    No callback may lower the rate: this would shorten the way back to the slow params, too."""
 
     def init(params):
         step = jnp.zeros((), jnp.int32)
@@ -164,7 +175,7 @@ def lookahead(
         updates = jax.tree.map(lambda s, p, u: jnp.where(go_back, s - p, u), slow, params, updates)
         return updates, {"step": step, "slow": slow, "optimizer": inner}
 
-    return Optimizer(init, update, kind_of(optimizer))
+    return Optimizer(init, update, "return" if kind_of(optimizer) != "gradients" else "gradients")
 
 
 @checked
@@ -173,6 +184,7 @@ def layer_decay(optimizer: Optimizer, decay: Share, last: str = LAST) -> Optimiz
     output (Bao et al., 2021). The layers are the blocks, by their numbers; leaves that the regex
     `last` matches come after them, and all other leaves before them."""
     regex(last=last)
+    check_may_change(optimizer, "layer_decay")
 
     def init(params):
         if not blocks_of(named_leaves(params)):
@@ -237,7 +249,7 @@ def chain(*optimizers: Optimizer):
             new_states.append(state)
         return updates, new_states
 
-    kind = "step" if "step" in kinds else "" if "" in kinds else "gradients"
+    kind = strongest(kinds, "" if "" in kinds else "gradients")
     init = lambda params: [optimizer.init(params) for optimizer in optimizers]  # noqa: E731
     return Optimizer(init, update, kind)
 
@@ -245,6 +257,7 @@ def chain(*optimizers: Optimizer):
 def misplaced(kinds, names):
     """(the index of a part of a chain whose place must be a mistake, why), or None. Besides the
     kinds of Optimizer, there is "rate", for a part that has a learning rate."""
+    kinds = ["step" if kind == "return" else kind for kind in kinds]
     for i, kind in enumerate(kinds):
         before = [j for j in range(i) if kinds[j] in ("step", "rate")]
         after = [later for later in kinds[i + 1 :] if later in ("step", "rate")]
@@ -261,6 +274,7 @@ def misplaced(kinds, names):
 
 def scheduled(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
     """The updates of an optimizer, multiplied by schedule(number of updates before)."""
+    check_may_change(optimizer, "scheduled")
 
     def init(params):
         return {"step": jnp.zeros((), jnp.int32), "optimizer": optimizer.init(params)}

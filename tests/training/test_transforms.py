@@ -15,8 +15,10 @@ from training.transforms import (
     decayed_weights,
     frozen,
     groups,
+    layer_decay,
     lookahead,
     scaled,
+    scheduled,
 )
 from utils import UserError, named_leaves
 from wiring import parts
@@ -42,7 +44,26 @@ def test_every_optimizer_says_its_kind(name):
     slope = sum(
         jnp.vdot(u, g) for u, g in zip(*map(jax.tree.leaves, (updates, grads)), strict=True)
     )
-    assert optimizer.kind == ("step" if slope < 0 else "gradients" if slope > 0 else "")
+    step = "return" if name == "lookahead" else "step"
+    assert optimizer.kind == (step if slope < 0 else "gradients" if slope > 0 else "")
+
+
+def test_nothing_may_shorten_the_way_back_of_lookahead():
+    slow = lookahead(adam())
+    inside = [slow, groups(((".*", slow),)), chain(clip_by_value(1.0), slow), lookahead(own())]
+    for optimizer in inside:
+        assert optimizer.kind == "return"
+        wrappers = {
+            "scaled": lambda: scaled(optimizer, 0.5),  # noqa: B023
+            "layer_decay": lambda: layer_decay(optimizer, 0.5),  # noqa: B023
+            "scheduled": lambda: scheduled(optimizer, lambda step: 0.5),  # noqa: B023
+        }
+        for name, wrap in wrappers.items():
+            with pytest.raises(ValueError, match=f"put it around {name}, not inside"):
+                wrap()
+    with pytest.raises(ValueError, match="for gradients, and go uphill"):
+        chain(adam(), slow)
+    assert lookahead(scaled(adam(), 0.5)).kind == "return"
 
 
 @pytest.mark.slow
