@@ -128,9 +128,17 @@ class FirstBatches:
 
     def __init__(self, iterable, count):
         self.iterable, self.count = iterable, count
+        if hasattr(iterable, "start_at"):
+            self.start_at = self.later_batches
+
+    def __len__(self):
+        return min(len(self.iterable), self.count)
 
     def __iter__(self):
         return islice(self.iterable, self.count)
+
+    def later_batches(self, epoch, start):
+        return islice(self.iterable.start_at(epoch, start), max(0, self.count - start))
 
 
 def first_batches(dataset, count, batch_size):

@@ -155,7 +155,7 @@ class Streamed:
             )
             self.items = islice(self.items, start, None)
         if self.limit is not None:
-            self.items = islice(self.items, self.limit - start)
+            self.items = islice(self.items, max(0, self.limit - start))
 
     def calls(self, count):
         """(the arguments for each lane, batches taken) of each call."""

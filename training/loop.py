@@ -73,7 +73,7 @@ class Loop:
             self.notify("on_training_end")
             if run.cut_short:
                 logger.info("Stopped by %s after step %d", run.stopped_why, run.step)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the user's code may call sys.exit
             self.rescue(error)
             raise
         except KeyboardInterrupt:
@@ -336,13 +336,14 @@ class Loop:
                 report = self.settled(self.in_flight.popleft())
                 if report.bad:
                     raise RunError(f"step {report.bad[0] + 1} was not finite")
-                self.notify("on_chunk", report)
+                with suppress(Exception, SystemExit):  # of the watcher that ends the run
+                    self.notify("on_chunk", report)
             step, *others = {int(s) for ts in self.trainer.states for s in np.ravel(ts.step)}
-            if run.step == 0 or others:
+            if step == 0 or others:
                 return
             run.position, run.step = run.position + step - run.step, step
             self.notify("on_stop")
             self.notify("on_stopped")
-        except Exception as second:
+        except (Exception, SystemExit) as second:
             with suppress(Exception):
                 logger.warning("The state could not be saved: %s", first_line(second))

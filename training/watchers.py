@@ -89,6 +89,8 @@ def reply_of(watcher, event, *arguments):
         raise UserError(f"{place} returned {reply!r}; return a Reply, or None")
     if reply.save not in (None, *SAVES):
         raise UserError(f"{place}: save is {reply.save!r}; it must be one of {', '.join(SAVES)}")
+    if reply.save and event in ("on_pause", "on_save"):
+        raise UserError(f"{place}: cannot reply with save; on_chunk and on_epoch_end can")
     if reply.back_to and event not in GO_BACK:
         raise UserError(f"{place}: only {' and '.join(GO_BACK)} can reply with back_to")
     return reply
@@ -106,7 +108,8 @@ class Reply(NamedTuple):
     # product of their own, so another watcher that scales should not be used beside one of them.
     lr_scale: float | None = None
     values: dict | None = None  # {"test_...": number} to add to the evaluation that has just ended
-    save: str | None = None  # write a checkpoint of this kind, of SAVES (see Keeper.on_save)
+    # Write a checkpoint of this kind, of SAVES (see Keeper.on_save); not from on_pause or on_save.
+    save: str | None = None
     back_to: Any = None  # a Point to continue from; only from on_chunk and on_epoch_end
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from training.base import FROZEN
 from training.checkpoint.probe import difference, same_input
+from training.update import cleared
 from utils import UserError, is_stacked, map_named, named_leaves, single_names
 
 logger = logging.getLogger("main")
@@ -75,7 +76,9 @@ def sums_so_far(arrays, zeros):
 
     log_line_fits = all(fit for key, fit in fits.items() if "window" in key or key == "ring")
     # Whether a bad step freezes the state is decided by the current config, not by the checkpoint.
-    return map_named(restored, zeros) | {"freeze": zeros["freeze"]}, log_line_fits
+    # If it does, bad steps that were skipped before must not freeze it.
+    sums = map_named(restored, zeros) | {"freeze": zeros["freeze"]}
+    return cleared(sums) if np.any(zeros["freeze"]) else sums, log_line_fits
 
 
 def differences(stored, wanted, same_type, whose="model", called=str):

@@ -922,3 +922,81 @@ def test_the_final_test_skips_a_best_checkpoint_that_was_deleted(tmp_path, caplo
     settings = {"val": (X[:50], Y[:50]), "checkpoint": checkpoint, "callbacks": [Remove()]}
     train(tmp_path, test_at="end", **settings)
     assert [row["final"] for row in rows(tmp_path) if "final" in row] == ["checkpoint-epoch_3"]
+
+
+class Failing(WithPosition):
+    """Batches that end with an error, or with NaN before it."""
+
+    def __init__(self, fails_at, bad_at=None, error=OSError):
+        self.fails_at, self.bad_at, self.error = fails_at, bad_at, error
+
+    def __len__(self):
+        return STEPS
+
+    def start_from(self, batch):
+        for i, (x, y) in enumerate(super().start_from(batch), batch):
+            if i == self.fails_at:
+                raise self.error("the disk is gone")
+            yield (x * np.nan if i == self.bad_at else x), y
+
+
+@pytest.mark.parametrize("policy", ["stop", "rollback"])
+def test_a_bad_step_that_was_repaired_or_skipped_does_not_freeze_a_resumed_run(tmp_path, policy):
+    with pytest.raises(OSError, match="gone"):  # both in one call, so the bad step is not read
+        train(tmp_path / "read", Failing(5, 3), on_nonfinite=policy)
+    run = train(tmp_path / "read", WithPosition(), on_nonfinite=policy, resume=True)
+    assert run.step == EPOCHS * STEPS
+    assert_same(run, train(None, WithPosition()))
+
+    with pytest.raises(OSError, match="gone"):
+        train(tmp_path / "skipped", Failing(5, 1), on_nonfinite="skip")
+    run = train(tmp_path / "skipped", WithPosition(), on_nonfinite=policy, resume=True)
+    assert run.completed == EPOCHS
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_the_steps_of_the_first_call_are_saved_if_the_data_fails_in_it(tmp_path, error):
+    with pytest.raises(error, match="gone"):
+        train(tmp_path / "run", Failing(5, error=error), log={"every_steps": 50})
+    assert [path.name for path in (tmp_path / "run").glob("*.params")] == [
+        "checkpoint-step_5.params"
+    ]
+    run = train(tmp_path / "run", WithPosition(), resume=True)
+    assert_same(run, train(None, WithPosition()))
+
+
+@pytest.mark.parametrize("observer", [True, False])
+def test_a_callback_that_always_fails_does_not_lose_the_run(tmp_path, observer):
+    class Fails:
+        def on_step_end(self, view):
+            if view.step > 3:
+                raise SystemExit("enough")
+
+    callback = Fails()
+    callback.observer = observer
+    with pytest.raises(SystemExit, match="enough"):
+        train(tmp_path / "run", callbacks=[callback], log={"every_steps": 1})
+    [path] = (tmp_path / "run").glob("*.params")
+    assert int(path.stem.rpartition("_")[2]) >= 4
+    assert_same(train(tmp_path / "run", resume=True), train(None))
+
+
+def test_overfitting_the_batches_of_a_loader_keeps_its_length_and_its_position(tmp_path):
+    class Counted(Failing):
+        def start_at(self, epoch, batch):
+            started.append((epoch, batch))
+            return super().start_at(epoch, batch)
+
+    started = []
+    with pytest.raises(OSError, match="gone"):
+        train(tmp_path / "run", Counted(2), overfit_batches=3)
+    run = train(tmp_path / "run", Counted(5), overfit_batches=3, resume=True)
+    assert run.step == EPOCHS * 3 and (1, 2) in started
+    assert_same(run, train(None, Failing(5), overfit_batches=3))
+
+
+def test_a_lower_limit_ends_the_epoch_of_a_resumed_run_at_once(tmp_path):
+    with pytest.raises(OSError, match="gone"):
+        train(tmp_path / "run", Failing(5))
+    run = train(tmp_path / "run", WithPosition(), limit_batches=2, resume="override")
+    assert run.step == 5 + 2 * (EPOCHS - 1)
