@@ -12,7 +12,7 @@ from training.devices.sharding import Plan
 from training.fit import recipe_of
 from training.optimizers import adamw
 from training.programs import Program, loops_are_slow, over_batch, placed, platform_options
-from training.trainer import SEED, first_state, first_trees, train_functions
+from training.trainer import SEED, first_state, first_weights, train_functions
 from training.update import zero_sums
 
 # The environment of a process with 8 simulated devices.
@@ -38,12 +38,12 @@ def step_of(model, shape, batch, precision="float32", tokens=False):
         jax.ShapeDtypeStruct((batch, *shape), jnp.int32 if tokens else jnp.float32),
         jax.ShapeDtypeStruct((batch, *shape) if tokens else (batch,), jnp.int32),
     )
-    trees = jax.eval_shape(partial(first_trees, model), SEED)
+    trees = jax.eval_shape(partial(first_weights, model), SEED)
     looped = not loops_are_slow(objective, *trees, pair)
     update = recipe.make_update(unroll=not looped)
 
     def make(seed):
-        params, state = first_trees(model, seed)
+        params, state = first_weights(model, seed)
         sums = zero_sums(objective, params, state, pair, freeze=True)
         return jax.tree.map(jnp.copy, first_state(update, params, state, seed)._replace(sums=sums))
 

@@ -157,7 +157,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
     probe_spec = probe_input(trainer.feed.shapes, recipe.preprocess, recipe.model)
     model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
-    probe = Probe(recipe.model, probe_spec, trainer.inputs, model_with)
+    probe = Probe(recipe.model, probe_spec, trainer.numbers, model_with)
     check_unchanged(trainer, probe, pretrained, checkpoint)
     run = Run(trainer, training.epochs, trainer.feed.steps)
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)

@@ -28,25 +28,25 @@ class Chunk(NamedTuple):
     position: int  # in the epoch, after these steps
     sums: Any  # on the device
     due: tuple  # the watchers that must see the run after these steps
-    since: int | None  # the position of the previous log line, if a line ends with these steps
-    done: float | None  # the time, if the steps were done at once, as small ones are on the CPU
+    previous_line: int | None  # the position of the last log line, if one ends with these steps
+    finished_at: float | None  # if the steps were done when the call returned (small ones, CPU)
 
 
 class Loop:
-    """One run. `reader` names its values, `rates(step)` returns its learning rates, `best()` the
-    best checkpoint's (name, weights); `agree` makes numbers the same in all processes."""
+    """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()` is
+    the best checkpoint's (name, weights); `agree` makes numbers the same in all processes."""
 
-    def __init__(self, run, recipe, watchers, reader, clock, rates, *, best=None, agree=list):
+    def __init__(self, run, recipe, watchers, reader, clock, learning_rates, *, best, agree):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
-        self.reader, self.clock, self.rates, self.best = reader, clock, rates, best
-        self.agree = agree
+        self.reader, self.clock, self.learning_rates = reader, clock, learning_rates
+        self.best, self.agree = best, agree
         check_watchers(watchers)
         self.planners = [w for w in watchers if hasattr(w, "steps_left") or hasattr(w, "overdue")]
-        self.readers = [watcher for watcher in watchers if hasattr(watcher, "needs_state")]
+        self.readers = [w for w in watchers if hasattr(w, "needs_state")]
         self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
         self.in_flight = deque()  # the Chunks whose sums have not been read yet
         self.pace = 8  # steps that take CHUNK_SECONDS, as measured in this process; 8 until then
-        self.chunk = 8  # the pace that all processes agreed on; also of evaluations, in batches
+        self.agreed_pace = 8  # the pace of all processes; also of evaluations, in batches
         self.settled_at = None  # when the last chunk was done
         self.sums = None  # of the last chunk that was read in this epoch
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
@@ -110,7 +110,7 @@ class Loop:
             return
         row = {"epoch": run.epoch, "step": run.step, **run.metrics, **self.clock.epoch()}
         run.history.append(row)
-        run.completed, run.position, run.lined, self.elapsed = run.epoch, 0, 0, 0.0
+        run.completed, run.position, run.line_position, self.elapsed = run.epoch, 0, 0, 0.0
         self.notify("on_epoch_end")
 
     # Steps.
@@ -119,7 +119,7 @@ class Loop:
         """Train the rest of the epoch, and yield the Report of each chunk. While a chunk computes,
         the previous one is read. Chunks may end anywhere without changing a bit of the result."""
         run = self.run
-        ahead = Ahead(run.step, run.position, run.lined, time.monotonic())
+        ahead = Ahead(run.step, run.position, run.line_position, time.monotonic())
         steps = 1
         while steps and not run.stopped:
             count, due, at_once = self.next_chunk(ahead)
@@ -128,17 +128,17 @@ class Loop:
                 position = ahead.position + steps
                 due = due if steps == count else at_once
                 line = any(getattr(watcher, "ends_line", False) for watcher in due)
-                since = ahead.lined if line else None
-                self.in_flight.append(Chunk(steps, position, sums, due, since, ready_time(sums)))
+                previous = ahead.line_position if line else None
+                self.in_flight.append(Chunk(steps, position, sums, due, previous, ready_time(sums)))
                 ahead = ahead._replace(step=ahead.step + steps, position=position)
                 if line:
                     self.trainer.new_window()
-                    ahead = ahead._replace(lined=position, lined_at=time.monotonic())
-                exact = any(reader.needs_state(reader in due, line) for reader in self.readers)
-            leave = 1 if steps and not exact else 0
-            if len(self.in_flight) <= leave:
+                    ahead = ahead._replace(line_position=position, line_time=time.monotonic())
+                state_needed = any(w.needs_state(w in due, line) for w in self.readers)
+            unread = 1 if steps and not state_needed else 0  # chunks that may stay in flight
+            if len(self.in_flight) <= unread:
                 self.notify("on_pause")  # there is no report yet, but a signal may have arrived
-            while len(self.in_flight) > leave:
+            while len(self.in_flight) > unread:
                 yield self.settled(self.in_flight.popleft())
         while self.in_flight:
             yield self.settled(self.in_flight.popleft())
@@ -151,8 +151,8 @@ class Loop:
         count = min([self.pace, *left])
         due = sum(1 << i for i, n in enumerate(left) if n <= count or overdue[i])
         at_once = sum(1 << i for i, late in enumerate(overdue) if late)
-        count, self.chunk, due, at_once = self.agree([count, self.pace, due, at_once])
-        self.pace = self.chunk
+        count, self.agreed_pace, due, at_once = self.agree([count, self.pace, due, at_once])
+        self.pace = self.agreed_pace
 
         def chosen(bits):
             return tuple(watcher for i, watcher in enumerate(self.planners) if bits >> i & 1)
@@ -163,21 +163,21 @@ class Loop:
         """Wait for a chunk and return its Report."""
         run = self.run
         sums = self.sums = self.trainer.read(chunk.sums)
-        done = chunk.done or time.perf_counter()
+        done = chunk.finished_at or time.perf_counter()
         if self.settled_at:  # the first chunk is left out, as its time may include a compilation
             seconds = max(done - self.settled_at, 1e-6)
             self.pace = max(1, round(CHUNK_SECONDS * chunk.steps / seconds))
         self.settled_at = done
         run.step, run.position = run.step + chunk.steps, chunk.position
-        bad, line_rates = first_bad_step(sums), None
-        if chunk.since is not None and not bad:
+        bad, throughput = first_bad_step(sums), None
+        if chunk.previous_line is not None and not bad:
             windows = [s["window"] for s in sums]
-            run.each_step = self.single_steps(sums, chunk.since)
-            run.metrics = self.reader.values("train", windows) | self.rates(run.step)
-            run.lined = run.position
-            steps = run.position - max(chunk.since, self.resumed_at)
-            line_rates = self.clock.new_line(steps, examples_of(sums, "window"), done)
-        return Report(chunk.steps, sums, bad, chunk.due, line_rates)
+            run.each_step = self.single_steps(sums, chunk.previous_line)
+            run.metrics = self.reader.values("train", windows) | self.learning_rates(run.step)
+            run.line_position = run.position
+            steps = run.position - max(chunk.previous_line, self.resumed_at)
+            throughput = self.clock.new_line(steps, examples_of(sums, "window"), done)
+        return Report(chunk.steps, sums, bad, chunk.due, throughput)
 
     def single_steps(self, sums, since):
         """{name: array} of the values of each step since a position; {} if they are not kept."""
@@ -190,11 +190,11 @@ class Loop:
     def end_of_training(self, before):
         """{metric: value} of the epoch's training; `before`: its examples before a resume."""
         run, sums = self.run, self.sums or self.trainer.sums()
-        run.each_step = self.single_steps(sums, run.lined)
+        run.each_step = self.single_steps(sums, run.line_position)
         self.clock.end_training(run.position - self.resumed_at, examples_of(sums) - before)
-        tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.gathers else sums)]
+        tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.concat_rows else sums)]
         run.arrays |= self.reader.arrays("train", tallies)
-        run.metrics = self.reader.values("train", tallies) | self.rates(run.step)
+        run.metrics = self.reader.values("train", tallies) | self.learning_rates(run.step)
         self.notify("on_values", "train", run.metrics)
         return run.metrics
 
@@ -208,7 +208,9 @@ class Loop:
             if members:
                 self.notify(f"on_{kind}_start")
             for name in members:
-                tallies = trainer.evaluate(name, self.chunk, self.interrupted, weights, run.epoch)
+                tallies = trainer.evaluate(
+                    name, self.agreed_pace, self.interrupted, weights, run.epoch
+                )
                 if tallies is None:
                     return None
                 named = self.reader.values(name, tallies)
@@ -339,11 +341,10 @@ class Loop:
                 with suppress(Exception, SystemExit):  # of the watcher that ends the run
                     self.notify("on_chunk", report)
             step, *others = {int(s) for ts in self.trainer.states for s in np.ravel(ts.step)}
-            if step == 0 or others:
-                return
-            run.position, run.step = run.position + step - run.step, step
-            self.notify("on_stop")
-            self.notify("on_stopped")
+            if step and not others:
+                run.position, run.step = run.position + step - run.step, step
+                self.notify("on_stop")
+                self.notify("on_stopped")
         except (Exception, SystemExit) as second:
             with suppress(Exception):
                 logger.warning("The state could not be saved: %s", first_line(second))

@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
 
     def reader(self, trainer=None):
         """The Reader of tallies; for norms of single leaves it needs the names from the trainer."""
-        leaves = trainer.leaves if trainer else ()
+        leaves = trainer.leaf_names if trainer else ()
         return Reader(self.objective.finish, self.metric_plan.hidden, leaves)
 
     def sets_in_epochs(self, sets):

@@ -30,7 +30,7 @@ class Run:
     epoch: int = 0  # the epoch in progress, or the last one
     completed: int = 0  # epochs trained to their end
     position: int = 0  # batches taken of the epoch in progress
-    lined: int = 0  # the position of the last log line in this epoch
+    line_position: int = 0  # the position of the last log line in this epoch
     step: int = 0  # batches taken in all
     metrics: dict = field(default_factory=dict)  # of the latest log line, also at an epoch's end
     arrays: dict = field(default_factory=dict)  # the results of metrics for callbacks alone
@@ -82,7 +82,7 @@ class Run:
             "step": self.step,
             "epoch": self.epoch if within else self.completed,
             "position": self.position,
-            "lined": self.lined,
+            "lined": self.line_position,
             "elapsed": elapsed if within else 0.0,
             "stopped": self.for_good,
             "metrics": self.metrics,
@@ -91,7 +91,8 @@ class Run:
     def go_to(self, point):
         """Continue from a Point."""
         record = point.record
-        self.step, self.position, self.lined = (record[k] for k in ("step", "position", "lined"))
+        self.step, self.position = record["step"], record["position"]
+        self.line_position = record["lined"]
         self.epoch, self.completed = record["epoch"], record["epoch"] - bool(self.position)
         # Earlier versions wrote null for what is not finite.
         values = record["metrics"].items()
@@ -145,29 +146,29 @@ class Clock:
         self.trained = self.since(self.training, steps, examples)
 
     def new_line(self, steps, examples, done):
-        """The rates of the steps since the last log line, which were done at the time `done`."""
-        rates = self.since(self.line, steps, examples, done)
+        """The throughput since the last log line, of steps that were done at the time `done`."""
+        throughput = self.since(self.line, steps, examples, done)
         self.line = self.now() | {"time": done}
-        return rates
+        return throughput
 
     def since(self, mark, steps, examples, done=None):
-        """The rates since a mark."""
+        """The throughput since a mark."""
         now = self.now() | ({"time": done} if done else {})
         compiled = now["compiled"] - mark["compiled"]
         seconds = max(now["time"] - mark["time"] - compiled, 1e-6)
-        rates = {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds}
+        found = {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds}
         if self.tokens:
-            rates["tokens_per_second"] = self.tokens * examples / seconds
+            found["tokens_per_second"] = self.tokens * examples / seconds
         if self.utilisation:
-            rates["mfu"] = self.utilisation(examples / seconds)
-        return rates | {"waiting": min((now["waited"] - mark["waited"]) / seconds, 1.0)}
+            found["mfu"] = self.utilisation(examples / seconds)
+        return found | {"waiting": min((now["waited"] - mark["waited"]) / seconds, 1.0)}
 
     def elapsed(self):
         """The seconds of this epoch so far."""
         return time.perf_counter() - self.began
 
     def epoch(self):
-        """The rates of the whole epoch."""
+        """The time and the throughput of the whole epoch."""
         compiled = self.trainer.compile_seconds() - self.first_compiled
         return {"seconds": self.elapsed(), "compile_seconds": compiled, **self.trained}
 

@@ -2,8 +2,8 @@
 
 The programs are made from shapes alone, so that threads compile them while the data is still
 loading: `Trainer(recipe, shapes)`, then `start(sets)`. After that it trains some steps, evaluates a
-set, and copies or replaces its state. When an epoch, a log line or a checkpoint comes is decided by
-the loop.
+set, and copies or replaces its state. The loop decides when an epoch begins, a log line is written
+or a checkpoint is saved.
 """
 
 import zlib
@@ -36,24 +36,26 @@ class Trainer:
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
         self.replicas = Replicas(recipe.seeds, self.plan, self.pool, stacked)
-        self.inputs = [as_inputs(numbers) for numbers in recipe.varied_numbers]
-        self.numbers = self.replicas.joined(self.inputs)  # of each lane
+        self.numbers = [as_inputs(numbers) for numbers in recipe.varied_numbers]  # of each replica
+        self.lane_numbers = self.replicas.joined(self.numbers)
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed, self.set_specs = self.feeds.get("train"), specs_of(sets)
-        draw, whole = partial(first_trees_of, recipe), self.plan.whole
-        init_specs = SEED, self.inputs[0]
-        params, state = jax.eval_shape(draw, *init_specs)
+
+        def draw(seed, numbers):
+            """The (params, state) of a replica with these numbers."""
+            return first_weights(recipe.with_numbers(numbers).model, seed)
+
+        of_replica, whole = (SEED, self.numbers[0]), self.plan.whole  # specs of its seed, numbers
+        params, state = jax.eval_shape(draw, *of_replica)
         shardings = self.plan.of_params(params), whole
-        self.trees = placed(params, shardings[0]), placed(state, whole)
-        self.leaves = tuple(named_leaves(params))
+        self.weight_specs = placed(params, shardings[0]), placed(state, whole)
+        self.leaf_names = tuple(named_leaves(params))
         shapes = next(iter(self.feeds.values())).shapes
-        self.looped = not loops_are_slow(recipe.objective, *self.trees, shapes)
-        self.program, self.tallies = None, {}
+        self.looped = not loops_are_slow(recipe.objective, *self.weight_specs, shapes)
+        self.program, self.empty_tallies = None, {}
         if self.feed:
-            self.begin_training_programs(init_specs)
-            self.draw = Start(draw, shardings, *init_specs, pool=self.pool)
-            specs, sharding = (*self.trees, *init_specs), self.plan.of_state(self.carry)
-            self.first = Start(self.first_state, sharding, *specs, pool=self.pool)
+            self.begin_training_programs(of_replica)
+            self.draw = Start(draw, shardings, *of_replica, pool=self.pool)
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
         self.rate_scale, self.states = 1.0, []
         # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
@@ -64,33 +66,40 @@ class Trainer:
 
     # Programs.
 
-    def begin_training_programs(self, init_specs):
-        """Begin to compile the training step, which takes longest, and the programs that make its
-        sums. `init_specs` are the specs of a replica's seed and numbers."""
+    def begin_training_programs(self, of_replica):
+        """Begin to compile the training step, which takes longest, and the programs that make the
+        first state and its sums. `of_replica` are the specs of a replica's seed and numbers."""
         recipe, metric_plan, shapes = self.recipe, self.recipe.metric_plan, self.feed.shapes
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
-        self.update = recipe.make_update(unroll, steps)
-        self.first_state = partial(first_state_of, recipe, unroll, steps)
-        values = shapes_of_values(recipe.objective, *self.trees, shapes)
+        self.passes = recipe.make_update(unroll, steps).passes
+        values = shapes_of_values(recipe.objective, *self.weight_specs, shapes)
         metric_plan.check(values)
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
         modes = metric_plan.modes(values, "TRAIN", "EPOCH")
-        self.gathers = rows_of("train", self.feed, modes)  # how many rows CONCAT gathers
+        self.concat_rows = rows_of("train", self.feed, modes)
         freeze = recipe.training.on_nonfinite != "skip"
-        settings = {"freeze": freeze, "metric_plan": metric_plan, "rows": self.gathers}
-        zeros = partial(zero_sums, recipe.objective, *self.trees, shapes, **settings)
-        self.carry = jax.eval_shape(self.first_state, *self.trees, *init_specs)
-        carry = self.carry._replace(sums=jax.eval_shape(zeros))
+        settings = {"freeze": freeze, "metric_plan": metric_plan, "rows": self.concat_rows}
+        zeros = partial(zero_sums, recipe.objective, *self.weight_specs, shapes, **settings)
+
+        def make_state(params, state, seed, numbers):
+            """The TrainState of a replica with these numbers, without its sums."""
+            update = recipe.with_numbers(numbers).make_update(unroll, steps)
+            return first_state(update, params, state, seed)
+
+        specs = (*self.weight_specs, *of_replica)
+        made = jax.eval_shape(make_state, *specs)
+        carry = made._replace(sums=jax.eval_shape(zeros))
         shardings = self.replicas.lanes_plan.of_state(carry)
         step, report = train_functions(recipe, unroll, steps)
         loop = loop_for(carry, self.replicas.stacked) if self.looped else None
         self.program = self.feed.program("train", step, report, loop, shardings)
         if not self.replicas.stacked:
-            self.program.begin(self.numbers[0], placed(carry, shardings), *self.feed.specs())
+            self.program.begin(self.lane_numbers[0], placed(carry, shardings), *self.feed.specs())
         self.zeros = self.replicas.start(zeros)
         self.zero_window = lambda: self.zeros()["window"]
-        if self.gathers or metric_plan.ring:  # then all sums are much larger than a log line's
+        if self.concat_rows or metric_plan.ring:  # then all sums are much larger than a log line's
             self.zero_window = self.replicas.start(lambda: zeros()["window"])
+        self.make_state = Start(make_state, self.plan.of_state(made), *specs, pool=self.pool)
 
     def begin_evaluation_programs(self, sure):
         """Make the program of each held-out set; begin to compile those of the sets that are `sure`
@@ -103,7 +112,7 @@ class Trainer:
         }
         made = {}
         for name, feed in held_out.items():
-            shapes = shapes_of_values(self.recipe.objective, *self.trees, feed.shapes)
+            shapes = shapes_of_values(self.recipe.objective, *self.weight_specs, feed.shapes)
             modes = self.recipe.metric_plan.modes(shapes, tally.phase_of(name), "EPOCH")
             if feed.steps is None:  # a callback cannot gather a set of unknown length
                 hidden = self.recipe.metric_plan.hidden
@@ -114,9 +123,9 @@ class Trainer:
                 empty = partial(tally.empty, modes, shapes, key[1])
                 carry = placed(jax.eval_shape(empty), self.plan.whole)
                 made[key] = self.replicas.start(empty), carry
-            self.tallies[name], carry = made[key]
+            self.empty_tallies[name], carry = made[key]
             if name in sure and not self.replicas.stacked:
-                consts = (*self.trees, np.int32(0), self.numbers[0])
+                consts = (*self.weight_specs, np.int32(0), self.lane_numbers[0])
                 self.evaluations[name].begin(consts, carry, *feed.specs())
 
     def suits(self, sets):
@@ -130,7 +139,7 @@ class Trainer:
             return False
         lane = self.feed.peek()
         if lane is not None:
-            self.program.prepare(self.numbers[0], self.states[0], *lane)
+            self.program.prepare(self.lane_numbers[0], self.states[0], *lane)
         return lane is not None
 
     def compile_seconds(self):
@@ -146,10 +155,11 @@ class Trainer:
         for name, feed in self.feeds.items():
             feed.fill(sets[name])
         seeds = map(np.uint32, self.replicas.seeds)
-        own = list(zip(seeds, self.inputs, strict=True))  # of each replica
-        trees = [self.draw(*each) for each in own]
-        trees = [self.put_weights(pretrained(*tree)) for tree in trees] if pretrained else trees
-        states = [self.first(*tree, *each) for tree, each in zip(trees, own, strict=True)]
+        own = list(zip(seeds, self.numbers, strict=True))  # of each replica
+        weights = [self.draw(*each) for each in own]
+        if pretrained:
+            weights = [self.put_weights(pretrained(*drawn)) for drawn in weights]
+        states = [self.make_state(*w, *each) for w, each in zip(weights, own, strict=True)]
         self.states = self.stack_states(states)
 
     def stack_states(self, states):
@@ -206,7 +216,7 @@ class Trainer:
     def train(self, count):
         """Take up to `count` steps, and return (how many were taken, the epoch's sums so far, on
         the device)."""
-        return advance(self.feed, self.program, self.numbers, self.states, count)
+        return advance(self.feed, self.program, self.lane_numbers, self.states, count)
 
     def new_window(self):
         """Begin the sums of the next log line; the sums of the previous line are in its report."""
@@ -235,9 +245,10 @@ class Trainer:
         of a batch depends on the set, the epoch and the batch alone."""
         consts, before, taken = self.with_epoch(weights or self.weights(), epoch), None, 1
         self.feeds[name].begin(epoch=1)
-        tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
+        tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
         while taken:
-            taken, reports = self.evaluate_batches(name, consts, tallies, count)
+            program = self.evaluations[name]
+            taken, reports = advance(self.feeds[name], program, consts, tallies, count)
             jax.block_until_ready(before)  # while the next batches compute
             before = reports
             if taken and stopped():
@@ -247,18 +258,16 @@ class Trainer:
     def try_out(self, name):
         """Evaluate one batch of a set, so that an error is found before hours of training."""
         self.feeds[name].begin(epoch=1)
-        tallies = [self.tallies[name]() for _ in range(self.replicas.lanes)]
-        self.evaluate_batches(name, self.with_epoch(self.weights(), 0), tallies, 1)
+        tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
+        consts = self.with_epoch(self.weights(), 0)
+        advance(self.feeds[name], self.evaluations[name], consts, tallies, 1)
         return self.read(tallies)
 
     def with_epoch(self, weights, epoch):
         """What is constant in an evaluation, for each lane: (params, state, epoch, numbers)."""
         stacked = self.replicas.stacked
         epoch = np.full(len(self.replicas.seeds), epoch, np.int32) if stacked else np.int32(epoch)
-        return [(*lane, epoch, own) for lane, own in zip(weights, self.numbers, strict=True)]
-
-    def evaluate_batches(self, name, consts, tallies, count):
-        return advance(self.feeds[name], self.evaluations[name], consts, tallies, count)
+        return [(*lane, epoch, own) for lane, own in zip(weights, self.lane_numbers, strict=True)]
 
     def close(self):
         """End the threads that read ahead, and those that compile."""
@@ -307,19 +316,9 @@ def evaluation_functions(recipe, name):
     return step, tally.without_rows
 
 
-def first_trees(model, seed):
+def first_weights(model, seed):
     """(params, state) of a replica, drawn from its seed."""
     return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has this key
-
-
-def first_trees_of(recipe, seed, numbers):
-    """The (params, state) of a replica with these numbers."""
-    return first_trees(recipe.with_numbers(numbers).model, seed)
-
-
-def first_state_of(recipe, unroll, steps, params, state, seed, numbers):
-    """The TrainState of a replica with these numbers before its first step, without its sums."""
-    return first_state(recipe.with_numbers(numbers).make_update(unroll, steps), params, state, seed)
 
 
 def first_state(update, params, state, seed):

@@ -118,8 +118,8 @@ class Ahead(NamedTuple):
 
     step: int
     position: int  # in the epoch
-    lined: int  # the position of the last log line
-    lined_at: float  # the time of the last log line, by time.monotonic
+    line_position: int  # the position of the last log line
+    line_time: float  # the time of the last log line, by time.monotonic
 
 
 class Report(NamedTuple):
@@ -129,7 +129,7 @@ class Report(NamedTuple):
     sums: list  # the sums of each replica, NumPy arrays
     bad: tuple | None  # (step, leaf number) of the first step that froze the state
     due: tuple  # the watchers that wanted to see the run here, or are overdue
-    line_rates: dict | None  # the rates of the steps since the last log line, if one ends here
+    throughput: dict | None  # of the steps since the last log line, if one ends here
 
 
 class Snapshot(NamedTuple):

@@ -13,7 +13,7 @@ from training.base import TrainState
 from training.devices.mesh import AXES
 from training.devices.sharding import Plan, default_preset, shard_bytes
 from training.optimizers import adamw
-from training.trainer import SEED, first_trees
+from training.trainer import SEED, first_weights
 from utils import named_leaves
 
 BLOCK = "blocks/0/"
@@ -56,7 +56,7 @@ class Vit(NamedTuple):
 
 @lru_cache(maxsize=64)
 def shapes_of(step):
-    return jax.eval_shape(partial(first_trees, step.model()), SEED)[0]
+    return jax.eval_shape(partial(first_weights, step.model()), SEED)[0]
 
 
 def sized(parameters, batch, **others):

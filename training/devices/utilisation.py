@@ -68,7 +68,7 @@ def peak_of(devices, precision):
 def utilisation(trainer):
     """The function from examples per second to the MFU of a Trainer; None if it is unknown, as for
     a CPU or a user's own update."""
-    recipe, passes = trainer.recipe, trainer.update.passes
+    recipe, passes = trainer.recipe, trainer.passes
     peak = peak_of(trainer.plan.mesh.devices.ravel().tolist(), recipe.training.precision)
     if peak is None or passes is None:
         return None
@@ -76,7 +76,7 @@ def utilisation(trainer):
     @cache  # computed at the first log line, while the devices are busy
     def of_one_example():
         batch = trainer.feed.shapes
-        forward = flops_of(recipe.objective, *trainer.trees, batch)
+        forward = flops_of(recipe.objective, *trainer.weight_specs, batch)
         return passes * forward / jax.tree.leaves(batch)[0].shape[0]
 
     return lambda examples_per_second: examples_per_second * of_one_example() / peak

@@ -128,7 +128,7 @@ class Divergence:
         record = {
             "step": self.bad[0],
             "position": position,
-            "lined": run.lined,
+            "lined": run.line_position,
             "epoch": epoch if position else run.completed,
             "elapsed": 0.0,
             "metrics": run.metrics,

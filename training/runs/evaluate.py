@@ -185,7 +185,7 @@ class CheckpointEvaluation:
             batch = jax.tree.map(lambda a: spec_on_device(np.asarray(a)[None]), parts.example)
         spec = probe_input(batch, parts.preprocess, parts.model)
         model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
-        self.probe = Probe(parts.model, spec, self.trainer.inputs, model_with)
+        self.probe = Probe(parts.model, spec, self.trainer.numbers, model_with)
         self.parts = parts
 
     def row(self, folder, name):
@@ -194,7 +194,7 @@ class CheckpointEvaluation:
         count, replicas = len(checkpoint.arrays), len(self.trainer.replicas.seeds)
         if count != replicas:
             raise UserError(f"{name}: replicas: it holds {count}, the config says {replicas}")
-        params, state = self.trainer.trees
+        params, state = self.trainer.weight_specs
         config, record = self.parts.config, checkpoint.record
         state = with_base(self.parts.model, params, state, config, record, name)
         trees = weights_of(checkpoint, params, state)

@@ -77,7 +77,7 @@ class Callbacks:
         return due or (line and self.replying)
 
     def on_chunk(self, run, report):
-        if report.line_rates:
+        if report.throughput:
             return self.call("on_step_end")
         if self in report.due:  # process 0 decides which callbacks are due; they may use its clock
             [bits] = agreed([self.waiting])

@@ -51,12 +51,12 @@ class MetricLog:
         """Steps until the next log line, which comes every n steps or when the ring is full."""
         every = self.options.every_steps
         by_number = every - ahead.position % every if every else NEVER
-        until_full = self.ring - (ahead.position - ahead.lined) if self.ring else NEVER
+        until_full = self.ring - (ahead.position - ahead.line_position) if self.ring else NEVER
         return min(by_number, until_full)
 
     def overdue(self, ahead):
         seconds = self.options.every_seconds
-        return bool(seconds and time.monotonic() - ahead.lined_at >= seconds)
+        return bool(seconds and time.monotonic() - ahead.line_time >= seconds)
 
     # Lines.
 
@@ -68,14 +68,14 @@ class MetricLog:
 
     def on_chunk(self, run, report):
         """Log a line within an epoch."""
-        if report.line_rates is None:
+        if report.throughput is None:
             return
         self.log_each_step(run)
         position, steps = run.position, run.steps
         share = f"{position}/{steps} ({100 * position / steps:.0f}%)" if steps else f"{position}"
-        loss, rates = run.metrics["train_loss"], in_words(report.line_rates)
-        logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, rates)
-        values = {**run.metrics, **report.line_rates}
+        loss, throughput = run.metrics["train_loss"], throughput_text(report.throughput)
+        logger.info("Epoch %d [%s] -- Loss: %.4f%s", run.epoch, share, loss, throughput)
+        values = {**run.metrics, **report.throughput}
         self.write({"epoch": run.epoch, "step": run.step, **values})
         self.publish.scalars(run.step, {"epoch": run.epoch, **values})
 
@@ -157,9 +157,9 @@ class MetricLog:
         return self.publish.close(for_trackers(run.metrics), TRACKERS_SECONDS[bool(run.signal)])
 
 
-def in_words(rates):
-    """The text of the rates that a line shows: tokens per second and MFU, where known."""
-    tokens, mfu = rates.get("tokens_per_second"), rates.get("mfu")
+def throughput_text(throughput):
+    """The part of a line that shows tokens per second and MFU, where known."""
+    tokens, mfu = throughput.get("tokens_per_second"), throughput.get("mfu")
     shown = [f"{tokens:,.0f} tokens/s"] if tokens is not None else []
     shown += [f"MFU {mfu:.1%}"] if mfu is not None else []
     return f" -- {', '.join(shown)}" if shown else ""
