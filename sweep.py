@@ -90,7 +90,7 @@ def run(arguments):
 
         for each in sweep.trials:
             say(each.name, values_of(each))
-        print(sweep.form_in_words())
+        print(sweep.form_text())
         return DONE
     return train_all(arguments, sweep, trusted)
 

@@ -18,7 +18,7 @@ from benchmarks.cost.hardware import DEVICES
 from benchmarks.cost.vit_step import count, sized
 from benchmarks.results import markdown, short
 from benchmarks.steps import SIMULATED
-from training.devices.mesh import in_words
+from training.devices.mesh import text_of_sizes
 
 POWERS = range(6, 12)  # of ten, in parameters
 HEAD = ["parameters", "dim x depth", "sharding", "data x fsdp x tensor", "remat", "GB per device"]
@@ -142,7 +142,9 @@ def why_not(step, smallest, devices, device, efficiency):
 
 
 def plan_name(plan):
-    return f"{in_words(plan.layout.sizes.values())}{', remat' if plan.layout.step.remat else ''}"
+    return (
+        f"{text_of_sizes(plan.layout.sizes.values())}{', remat' if plan.layout.step.remat else ''}"
+    )
 
 
 if __name__ == "__main__":

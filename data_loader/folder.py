@@ -86,9 +86,9 @@ class Images:
         kept = min(len(files), cache_bytes // math.prod(shape))
         # The system allocates the memory of an empty array only as it is written.
         self.cache, self.is_cached = np.empty((kept, *shape), np.uint8), np.zeros(kept, bool)
-        self.source = f"{source} ({len(files)} files; {self.in_words()})"
+        self.source = f"{source} ({len(files)} files; {self.counts_text()})"
 
-    def in_words(self):
+    def counts_text(self):
         """The words for how many images are kept."""
         kept, size = len(self.cache), format_bytes(self.cache.nbytes)
         if kept == len(self.files):

@@ -11,7 +11,7 @@ from file_io import lines_of, parse_json, read_json
 from search.sweep_folder import with_values
 from training.checkpoint import storage
 from training.checkpoint.retention import EVALUATOR, Kept, protect
-from training.runs.divergence import advice, in_words
+from training.runs.divergence import advice, description_of_bad_step
 from training.runs.folder import FINISHED, plain, write_json
 from training.update import bad_leaf_name
 from training.watchers import Reply
@@ -52,7 +52,7 @@ class EachTrial:
             if sums["bad_steps"] and replica not in self.failed:
                 step, leaf = int(sums["first_bad"]), int(sums["bad_leaf"])
                 what = bad_leaf_name(run.trainer.replica_states()[0], leaf)
-                self.failed[replica] = step, in_words(step + 1, run.epoch, what)
+                self.failed[replica] = step, description_of_bad_step(step + 1, run.epoch, what)
 
     def on_epoch_end(self, run):
         best = [entry for replica in range(self.count) for entry in self.best(replica, run.history)]

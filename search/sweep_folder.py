@@ -120,7 +120,7 @@ class Sweep:
         self.form, self.why, self.programs = "processes", why, []
         self.save()
 
-    def form_in_words(self):
+    def form_text(self):
         if self.form == "program":
             return "The trials run together, as one program"
         return f"Each trial runs in a process of its own{self.why and f' ({self.why})'}"

@@ -35,7 +35,7 @@ def run_all(sweep, command, environment, lock):
     workers, processes, slots = [], [], set(range(sweep.spec.workers))
     interrupts = Interrupts(processes)
     if sweep.due()[0] or sweep.may_propose():
-        print(sweep.form_in_words(), flush=True)
+        print(sweep.form_text(), flush=True)
     try:
         while not interrupts.count and (number := sweep.next_program()) is not None:
             run_program(sweep, number, processes, interrupts, (command, environment, lock))

@@ -5,9 +5,17 @@ from functools import partial
 from types import SimpleNamespace
 
 from utils import UserError
-from wiring import config as files
 from wiring import parts, vary
-from wiring.config import LARGEST_SEED, REQUIRED, SECTIONS, TOP_LEVEL, show
+from wiring.config import (
+    LARGEST_SEED,
+    REQUIRED,
+    SECTIONS,
+    TOP_LEVEL,
+    no_folder_name,
+    show,
+    text_of_problems,
+    unusable,
+)
 from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
 from wiring.values import forms, is_nest, outputs_of
@@ -33,10 +41,9 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
 
     `facts` are those in the checkpoint. An `input_shape` overrides the shape of the data.
     """
-    builder = Builder(config, source, trusted, folders)
-    builder.nodes.facts |= facts
     # The weights have these shapes, even if the files of the data have changed.
-    builder.recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
+    recorded = {name: facts[name] for name in (*FROM_DATA, "num_classes") if name in facts}
+    builder = Builder(config, source, trusted, folders, facts=facts, recorded=recorded)
     built = builder.build()
     if input_shape:
         builder.nodes.facts["input_shape"] = tuple(input_shape)
@@ -58,17 +65,20 @@ def build_preprocess(config, source, trusted=True, folders=()):
 
 class Builder:
     """Builds the parts in the order in which they need each other's facts. A part that cannot be
-    built is None, and `nodes.problems` says why."""
+    built is None, and `nodes.problems` says why. `facts` are known before, of which the data cannot
+    change those that are `recorded`; `inputs` replace numbers of the config (training.vary)."""
 
-    def __init__(self, config, source, trusted=True, folders=(), layers=()):
+    def __init__(
+        self, config, source, trusted=True, folders=(), layers=(), facts=(), recorded=(), inputs=()
+    ):
         defaults = {key: value for key, value in TOP_LEVEL.items() if value is not REQUIRED}
         self.config, self.source, self.layers = defaults | config, source, layers
-        self.nodes = Nodes(trusted, folders)
-        self.recorded = {}  # facts that the data cannot change
+        self.nodes = Nodes(trusted, folders, facts, inputs)
+        self.recorded = dict(recorded)
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
-        return files.in_words(self.nodes.problems, self.source, self.layers)
+        return text_of_problems(self.nodes.problems, self.source, self.layers)
 
     def raise_problems(self):
         """Raise one UserError with all problems, if there are any."""
@@ -77,7 +87,7 @@ class Builder:
 
     def build(self):
         """A namespace with one field per key of a config."""
-        self.nodes.problems += [f"{path}: {why}" for path, why in files.unusable(self.config)]
+        self.nodes.problems += [f"{path}: {why}" for path, why in unusable(self.config)]
         self.raise_problems()
         self.check_keys()
         self.check_values()
@@ -127,7 +137,7 @@ class Builder:
         title, name, seed, resume = (self.config[key] for key in keys)
         names = {"title": title} | ({"run_name": name} if name is not None else {})
         for key, value in names.items():
-            if why := files.no_folder_name(value):
+            if why := no_folder_name(value):
                 self.nodes.problem(key, f"must be usable as a folder name, {why}")
         if isinstance(name, str) and name.startswith((".", "checkpoint-")):
             message = f"must not begin with '.' or 'checkpoint-', found {show(name)}"

@@ -130,7 +130,7 @@ def without_repeats(pairs):
     return result
 
 
-def in_words(problems, source, layers=()):
+def text_of_problems(problems, source, layers=()):
     """The problems of a config, one per line, each starting with the name of the config, or of the
     file that it extends if the value is from there."""
     parents = [layer.source for layer in layers if layer.source != extends.COMMAND_LINE][:-1]

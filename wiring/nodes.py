@@ -40,9 +40,9 @@ class Nodes:
     `facts` fill arguments that the config leaves out; `schedule` multiplies every learning rate.
     """
 
-    def __init__(self, trusted=True, folders=()):
+    def __init__(self, trusted=True, folders=(), facts=(), inputs=()):
         self.folders = folders  # the folders that hold the user's own modules
-        self.trusted, self.problems, self.facts, self.schedule = trusted, [], {}, None
+        self.trusted, self.problems, self.facts, self.schedule = trusted, [], dict(facts), None
         self.beyond = []  # what an untrusted config would do outside of its run, one line each
         self.resolved = {}  # {path: the node with its defaults}
         self.stepping = set()  # paths of the optimizers that take steps, with a learning rate
@@ -50,7 +50,7 @@ class Nodes:
         self.stepped_by = "optimizer"  # the argument of the update that gets `optimizer`
         self.vary = {}  # training.vary: {path of a number: its value in each replica}
         self.varied = {}  # the same values, converted to the types of their arguments
-        self.inputs = {}  # {path: the input of a compiled program that replaces a number}
+        self.inputs = dict(inputs)  # {path: the input of a compiled program that replaces a number}
 
     def problem(self, path, message):
         """Record a problem at a path of the config."""

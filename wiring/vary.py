@@ -64,13 +64,12 @@ def are_numbers(values):
 def rebuild(builder, parts, inputs):
     """`parts` with `inputs`, {path: number}, in place of the numbers of training.vary: the numbers
     of one replica, or the inputs of a program that is being compiled."""
-    new = type(builder)(
-        builder.config, builder.source, builder.nodes.trusted, builder.nodes.folders
-    )
-    nodes = new.nodes
-    nodes.facts, nodes.vary, nodes.inputs = builder.nodes.facts, builder.nodes.vary, inputs
+    old = builder.nodes
+    known = {"facts": old.facts, "inputs": inputs}
+    new = type(builder)(builder.config, builder.source, old.trusted, old.folders, **known)
+    new.nodes.vary = old.vary
     made = {"augment": new.parts_of_list("augment"), "metrics": new.metrics()}
-    made["schedule"] = nodes.schedule = new.part("schedule")
+    made["schedule"] = new.nodes.schedule = new.part("schedule")
     made |= {kind: new.part(kind) for kind in REBUILT}
     new.raise_problems()
     return SimpleNamespace(**vars(parts) | made | {"rates": new.rates(made["schedule"])})

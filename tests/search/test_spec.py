@@ -222,7 +222,7 @@ def test_other_trials_are_processes_and_the_reason_is_printed(tmp_path, why, spe
     changes = {"checkpoint": {"monitor": "test_loss"}, "optimizer": optimizer} | changes
     made = checked(tmp_path, spec_of(**spec), **changes)
     assert made.form == "processes" and why in made.why and bool(why) == bool(made.why)
-    assert made.why in made.form_in_words()
+    assert made.why in made.form_text()
 
 
 def test_optuna_is_only_needed_where_it_is_named(monkeypatch):

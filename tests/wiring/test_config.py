@@ -7,7 +7,7 @@ import pytest
 
 from utils import UserError
 from wiring import parts
-from wiring.config import SECTIONS, in_words, override, read, read_layers
+from wiring.config import SECTIONS, override, read, read_layers, text_of_problems
 from wiring.extends import NULL_IS_A_VALUE, leaves, source_of
 
 
@@ -195,5 +195,7 @@ def test_the_source_of_each_value_is_known(tmp_path):
     }
     assert source_of("seed", layers) is None
     problems = ["loader.prefetch: bad", "loader.batch_size: bad", "training.epochs: bad", "x: bad"]
-    sources = [line.split(":")[0] for line in in_words(problems, "child.json", layers).split("\n")]
+    sources = [
+        line.split(":")[0] for line in text_of_problems(problems, "child.json", layers).split("\n")
+    ]
     assert sources == [base, "child.json", "child.json", "child.json"]

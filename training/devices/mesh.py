@@ -44,7 +44,7 @@ def misfit(shape, devices):
     if platform == "cpu":
         flag = f"--xla_force_host_platform_device_count={max(size // processes, 1)}"
         fix += f"; XLA_FLAGS={flag} simulates them"
-    return f"mesh: {in_words(shape)} is {size} devices, and {present}; {fix}"
+    return f"mesh: {text_of_sizes(shape)} is {size} devices, and {present}; {fix}"
 
 
 def mesh_shape(options, count):
@@ -57,14 +57,14 @@ def mesh_shape(options, count):
         fixed = math.prod(sizes)
         if fixed < count and count % fixed:
             raise UserError(
-                f"mesh: {count} devices do not divide by {in_words(sizes)}, "
+                f"mesh: {count} devices do not divide by {text_of_sizes(sizes)}, "
                 "so there is no number for the -1"
             )
         sizes[open_axes[-1]] = max(count // fixed, 1)
     return tuple(sizes)
 
 
-def in_words(shape):
+def text_of_sizes(shape):
     """A shape as a text, such as data 4 x fsdp 2 x tensor 1."""
     return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
 

@@ -161,15 +161,17 @@ def environment(run):
         return section("Environment", tag("p.problem", fault))
     if isinstance(facts.get("command"), list):
         facts = facts | {"command": " ".join(map(str, facts["command"]))}
-    rows = [(key, in_words(value)) for key, value in facts.items() if value not in ("", None)]
+    rows = [(key, shown_value(value)) for key, value in facts.items() if value not in ("", None)]
     return section("Environment", definitions("facts", rows))
 
 
-def in_words(value):
+def shown_value(value):
     """A value of environment.json without its brackets."""
     if isinstance(value, dict):
         if any(isinstance(inner, dict) for inner in value.values()):
-            return tag("ul", [tag("li", f"{k}: ", in_words(inner)) for k, inner in value.items()])
+            return tag(
+                "ul", [tag("li", f"{k}: ", shown_value(inner)) for k, inner in value.items()]
+            )
         return ", ".join(f"{key} {inner}" for key, inner in value.items())
     if isinstance(value, list):
         times = " \N{MULTIPLICATION SIGN} " if all(isinstance(v, int) for v in value) else ", "

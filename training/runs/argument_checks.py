@@ -17,7 +17,7 @@ from training.base import Callback, Optimizer, Schedule, Tracked, Tracker
 from training.objective import cutmix, mixup, supervised
 from training.recipe import part_name
 from training.tally import NEEDS
-from training.watching.hooks import HOOKS, called
+from training.watching.hooks import HOOKS, callback_name
 from utils import PACKAGE, UserError, first_line
 
 # Where the parts of each kind are, for the message about a name that was passed for a part.
@@ -208,7 +208,7 @@ def check_hooks(callbacks):
     if not isinstance(callbacks, list | tuple):
         raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
-        name, every = called(callback), getattr(callback, "every_n_epochs", 1)
+        name, every = callback_name(callback), getattr(callback, "every_n_epochs", 1)
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
                 raise UserError(

@@ -20,7 +20,7 @@ logger = logging.getLogger("main")
 CHOICES = ("stop", "skip", "rollback")  # of training.on_nonfinite
 
 
-def in_words(step, epoch, leaf):
+def description_of_bad_step(step, epoch, leaf):
     """What was wrong in a step; `leaf` names the first array that was bad."""
     return f"In step {step} (epoch {epoch}) {leaf} was NaN or infinite"
 
@@ -71,7 +71,7 @@ class Divergence:
             return None
         step, leaf = report.bad
         leaf = bad_leaf_name(self.trainer.replica_states()[0], leaf)
-        self.what = in_words(step + 1, run.epoch, leaf)
+        self.what = description_of_bad_step(step + 1, run.epoch, leaf)
         may_go_back = self.rolls_back and self.rollbacks < self.options.rollbacks
         if may_go_back and (checkpoint := self.keeper.newest()):
             return Reply(back_to=self.rolled_back(checkpoint))
@@ -82,7 +82,7 @@ class Divergence:
             if self.keeper:
                 self.keeper.wait()
             self.fail()
-        return Reply(stop=self.what, back_to=self.frozen(run, report))
+        return Reply(stop=self.what, back_to=self.point_before(run, report))
 
     def on_values(self, run, name, values):
         """Report the steps that were skipped in an epoch of training (on_nonfinite: skip)."""
@@ -118,7 +118,7 @@ class Divergence:
         )  # fmt: skip
         return point._replace(states=states, record=point.record | {"rollbacks": count})
 
-    def frozen(self, run, report):
+    def point_before(self, run, report):
         """The Point before the bad step, which left the state unchanged."""
         epoch, position = self.batch
         # The sums of the log line may have begun again behind the bad step.

@@ -8,7 +8,7 @@ import jax
 from training.devices.sharding import shard_bytes
 from training.options import monitor_for
 from training.runs.shape_check import check_monitors
-from training.watching.hooks import called
+from training.watching.hooks import callback_name
 from utils import format_bytes
 
 logger = logging.getLogger("main")
@@ -32,7 +32,9 @@ class DryRun:
             reader.values(name, trainer.try_out(name))
         evaluated = recipe.sets_monitored(trainer.feeds)
         monitors = {
-            f"{called(c)}.monitor": monitor_for(getattr(c, "monitor", None), evaluated, "test_loss")
+            f"{callback_name(c)}.monitor": monitor_for(
+                getattr(c, "monitor", None), evaluated, "test_loss"
+            )
             for c in recipe.callbacks
         }
         monitors |= {"checkpoint.monitor": self.monitor}

@@ -67,7 +67,7 @@ def find_lr(parts, steps):
     result = suggestion(factors, curve)
     ended = "" if len(losses) == steps else ", where the loss exploded"
     span = f"{name} from {short(first * factors[0])} to {short(first * factors[-1])}{ended}"
-    lines = [f"{len(losses)} steps with {span}", *in_words(result, rates, name, first)]
+    lines = [f"{len(losses)} steps with {span}", *lines_of_result(result, rates, name, first)]
     print(*lines, sep="\n")
     target = Path(parts.checkpoint.dir) / parts.title / "find-lr.html"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def suggestion(factors, curve):
     return RangeTest(steepest, factors[low], low == len(curve) - 1)
 
 
-def in_words(result, rates, name, first):
+def lines_of_result(result, rates, name, first):
     """Lines with the result, and the overrides that set all learning rates by it."""
     if result.steepest is None:
         yield "The loss never falls: no learning rate can be suggested"

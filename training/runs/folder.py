@@ -265,7 +265,7 @@ def differences(old, new):
     return free, other
 
 
-def in_words(changed):
+def lines_of_changes(changed):
     """One line for each difference."""
     shown = {
         path: [value if value is ABSENT else cut(json.dumps(value), 200) for value in pair]

@@ -21,7 +21,15 @@ from training.checkpoint.storage import (
 )
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs.budget import nothing_left
-from training.runs.folder import FINISHED, FREE, cut_back, differences, flat, in_words, set_aside
+from training.runs.folder import (
+    FINISHED,
+    FREE,
+    cut_back,
+    differences,
+    flat,
+    lines_of_changes,
+    set_aside,
+)
 from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
 logger = logging.getLogger("main")
@@ -255,7 +263,7 @@ def changes(opened, record, override=False):
     except RecursionError as error:
         raise UserError(f"{checkpoint.paths[0]}: its config is nested too deeply") from error
     if other and not override:
-        lines = "\n  ".join(line.removeprefix("Changed: ") for line in in_words(other))
+        lines = "\n  ".join(line.removeprefix("Changed: ") for line in lines_of_changes(other))
         raise UserError(
             f"{opened.folder}: this is not the config, or not the data, of the run\n  {lines}\n"
             "Undo the change, begin a new run, or add --override "
@@ -267,4 +275,4 @@ def changes(opened, record, override=False):
             each["stopped"] = False
             for name in probe_of(arrays):
                 del arrays[name]
-    return in_words(free | other)
+    return lines_of_changes(free | other)

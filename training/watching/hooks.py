@@ -143,7 +143,7 @@ def is_called_here(callback):
     return is_first() or not is_observer(callback)
 
 
-def called(callback):
+def callback_name(callback):
     """The name of a callback."""
     return type(callback).__name__
 
@@ -157,7 +157,7 @@ def notify(callbacks, hook, view, always=False):
         if hasattr(callback, hook) and (always or is_its_turn(callback, hook, view)):
             when = f"in epoch {view.epoch} after step {view.step}"
             reply = checked(callback, hook, called_safely(callback, hook, when, view))
-            replies["stop"] = called(callback) if reply.get("stop") else replies["stop"]
+            replies["stop"] = callback_name(callback) if reply.get("stop") else replies["stop"]
             replies["values"] |= reply.get("values", {})
             if "lr_scale" in reply:
                 replies["lr_scales"][id(callback)] = float(reply["lr_scale"])
@@ -187,7 +187,7 @@ def steps_left(callback, step):
     """The steps until a callback must see the run."""
     left = called_safely(callback, "steps_left", f"after step {step}", step)
     if not isinstance(left, int) or left < 1:
-        where = f"callbacks: {called(callback)}.steps_left"
+        where = f"callbacks: {callback_name(callback)}.steps_left"
         raise UserError(f"{where} returned {left!r}; it must be a whole number from 1")
     return left
 
@@ -206,14 +206,14 @@ def called_safely(callback, method, when, argument):
         frame = (own or frames)[-1]
         where = f"{relative_path(frame.filename)}, line {frame.lineno}"
         raise CallbackFailed(
-            f"callbacks: {called(callback)}.{method} failed {when}: "
+            f"callbacks: {callback_name(callback)}.{method} failed {when}: "
             f"{where}: {type(error).__name__}: {error}"
         ) from error
 
 
 def checked(callback, hook, reply):
     """What a callback returned, as a dict; an error if that is not valid."""
-    where = f"callbacks: {called(callback)}.{hook}"
+    where = f"callbacks: {callback_name(callback)}.{hook}"
     if reply is not None and not isinstance(reply, dict):
         needed = "nothing, or a dict of 'stop', 'lr_scale' and 'values'"
         raise UserError(f"{where} returned {reply!r}; a callback returns {needed}")
@@ -248,23 +248,23 @@ def memories(callbacks):
                 raise TypeError("it holds a tuple, or a key that is not text")
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(
-                f"callbacks: the memory of {called(callback)} is not JSON ({error}); "
+                f"callbacks: the memory of {callback_name(callback)} is not JSON ({error}); "
                 "keep plain numbers, lists and dicts"
             ) from error
-        pairs.append([called(callback), copy])
+        pairs.append([callback_name(callback), copy])
     return pairs
 
 
 def remember(callbacks, pairs, path):
     """Give each callback its memory back. Return False if the callbacks are not those of the
     checkpoint, so that nothing is given back."""
-    if [called(callback) for callback in callbacks] != [name for name, _ in pairs]:
+    if [callback_name(callback) for callback in callbacks] != [name for name, _ in pairs]:
         logger.warning("The callbacks are not those of the checkpoint, so their memory is reset")
         return False
     for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
             if not is_alike(memory, callback.memory):
-                it, why = cut(repr(memory), 200), f"is not a memory of {called(callback)}"
+                it, why = cut(repr(memory), 200), f"is not a memory of {callback_name(callback)}"
                 raise UserError(f"{path}: callbacks: {it} {why}, such as {callback.memory!r}")
             callback.memory = memory
     return True
