@@ -213,7 +213,7 @@ def check(parts, config, layers):
     recipe, template = checked_recipe(parts)
     print(json.dumps(parts.config, indent=2))
     if len(layers) > 1:
-        print("Where the values are from (all others are defaults):")
+        print("Values that each file sets (all others are defaults):")
         print(table_of_sources(config, layers, show))
     print(table(template.params, recipe.plan))
     try:

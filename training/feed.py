@@ -2,13 +2,14 @@
 batches are streamed.
 
 Both feeds have `shapes` (of one batch), `steps` (in an epoch; None if unknown), `nbytes` (on the
-device) and `waited` (seconds spent waiting for batches). `program(name, step, report, looped,
-shardings)` makes the program for a step, and `specs()` returns the specs of its arguments after the
-constants and the carry. `fill(dataset)` loads data that was only specs at first, `begin(epoch,
-start)` goes to a batch of an epoch, `calls(count)` yields the arguments of the calls that take up
-to `count` batches, `peek()` returns those of the next call, `batch(epoch, position)` returns an
-earlier batch, and `close()` ends the feed. With several processes, each reads the rows of a batch
-that its own devices hold, or all of a resident dataset.
+device) and `waited` (seconds spent waiting for batches). `program(name, step, report, fori_loop,
+shardings)` makes the program for a step (`fori_loop` is None for one step per call), and `specs()`
+returns the specs of its arguments after the constants and the carry. `fill(dataset)` loads data
+that was only specs at first, `begin(epoch, start)` goes to a batch of an epoch, `calls(count)`
+yields the arguments of the calls that take up to `count` batches, `peek()` returns those of the
+next call, `batch(epoch, position)` returns an earlier batch, and `close()` ends the feed. With
+several processes, each reads the rows of a batch that its own devices hold, or all of a resident
+dataset.
 """
 
 import logging
@@ -111,7 +112,7 @@ class Streamed:
     def __init__(self, source, options, replicas, steps, limit=None):
         self.source, self.options, self.replicas, self.limit = source, options, replicas, limit
         self.steps, self.waited = limited(steps, limit), 0.0
-        self.exact = getattr(source, "exact", True)  # whether it can go to a batch of an epoch
+        self.seekable = getattr(source, "seekable", True)  # whether an epoch can begin at any batch
         self.stream = self.read(1, 0)
         first = next(self.stream)
         self.waiting = chain([first], self.stream)  # the first epoch, which was begun for `shapes`
@@ -143,11 +144,11 @@ class Streamed:
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
-        if self.waiting is None or (self.exact and (epoch, start) != (1, 0)):
+        if self.waiting is None or (self.seekable and (epoch, start) != (1, 0)):
             self.close()
             self.waiting = self.stream = self.read(epoch, start)
         self.items, self.waiting = self.waiting, None
-        if start and not self.exact:
+        if start and not self.seekable:
             logger.warning(
                 "The training data has no start_at(epoch, batch): "
                 "reading %d batches again to skip them",
@@ -176,7 +177,7 @@ class Streamed:
     def batch(self, epoch, position):
         """(batch, count of genuine examples) of each replica at a position of an epoch, read again;
         None where they cannot be read again."""
-        if not self.exact or jax.process_count() > 1:  # a process reads only some of the rows
+        if not self.seekable or jax.process_count() > 1:  # a process reads only some of the rows
             return None
         pieces, _, valid = next(iter(self.source(epoch, position)), (None, 0, 0))
         return pieces and [(piece, valid) for piece in pieces]
@@ -270,11 +271,11 @@ class UserBatches:
 
     def __init__(self, iterable, replicas):
         self.iterable, self.replicas, self.rows = iterable, replicas, None
-        self.exact = hasattr(iterable, "start_at")
+        self.seekable = hasattr(iterable, "start_at")
 
     def __call__(self, epoch, start):
-        whole = self.iterable.start_at(epoch, start) if self.exact else self.iterable
-        for batch, valid in padded(whole, self.rows, start if self.exact else 0):
+        whole = self.iterable.start_at(epoch, start) if self.seekable else self.iterable
+        for batch, valid in padded(whole, self.rows, start if self.seekable else 0):
             # Remembered, since a resumed epoch may begin at its last, short batch.
             self.rows = len(jax.tree.leaves(batch)[0])
             if jax.process_count() > 1:  # the loader of each process yields the same whole batches

@@ -83,8 +83,8 @@ def fit(
     """Train a model on a dataset, a pair of arrays (x, y), or any iterable of batches, and return
     the finished Run.
 
-    `val` is one set or {name: set}. `metrics` are functions, or {name: function}, accuracy unless
-    the loss or objective is another one; one may be `tracked(...)` (training/base.py).
+    `val` is one set or {name: set}. `metrics` are functions, or {name: function}; by default
+    accuracy, for a classifier with cross_entropy. One may be `tracked(...)` (training/base.py).
     training/options.py explains the options; `log`, `checkpoint` and `mesh` are dicts of options.
     `rates` are learning rates to log, {name: number or function of the step}.
 

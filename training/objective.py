@@ -5,7 +5,7 @@ objective(params, state, batch, key, train) -> (loss per example, state, {metric
 example})
 
 A loss may return a dict of terms: their sum is minimized, and each is reported as `loss_<term>`. A
-loss or a metric may be Weighted: of a sequence, by its number of tokens.
+loss or a metric may be Weighted, for example by the number of tokens in a sequence.
 """
 
 from functools import partial

@@ -44,7 +44,8 @@ CPU_OPTIONS = {
     # a small perceptron 0.8 to 0.9, and a large one 1.06.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
 }
-unknown = set()  # those of these options that XLA refused, as of jaxlib 0.11.1 use_fusion_emitters
+# Options that this XLA does not know: jaxlib 0.11.1 has no xla_cpu_use_fusion_emitters.
+refused = set()
 
 
 class Program:
@@ -63,7 +64,7 @@ class Program:
         names = arguments or inspect.signature(function).parameters
         self.arguments = [name.lstrip("_") for name in names]
         self.compiled = None
-        self.specs, self.future = None, None  # for which a thread compiles it, the result
+        self.specs, self.future = None, None  # the specs that a thread compiles for, and its Future
         self.seconds = 0.0  # spent on compiling, or on waiting for it
         self.memory = (
             None  # bytes of arguments, results and temporaries, if the backend reports them
@@ -81,7 +82,7 @@ class Program:
         if self.compiled is None and not jax.config.jax_disable_jit and jax.process_count() == 1:
             start = time.perf_counter()
             self.specs = specs
-            self.future = self.pool.submit(compiled, self.lowered(specs), self.options)
+            self.future = self.pool.submit(compile_lowered, self.lowered(specs), self.options)
             self.seconds = time.perf_counter() - start
 
     def prepare(self, *arguments):
@@ -93,7 +94,9 @@ class Program:
             begun = self.future is not None and all_fit(self.specs, arguments)
             with shown_if_slow(f"Compiling the {self.title}"):
                 lowered = None if begun else self.lowered(arguments)
-                self.compiled = self.future.result() if begun else compiled(lowered, self.options)
+                self.compiled = (
+                    self.future.result() if begun else compile_lowered(lowered, self.options)
+                )
             self.seconds += time.perf_counter() - start
             self.memory, self.future = memory_of(self.compiled), None
 
@@ -145,17 +148,17 @@ class Program:
         return {name: (leaf, sharding) for (name, leaf), sharding in together}
 
 
-def compiled(lowered, options):
-    """The lowered program, compiled with the options that this version of XLA knows."""
-    known = {name: value for name, value in (options or {}).items() if name not in unknown}
-    try:
-        return lowered.compile(known)
-    except jax.errors.JaxRuntimeError as error:
-        option = re.search(r"No such compile option: '(\w+)'", str(error))
-        if not option:
-            raise
-    unknown.add(option[1])
-    return compiled(lowered, options)
+def compile_lowered(lowered, options):
+    """The lowered program, compiled with those of the options that this version of XLA knows."""
+    while True:
+        known = {name: value for name, value in (options or {}).items() if name not in refused}
+        try:
+            return lowered.compile(known)
+        except jax.errors.JaxRuntimeError as error:
+            option = re.search(r"No such compile option: '(\w+)'", str(error))
+            if not option or option[1] not in known:
+                raise
+            refused.add(option[1])
 
 
 def leaves_of(batch):
@@ -233,18 +236,18 @@ class Start:
     specs, in a thread if there is a `pool`."""
 
     def __init__(self, function, shardings, *specs, pool=None):
-        self.function, self.specs, self.compiled = function, specs, None
+        self.function, self.specs, self.executable = function, specs, None
         self.jitted = jax.jit(function, out_shardings=shardings)
         if not jax.config.jax_disable_jit and jax.process_count() == 1:
             lowered = self.jitted.lower(*specs)
-            in_thread = pool and pool.submit(compiled, lowered, QUICKLY).result
-            self.compiled = in_thread or cache(lambda: compiled(lowered, QUICKLY))
+            in_thread = pool and pool.submit(compile_lowered, lowered, QUICKLY).result
+            self.executable = in_thread or cache(lambda: compile_lowered(lowered, QUICKLY))
 
     def __call__(self, *arguments):
         if jax.config.jax_disable_jit:
             return self.function(*arguments)
-        fits = self.compiled and all_fit(self.specs, arguments)
-        return (self.compiled() if fits else self.jitted)(*arguments)
+        fits = self.executable and all_fit(self.specs, arguments)
+        return (self.executable() if fits else self.jitted)(*arguments)
 
 
 def placed(tree, shardings):

@@ -23,7 +23,7 @@ from training.tally import NEEDS, MetricPlan
 from training.transforms import NO_STEP, kind_of
 from utils import UserError, made_by, parameters_of
 
-RING = 1024  # steps whose values are kept one by one where the time decides when a log line ends
+RING = 1024  # steps whose values are kept one by one, where log lines come by time
 
 
 class Recipe(NamedTuple):

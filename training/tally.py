@@ -203,7 +203,7 @@ def wide(a):
     return jnp.promote_types(a.dtype, jnp.float32)
 
 
-def exact(a):
+def count_type(a):
     """The type in which counts are summed: integers stay integers, as float32 is exact only up to
     2^24."""
     return jnp.promote_types(
@@ -272,7 +272,7 @@ def plain(value):
 # The accumulator of one batch, from its values and its mask, or the weights of its examples:
 BATCH = {
     "MEAN": total,
-    "SUM": partial(total, wide=exact),
+    "SUM": partial(total, wide=count_type),
     "SINGLE": mean,
     "MAX": lambda values, mask: under(mask, values, -jnp.inf).max(0),
     "MIN": lambda values, mask: under(mask, values, jnp.inf).min(0),

@@ -104,8 +104,8 @@ class Reply(NamedTuple):
     stop: str | None = None  # the reason, for the log
     interrupt: str | None = None  # end it here, to be resumed later; the reason, such as a signal
     budget_exhausted: str | None = None  # evaluate, then end it; the option that set the budget
-    # Multiply all later updates by this factor, instead of an earlier one. Callbacks reply with the
-    # product of their own, so another watcher that scales should not be used beside one of them.
+    # Scale every later update by this factor, which replaces an earlier one. Callbacks reply with
+    # the product of theirs, so no other watcher should scale when a callback does.
     lr_scale: float | None = None
     values: dict | None = None  # {"test_...": number} to add to the evaluation that has just ended
     # Write a checkpoint of this kind, of SAVES (see Keeper.on_save); not from on_pause or on_save.

@@ -21,7 +21,7 @@ from training.feed import Resident, make_feeds
 from training.fit import fit, recipe_of
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
-from training.programs import QUICKLY, compiled
+from training.programs import QUICKLY, compile_lowered
 from training.replicas import Replicas
 from training.report.page import write_report
 from training.run import TIMES, Reader
@@ -192,7 +192,7 @@ def test_step_hooks_see_the_exact_step_and_change_the_next_one():
 
 
 def test_a_whole_run_compiles_each_program_once(compilations):
-    compiled(jax.jit(lambda: 0).lower(), QUICKLY)  # what XLA refuses is tried only once
+    compile_lowered(jax.jit(lambda: 0).lower(), QUICKLY)  # what XLA refuses is tried only once
     compilations.clear()
     run(test=(X, Y), epochs=4, log={"every_steps": 1})
     assert compilations.pop("jit(loop)") == 2  # training and evaluation

@@ -17,7 +17,7 @@ from training.optimizers import sgd
 from training.programs import (
     Program,
     Start,
-    compiled,
+    compile_lowered,
     loops_are_slow,
     over_batch,
     over_rows,
@@ -144,9 +144,9 @@ def test_prepare_compiles_without_running_and_reports_time_and_memory():
 def test_options_that_xla_does_not_know_are_left_out():
     lowered = jax.jit(lambda x: x + 1).lower(0.0)
     options = {"xla_cpu_of_another_version": True, "xla_backend_optimization_level": 0}
-    assert compiled(lowered, options)(1.0) == 2
+    assert compile_lowered(lowered, options)(1.0) == 2
     with pytest.raises(jax.errors.JaxRuntimeError, match="no number"):
-        compiled(lowered, {"xla_backend_optimization_level": "no number"})
+        compile_lowered(lowered, {"xla_backend_optimization_level": "no number"})
 
 
 def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays():

@@ -111,7 +111,7 @@ class Keeper:
         """Write a Snapshot in the background, then delete what is no longer kept. A "best" one is
         kept only as long as it is among the best; a "whole" one holds the optimizer's state,
         whatever checkpoint.save_optimizer_state says."""
-        self.wait()  # there must never be two copies of a state
+        self.wait()  # the previous write still reads the memory that take() uses again
         between_epochs = run.position == 0 and run.step > 0
         name = f"checkpoint-step_{run.step}"
         value = None

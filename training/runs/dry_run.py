@@ -49,7 +49,7 @@ class DryRun:
                 "logging.histograms: no tracker here shows them; use tensorboard, wandb or trackio"
             )
         batch = jax.tree.leaves(trainer.feed.shapes)[0].shape[0]
-        steps = "An epoch of unknown length"
+        steps = "Epochs of unknown length, batches"
         if run.steps is not None:
             in_all = run.steps * run.epochs
             in_all = min(in_all, recipe.training.max_steps or in_all)

@@ -59,8 +59,8 @@ class Callbacks:
 
     def __init__(self, callbacks, view):
         self.all, self.view = callbacks, view
-        # The latest lr_scale of each callback, and first, at None, what the rate of a resumed run
-        # was multiplied by if other callbacks did that.
+        # {id of a callback: its latest lr_scale}. The key None holds the scale of the checkpoint of
+        # a resumed run whose callbacks were others.
         self.keys = [None, *map(id, callbacks)]
         self.scales = dict.fromkeys(self.keys, 1.0)
         self.replying = any(hasattr(c, "on_step_end") and not is_observer(c) for c in callbacks)
