@@ -47,7 +47,7 @@ def main(argv=None):
     gc.set_threshold(20_000, 20, 20)
     end_at_signals()
     try:
-        return run(arguments)
+        return do(arguments)
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -112,7 +112,7 @@ def steps_of_test(text):
     return int(text)
 
 
-def run(arguments):
+def do(arguments):
     """Do what the command line says."""
     if arguments.list:
         return list_parts(arguments.list)

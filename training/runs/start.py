@@ -86,8 +86,9 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     if opened is None:
         opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
     else:
-        checked = recipe, template
-        parts, sets, record = resumed_run(opened, parts, *checked, root, override, temporary)
+        parts, sets, record = resumed_run(
+            opened, parts, recipe, template, root, override, temporary
+        )
     if parts is not as_built:  # preprocessing has its statistics now
         recipe = compose(parts, recipe.plan)
     announce(parts, sets, opened, template)
