@@ -69,9 +69,14 @@ def text_of_sizes(shape):
     return " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True))
 
 
+def parts_of_batch(mesh):
+    """Into how many parts a batch is cut; devices along the other axes hold the same part."""
+    return math.prod(mesh.shape[axis] for axis in BATCH)
+
+
 def check_divides(size, mesh):
     """Refuse a batch that does not divide evenly over the devices."""
-    parts = math.prod(mesh.shape[axis] for axis in BATCH)
+    parts = parts_of_batch(mesh)
     if size % parts:
         raise UserError(
             f"loader.batch_size: {size} examples do not divide over {parts} devices; "

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 
 from data_loader.base import length
+from training.devices.mesh import parts_of_batch
 from training.runs.dry_run import device_bytes
 from training.runs.find_lr import ready
 from training.trainer import Trainer
@@ -48,8 +49,8 @@ def find_batch(parts):
         print(f"{size:>8}  {needs:>10}  {speed:>12}", flush=True)
         return one
 
-    # Every device has a part of each microbatch.
-    unit = jax.device_count() * recipe.training.accumulate
+    # Each microbatch is cut into parts for the devices.
+    unit = parts_of_batch(recipe.plan.mesh) * recipe.training.accumulate
     most = length(sets["train"]) if length(sets["train"]) is not None else MOST
     most = max(unit, most // unit * unit)
     all_tried = search(attempt, recipe.loader.batch_size, unit, most)
