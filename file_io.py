@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -213,11 +214,12 @@ def to_disk(path):
         os.close(opened)
 
 
-def locked(folder, shared=False):
+def locked(folder, shared=False, wait=0.0):
     """Lock a folder until the returned descriptor is closed or this process ends.
 
-    BlockingIOError if another process has locked it.
+    BlockingIOError if another process has locked it, also after `wait` seconds.
     """
+    until = time.monotonic() + wait
     if WINDOWS:
         import msvcrt
 
@@ -229,14 +231,18 @@ def locked(folder, shared=False):
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         opened = os.open(folder, os.O_RDONLY)
         lock, taken = (lambda: fcntl.flock(opened, kind | fcntl.LOCK_NB)), BlockingIOError
-    try:
-        lock()
-    except taken as error:
-        os.close(opened)
-        raise BlockingIOError(f"{folder} is locked") from error
-    except OSError:  # a file system without locks
-        pass
-    return opened
+    while True:
+        try:
+            lock()
+        except taken as error:
+            if time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            os.close(opened)
+            raise BlockingIOError(f"{folder} is locked") from error
+        except OSError:  # a file system without locks
+            pass
+        return opened
 
 
 def atomic_write(path, data):

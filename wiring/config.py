@@ -186,6 +186,8 @@ def override(config, text):
         raise UserError(f"{cut(text, 100)!r}: {error}") from error
     *keys, last = key_path.split(".")
     config = node = copy.deepcopy(config)
+    if keys and isinstance(TOP_LEVEL.get(keys[0]), str):  # the name of a part
+        config.setdefault(keys[0], TOP_LEVEL[keys[0]])
     for key in keys:
         node = descend(node, key, text)
     node[key_or_index(node, last, text)] = value

@@ -65,7 +65,8 @@ def merged(base, over, path=()):
     value replaces the old one. A part with another name replaces the part and its args."""
     result = dict(base)
     for key, value in over.items():
-        inner = object_under(key, result.get(key), value)
+        old = result.get(key, {} if isinstance(value, dict) else None)
+        inner = object_under(key, old, value)
         if isinstance(value, dict) and inner is not None:
             result[key] = merged(inner, value, (*path, key))
         elif value is None and deletes((*path, key), key in result):

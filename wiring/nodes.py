@@ -14,8 +14,6 @@ from wiring.own_modules import clash
 from wiring.values import UNTRUSTED, Misfit, beyond, convert, without_range
 
 SAME = {"lr": "learning_rate", "learning_rate": "lr"}  # {argument: its name in other libraries}
-# Arguments of an update that `fit` passes from the training section.
-GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
 # Transformations of Optax that are for gradients, and not for updates.
 OPTAX_GRADIENTS = ("optax.add_decayed_weights", "optax.clip", "optax.clip_by_global_norm")
 # Keys that a node of a kind may have besides name and args.
@@ -84,10 +82,9 @@ class Nodes:
         if reason := kinds.why_not(function, kind):
             self.problem(path, f"{name!r} {reason}")
             raise Unbuilt
-        accepted = parts.arguments(function, parts.KINDS[kind].given)
+        accepted = parts.config_arguments(kind, function)
         if kind == "update":
             self.stepped_by = [*parts.arguments(function, 1), "optimizer"][0]
-            accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
         values = self.values(name, args, accepted, f"{path}.args")
         recorded = parts.with_defaults(args, accepted, self.facts)
         self.resolved[path] = {"name": name, "args": recorded, **extra}

@@ -163,6 +163,17 @@ def did_you_mean(name, names):
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+# Arguments of an update that `fit` passes from the training section.
+GIVEN_BY_TRAINING = ("accumulate", "ema", "unroll")
+
+
+def config_arguments(kind, function):
+    """{name: Parameter} of the arguments that a config can give to a part of this kind."""
+    accepted = arguments(function, KINDS[kind].given)
+    hidden = GIVEN_BY_TRAINING if kind == "update" else ()
+    return {name: p for name, p in accepted.items() if name not in hidden}
+
+
 def arguments(function, given=0):
     """{name: Parameter} of the arguments that a config can give, with resolved annotations.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ranges import INT32
 from wiring import parts, schema, values
 from wiring.config import REQUIRED, SECTIONS, TOP_LEVEL, show
-from wiring.nodes import EXTRA_KEYS, GIVEN_BY_TRAINING
+from wiring.nodes import EXTRA_KEYS
 
 INTRODUCTION = """\
 # The parts and options of a config
@@ -170,9 +170,7 @@ def part_list(kind):
         lines += ["", "Besides `name` and `args`, the object of a part may have:", "", extra(kind)]
     for name, function in functions.items():
         lines += ["", f"### {name}", "", parts.summary(function)]
-        accepted = parts.arguments(function, parts.KINDS[kind].given)
-        if kind == "update":
-            accepted = {k: p for k, p in accepted.items() if k not in GIVEN_BY_TRAINING}
+        accepted = parts.config_arguments(kind, function)
         facts = [name for name, p in accepted.items() if is_from_data(name, p)]
         if facts:
             lines += ["", f"Taken from the data if left out: {', '.join(map(code, facts))}."]

@@ -89,7 +89,7 @@ def reference(kind):
 def section(options):
     """The schema of a section that names no part."""
     options = parts.section_options(options)
-    schema = call(options)
+    schema = call(options, parts.arguments(options))
     for name, comment in comments(options).items():
         schema["properties"][name]["description"] = comment
     return schema
@@ -108,7 +108,10 @@ def part(kind, folders=()):
     own, _ = own_parts(parts.marker(kind).__name__, folders)
     own = {name: parts.imported(dotted, folders) for name, dotted in own.items()}
     functions = parts.find(kind)[0] | own
-    calls = {name: call(function, parts.KINDS[kind].given) for name, function in functions.items()}
+    calls = {
+        name: call(function, parts.config_arguments(kind, function))
+        for name, function in functions.items()
+    }
     name = {"anyOf": [{"enum": list(functions)}, DOTTED]}
     # A name alone is enough for a part without required arguments.
     alone = {"anyOf": [{"enum": [n for n in functions if not calls[n]["required"]]}, DOTTED]}
@@ -133,9 +136,8 @@ def extra_keys(kind):
     return {key: values.schema(hints[key], parts.kind_of) for key in EXTRA_KEYS.get(kind, ())}
 
 
-def call(function, given=0):
-    """The schema of the arguments of a function, without the first `given` ones."""
-    accepted = parts.arguments(function, given)
+def call(function, accepted):
+    """The schema of the arguments of a function that a config can give, {name: Parameter}."""
     required = [k for k, p in accepted.items() if p.default is p.empty and k not in parts.FACTS]
     return {
         "type": "object",

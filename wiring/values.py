@@ -104,7 +104,12 @@ def convert_plain(value, annotation, path):
         raise Misfit(path, f"must be {PLAIN[annotation]}, found {show(value)}")
     if annotation is str and value.startswith(("~/", "~\\")):
         return os.path.expanduser(value)  # a path; no shell expands it in a file
-    return float(value) if annotation is float else value
+    if annotation is not float:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise Misfit(path, f"is too large for a number: {show(value)}") from None
 
 
 def convert_union(value, allowed, path, build_part):

@@ -55,6 +55,13 @@ def test_an_override_sets_its_value(text, before, after):
     assert override(before, text) == after
 
 
+def test_an_override_of_the_arguments_of_a_default_part_names_it():
+    text = "objective.args.views=flipped"
+    part = {"name": "supervised", "args": {"views": "flipped"}}
+    assert override({}, text) == {"objective": part}
+    assert override({"objective": "mixup"}, text)["objective"]["name"] == "mixup"
+
+
 def test_an_override_does_not_change_its_argument():
     config = {"a": {"b": 1}}
     override(config, "a.b=2")
@@ -105,6 +112,11 @@ def write(folder, **files):
         ({"checkpoint": {"keep": None}}, {"checkpoint": {"keep": None}}),
         ({"augment": None}, {}),
         ({"training": {"precision": None}}, {}),
+        ({"loader": {"prefetch": None, "batch_size": 8}}, {"loader": {"batch_size": 8}}),
+        (
+            {"loss": {"name": "a", "args": {"x": None}}},
+            {"loss": {"name": "a", "args": {"x": None}}},
+        ),
         (
             {"model": {"args": {"dim": None, "heads": None}}},
             {"model": {"name": "gpt", "args": {"depth": 2, "heads": None}}},

@@ -69,6 +69,10 @@ def changed(config, *overrides):
             "did you mean 'weight_decay'?",
         ),
         ("optimizer.args.lr=fast", 'c: optimizer.args.lr: must be a number, found "fast"'),
+        (
+            f"optimizer.args.lr=1{400 * '0'}",
+            "c: optimizer.args.lr: is too large for a number: 1000000000",
+        ),
         ("optimizer.args.lr=true", "c: optimizer.args.lr: must be a number, found true"),
         ("optimizer.args.lr=0", "c: optimizer.args.lr: must be a finite number above 0, got 0"),
         (

@@ -178,13 +178,14 @@ class Pretrained:
         arrays, origin = converted(
             self.path, self.rules, self.arrays, restore.of_single_blocks(shapes)
         )
-        wanted = {n: restore.as_stored(leaf) for n, leaf in self.wanted(shapes).items()}
+        every = {name: restore.as_stored(leaf) for name, leaf in shapes.items()}
+        wanted = self.wanted(every)
         for name in self.matching("interpolate", self.interpolate, wanted):
             if name in arrays:
                 arrays[name] = resized(arrays[name], wanted[name].shape)
+        arrays = restore.restacked(arrays, every)
         fresh = {name for name in arrays if any(re.fullmatch(regex, name) for regex in self.fresh)}
         stored = {name: array for name, array in arrays.items() if name not in fresh}
-        stored = restore.restacked(stored, wanted)
 
         def called(name):
             """A name in the model, with its name in the file if that is different."""

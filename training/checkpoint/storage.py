@@ -88,8 +88,12 @@ def places(folder, name, replicas, suffix):
 
 def files(folder, name):
     """The existing files of a checkpoint, or of all those whose names match a pattern."""
-    patterns = [f"{name}{end}{s}" for s in SUFFIXES.values() for end in ("", "-replica_*")]
-    return sorted({path for pattern in patterns for path in Path(folder).glob(pattern)})
+    folder, found = Path(folder), set()
+    for pattern in [f"{name}{end}{s}" for s in SUFFIXES.values() for end in ("", "-replica_*")]:
+        found |= {*folder.glob(pattern)}
+        # A process was killed while it replaced a folder: the former one is read (orbax_folder).
+        found |= {path.with_name(path.stem[1:]) for path in folder.glob(f".{pattern}.former")}
+    return sorted(found)
 
 
 def checkpoints(folder):

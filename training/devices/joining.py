@@ -105,7 +105,12 @@ def from_environment():
             names, fix = "JAX_NUM_PROCESSES and JAX_PROCESS_ID", "set all three or none"
             why = f"{names} must be numbers if JAX_COORDINATOR_ADDRESS is set; {fix}"
             raise UserError(why) from None
-        return {"coordinator_address": environment["JAX_COORDINATOR_ADDRESS"], **numbers}
+        address = environment["JAX_COORDINATOR_ADDRESS"]
+        try:
+            DistributedOptions(address, **numbers)
+        except ValueError as error:
+            raise UserError(f"JAX_COORDINATOR_ADDRESS and the numbers: {error}") from None
+        return {"coordinator_address": address, **numbers}
     if "OMPI_COMM_WORLD_SIZE" in environment and "OMPI_MCA_orte_hnp_uri" not in environment:
         return from_open_mpi_5(environment)
     complete = [n for n, others in DETECTED_BY_JAX.items() if environment.keys() >= {n, *others}]

@@ -9,7 +9,7 @@ import threading
 from training.watchers import Reply
 from utils import FAILED, STOPPED
 
-BEGUN = ("config.json", "environment.json", "metrics.jsonl")  # any of them: the run has begun
+BEGUN = ("config.json", "metrics.jsonl")  # any of them: the run has begun
 
 logger = logging.getLogger("main")
 

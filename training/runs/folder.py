@@ -2,6 +2,7 @@
 in."""
 
 import datetime
+import filecmp
 import hashlib
 import importlib.metadata
 import json
@@ -25,7 +26,8 @@ from utils import PACKAGE, RunError, UserError, cut, quoted, relative_path
 logger = logging.getLogger("main")
 
 USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
-BEFORE_A_RUN = ("model", USER_MODULES, "train.log")  # what is written first
+# What is written before config.json, with which a run has begun.
+BEFORE_A_RUN = ("model", USER_MODULES, "train.log", "environment.json", "tokenizer.json")
 FINISHED = "finished.json"  # left by a run that was trained to its end
 TOKENIZER = "tokenizer.json"
 # Keys whose values may differ when a run is resumed.
@@ -65,7 +67,8 @@ def named_folder(folder):
     try:
         folder.mkdir()
     except FileExistsError:
-        if not folder.is_dir() or {path.name for path in folder.iterdir()} - set(BEFORE_A_RUN):
+        left = lambda name: name in BEFORE_A_RUN or name.endswith(".tmp")  # noqa: E731
+        if not folder.is_dir() or not all(left(path.name) for path in folder.iterdir()):
             raise UserError(
                 f"run_name: {folder} exists already; choose another name, "
                 f"or continue that run with --resume {quoted(folder)}"
@@ -90,25 +93,10 @@ def plain(value):
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def describe(folder, record, datasets, root, own_files=None):
-    """Write what distinguishes this run from others: config.json, model/, environment.json, the
-    tokenizer of a language model, and in user_modules/ a copy of the user's own files, {path below
-    its folder: file}."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    target = folder / "model"
-    try:
-        inside(folder, "model")
-        shutil.copytree(Path(root) / "model", target, ignore=ignored, dirs_exist_ok=True)
-        for path, file in (own_files or {}).items():
-            target = folder / USER_MODULES / path
-            inside(folder, USER_MODULES, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-    except shutil.Error as error:  # it lists every file; the first one is enough
-        why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
-        raise RunError(f"{target}: cannot be written: {why}") from error
-    except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror}") from error
+def describe(folder, record, datasets, root, own_files):
+    """Write what distinguishes this run from others: config.json, its code, environment.json, and
+    the tokenizer of a language model."""
+    copy_code(folder, root, own_files)
     data = {
         name: {"source": source(d), "fingerprint": record["data"].get(name)}
         | ({"examples": len(d)} if has_items(d) else {"batches": length(d)})
@@ -119,6 +107,36 @@ def describe(folder, record, datasets, root, own_files=None):
     if "tokenizer" in record:
         atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     update(folder, record, root)
+
+
+def copy_code(folder, root, own_files):
+    """Write model/, and in user_modules/ a copy of the user's own files, {path below its folder:
+    file}."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    target = folder / "model"
+    try:
+        inside(folder, "model")
+        shutil.copytree(Path(root) / "model", target, ignore=ignored, dirs_exist_ok=True)
+        for path in changed_code(folder, own_files):
+            target = folder / USER_MODULES / path
+            inside(folder, USER_MODULES, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(own_files[path], target)
+    except shutil.Error as error:  # it lists every file; the first one is enough
+        why = re.sub(r"^\[Errno \d+\] |: '.*", "", str(error.args[0][0][2]))
+        raise RunError(f"{target}: cannot be written: {why}") from error
+    except OSError as error:
+        raise RunError(f"{target}: cannot be written: {error.strerror}") from error
+
+
+def changed_code(folder, own_files):
+    """Those of the user's own files of which the run's folder has no copy, or another one."""
+    copies = {path: folder / USER_MODULES / path for path in own_files}
+    return [
+        path
+        for path, file in own_files.items()
+        if not (copies[path].is_file() and filecmp.cmp(file, copies[path], shallow=False))
+    ]
 
 
 def update(folder, record, root):

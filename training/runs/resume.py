@@ -24,11 +24,15 @@ from training.runs.budget import nothing_left
 from training.runs.folder import (
     FINISHED,
     FREE,
+    changed_code,
+    copy_code,
     cut_back,
+    describe,
     differences,
     flat,
     lines_of_changes,
     set_aside,
+    update,
 )
 from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
@@ -53,7 +57,7 @@ class Lock:
 
     def __init__(self, folder):
         try:
-            self.handle = locked(folder)
+            self.handle = locked(folder, wait=0.5)  # a report locks it for a moment
         except BlockingIOError:
             raise Locked(
                 f"{folder}: another process is training this run; wait for it, or stop it first"
@@ -172,6 +176,22 @@ def tidied(opened):
     if opened.checkpoint:
         return cut_back(opened.folder, opened.checkpoint.record["lengths"], LOGS)
     return set_aside(opened.folder, LOGS, files(opened.folder, "checkpoint-*"))
+
+
+def describe_again(opened, record, sets, root, own_files, override):
+    """Describe a resumed run, and copy the code that trains from now on: evaluations and exports
+    import the copies. A model that computes something else is refused elsewhere."""
+    folder = opened.folder
+    changed = changed_code(folder, own_files)
+    if opened.checkpoint is None:  # it starts over
+        describe(folder, record, sets, root, own_files)
+        return
+    if changed:
+        names = ", ".join(map(str, changed))
+        logger.warning("Your code has changed since the checkpoint: %s; it is copied anew", names)
+    if changed or override:
+        copy_code(folder, root, own_files)
+    update(folder, record, root)
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def resumed_run(opened, parts, recipe, template, root, override, temporary):
             logger.warning(message)
         for change in [*changes, *([former] if former else [])]:
             logger.info(change)
-        run_folder.update(opened.folder, record, root)
+        resume.describe_again(opened, record, sets, root, parts.own_files(), override)
     return parts, sets, record
 
 

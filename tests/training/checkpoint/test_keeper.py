@@ -484,6 +484,14 @@ def test_nothing_is_deleted_while_the_file_of_the_evaluator_is_unreadable(tmp_pa
     assert names(tmp_path) == ["checkpoint-epoch_4"]
 
 
+def test_a_folder_whose_replacement_was_never_completed_is_listed(tmp_path):
+    (tmp_path / ".checkpoint-epoch_1.orbax.former").mkdir()
+    (tmp_path / ".checkpoint-epoch_2.orbax.former").mkdir()
+    (tmp_path / "checkpoint-epoch_2.orbax").mkdir()
+    listed = [path.name for path in storage.files(tmp_path, "checkpoint-*")]
+    assert listed == ["checkpoint-epoch_1.orbax", "checkpoint-epoch_2.orbax"]
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".checkpoint-epoch_3.params.77.tmp").write_bytes(b"half")
     (tmp_path / ".checkpoint-epoch_3.orbax.77.tmp").mkdir()

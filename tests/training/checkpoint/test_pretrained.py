@@ -20,7 +20,7 @@ from training.checkpoint.pretrained import Pretrained, pretrained_from
 from training.checkpoint.probe import Probe
 from training.checkpoint.storage import save
 from training.options import TrainingOptions
-from utils import UserError, named_leaves
+from utils import UserError, map_named, named_leaves
 
 MODEL = mlp((4,), 3, dims=(5,))
 FRESH = MODEL.init(jax.random.key(0))
@@ -123,6 +123,16 @@ def test_weights_load_whether_blocks_are_stacked_or_not(tmp_path):
     rename = [[r"h\.(.*)", r"\1"]]
     params, _ = Pretrained(tmp_path / "other.safetensors", rename=rename)(trees[1], {})
     assert_same(params, trees[1])
+    for stored, wanted, fresh in (
+        (*trees[::-1], ["blocks/2/.*"]),
+        (*trees, ["blocks/0-2/norm1/.*", "norm/.*"]),
+    ):
+        save(tmp_path / "a.params", {"params": stored}, {})
+        other = jax.tree.map(lambda leaf: leaf + 1, wanted)
+        params, _ = Pretrained(tmp_path / "a.params", fresh=fresh)(other, {})
+        kept = {n for n in named_leaves(wanted) if any(re.fullmatch(regex, n) for regex in fresh)}
+        assert kept
+        assert_same(params, map_named(lambda n, a, b: b if n in kept else a, wanted, other))  # noqa: B023
     wide = shapes(dim=8, depth=3, scan=True)
     message = r"blocks/0-2/norm1/scale: the file has \(3, 4\), the model has \(3, 8\)"
     with pytest.raises(UserError, match=message):

@@ -91,6 +91,19 @@ def test_variables_that_are_not_numbers_are_refused(environment):
         joining.from_environment()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"JAX_COORDINATOR_ADDRESS": "localhost"}, "must be address:port"),
+        ({"JAX_PROCESS_ID": "4"}, "must be below num_processes, 4"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(environment, change, message):
+    environment(JAX | change)
+    with pytest.raises(UserError, match=message):
+        joining.from_environment()
+
+
 def test_a_second_process_0_is_refused():
     with socket.socket(socket.AF_INET6) as other:
         other.bind(("", 0))

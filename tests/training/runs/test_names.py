@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from file_io import locked
 from tests.training.checkpoint.test_keeper import a_run, end_epoch, snapshot_of
 from tests.wiring.conftest import VALID
 from training.checkpoint import storage
@@ -14,7 +16,7 @@ from training.checkpoint.keeper import Keeper
 from training.devices.signals import end_at_signals
 from training.options import CheckpointOptions
 from training.runs import evaluate, folder
-from training.runs.resume import unfinished
+from training.runs.resume import Lock, Locked, unfinished
 from utils import UserError
 from wiring.build import build
 
@@ -40,7 +42,23 @@ def test_a_chosen_name_is_the_folder_and_must_be_new(tmp_path):
 def test_the_folder_of_a_process_that_was_killed_before_its_run_began_is_taken_over(tmp_path):
     killed = folder.new_folder(tmp_path, "T", "name")
     (killed / "model").mkdir()
+    (killed / "environment.json").write_text("{}")
+    (killed / ".config.json.77.tmp").write_text("{")
+    assert unfinished(tmp_path, "T", "name")[0] is None
     assert folder.new_folder(tmp_path, "T", "name") == killed
+
+
+def test_a_report_that_is_being_written_does_not_hide_an_unfinished_run(tmp_path):
+    run = begin(folder.new_folder(tmp_path, "T"))
+    reading = locked(run, shared=True)
+    timer = threading.Timer(0.1, os.close, [reading])
+    timer.start()
+    opened, _ = unfinished(tmp_path, "T")
+    timer.join()
+    assert opened.folder == run
+    with pytest.raises(Locked):
+        Lock(run)
+    opened.lock.close()
 
 
 def test_auto_resumes_the_run_of_the_chosen_name_alone(tmp_path):
