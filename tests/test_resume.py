@@ -243,6 +243,31 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     assert "has changed its meaning" in err and f"the original model is in {folder}/model" in err
     assert "add --override" in err
     assert run(workdir, *arguments, "--override")[0] == 0
+    assert (folder / "user_modules" / "nets.py").read_text() == (workdir / "nets.py").read_text()
+    assert (folder / "model" / "mlp.py").read_bytes() == (ROOT / "model" / "mlp.py").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_copies_of_a_runs_code_are_those_that_trained_it_last(workdir):
+    """Evaluations and exports import them."""
+    code = "class Stops:\n    def on_training_start(self, view):\n        FIRST\n"
+    code += "def stops() -> 'Callback':\n    return Stops()\n"
+    copy = only_run(workdir).parents[1] / "Own" / "one" / "user_modules" / "stops.py"
+    arguments = ["-c", "small.json", "title=Own", "run_name=one", "--resume", "auto"]
+    arguments += ['callbacks=["stops.stops"]']
+    seen = []
+    for line, epochs, expected in (
+        ("raise ValueError('not yet')", 1, 1),
+        ("pass", 1, 0),  # there is no checkpoint, so it starts over
+        ("print('other')", 2, 0),
+        ("print('other')", 3, 0),
+    ):
+        (workdir / "stops.py").write_text(code.replace("FIRST", line))
+        code_of_exit, out, err = run(workdir, *arguments, f"training.epochs={epochs}")
+        assert code_of_exit == expected, err
+        assert copy.read_text() == (workdir / "stops.py").read_text()
+        seen.append("Your code has changed since the checkpoint: stops.py" in out + err)
+    assert seen == [False, False, True, False]
 
 
 def resumes(workdir, *arguments):
