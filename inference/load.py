@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import class_names
+from data_loader.table import MISSING
 from inference.input_shape import (
     channels_first,
     channels_last,
@@ -79,6 +80,17 @@ class Exportable(NamedTuple):
     def output_kind(self):
         """What the outputs are: "logits" or "probabilities" of classes, or "numbers"."""
         return output_kind(self.config, self.form, self.classes)
+
+    @property
+    def table(self):
+        """How a file with more rows of the table is read, as the arguments of `rows_of`; None for
+        other data."""
+        if not (columns := self.parts.facts.get("columns")):
+            return None
+        data = self.config["data"]
+        args = data["args"] if isinstance(data, dict) and data.get("name") == "csv" else {}
+        given = {name: args[name] for name in ("missing", "separator") if name in args}
+        return {"columns": columns, "missing": MISSING, "separator": ","} | given
 
     @property
     def tokenizer(self):

@@ -55,9 +55,9 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     return built, builder.problems_text()
 
 
-def build_preprocess(config, source, trusted=True, folders=()):
+def build_preprocess(config, source, trusted=True, folders=(), facts=()):
     """The preprocessing functions of a config."""
-    builder = Builder(config, source, trusted, folders)
+    builder = Builder(config, source, trusted, folders, facts=facts)
     preprocess = builder.parts_of_list("preprocess")
     builder.raise_problems()
     return preprocess
