@@ -24,7 +24,7 @@ from inference.input_shape import (
     own_inputs,
 )
 from inference.loaded import Loaded, recorded_tokenizer
-from inference.lowering.trace import of_batch, place
+from inference.lowering.trace import describe, of_batch
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
 from training.checkpoint.pretrained import Pretrained, merged, with_base
@@ -33,7 +33,7 @@ from training.checkpoint.record import check_known
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
 from training.preprocess import with_recorded
-from utils import UserError, first_line, named_leaves, quoted
+from utils import UserError, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -125,7 +125,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
         inputs = own_inputs(model) or probed_spec(weights.probe)
     model, params, state = checked_weights(weights, model, inputs, config, str(checkpoint))
     trees, record = (model, params, state), weights.record
-    return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record)
+    return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record, inputs)
 
 
 def checkpoint_at(path):
@@ -271,11 +271,6 @@ def check_applies(model, shapes, inputs, size, source, form):
     if form.softmax and not hasattr(out, "shape"):
         names = ", ".join(named_leaves(out))
         raise UserError(f"--with-softmax: needs a model with one output; this one has {names}")
-
-
-def describe(error):
-    """An error in the user's code, with its location."""
-    return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
 
 
 def output_kind(config, form, classes):
