@@ -133,6 +133,22 @@ def project(tmp_path):
     return tmp_path / "my_project"
 
 
+@pytest.mark.slow
+def test_the_commands_in_the_readme_of_a_project_of_a_clone_work(project):
+    readme = (project / "README.md").read_text()
+    assert not re.search(r"(^|`)rawtree ", readme, re.MULTILINE)
+    assert "rawtree[export]" not in readme and "any names" not in readme
+    block = r"```\nexport PYTHONPATH=(.*)\n```\n\n```\n(.*?)```"
+    [(where, commands)] = re.findall(block, readme, re.DOTALL)
+    lines = [line for line in commands.splitlines() if "--check" in line or "schema" in line]
+    for line in [*lines, "python -m pytest --collect-only"]:
+        command = line.replace("python", sys.executable, 1)
+        variables = os.environ | {"PYTHONPATH": where}
+        done = subprocess.run(command, shell=True, cwd=project, env=variables, timeout=300)
+        assert done.returncode == 0, line
+    assert len(lines) == 2
+
+
 def change(project, **keys):
     """Change keys of the project's config."""
     path = project / "config.json"
