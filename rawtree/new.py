@@ -51,9 +51,7 @@ def for_clone(readme):
     readme = readme.replace('"rawtree[export]"', needed)
     readme = readme.replace("  # the tests", f"{'':12}# the tests")  # below the other comments
     names = "Your files can have any names, `model.py` and\n`utils.py` too."
-    fewer = (
-        "None of your files may be called\nas a folder or module of Rawtree, such as `model.py`."
-    )
+    fewer = "None of your files may be named\nas a folder or module of Rawtree, as `model.py`."
     readme = readme.replace(names, fewer)
     first = "This project uses a clone of Rawtree. Say in each terminal where that is:"
     lines = ["## Commands", "", first, "", "```", f"export PYTHONPATH={path}", "```"]

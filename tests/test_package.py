@@ -194,9 +194,9 @@ def test_mistakes_with_ones_own_parts_are_explained(project):
         assert code == 2
         return err
 
-    assert (
-        "'my_model.small_net' would import code, and this config was not named with -c" in check()
-    )
+    err = check()  # the parts after the first are only listed
+    assert "'my_data.spirals' would import code, and this config was not named with -c" in err
+    assert "loss: 'my_loss.focal' would import code, too\n" in err and err.count("--trust") == 1
     change(project, model="smal_net", loss="plain", data="spirals")
     (project / "my_other.py").write_text("def plain(output, target):\n    return 0.0\n")
     err = check("-c", "config.json")

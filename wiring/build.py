@@ -18,7 +18,7 @@ from wiring.config import (
 )
 from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
-from wiring.values import forms, is_nest, outputs_of
+from wiring.values import explained_once, forms, is_nest, outputs_of
 
 FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label", "columns")  # facts in a Data
 
@@ -78,7 +78,8 @@ class Builder:
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
-        return text_of_problems(self.nodes.problems, self.source, self.layers)
+        problems = explained_once(self.nodes.problems)
+        return text_of_problems(problems, self.source, self.layers)
 
     def raise_problems(self):
         """Raise one UserError with all problems, if there are any."""
@@ -117,7 +118,7 @@ class Builder:
         built.vary, built.rebuild = self.nodes.varied, partial(vary.rebuild, self)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
-        built.beyond = [f"{self.source}: {line}" for line in self.nodes.beyond]
+        built.beyond = [f"{self.source}: {line}" for line in explained_once(self.nodes.beyond)]
         return built
 
     def check_keys(self):
