@@ -134,7 +134,8 @@ def checkpoint_at(path):
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
         return path
     if not (found := checkpoints(path)):
-        runs = sorted({file.parent for file in path.glob("*/checkpoint-*")})
+        newest = lambda folder: folder.stat().st_mtime_ns  # noqa: E731
+        runs = sorted({file.parent for file in path.glob("*/checkpoint-*")}, key=newest)
         runs += sorted(file for file in path.glob("*.*") if file.suffix in (".onnx", ".tflite"))
         hint = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
         raise UserError(f"{path}: holds no checkpoint; {hint}")
