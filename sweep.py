@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from utils import DONE, open_closed_streams, run_command
+from utils import DONE, open_closed_streams, parse_words, run_command
 
 ROOT = Path(__file__).resolve().parent
 
@@ -41,7 +41,7 @@ def parse(argv):
     add("--trust", action="store_true", help="let a config import code that is not named with -c")
     add("--trial", nargs=3, metavar=("FOLDER", "NUMBER", "EPOCH"), help=argparse.SUPPRESS)
     add("--program", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parse_words(parser, argv)
     commands = ("spec", "resume", "report", "best", "trial", "program")
     named = [name for name in commands if getattr(arguments, name)]
     if len(named) != 1:

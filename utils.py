@@ -68,6 +68,22 @@ def run_command(command, interrupted="interrupted"):
         return INTERRUPTED
 
 
+def parse_words(parser, argv):
+    """The arguments of a command line that takes overrides, which are words without an option."""
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if not unknown:
+        return arguments
+    words, fix = sys.argv[1:] if argv is None else list(argv), ""
+    option, value = unknown[0].lstrip("-").partition("=")[::2]
+    after = words[words.index(unknown[0]) + 1 :] if unknown[0] in words else []
+    if "." in option:
+        meant = f"{option}={value or (after[0] if after else 'VALUE')}"
+        fix = f"; an override is no option, write {meant}"
+    elif after and "=" in after[0]:
+        fix = f"; an override needs no option, write {after[0]} alone"
+    return parser.error(f"unrecognized arguments: {' '.join(unknown)}{fix}")
+
+
 def first_line(error):
     """The first line of an error's message, which may be empty, or of any length."""
     return cut((str(error).splitlines() or [""])[0], MESSAGE)

@@ -28,6 +28,7 @@ if not __package__:
 
 from file_io import atomic_file  # noqa: E402
 from inference.generate import add_text_options, checked_text  # noqa: E402
+from inference.progress import ended_by_interrupt  # noqa: E402
 from utils import UserError, open_closed_streams, run_command  # noqa: E402
 
 BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
@@ -98,8 +99,8 @@ def predict(arguments):
     if not arguments.inputs:
         fix = "name images, arrays or a table, or a text that begins, --prompt"
         raise UserError(f"INPUT: is missing; {fix}")
-    # Imported here so that an interrupt during these long imports is caught, too.
-    from inference.predictor import open_predictor, predictions
+    with ended_by_interrupt("interrupted"):
+        from inference.predictor import open_predictor, predictions
 
     check_output(arguments)
     predictor = open_predictor(arguments)
