@@ -4,7 +4,7 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
-from utils import UserError
+from utils import UserError, did_you_mean
 from wiring import parts, vary
 from wiring.config import (
     LARGEST_SEED,
@@ -124,7 +124,7 @@ class Builder:
     def check_keys(self):
         """Every key is known, and no required key is missing."""
         for key in [key for key in self.config if key not in TOP_LEVEL]:
-            hint = parts.did_you_mean(key, TOP_LEVEL)
+            hint = did_you_mean(key, TOP_LEVEL)
             self.nodes.problem(key, f"no such key{hint} ({', '.join(TOP_LEVEL)})")
         for key in [key for key in TOP_LEVEL if key not in self.config]:
             example = f'"{key}": {{"name": ..., "args": {{}}}}'
