@@ -7,11 +7,13 @@ if __name__ == "__main__":  # first of all: it may start Python again
 
 import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
 
-from utils import DONE, open_closed_streams, run_command
+from file_io import read_json
+from utils import DONE, UserError, open_closed_streams, parse_words, run_command
 
 ROOT = Path(__file__).resolve().parent
 
@@ -41,7 +43,7 @@ def parse(argv):
     add("--trust", action="store_true", help="let a config import code that is not named with -c")
     add("--trial", nargs=3, metavar=("FOLDER", "NUMBER", "EPOCH"), help=argparse.SUPPRESS)
     add("--program", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parse_words(parser, argv)
     commands = ("spec", "resume", "report", "best", "trial", "program")
     named = [name for name in commands if getattr(arguments, name)]
     if len(named) != 1:
@@ -64,8 +66,6 @@ def run(arguments):
         print(write_page(sweep_folder.read_sweep(arguments.report)))
         return DONE
     if arguments.best:
-        from search.best import best_config
-
         print(json.dumps(best_config(sweep_folder.read_sweep(arguments.best)), indent=2))
         return DONE
     import jax
@@ -93,6 +93,19 @@ def run(arguments):
         print(sweep.form_text())
         return DONE
     return train_all(arguments, sweep, trusted)
+
+
+def best_config(sweep):
+    """The resolved config of the best trial, to train with it, as a run of its own."""
+    trial = sweep.ranked()[0] if sweep.trials else None
+    if trial is None or trial.failed is not None or trial.score(math.inf) is None:
+        raise UserError(f"{sweep.folder}: no trial has a value of {sweep.monitor} yet")
+    config = read_json(sweep.run_dir(trial) / "config.json")
+    own = ("$schema", "title", "run_name")  # of a run that belongs to no sweep
+    kept = {key: value for key, value in config.items() if key not in own}
+    config = {key: sweep.config[key] for key in own if key in sweep.config} | kept
+    base = sweep.config.get("checkpoint", {}).get("dir", "saved")
+    return config | {"checkpoint": config["checkpoint"] | {"dir": base}}
 
 
 def train_all(arguments, sweep, trusted):

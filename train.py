@@ -24,6 +24,7 @@ from utils import (
     PACKAGE,
     UserError,
     open_closed_streams,
+    parse_words,
     shown_if_slow,
 )
 from wiring.build import build
@@ -38,8 +39,7 @@ logger = logging.getLogger("main")
 
 
 def main(argv=None):
-    """Run the command line; a mistake of the user's, or a fault of the machine, ends with one
-    message and an exit code."""
+    """Run the command line; a mistake, or a fault of the machine, ends with one message."""
     open_closed_streams()
     arguments = parse(argv)
     # Loading modules and tracing shapes leaves little garbage, and collecting it at every 700th
@@ -85,7 +85,7 @@ def parse(argv):
     add("--fast-dev-run", action="store_true", help="two steps of everything, then delete them")
     add("--debug", action="store_true", help="compile nothing: print and breakpoint() see values")
     add("--post-mortem", action="store_true", help="open the debugger where an error was raised")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parse_words(parser, argv)
     commands = ("check", "list", "resume", "evaluate", "watch", "report", "find_lr", "find_batch")
     if empty := [name for name, value in vars(arguments).items() if value == ""]:
         parser.error(f"--{empty[0]} is empty; was a variable of the shell not set?")

@@ -1,5 +1,6 @@
 """Small helpers used everywhere: errors for the user, tree paths, sizes, reading and writing."""
 
+import difflib
 import inspect
 import logging
 import os
@@ -66,6 +67,27 @@ def run_command(command, interrupted="interrupted"):
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return INTERRUPTED
+
+
+def parse_words(parser, argv):
+    """The arguments of a command line that takes overrides, which are words without an option."""
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if not unknown:
+        return arguments
+    words, fix = sys.argv[1:] if argv is None else list(argv), ""
+    option, value = unknown[0].lstrip("-").partition("=")[::2]
+    after = words[words.index(unknown[0]) + 1 :] if unknown[0] in words else []
+    if "." in option:
+        fix = f"; an override is no option, write {option}={value or (after or ['VALUE'])[0]}"
+    elif after and "=" in after[0]:
+        fix = f"; an override needs no option, write {after[0]} alone"
+    return parser.error(f"unrecognized arguments: {' '.join(unknown)}{fix}")
+
+
+def did_you_mean(value, names):
+    """A hint at the most similar of the names; "" if none is similar."""
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def first_line(error):

@@ -121,21 +121,7 @@ def torch_onnx(file, pointwise_is_linear):
     import torch
     from torch import nn
 
-    class LayerNorm2d(nn.LayerNorm):
-        def forward(self, x):
-            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    class Permute(nn.Module):
-        def __init__(self, *axes):
-            super().__init__()
-            self.axes = axes
-
-        def forward(self, x):
-            return x.permute(self.axes)
-
-    class Mean(nn.Module):
-        def forward(self, x):
-            return x.mean((-2, -1))
+    from benchmarks.peers.torch import LayerNorm2d, Mean, Permute
 
     def mixing(dim):
         if not pointwise_is_linear:

@@ -161,6 +161,20 @@ def as_text(value):
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def rows_of(path, columns, missing=MISSING, separator=","):
+    """The rows of another file, as `encoded` returns them. It is a CSV file unless its name ends in
+    .parquet, and may have more columns than these, or lack the target."""
+    if str(path).lower().endswith(".parquet"):
+        table = read_parquet(path)
+    else:
+        table = read_csv(path, frozenset(missing), separator)
+    if lacking := [name for name in columns if name not in table.columns]:
+        known = cut(", ".join(table.columns), 200)
+        why = f"has no column {lacking[0]!r}, which the model needs; the columns are {known}"
+        raise UserError(f"{path}, line 1: {why}")
+    return encoded(table, columns)
+
+
 def tables_of(read, train, val, test):
     """The tables that `read` reads from the paths of the three sets, of which some may be None."""
     paths = {"train": train, "val": val, "test": test}

@@ -5,8 +5,7 @@ import sys
 import jax
 
 from inference.examples import Examples
-from inference.load import describe
-from inference.lowering.trace import UNBATCHED, of_batch
+from inference.lowering.trace import UNBATCHED, describe, of_batch
 from inference.samples import random_inputs, resized_inputs
 from inference.verify import BATCHES, check_finite, repeated, take
 from utils import RunError, UserError

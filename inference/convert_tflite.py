@@ -19,11 +19,19 @@ if not __package__:
     sys.path[:] = [str(ROOT), *(p for p in sys.path if Path(p).resolve() not in (ROOT, HERE))]
 
 from inference.excluded import NO_NAMES  # noqa: E402
-from inference.progress import interrupts  # noqa: E402
-from utils import DONE, FAILED, UserError, open_closed_streams, run_command  # noqa: E402
+from inference.progress import ended_by_interrupt, interrupts  # noqa: E402
+from utils import (  # noqa: E402
+    DONE,
+    FAILED,
+    UserError,
+    open_closed_streams,
+    parse_words,
+    run_command,
+)
 
 FORMATS = ("tflite", "onnx", "stablehlo")
 DEFAULT_FORMATS = ("tflite", "onnx")
+STOPPED = "Stopped; nothing was written"
 PRECISIONS = ("float16", "dynamic", "int8")
 # exit codes when other files were written
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
@@ -37,14 +45,15 @@ def main(argv=None):
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return run_command(lambda: exported(argv), "Stopped; nothing was written")
+    return run_command(lambda: exported(argv), STOPPED)
 
 
 def exported(argv):
     """Export as the command line specifies; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
-        from inference.export import export
+        with ended_by_interrupt(STOPPED):
+            from inference.export import export
 
         return exit_code(export(arguments, ROOT, check))
 
@@ -68,7 +77,7 @@ def parse(argv):
     add_source_options(parser.add_argument)
     add_input_options(parser.add_argument)
     add_output_options(parser.add_argument)
-    return checked(parser.parse_intermixed_args(argv))
+    return checked(parse_words(parser, argv))
 
 
 def add_source_options(add):

@@ -119,6 +119,7 @@ def describe(work, code, exporter, reports, failures):
         "preprocess": [] if exportable.form.preprocess else exportable.config["preprocess"],
         "output_kind": exportable.output_kind,
         "classes": exportable.classes,
+        "table": exportable.table,
         "data": examples.source if examples else f"none: {exporter.no_examples}",
         "samples": len(exporter.samples) if exporter.samples else None,
         "versions": versions(),

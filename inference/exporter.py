@@ -14,7 +14,7 @@ from inference.demo.page import write_demo
 from inference.excluded import excluded_names
 from inference.float32_weights import float32_weights, warning
 from inference.lowering.compared import equal_sizes
-from inference.lowering.trace import UNBATCHED, place, trace
+from inference.lowering.trace import UNBATCHED, describe, trace
 from inference.lowering.walk import Missing
 from inference.metadata import add_metadata, commit_of, facts_of, size_names
 from inference.names import renamed
@@ -34,7 +34,7 @@ from inference.verify import (
     take,
     verify,
 )
-from utils import RunError, UserError, first_line
+from utils import RunError, UserError
 
 NEEDED = {"tflite": ("tensorflow", "ai_edge_litert"), "onnx": ("onnx", "onnxruntime")}
 MOST_OUTPUTS = 2**30  # bytes that are scored; those of a language model may be without end
@@ -285,7 +285,7 @@ def described(error):
     """An error in one line; what was not raised for a user is named with its place."""
     if isinstance(error, UserError | RunError):
         return str(error)
-    return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
+    return describe(error)
 
 
 def remove(path):

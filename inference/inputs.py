@@ -1,4 +1,5 @@
-"""Read the inputs of a command line, images, folders of them or one file of arrays, in batches."""
+"""Read the inputs of a command line, images, folders of them, or one file of arrays or of a table,
+in batches."""
 
 from pathlib import Path
 
@@ -6,9 +7,11 @@ import numpy as np
 
 from data_loader.folder import ENDINGS, need_pillow, pixels
 from data_loader.npy_files import claimed
+from data_loader.table import rows_of
 from utils import UserError, check_memory, first_line
 
 ARRAYS = {".npz", ".npy"}
+TABLES = {".csv", ".tsv", ".parquet"}
 
 
 def batches(paths, key, predictor, size):
@@ -17,13 +20,14 @@ def batches(paths, key, predictor, size):
     Only one batch of images is in memory at a time.
     """
     files = find_files(paths)
-    arrays = [file for file in files if file.suffix.lower() in ARRAYS]
+    rows = ARRAYS | TABLES  # a model of a table takes no images, so any other file is a table
+    arrays = [file for file in files if predictor.table or file.suffix.lower() in rows]
     if arrays and len(files) > 1:
-        raise UserError(
-            f"{arrays[0]}: cannot be combined with other inputs; pass images, or one file of arrays"
-        )
+        fix = "pass images, or one file of arrays or of a table"
+        raise UserError(f"{arrays[0]}: cannot be combined with other inputs; {fix}")
     if arrays:
-        inputs = read_arrays(arrays[0], key, predictor)
+        read = read_arrays if arrays[0].suffix.lower() in ARRAYS else read_table
+        inputs = read(arrays[0], key, predictor)
         count = count_rows(arrays[0], inputs)
         for start in range(0, count, size):
             batch = {name: array[start : start + size] for name, array in inputs.items()}
@@ -45,9 +49,8 @@ def find_files(paths):
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if missing := [path for path in files if not path.exists()]:
-        raise UserError(
-            f"{missing[0]}: no such file or folder; pass images, a folder of them, or an npz"
-        )
+        fix = "pass images, a folder of them, an npz or a table"
+        raise UserError(f"{missing[0]}: no such file or folder; {fix}")
     return files
 
 
@@ -95,6 +98,14 @@ def read_arrays(path, key, predictor):
         )
     fix = "pass another --key" if len(names) == 1 else "the model takes one array per input"
     raise UserError(f"{path}: has no {', '.join(missing)}, only {', '.join(content.files)}; {fix}")
+
+
+def read_table(path, _, predictor):
+    """{input: the rows of a CSV or Parquet file}, encoded as in training."""
+    if predictor.table is None:
+        fix = "pass its checkpoint, or the file in the folder of its export; otherwise, an npz"
+        raise UserError(f"{path}: the model is not known to be one of a table; if it is, {fix}")
+    return {only_input(predictor): rows_of(str(path), **predictor.table)}
 
 
 def count_rows(path, arrays):

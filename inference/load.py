@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import class_names
+from data_loader.table import MISSING
 from inference.input_shape import (
     channels_first,
     channels_last,
@@ -23,7 +24,7 @@ from inference.input_shape import (
     own_inputs,
 )
 from inference.loaded import Loaded, recorded_tokenizer
-from inference.lowering.trace import of_batch, place
+from inference.lowering.trace import describe, of_batch
 from model.layers.activations import softmax
 from model.layers.blocks import unrolled
 from training.checkpoint.pretrained import Pretrained, merged, with_base
@@ -32,7 +33,7 @@ from training.checkpoint.record import check_known
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
 from training.preprocess import with_recorded
-from utils import UserError, first_line, named_leaves, quoted
+from utils import UserError, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read
 from wiring.own_modules import look_in
@@ -81,6 +82,17 @@ class Exportable(NamedTuple):
         return output_kind(self.config, self.form, self.classes)
 
     @property
+    def table(self):
+        """How a file with more rows of the table is read, as the arguments of `rows_of`; None for
+        other data."""
+        if not (columns := self.parts.facts.get("columns")):
+            return None
+        data = self.config["data"]
+        args = data["args"] if isinstance(data, dict) and data.get("name") == "csv" else {}
+        given = {name: args[name] for name in ("missing", "separator") if name in args}
+        return {"columns": columns, "missing": MISSING, "separator": ","} | given
+
+    @property
     def tokenizer(self):
         """The tokenizer that the run has recorded, or None."""
         return recorded_tokenizer(self.record, self.parts.source)
@@ -113,7 +125,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
         inputs = own_inputs(model) or probed_spec(weights.probe)
     model, params, state = checked_weights(weights, model, inputs, config, str(checkpoint))
     trees, record = (model, params, state), weights.record
-    return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record)
+    return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record, inputs)
 
 
 def checkpoint_at(path):
@@ -122,7 +134,8 @@ def checkpoint_at(path):
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
         return path
     if not (found := checkpoints(path)):
-        runs = sorted({file.parent for file in path.glob("*/checkpoint-*")})
+        newest = lambda folder: folder.stat().st_mtime_ns  # noqa: E731
+        runs = sorted({file.parent for file in path.glob("*/checkpoint-*")}, key=newest)
         runs += sorted(file for file in path.glob("*.*") if file.suffix in (".onnx", ".tflite"))
         hint = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
         raise UserError(f"{path}: holds no checkpoint; {hint}")
@@ -259,11 +272,6 @@ def check_applies(model, shapes, inputs, size, source, form):
     if form.softmax and not hasattr(out, "shape"):
         names = ", ".join(named_leaves(out))
         raise UserError(f"--with-softmax: needs a model with one output; this one has {names}")
-
-
-def describe(error):
-    """An error in the user's code, with its location."""
-    return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
 
 
 def output_kind(config, form, classes):

@@ -9,11 +9,11 @@ import numpy as np
 
 from data_loader.tokenizers.saved import from_json
 from inference.generate import text_pieces
-from inference.lowering.trace import place
+from inference.lowering.trace import describe
 from model.base import Model
 from model.sampling import Sampling
 from training.objective import outputs
-from utils import UserError, first_line, named_leaves
+from utils import UserError, named_leaves
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,6 +29,7 @@ class Loaded:
     preprocess: tuple  # functions of one raw input
     inputs: Any  # shape and dtype of one raw input; None if unknown
     record: dict  # the metadata of the checkpoint: epoch, step, metrics
+    model_inputs: Any = None  # shape and dtype of one input of the model; None if unknown
 
     def __repr__(self):
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -49,7 +50,7 @@ class Loaded:
             rows = np.arange(start, start + batch_size)
             rows = np.where(rows < count, rows, start)
             batch = jax.tree.map(lambda a, rows=rows: a[rows], x)
-            computed.append(jax.tree.map(np.asarray, self.outputs(batch)))
+            computed.append(jax.tree.map(np.asarray, self.outputs(batch, x)))
         for name, leaf in named_leaves(computed[0]).items():
             if leaf.shape[:1] != (batch_size,):
                 where = f"predict: {name}" if name else "predict: the output"
@@ -57,13 +58,17 @@ class Loaded:
                 raise UserError(f"{where} {found}; it must have one row per input")
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *computed)
 
-    def outputs(self, batch):
-        """The outputs of one batch of raw inputs."""
+    def outputs(self, batch, x):
+        """The outputs of one batch of the raw inputs x."""
         try:
             return self.program(self.params, self.state, batch)
         except Exception as error:  # the model and the preprocessing may be the user's own
-            why = f"{type(error).__name__}: {first_line(error)} ({place(error)})"
-            raise UserError(f"predict: fails on inputs of {forms(batch)}: {why}") from error
+            if not self.preprocess:  # a run of fit: its model may take other shapes as well
+                check_one(x, self.model_inputs, exact_shapes)
+                check_shapes(x, self.model_inputs, exact_shapes)
+            one = jax.tree.map(lambda a: a[0], x)
+            why = f"fails on inputs of {forms(one)}: {describe(error)}"
+            raise UserError(f"predict: {why}") from error
 
     def generate(self, prompt="", tokens=200, **options):
         """The prompt and the text that follows it, of up to `tokens` tokens; without a prompt, a
@@ -87,11 +92,9 @@ class Loaded:
 
     def checked_length(self, x):
         """The number of inputs; raises if they are not what the model was trained on."""
-        wanted, is_decoder = self.inputs, getattr(self.model, "cache", None)
+        is_decoder = getattr(self.model, "cache", None)
         shapes = any_length if is_decoder else exact_shapes
-        if wanted is not None and shapes(x) == shapes(wanted):
-            fix = "this is one input; add an axis in front, as x[None]"
-            raise UserError(f"predict: x must have one row per input; {fix}")
+        check_one(x, self.inputs, shapes)
         leaves = named_leaves(x)
         lengths = {
             name or "x": leaf.shape[0] if leaf.ndim else None for name, leaf in leaves.items()
@@ -100,11 +103,23 @@ class Loaded:
             found = ", ".join(f"{name}: {n or 'none'}" for name, n in lengths.items()) or "nothing"
             fix = "pass an array, or a dict of arrays, as the data has them"
             raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
-        one = jax.tree.map(lambda a: a[0], x)
-        if wanted is not None and shapes(one) != shapes(wanted):
-            found = f"takes inputs of {forms(wanted)}, these are {forms(one)}"
-            raise UserError(f"predict: the model {found}; pass them as the training data had them")
+        check_shapes(x, self.inputs, shapes)
         return next(iter(lengths.values()))
+
+
+def check_one(x, wanted, shapes):
+    """Refuse one input in place of several."""
+    if wanted is not None and shapes(x) == shapes(wanted):
+        fix = "this is one input; add an axis in front, as x[None]"
+        raise UserError(f"predict: x must have one row per input; {fix}")
+
+
+def check_shapes(x, wanted, shapes):
+    """Refuse inputs whose shapes are not the wanted ones, if these are known."""
+    one = jax.tree.map(lambda a: a[0], x)
+    if wanted is not None and shapes(one) != shapes(wanted):
+        found = f"takes inputs of {forms(wanted)}, these are {forms(one)}"
+        raise UserError(f"predict: the model {found}; pass them as the training data had them")
 
 
 def recorded_tokenizer(record, source):

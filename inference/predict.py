@@ -1,5 +1,5 @@
-"""Print the predictions of a checkpoint or an exported file for images or arrays; or the text that
-an exported language model writes.
+"""Print the predictions of a checkpoint or an exported file for images, arrays or a table; or the
+text that an exported language model writes.
 
     python inference/predict.py MODEL INPUT...
     python inference/predict.py FOLDER --prompt "Once upon a time"
@@ -28,10 +28,12 @@ if not __package__:
 
 from file_io import atomic_file  # noqa: E402
 from inference.generate import add_text_options, checked_text  # noqa: E402
+from inference.progress import ended_by_interrupt  # noqa: E402
 from utils import UserError, open_closed_streams, run_command  # noqa: E402
 
 BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
 MAX_NUMBERS = 8  # printed per output
+FIRST_COLUMN = b"input,"  # with which a table of predictions begins
 
 
 def main(argv=None):
@@ -54,7 +56,7 @@ def parse(argv):
         "inputs",
         nargs="*",
         metavar="INPUT",
-        help="images, a folder of them, or one .npz or .npy file",
+        help="images, a folder of them, one .npz or .npy file, or a table (.csv, .parquet)",
     )
     add(
         "-c",
@@ -95,10 +97,12 @@ def write(arguments):
 def predict(arguments):
     """Print the likeliest classes or the first numbers of each input; write all with --csv."""
     if not arguments.inputs:
-        raise UserError("INPUT: is missing; name images or arrays, or a text that begins, --prompt")
-    # Imported here so that an interrupt during these long imports is caught, too.
-    from inference.predictor import open_predictor, predictions
+        fix = "name images, arrays or a table, or a text that begins, --prompt"
+        raise UserError(f"INPUT: is missing; {fix}")
+    with ended_by_interrupt("interrupted"):
+        from inference.predictor import open_predictor, predictions
 
+    check_output(arguments)
     predictor = open_predictor(arguments)
     with atomic_file(arguments.csv) if arguments.csv else nullcontext() as file:
         needs_header = True
@@ -113,6 +117,24 @@ def predict(arguments):
                 rows = ([name, *row] for name, row in zip(names, rows, strict=True))
                 file.write(as_csv([["input", *columns], *rows] if needs_header else rows))
                 needs_header = False
+
+
+def check_output(arguments):
+    """Refuse to replace what is read, or any file but a table that this program wrote."""
+    path = Path(arguments.csv or os.devnull)
+    try:
+        if not path.is_file():
+            return
+        read = [Path(name) for name in [arguments.model, *arguments.inputs]]
+        if any(path.samefile(other) for other in read if other.exists()):
+            raise UserError(f"--csv: {path} is what is read; choose another name")
+        with open(path, "rb") as file:
+            begin = file.read(len(FIRST_COLUMN))
+    except OSError as error:
+        raise UserError(f"--csv: {path}: cannot be read: {error.strerror or error}") from error
+    if begin not in (b"", FIRST_COLUMN):
+        fix = "choose another name, or remove it first"
+        raise UserError(f"--csv: {path} exists and is not a table of predictions; {fix}")
 
 
 def class_probabilities(output_kind, outputs):

@@ -21,6 +21,7 @@ from inference.load import (
 from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
 from inference.verify import Reference, repeated
+from training.checkpoint.record import is_object
 from utils import RunError, UserError, first_line
 from wiring.build import build_preprocess
 from wiring.config import read
@@ -39,6 +40,7 @@ class Predictor(NamedTuple):
     form: Form
     output_kind: str  # one of OUTPUT_KINDS
     classes: list  # the class names, as far as they are known
+    table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
 
 
 def open_predictor(arguments):
@@ -53,7 +55,10 @@ def open_predictor(arguments):
     }
     kind = exportable.output_kind
     described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
-    return Predictor(Reference(exportable), inputs, None, *described)
+    table = exportable.table
+    if table and not is_table(table):
+        raise UserError(f"{path}: its config does not say how to read a table, in data.args")
+    return Predictor(Reference(exportable), inputs, None, *described, table)
 
 
 def open_export(path, arguments):
@@ -63,20 +68,22 @@ def open_export(path, arguments):
     fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
     size = fixed.pop() if fixed else None
     report = path.parent / REPORT
-    form, kind, classes = read_report(report) if report.is_file() else (NHWC, None, [])
+    unknown = NHWC, None, [], None
+    form, kind, classes, table = read_report(report) if report.is_file() else unknown
     file = arguments.config or (path.parent / "config.json" if report.is_file() else None)
     is_prepared = form.preprocess or arguments.prepared
     if file is None or (is_prepared and kind):
-        return Predictor(model, inputs, size, (), form, kind or "numbers", classes)
+        return Predictor(model, inputs, size, (), form, kind or "numbers", classes, table)
     record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
     config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
-    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest))
+    facts = {"columns": table["columns"]} if table else {}
+    preprocess = () if is_prepared else tuple(build_preprocess(config, *rest, facts))
     kind = kind or output_kind(config, form, classes)
-    return Predictor(model, inputs, size, preprocess, form, kind, classes)
+    return Predictor(model, inputs, size, preprocess, form, kind, classes, table)
 
 
 def read_report(path):
-    """(form, output kind, class names) from an export's report."""
+    """(form, output kind, class names, `table` of a Predictor) from an export's report."""
     try:
         report = parse_json(read_file(path))
         # Earlier versions wrote the kind as `answers`.
@@ -87,11 +94,27 @@ def read_report(path):
             raise ValueError(f"form must say layout, preprocess and softmax, got {report['form']}")
         if kind not in OUTPUT_KINDS:
             raise ValueError(f"output_kind must be one of {', '.join(OUTPUT_KINDS)}, got {kind!r}")
+        table = report.get("table")  # earlier versions did not write it
+        if table is not None and not is_table(table):
+            raise ValueError("table must say columns, missing and separator")
     except (OSError, ValueError, TypeError, KeyError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
         fix = "export again, or move the model to another folder and pass its config with -c"
         raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
-    return form, kind, as_names(report.get("classes"))
+    return form, kind, as_names(report.get("classes")), table
+
+
+def is_table(value):
+    """Whether these are arguments of `rows_of`; they may come from an untrusted source."""
+    if type(value) is not dict or value.keys() != {"columns", "missing", "separator"}:
+        return False
+    columns, missing, separator = value["columns"], value["missing"], value["separator"]
+    valid = is_object(columns, is_texts) and is_texts(missing) and type(separator) is str
+    return valid and len(separator) == 1 and separator not in '\r\n"'
+
+
+def is_texts(value):
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
 def predictions(predictor, arguments):

@@ -7,6 +7,8 @@ import threading
 import time
 from contextlib import contextmanager
 
+from utils import INTERRUPTED
+
 PAUSE = 10  # seconds between two lines
 
 
@@ -37,6 +39,27 @@ def interrupts():
         if previous not in (signal.SIG_IGN, None):
             signal.signal(signal.SIGINT, previous)
         check()
+
+
+@contextmanager
+def ended_by_interrupt(message):
+    """A context for long imports, in which Ctrl-C ends the process at once. A KeyboardInterrupt may
+    be raised in a callback of C code there, which shows a traceback or loses it."""
+
+    def end(*_):
+        print(message, file=sys.stderr, flush=True)
+        os._exit(INTERRUPTED)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGINT) if is_main else signal.SIG_IGN
+    if previous in (signal.SIG_IGN, None):  # an ignored signal stays ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 class Progress:

@@ -81,12 +81,25 @@ def sample(
     if given.ndim > 1 or given.dtype.kind not in "iu" or count < 1:
         raise ValueError(f"labels: must be one integer per image, or a number of images: {labels}")
     labels = np.full(count, NO_CLASS) if given.ndim == 0 else given
+    classes = class_count(params)
+    if classes and not NO_CLASS <= labels.min() <= labels.max() < classes:
+        wrong = next(int(label) for label in labels if not NO_CLASS <= label < classes)
+        known = f"the model has {classes}, 0 to {classes - 1}, and -1 is none"
+        raise ValueError(f"labels: there is no class {wrong}; {known}")
     z = jax.random.normal(key, (len(labels), *model.inputs()["image"].shape))
     step = compiled(model, float(guidance), prediction, bounds and tuple(bounds))
     times = np.linspace(1, 0, steps + 1, dtype=np.float32)
     for time, later in pairwise(times):
         z, x = step(params, state or {}, z, labels.astype(np.int32), time, later)
     return x
+
+
+def class_count(params):
+    """How many classes a model knows whose table `label` has a row for no class and one for each
+    of them, as that of `unet`; None for other models."""
+    table = params.get("label") if isinstance(params, dict) else None
+    weight = table.get("weight") if isinstance(table, dict) else None
+    return None if weight is None else weight.shape[-2] - 1
 
 
 def sees_noise(model):

@@ -1,6 +1,5 @@
 """rawtree COMMAND ...: the programs of Rawtree under one name."""
 
-import difflib
 import importlib
 import os
 import sys
@@ -31,9 +30,10 @@ def main():
         print(overview())
         sys.exit(0)
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"rawtree: no command {name!r}{hint} ({', '.join(COMMANDS)})", file=sys.stderr)
+        from rawtree.utils import did_you_mean
+
+        known = f"{did_you_mean(name, COMMANDS)} ({', '.join(COMMANDS)})"
+        print(f"rawtree: no command {name!r}{known}", file=sys.stderr)
         sys.exit(2)
     if name in ("train", "sweep"):  # first of all: it may start Python again
         from rawtree.huge_pages import start_again_with_them

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from rawtree.utils import PACKAGE, UserError, quoted, run_command
 from rawtree.wiring.config import no_folder_name
 
 TEMPLATE = Path(__file__).resolve().with_name("template")
+CLONE = TEMPLATE.parents[1]
 NAME = "my_project"  # what the files of the template call the project
 MAY_BE_THERE = {".git", ".venv"}  # one may have made these first
 
@@ -29,15 +31,31 @@ def write(named):
         for path in sorted(path for path in TEMPLATE.iterdir() if path.is_file()):
             called = json.dumps(name)[1:-1] if path.suffix == ".json" else name
             text = path.read_text(encoding="utf-8").replace(NAME, called)
+            text = text if PACKAGE or path.name != "README.md" else for_clone(text)
             (folder / path.name).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
     from rawtree.wiring.schema import write as write_schema
 
     write_schema(folder)
-    train = "rawtree train" if PACKAGE else f"python {quoted(TEMPLATE.parents[1] / 'train.py')}"
+    train = "rawtree train" if PACKAGE else f"python {quoted(CLONE / 'train.py')}"
     print(f"Written: {folder}. Train it, and read its README.md:")
     print(f"  cd {quoted(folder)} && {train} -c config.json")
+
+
+def for_clone(readme):
+    """The README of a project that uses a clone, where no command `rawtree` is installed."""
+    path = quoted(CLONE)
+    readme = re.sub(r"(^|`)rawtree (?=\w)", r"\1python -m rawtree ", readme, flags=re.MULTILINE)
+    needed = f"-r {quoted(CLONE / 'requirements.txt')}"
+    readme = readme.replace('"rawtree[export]"', needed)
+    readme = readme.replace("  # the tests", f"{'':12}# the tests")  # below the other comments
+    names = "Your files can have any names, `model.py` and\n`utils.py` too."
+    fewer = "None of your files may be named\nas a folder or module of Rawtree, as `model.py`."
+    readme = readme.replace(names, fewer)
+    first = "This project uses a clone of Rawtree. Say in each terminal where that is:"
+    lines = ["## Commands", "", first, "", "```", f"export PYTHONPATH={path}", "```"]
+    return readme.replace("## Commands", "\n".join(lines))
 
 
 def check(named, folder):

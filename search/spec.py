@@ -9,9 +9,8 @@ import numpy as np
 
 from file_io import read_value
 from ranges import Count, CountOrZero, at_least, check_options
-from utils import UserError
+from utils import UserError, did_you_mean
 from wiring.config import no_folder_name, show, without_repeats
-from wiring.parts import did_you_mean
 
 # Keys that say where a trial lives or what it is compared by, which are the same for all trials.
 OF_THE_SWEEP = ("title", "run_name", "resume", "distributed", "checkpoint", "logging", "$schema")

@@ -179,7 +179,10 @@ X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 3
             1,
             "/proc/nothing/Small: cannot be made",
         ),
-        (["-c", "small.json", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
+        (["-c", "small.json", "--nonsense"], 2, "unrecognized arguments: --nonsense\n"),
+        (["-c", "small.json", "--training.epochs=3"], 2, "no option, write training.epochs=3\n"),
+        (["-c", "small.json", "--training.epochs", "3"], 2, "no option, write training.epochs=3\n"),
+        (["-o", "training.epochs=3"], 2, "needs no option, write training.epochs=3 alone\n"),
         (["title=A", "-c", "small.json", "loss=mse"], 2, "the output has the shape (10,)"),
         (
             ["-c", "small.json", 'objective={"name": "mixup", "args": {"alpha": -1}}'],

@@ -133,6 +133,22 @@ def project(tmp_path):
     return tmp_path / "my_project"
 
 
+@pytest.mark.slow
+def test_the_commands_in_the_readme_of_a_project_of_a_clone_work(project):
+    readme = (project / "README.md").read_text()
+    assert not re.search(r"(^|`)rawtree ", readme, re.MULTILINE)
+    assert "rawtree[export]" not in readme and "any names" not in readme
+    block = r"```\nexport PYTHONPATH=(.*)\n```\n\n```\n(.*?)```"
+    [(where, commands)] = re.findall(block, readme, re.DOTALL)
+    lines = [line for line in commands.splitlines() if "--check" in line or "schema" in line]
+    for line in [*lines, "python -m pytest --collect-only"]:
+        command = line.replace("python", sys.executable, 1)
+        variables = os.environ | {"PYTHONPATH": where}
+        done = subprocess.run(command, shell=True, cwd=project, env=variables, timeout=300)
+        assert done.returncode == 0, line
+    assert len(lines) == 2
+
+
 def change(project, **keys):
     """Change keys of the project's config."""
     path = project / "config.json"
@@ -178,9 +194,9 @@ def test_mistakes_with_ones_own_parts_are_explained(project):
         assert code == 2
         return err
 
-    assert (
-        "'my_model.small_net' would import code, and this config was not named with -c" in check()
-    )
+    err = check()  # the parts after the first are only listed
+    assert "'my_data.spirals' would import code, and this config was not named with -c" in err
+    assert "loss: 'my_loss.focal' would import code, too\n" in err and err.count("--trust") == 1
     change(project, model="smal_net", loss="plain", data="spirals")
     (project / "my_other.py").write_text("def plain(output, target):\n    return 0.0\n")
     err = check("-c", "config.json")

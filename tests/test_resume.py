@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -358,6 +359,10 @@ def test_a_folder_that_is_no_run_is_not_suggested_instead(tmp_path, monkeypatch)
     with pytest.raises(UserError, match=r"not the folder of a run: it has no config.json$"):
         run_folder_of("moved")
     (tmp_path / "moved" / "new" / "environment.json").write_text("{}")
+    with pytest.raises(UserError, match="did you mean moved/new"):
+        run_folder_of("moved")
+    shutil.copytree("moved/new", "moved/zero")
+    os.utime("moved/zero/environment.json", (1, 1))  # begun earlier, whatever the names are
     with pytest.raises(UserError, match="did you mean moved/new"):
         run_folder_of("moved")
 

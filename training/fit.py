@@ -7,6 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
+import numpy as np
+
 from data_loader.base import has_items, length
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
@@ -94,7 +96,7 @@ def fit(
     `watchers` are added to those of the toolkit (training/watchers.py).
     """
     folder = None if folder is None else Path(folder).expanduser()
-    arguments = locals()  # all of the above, by name
+    arguments = {name: plain(value) for name, value in locals().items()}  # all of the above
     check_known(arguments.pop("unknown"), arguments)
     arguments["ignored"] = getattr(train, "ignore_label", None)
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
@@ -107,6 +109,11 @@ def fit(
     with holding(folder, resume, record) as checkpoint:
         return train_recipe(recipe, sets, folder, record, checkpoint, watchers=watchers)
 # fmt: on
+
+
+def plain(value):
+    """A NumPy number as Python's; anything else unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def train_recipe(

@@ -3,7 +3,6 @@
 The comment above or beside a field becomes its description in config.schema.json.
 """
 
-import difflib
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Annotated, Literal, NamedTuple, Required, TypedDict
@@ -20,7 +19,7 @@ from ranges import (
     nonnegative,
 )
 from training.base import Tracker
-from utils import UserError
+from utils import UserError, did_you_mean
 
 
 class OfHeldOut(NamedTuple):
@@ -101,12 +100,6 @@ def check_pretrained(value):
         problems.append(f"probe must be true or false, got {value['probe']!r}")
     if problems:
         raise ValueError("\n".join(f"pretrained: {problem}" for problem in problems))
-
-
-def did_you_mean(value, names):
-    """A hint at the most similar of the names; "" if none is similar."""
-    near = difflib.get_close_matches(str(value), names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def is_list(value):

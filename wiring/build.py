@@ -4,7 +4,7 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
-from utils import UserError
+from utils import UserError, did_you_mean
 from wiring import parts, vary
 from wiring.config import (
     LARGEST_SEED,
@@ -18,7 +18,7 @@ from wiring.config import (
 )
 from wiring.nodes import Nodes, attempt
 from wiring.own_modules import own_files
-from wiring.values import forms, is_nest, outputs_of
+from wiring.values import explained_once, forms, is_nest, outputs_of
 
 FROM_DATA = ("vocab_size", "bytes_per_token", "ignore_label", "columns")  # facts in a Data
 
@@ -55,9 +55,9 @@ def build_to_ship(config, source, facts, trusted=True, input_shape=None, folders
     return built, builder.problems_text()
 
 
-def build_preprocess(config, source, trusted=True, folders=()):
+def build_preprocess(config, source, trusted=True, folders=(), facts=()):
     """The preprocessing functions of a config."""
-    builder = Builder(config, source, trusted, folders)
+    builder = Builder(config, source, trusted, folders, facts=facts)
     preprocess = builder.parts_of_list("preprocess")
     builder.raise_problems()
     return preprocess
@@ -78,7 +78,8 @@ class Builder:
 
     def problems_text(self):
         """All problems, one per line, each starting with the name of the config."""
-        return text_of_problems(self.nodes.problems, self.source, self.layers)
+        problems = explained_once(self.nodes.problems)
+        return text_of_problems(problems, self.source, self.layers)
 
     def raise_problems(self):
         """Raise one UserError with all problems, if there are any."""
@@ -117,13 +118,13 @@ class Builder:
         built.vary, built.rebuild = self.nodes.varied, partial(vary.rebuild, self)
         built.rates = self.rates(built.schedule)
         built.facts, built.config = self.nodes.facts, self.resolved()
-        built.beyond = [f"{self.source}: {line}" for line in self.nodes.beyond]
+        built.beyond = [f"{self.source}: {line}" for line in explained_once(self.nodes.beyond)]
         return built
 
     def check_keys(self):
         """Every key is known, and no required key is missing."""
         for key in [key for key in self.config if key not in TOP_LEVEL]:
-            hint = parts.did_you_mean(key, TOP_LEVEL)
+            hint = did_you_mean(key, TOP_LEVEL)
             self.nodes.problem(key, f"no such key{hint} ({', '.join(TOP_LEVEL)})")
         for key in [key for key in TOP_LEVEL if key not in self.config]:
             example = f'"{key}": {{"name": ..., "args": {{}}}}'

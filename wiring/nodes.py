@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ranges import is_traced
-from utils import UnknownFact, UserError
+from utils import UnknownFact, UserError, did_you_mean
 from wiring import kinds, parts
 from wiring.config import show
 from wiring.own_modules import clash
@@ -236,7 +236,7 @@ class Nodes:
         signature, values = parts.signature(name, accepted), {}
         unknown = [key for key in given if key not in accepted]
         for key in unknown:
-            hint = parts.did_you_mean(SAME.get(key, key), accepted)
+            hint = did_you_mean(SAME.get(key, key), accepted)
             self.problem(f"{path}.{key}", f"{name} has no such argument{hint}\n  {signature}")
         complete = not unknown
         for key, parameter in accepted.items():

@@ -4,7 +4,6 @@ Nothing is registered. The functions of a kind with `given` > 0 are called at ru
 many arguments; the config gives the others.
 """
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -12,7 +11,7 @@ import sys
 import typing
 from functools import cache
 
-from utils import PACKAGE, UserError, parameters_of, where_and_why
+from utils import PACKAGE, UserError, did_you_mean, parameters_of, where_and_why
 from wiring.kinds import KINDS
 from wiring.own_modules import hidden_file, import_from, own_parts
 
@@ -155,12 +154,6 @@ def section_options(location):
     """The dataclass of a section, or the marker of a kind, from module:name."""
     module, name = location.split(":")
     return getattr(importlib.import_module(PACKAGE + module), name)
-
-
-def did_you_mean(name, names):
-    """'; did you mean ...?' if one of the names is similar, else ''."""
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 # Arguments of an update that `fit` passes from the training section.

@@ -91,6 +91,12 @@ def beyond(values, accepted, path):
                 yield f"{path}.{key}: {show(value)} {mark.effect}, {UNTRUSTED}"
 
 
+def explained_once(problems):
+    """The problems of a config, of which only the first that needs trust explains why."""
+    first = next((problem for problem in problems if UNTRUSTED in problem), None)
+    return [p if p is first else p.replace(f", {UNTRUSTED}", ", too") for p in problems]
+
+
 def without_range(annotation):
     """The type of a number that is annotated with a range; any other annotation unchanged."""
     is_annotated = typing.get_origin(annotation) is typing.Annotated

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inference.lowering.trace import place
-from utils import UserError, first_line
+from inference.lowering.trace import describe
+from utils import UserError
 
 FIX = "include it in the exported file with --with-preprocess"
 
@@ -45,8 +45,7 @@ def pixels_of(exportable):
         except ValueError:  # preprocessing rejects this dtype
             continue
         except Exception as error:  # it may be the user's own, and take several inputs
-            reason = f"{type(error).__name__}: {first_line(error)} ({place(error)})"
-            message = f"--demo: the config's preprocess fails on an image: {reason}"
+            message = f"--demo: the config's preprocess fails on an image: {describe(error)}"
             raise UserError(message) from error
         if black.dtype == dtype:
             return linear_pixels(black, grey, white, shape)

@@ -83,10 +83,6 @@ def gelus():
     yield from (activation("tanh mul", formula, ours.gelu_tanh) for formula in approximate)
 
 
-def clamp_to_6(x):
-    return lax.clamp(x.dtype.type(0), x, x.dtype.type(6))
-
-
 def leaky_relu(x, *, alpha):
     return ours.leaky_relu(x, float(alpha))
 

@@ -108,6 +108,11 @@ def place(error):
     return f"{frame.filename}:{frame.lineno}" if frame else "the model"
 
 
+def describe(error):
+    """An error in the user's code, with its location."""
+    return f"{type(error).__name__}: {first_line(error)} ({place(error)})"
+
+
 def line(error):
     """The source line of that frame."""
     frame = user_frame(error)

@@ -5,6 +5,9 @@ There, equal blocks in a row, such as 0 to 11, are one tree with the name "0-11"
 the block as their first axis, and one block is compiled for all of them. Blocks of their own have
 their number as their name. Whatever treats a leaf as one matrix, such as an optimizer, sees by such
 a name that it is a stack of them.
+
+Blocks whose names match the regex `remat` are recomputed in the backward pass, instead of keeping
+their values.
 """
 
 import re
@@ -13,8 +16,6 @@ from itertools import groupby
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-from model.layers.remat import check_remat, recomputed
 
 NAME = r"(\d+)(?:-(\d+))?"  # of one block, or of equal ones
 
@@ -40,6 +41,16 @@ def check_blocks(remat, plan, scan):
                 f"remat: {remat!r} matches only some of the blocks {name}, which are compiled as "
                 "one with scan; match all or none of them"
             )
+
+
+def check_remat(pattern, names):
+    """Raise for a pattern that is not a regular expression or that matches no block."""
+    try:
+        matches = [pattern is None or re.fullmatch(pattern, name) for name in names]
+    except re.error as error:
+        raise ValueError(f"remat: {pattern!r} is not a regular expression: {error}") from error
+    if not any(matches):
+        raise ValueError(f"remat: {pattern!r} matches none of the blocks: {', '.join(names)}")
 
 
 def run_name(numbers):
@@ -83,6 +94,11 @@ def scanned(block, numbers, params, x, extras, remat):
     if remat is not None and re.fullmatch(remat, f"blocks/{numbers[0]}"):
         block = jax.checkpoint(block, prevent_cse=False)
     return lax.scan(lambda x, each: block(each[0], x, *each[1:]), x, (params, *extras))
+
+
+def recomputed(pattern, name, block):
+    """The block, recomputed in the backward pass if the regex matches its name; None: never."""
+    return jax.checkpoint(block) if pattern is not None and re.fullmatch(pattern, name) else block
 
 
 def of_block(trees, i):

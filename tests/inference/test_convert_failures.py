@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from inference.child import Child
 from inference.runtimes import open_model
 from tests.inference.conftest import output_folder, read_report
 from tests.inference.crashes import open_unless_tflite
+from tests.processes import ROOT
 from utils import RunError
 
 ONNX = ("--name", "small", "--formats", "onnx")
@@ -362,3 +365,35 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 def test_an_exclude_that_cannot_be_followed_is_refused(convert, arguments, message):
     code, printed = convert("--formats", "onnx", *arguments)
     assert code == 2 and printed.startswith(message) and printed.count("\n") == 1, printed
+
+
+SLOW_IMPORT = """
+import os, signal, sys, time, traceback
+
+class Finder:
+    def find_spec(name, *_):
+        if name == "jax":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            except KeyboardInterrupt:  # as C code of a package shows an exception in a callback
+                traceback.print_exc()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+from inference import {command}
+sys.exit({command}.main({arguments}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("convert_tflite", ["-w", "none.params"], "Stopped; nothing was written\n"),
+        ("predict", ["none.onnx", "none.npy"], "interrupted\n"),
+    ],
+)
+def test_an_interrupt_during_the_imports_is_one_line(command, arguments, message):
+    code = SLOW_IMPORT.format(command=command, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, message)

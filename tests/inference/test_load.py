@@ -33,7 +33,7 @@ def test_inputs_that_cannot_be_right_are_named(small):
     for x, message in {
         "one": (IMAGES[0], r"this is one input; add an axis in front, as x\[None\]"),
         "flat": (IMAGES.reshape(150, 784), r"takes inputs of uint8\[28, 28, 1\], these are"),
-        "floats": (IMAGES / 255.0, r"fails on inputs of float64\[64, 28, 28, 1\]: .*to_unit"),
+        "floats": (IMAGES / 255.0, r"fails on inputs of float64\[28, 28, 1\]: .*to_unit"),
         "none": (IMAGES[:0], "must have one row per input, found x: none"),
         "unequal": ({"a": IMAGES, "b": IMAGES[:3]}, "found a: 150, b: 3"),
         "nothing": ({}, "found nothing"),
@@ -85,7 +85,12 @@ def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
 def test_a_model_of_the_same_shapes_that_computes_something_else_is_refused(tmp_path):
     x, y = np.ones((8, 3), np.float32), np.arange(8) % 2
     fit(mlp((3,), 2), (x, y), optimizer=adam(), epochs=1, folder=tmp_path)
-    assert load(tmp_path, mlp((3,), 2)).predict(x).shape == (8, 2)
+    loaded = load(tmp_path, mlp((3,), 2))
+    assert loaded.predict(x).shape == (8, 2)
+    with pytest.raises(UserError, match=r"this is one input; add an axis in front, as x\[None\]"):
+        loaded.predict(x[0])
+    with pytest.raises(UserError, match=r"takes inputs of .*\[3\], these are float32\[2\]"):
+        loaded.predict(x[:, :2])
     with pytest.raises(UserError, match="has changed its meaning"):
         load(tmp_path, mlp((3,), 2, activation="tanh"))
 

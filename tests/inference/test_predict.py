@@ -9,6 +9,7 @@ import pytest
 
 from inference.load import Form, output_kind
 from tests.inference.conftest import CONFIG, DIGITS, read_report
+from tests.processes import run
 from training.checkpoint import safetensor_file
 
 
@@ -131,6 +132,49 @@ def test_arrays_may_be_preprocessed_already(small, run_predict, drawn, tmp_path)
     code, out, _ = run_predict(small.checkpoint, "ready.npy", "--prepared")
     assert code == 0
     assert out.replace("ready.npy", "drawn.npz") == run_predict(small.checkpoint, npz)[1]
+
+
+TABLE = {
+    "data": {
+        "name": "csv",
+        "args": {"train": "train.csv", "target": "sold", "separator": ";", "missing": ["-"]},
+    },
+    "loader": {"batch_size": 4},
+    "preprocess": ["tabular"],
+    "training": {"epochs": 1},
+    "checkpoint": {"monitor": None},
+}
+
+
+def test_rows_of_a_table_are_encoded_as_in_training(run_predict, convert, tmp_path):
+    """A file to predict has other rows and columns than that of the training, and no target."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | TABLE))
+    rows = "age;city;sold\n31;Oslo;yes\n-;Rome;no\n45;Oslo;yes\n27;Bonn;no\n"
+    (tmp_path / "train.csv").write_text(rows)
+    code, _, err = run(tmp_path, "-c", "config.json")
+    assert code == 0, err
+    (tmp_path / "train.csv").unlink()
+    (checkpoint,) = tmp_path.glob("saved/Small/*/*.params")
+    (tmp_path / "new.csv").write_text("city;id;age\nRome;7;-\n\nParis;8;50\nOslo;9;-1.5e1\n")
+    np.save(tmp_path / "rows.npy", np.float32([[np.nan, 3], [50, 0], [-15, 2]]))  # by hand
+    options = ("--formats", "onnx", "--name")
+    for words in (["plain"], ["raw", "--with-preprocess"]):
+        code, out = convert(*options, *words, weights=checkpoint, config=None)
+        assert code == 0, out
+    models = [checkpoint, checkpoint.parent, "out/plain/plain.onnx", "out/raw/raw.onnx"]
+    _, expected, _ = run_predict(checkpoint, "rows.npy")
+    assert "yes: " in expected and len(set(expected.splitlines())) == 3
+    for model in models:
+        code, out, err = run_predict(model, "new.csv", "--csv", "predictions.csv")
+        assert (code, out.replace("new.csv", "rows.npy")) == (0, expected), err
+    for text, message in (
+        ("age;town\n1;Oslo\n", "new.csv, line 1: has no column 'city', which the model needs"),
+        ("age;city\n1;Oslo\nold;Oslo\n", "new.csv, line 3, column 'age': must be a finite number"),
+        ("age;city\n1;Oslo;2\n", "new.csv, line 2: has 3 cells"),
+    ):
+        (tmp_path / "new.csv").write_text(text)
+        code, out, err = run_predict(models[2], "new.csv")
+        assert code == 2 and message in err and not out, err
 
 
 @pytest.mark.parametrize(

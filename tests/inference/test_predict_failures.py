@@ -121,7 +121,7 @@ def test_an_interrupt_prints_one_line(linear, run_predict, tmp_path, monkeypatch
 
 
 def test_a_closed_pipe_ends_the_program_quietly(linear, run_predict, tmp_path, monkeypatch, capsys):
-    (tmp_path / "predictions.csv").write_text("unchanged")
+    (tmp_path / "predictions.csv").write_text("input,unchanged")
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as closed:
@@ -130,7 +130,7 @@ def test_a_closed_pipe_ends_the_program_quietly(linear, run_predict, tmp_path, m
             predict.main(["linear.onnx", "some.npy", "--csv", "predictions.csv"])
         monkeypatch.undo()
     assert stop.value.code == 141
-    assert (tmp_path / "predictions.csv").read_text() == "unchanged"
+    assert (tmp_path / "predictions.csv").read_text() == "input,unchanged"
     assert capsys.readouterr().err == ""
 
 
@@ -143,6 +143,7 @@ def test_a_closed_pipe_ends_the_program_quietly(linear, run_predict, tmp_path, m
             "drawn.npz: is a zip file, as torch.save and numpy.savez write",
         ),
         (["broken.onnx", "drawn.npz"], "broken.onnx: cannot be read as onnx"),
+        (["CHECKPOINT", "te.csv"], "te.csv: the model is not known to be one of a table; if it is"),
         (
             ["CHECKPOINT", "drawn.npz", "--key", "images"],
             "drawn.npz: has no images, only x; pass another --key",
@@ -153,7 +154,7 @@ def test_a_closed_pipe_ends_the_program_quietly(linear, run_predict, tmp_path, m
         ),
         (
             ["CHECKPOINT", "nothing.png"],
-            "nothing.png: no such file or folder; pass images, a folder of them, or an npz",
+            "nothing.png: no such file or folder; pass images, a folder of them, an npz",
         ),
         (["CHECKPOINT", "drawn.npz", "nothing.png"], "nothing.png: no such file or folder"),
         (["CHECKPOINT", "drawn.npz", "wide.npy"], "cannot be combined with other inputs"),
@@ -164,7 +165,30 @@ def test_a_closed_pipe_ends_the_program_quietly(linear, run_predict, tmp_path, m
 def test_bad_input_is_one_message(small, run_predict, drawn, tmp_path, arguments, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
+    (tmp_path / "te.csv").write_text("a,b\n1,2\n")
     np.save(tmp_path / "wide.npy", np.zeros((2, 28, 30, 1), np.float32))
     arguments = [small.checkpoint if text == "CHECKPOINT" else text for text in arguments]
     code, _, err = run_predict(*arguments)
     assert code == 2 and message in err, err
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("some.npy", "--csv: some.npy is what is read; choose another name"),
+        ("./linear.onnx", "--csv: linear.onnx is what is read"),
+        ("link.csv", "--csv: link.csv is what is read"),
+        ("notes.csv", "--csv: notes.csv exists and is not a table of predictions; choose another"),
+    ],
+)
+def test_the_table_of_predictions_replaces_no_other_file(
+    linear, run_predict, tmp_path, output, message
+):
+    (tmp_path / "notes.csv").write_text("name,price\n")
+    (tmp_path / "link.csv").symlink_to("some.npy")
+    before = (tmp_path / output).read_bytes()
+    code, out, err = run_predict("linear.onnx", "some.npy", "--csv", output)
+    assert code == 2 and message in err and not out, err
+    assert (tmp_path / output).read_bytes() == before
+    for _ in range(2):  # its own table is replaced
+        assert run_predict("linear.onnx", "some.npy", "--csv", "new.csv")[0] == 0

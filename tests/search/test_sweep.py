@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from search.best import best_config
 from search.checks import check_stored
 from search.page import run_of, write_page
 from search.program import EachTrial, own_values
@@ -20,7 +19,7 @@ from search.spec import parse_spec
 from search.sweep_folder import Sweep, Trial, merged, read_sweep
 from search.trial import Pause
 from search.workers import run_all
-from sweep import main
+from sweep import best_config, main
 from tests.processes import call, captured, finished, start, wait_for_line
 from tests.processes import run as run_train
 from tests.test_resume import SMALL

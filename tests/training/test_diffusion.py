@@ -117,6 +117,16 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
         np.testing.assert_allclose(output, [-1 + guidance * 4, -1 + guidance * 6])
 
 
+def test_classes_that_the_model_does_not_know_make_no_image():
+    model = unet((4, 4, 1), 3, widths=(4,), groups=2)
+    params, state = model.init(jax.random.key(0))
+    for label in (3, -2):
+        with pytest.raises(ValueError, match=f"labels: there is no class {label}; the model has 3"):
+            sample(model, params, KEY, [0, label], state=state, steps=1)
+    images = sample(model, params, KEY, [-1, 0, 2], state=state, steps=1)
+    assert np.isfinite(images).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -114,7 +114,11 @@ def test_a_run_is_neither_resumed_nor_loaded_with_another_base(base, tmp_path):
 def test_the_error_about_a_lost_base_says_how_to_name_its_new_path(tmp_path):
     lost = str(tmp_path / "base.params")
     message = r"base.params: there is no such checkpoint. The frozen weights are in this file alone"
-    with pytest.raises(UserError, match=message + ".* name its new path, training.pretrained=PATH"):
+    with pytest.raises(
+        UserError,
+        match=message + ".* name its new path, training.pretrained=PATH"
+        r" .*predict.py, take a copy of the config with the new path, -c CONFIG",
+    ):
         pretrained_from(lost, MODEL)
     with pytest.raises(UserError, match=r"base.params: there is no such checkpoint$"):
         pretrained_from(lost, BASE)  # whose checkpoints hold all weights

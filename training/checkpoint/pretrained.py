@@ -31,7 +31,8 @@ RUN_NAMES = {*TrainState._fields, "logged", "probe"} - {"params", "state", "ema"
 OPTION = "training.pretrained"
 LOST = (
     ". The frozen weights are in this file alone, not in the checkpoints of a run that uses them: "
-    f"put it back, or name its new path, {OPTION}=PATH (with --resume, add --override)"
+    f"put it back, or name its new path, {OPTION}=PATH (with --resume, add --override; commands "
+    "without overrides, as predict.py, take a copy of the config with the new path, -c CONFIG)"
 )
 FITTED = 5_000  # how many examples a model may use to fit its first weights
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ranges import Count, CountOrZero, Range, check_options, regex
-from training.options import did_you_mean, is_list
+from training.options import is_list
+from utils import did_you_mean
 
 AxisSize = Literal[-1] | Annotated[int, Range("an integer of at least 1, or -1", minimum=1)]
 

@@ -8,7 +8,6 @@ blocks, its first axis stays whole, and rules are for the others. The optimizer'
 averaged weights are sharded like the params to which they belong.
 """
 
-import difflib
 import math
 import re
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from training.devices import mesh as meshes
 from training.devices import placing
 from training.devices.mesh import AXES
 from training.devices.options import check_sharding
-from utils import UserError, is_stacked, map_named, match_rules, named_leaves
+from utils import UserError, did_you_mean, is_stacked, map_named, match_rules, named_leaves
 
 SMALL = 2**10  # numbers: `fsdp` leaves such leaves whole, since each sharded one costs an exchange
 
@@ -162,8 +161,7 @@ def check_cut(name, shape, cut, sizes):
     where = f"sharding: {name} {tuple(shape)}"
     for axis in cut:
         if axis is not None and axis not in sizes:
-            near = difflib.get_close_matches(axis, AXES, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(axis, AXES)
             raise UserError(f"{where}: the mesh has no axis {axis!r}{hint} {AXES}")
     if len(cut) > len(shape):
         raise UserError(

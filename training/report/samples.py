@@ -4,6 +4,7 @@ import json
 
 from file_io import inside, lines_of
 from training.report.markup import DOT, folded, note, section, tag
+from utils import cut
 
 FILE = "samples.jsonl"
 STEPS = 40  # that are shown, from the whole run; all of them are in the file
@@ -65,11 +66,8 @@ def title_of(step, rows):
 def texts_of(rows):
     """The texts of a step, each after its prompt."""
     texts = [
-        tag("pre.sample", tag("b", cut(row["prompt"])), cut(row["text"])) for row in rows[:TEXTS]
+        tag("pre.sample", tag("b", cut(row["prompt"], LONGEST)), cut(row["text"], LONGEST))
+        for row in rows[:TEXTS]
     ]
     more = f"and {len(rows) - TEXTS} more in {FILE}" if len(rows) > TEXTS else None
     return [*texts, note(more)]
-
-
-def cut(text):
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -17,7 +17,6 @@ from training.options import (
     LoaderOptions,
     LoggingOptions,
     TrainingOptions,
-    did_you_mean,
 )
 from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
@@ -32,7 +31,7 @@ from training.runs.argument_checks import (
 from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.metric_log import EVERY_50_STEPS
-from utils import UserError, parameters_of
+from utils import UserError, did_you_mean, parameters_of
 
 EVERY_EPOCH, ALL_DEVICES = CheckpointOptions(), MeshOptions()
 

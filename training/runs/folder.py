@@ -18,7 +18,7 @@ from pathlib import Path
 
 from data_loader.base import has_items, length
 from data_loader.loader import fingerprint
-from file_io import atomic_write, inside, parse_json, read_file
+from file_io import atomic_write, inside, locked, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import json_safe
 from utils import PACKAGE, RunError, UserError, cut, quoted, relative_path
@@ -69,11 +69,20 @@ def named_folder(folder):
     except FileExistsError:
         left = lambda name: name in BEFORE_A_RUN or name.endswith(".tmp")  # noqa: E731
         if not folder.is_dir() or not all(left(path.name) for path in folder.iterdir()):
-            raise UserError(
-                f"run_name: {folder} exists already; choose another name, "
-                f"or continue that run with --resume {quoted(folder)}"
-            ) from None
+            fix = f"choose another name, or continue that run with --resume {quoted(folder)}"
+            if folder.is_dir() and is_locked(folder):
+                fix = "another process is training this run; wait for it, or stop it first"
+            raise UserError(f"run_name: {folder} exists already; {fix}") from None
     return folder
+
+
+def is_locked(folder):
+    """Whether a process trains in this folder."""
+    try:
+        os.close(locked(folder, shared=True))
+    except BlockingIOError:
+        return True
+    return False
 
 
 def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=None):

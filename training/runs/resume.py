@@ -77,7 +77,6 @@ def unfinished(base, title, run_name=None):
     name = escape(run_name) if run_name else "*"
     described = (Path(base) / title).glob(f"{name}/environment.json")
     folders = [path.parent for path in described if (path.parent / "config.json").exists()]
-    begun = lambda folder: (folder / "environment.json").stat().st_mtime_ns  # noqa: E731
     reasons = []
     for folder in sorted(folders, key=begun, reverse=True):
         if (folder / FINISHED).exists() and not run_name:
@@ -90,6 +89,11 @@ def unfinished(base, title, run_name=None):
     if reasons:
         return None, f"No unfinished run of {title} ({reasons[0]})"
     return None, f"No run of {title} to resume"
+
+
+def begun(folder):
+    """When a run was begun, to compare runs."""
+    return (folder / "environment.json").stat().st_mtime_ns
 
 
 def run_folder_of(named, option="--resume"):
@@ -106,7 +110,7 @@ def run_folder_of(named, option="--resume"):
         raise UserError(f"{option} {named}: there is no such {kind}; {hint}")
     if not (folder / "config.json").exists():
         described = [*folder.glob("*/environment.json"), *folder.parent.glob("environment.json")]
-        near = sorted({path.parent for path in described} - {Path()})
+        near = sorted({path.parent for path in described} - {Path()}, key=begun)
         runs = [place for place in near if (place / "config.json").exists()]
         hint = f"; did you mean {quoted(runs[-1])}?" if runs else ""
         raise UserError(

@@ -236,3 +236,9 @@ def test_numbers_of_numpy_in_the_config_stay_numbers(tmp_path):
     run(config=config, folder=tmp_path)
     stored = load(next(tmp_path.glob("*.params")))[1]["config"]
     assert (stored["width"], stored["rate"], stored["sizes"]) == (4, 0.5, [0, 1])
+
+
+def test_numbers_of_numpy_are_numbers():
+    sizes = {"epochs": np.int64(1), "batch_size": np.int32(4), "val_size": np.uint8(24)}
+    run = fit(MODEL, (X, Y), optimizer=sgd(0.1), ema=np.float32(0.5), **sizes)
+    assert run.step == 10

@@ -178,3 +178,14 @@ def test_an_evaluator_waits_for_the_files_of_all_replicas(tmp_path, monkeypatch)
     options = CheckpointOptions(monitor="test_loss")
     evaluate.watch(SimpleNamespace(checkpoint=options, unfitted={}), tmp_path)
     assert seen == [1]
+
+
+def test_the_name_of_a_run_that_is_being_trained_is_not_offered_to_resume(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"mine exists already; .* continue that run with --resume"):
+        folder.new_folder(tmp_path.parent, tmp_path.name, "mine")
+    lock = locked(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"exists already; another process is training this run"):
+        folder.new_folder(tmp_path.parent, tmp_path.name, "mine")
+    os.close(lock)

@@ -1,10 +1,11 @@
 """Let a model that is trained to make images make some while it is trained."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 
-from model.diffusion import sees_noise
+from model.diffusion import class_count, sees_noise
 from ranges import Count, CountOrZero, NonNegative, checked
 from training.base import Callback
 from training.watching.callbacks.common import named
@@ -62,7 +63,8 @@ class DrawSamples:
             raise UserError(f"draw_samples: {found}; the data has {count}, 0 to {count - 1}")
 
     def on_training_start(self, view):
-        self.check(view.model, None)
+        # `fit` knows no data with a number of classes, but the model may have a table of them.
+        self.check(view.model, SimpleNamespace(num_classes=class_count(view.params)))
         self.drawn = None  # the last step after which the model has drawn
 
     def within_epoch(self, view):

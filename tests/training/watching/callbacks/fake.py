@@ -36,6 +36,7 @@ def view(**fields):
         "history": (),
         "folder": None,
         "config": {},
+        "params": {},
         "sets": {},
         "evaluated": (),
         "arrays": {},

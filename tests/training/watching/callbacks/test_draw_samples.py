@@ -93,6 +93,9 @@ def test_labels_outside_the_classes_of_the_data_are_refused_before_training(caps
     with pytest.raises(UserError, match="no class 2; the data has 2, 0 to 1"):
         draw_samples((0, 2)).check(MODEL, SimpleNamespace(num_classes=2))
     draw_samples((-1, 0, 1)).check(MODEL, SimpleNamespace(num_classes=2))
+    table = {"label": {"weight": np.zeros((3, 4))}}  # of a run of `fit`
+    with pytest.raises(UserError, match="no class 2; the data has 2, 0 to 1"):
+        draw_samples((0, 2)).on_training_start(view(model=MODEL, params=table))
     draw_samples((0, 2)).check(MODEL, DATA)  # it is unknown how many classes there are
     config, labels = "configs/diffusion_digits.json", "callbacks.0.args.labels=[0,10]"
     monkeypatch.chdir(ROOT)
