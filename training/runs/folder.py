@@ -140,12 +140,12 @@ def copy_code(folder, root, own_files):
 
 def changed_code(folder, own_files):
     """Those of the user's own files of which the run's folder has no copy, or another one."""
-    copies = {path: folder / USER_MODULES / path for path in own_files}
-    return [
-        path
-        for path, file in own_files.items()
-        if not (copies[path].is_file() and filecmp.cmp(file, copies[path], shallow=False))
-    ]
+
+    def is_same(file, copy):
+        return copy.is_file() and filecmp.cmp(file, copy, shallow=False)
+
+    copies = folder / USER_MODULES
+    return [path for path, file in own_files.items() if not is_same(file, copies / path)]
 
 
 def update(folder, record, root):

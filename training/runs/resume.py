@@ -20,19 +20,16 @@ from training.checkpoint.storage import (
     remove_leftovers,
 )
 from training.devices.processes import check_alike, from_first, is_first, together
+from training.runs import folder as run_folder
 from training.runs.budget import nothing_left
 from training.runs.folder import (
     FINISHED,
     FREE,
-    changed_code,
-    copy_code,
     cut_back,
-    describe,
     differences,
     flat,
     lines_of_changes,
     set_aside,
-    update,
 )
 from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
@@ -186,16 +183,16 @@ def describe_again(opened, record, sets, root, own_files, override):
     """Describe a resumed run, and copy the code that trains from now on: evaluations and exports
     import the copies. A model that computes something else is refused elsewhere."""
     folder = opened.folder
-    changed = changed_code(folder, own_files)
+    changed = run_folder.changed_code(folder, own_files)
     if opened.checkpoint is None:  # it starts over
-        describe(folder, record, sets, root, own_files)
+        run_folder.describe(folder, record, sets, root, own_files)
         return
     if changed:
         names = ", ".join(map(str, changed))
         logger.warning("Your code has changed since the checkpoint: %s; it is copied anew", names)
     if changed or override:
-        copy_code(folder, root, own_files)
-    update(folder, record, root)
+        run_folder.copy_code(folder, root, own_files)
+    run_folder.update(folder, record, root)
 
 
 @contextmanager
