@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
-from data_loader.base import has_items, length
+from data_loader.base import has_items, length, read_example
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
     digest_of_frozen,
@@ -141,7 +141,7 @@ def trainer_of(recipe, sets):
     except Exception:
         if has_items(sets["train"]):
             sizes = {name: length(dataset) for name, dataset in sets.items()}
-            check_shapes(recipe, sets["train"][0], sizes)
+            check_shapes(recipe, read_example(sets["train"], 0), sizes)
         raise
 
 

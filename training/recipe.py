@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from data_loader.base import has_items
+from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from training.base import Objective, Optimizer, Tracked, unchanged
 from training.objective import augmented_by_epoch, inputs, with_epochs, with_precision
@@ -88,7 +88,7 @@ class Recipe(NamedTuple):
         rows, _ = epoch_order(len(dataset), self.loader.batch_size, **order)
         indices = rows.ravel()[: min(count, len(dataset))]
         dataset = in_epoch(dataset, self.seed, 1) if self.loader.shuffle else dataset
-        examples = [dataset[int(i)] for i in indices]
+        examples = [read_example(dataset, int(i)) for i in indices]
         if not self.augment or not examples:
             return examples
         batch = collated(examples, self.loader.collate_fn or collate)

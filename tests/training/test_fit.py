@@ -314,7 +314,7 @@ def test_errors_of_the_reading_thread_are_raised_in_the_caller():
                 raise OSError("disk on fire")
             return super().__getitem__(i)
 
-    with pytest.raises(OSError, match="disk on fire"):
+    with pytest.raises(UserError, match=r"example 77 of Broken .*OSError: disk on fire"):
         run(Broken())
 
 
