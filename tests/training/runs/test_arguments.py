@@ -222,6 +222,7 @@ class NoView:
         ({"model": OfLinen()}, r"model: OfLinen is of another library; wrap it: docs/"),
         ({"model": nnx.Dropout}, r"model: Dropout is of another library; wrap it: docs/"),
         ({"callbacks": [NoView()]}, r"NoView.on_epoch_end must take .*on_epoch_end\(self, view\)"),
+        ({"callbacks": [NoView]}, r"callbacks: NoView is a class; pass an object: NoView\(\)"),
         ({"batch_size": 0, "epochs": 0}, r"batch_size: must be .*got 0\n?.*epochs: must be"),
         ({"folder": __file__}, r"folder: .*test_arguments.py is a file; name a folder"),
     ],
