@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from data_loader.base import ExampleFailed
 from data_loader.loader import epoch_order
 from model.mlp import mlp
 from model.resnet import resnet
@@ -693,7 +694,7 @@ class BrokenData(Streamed):
             for broken in (Broken("on_epoch_start", 7), Broken("on_epoch_end", 14))
         ),
         ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
-        ({"data": BrokenData()}, OSError),
+        ({"data": BrokenData()}, ExampleFailed),
     ],
 )
 def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, error):
