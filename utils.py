@@ -104,8 +104,15 @@ def where_and_why(error):
         for frame in traceback.extract_tb(error.__traceback__)
         if "importlib" not in frame.filename
     ]
-    file, line = relative_path(frames[-1].filename), frames[-1].lineno
+    # The first frame is that of the caller, which has caught the error.
+    own = [frame for frame in frames[1:] if not is_library(frame.filename)]
+    file, line = relative_path((own or frames)[-1].filename), (own or frames)[-1].lineno
     return f"{file}, line {line}: {type(error).__name__}: {cut(str(error), MESSAGE)}"
+
+
+def is_library(file):
+    """Whether a file belongs to Python or to an installed package."""
+    return "-packages" in file or file.startswith(os.path.dirname(os.__file__))
 
 
 def parameters_of(function):
@@ -114,6 +121,17 @@ def parameters_of(function):
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return {}
+
+
+def check_takes(what, function, names):
+    """Refuse a function that cannot be called with as many arguments as there are names."""
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(function).bind(*names)
+        except TypeError as error:
+            own = getattr(function, "__name__", type(function).__name__)
+            needed = f"must take ({', '.join(names)})"
+            raise UserError(f"{what}: {own}{inspect.signature(function)} {needed}") from error
 
 
 def made_by(place, factory, *arguments, **options):

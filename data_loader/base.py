@@ -1,12 +1,13 @@
 """The protocols of data: what a dataset is, and what a dataset factory returns."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, NewType, Protocol
 
 import numpy as np
 
 from data_loader.nest import map_nest, named_nest
-from utils import UserError
+from utils import RunError, UserError, check_takes, where_and_why
 
 
 class Dataset(Protocol):
@@ -45,6 +46,21 @@ def has_items(data):
     return hasattr(data, "__getitem__") and length(data) is not None
 
 
+class ExampleFailed(UserError):
+    """A dataset of the user's own raised an error when an example was read."""
+
+
+def read_example(dataset, index):
+    """The example of an index. An error that is no message for the user names the example."""
+    try:
+        return dataset[index]
+    except (UserError, RunError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        name = f"data: example {index} of {type(dataset).__name__}"
+        raise ExampleFailed(f"{name} failed: {where_and_why(error)}") from error
+
+
 class Arrays:
     """A dataset held in NumPy arrays (or nests of them), so that it can live on the device."""
 
@@ -63,6 +79,22 @@ class Arrays:
 
     def __getitem__(self, index):
         return map_nest(lambda a: a[index], self.arrays)
+
+
+def fingerprint(dataset):
+    """A short hash of a dataset: of all its arrays, or else of its length, first and last example.
+    A dataset may have its own `fingerprint()`."""
+    if callable(getattr(dataset, "fingerprint", None)):
+        return dataset.fingerprint()
+    ends = 0, len(dataset) - 1
+    in_arrays = type(dataset) is Arrays
+    content = dataset.arrays if in_arrays else tuple(read_example(dataset, i) for i in ends)
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    for name, leaf in named_nest(content):
+        leaf = np.asarray(leaf, order="C")
+        digest.update(f"{name} {leaf.shape} {leaf.dtype.str}".encode())
+        digest.update(leaf)
+    return digest.hexdigest()[:16]
 
 
 class Tokenizer(Protocol):
@@ -178,6 +210,10 @@ class Batches:
 def loaded(data, options=None):
     """The datasets of a Data, checked against its sets, sizes, example and number of classes.
     `options` are the LoaderOptions, whose collate_fn may give all examples one shape."""
+    if not callable(data.load):
+        found = type(data.load).__name__
+        raise UserError(f"data: load must be a function that returns {{set: dataset}}, got {found}")
+    check_takes("data: load", data.load, ())
     sets = data.load()
     if not isinstance(sets, dict):
         raise UserError(f"data: load() must return {{set: dataset}}, got {type(sets).__name__}")
@@ -198,11 +234,16 @@ def loaded(data, options=None):
                 "it needs __len__ and __getitem__, or __iter__ that yields batches"
             )
         if len(dataset) != data.sizes[name]:
+            is_pair = isinstance(dataset, tuple | list) and len(dataset) == 2
+            hint = "; for a pair of arrays, write Arrays(x, y)" if is_pair else ""
             raise UserError(
-                f"data: the {name} set has {len(dataset)} examples, `sizes` says {data.sizes[name]}"
+                f"data: the {name} set has {len(dataset)} examples, "
+                f"`sizes` says {data.sizes[name]}{hint}"
             )
         collate_fn = own and own.collate_fn
-        actual, expected = (_form_of(one, collate_fn) for one in (dataset[0], data.example))
+        actual, expected = (
+            _form_of(one, collate_fn) for one in (read_example(dataset, 0), data.example)
+        )
         if actual != expected:
             of_held_out = name != "train" and own and options.eval_collate_fn
             option = "eval_collate_fn" if of_held_out else "collate_fn"

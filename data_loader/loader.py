@@ -1,13 +1,12 @@
 """From datasets to batches: the order of an epoch, stacking, prefetching, users' own batches."""
 
-import hashlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
 
-from data_loader.base import Arrays, Batch, has_items
+from data_loader.base import Arrays, Batch, has_items, read_example
 from data_loader.nest import map_nest, named_nest
 from ranges import check_minimums
 from utils import UserError, where_and_why
@@ -72,7 +71,9 @@ class Subset:
 
     def __getitem__(self, index):
         index = self.indices[index]
-        return self.dataset[index if takes_rows(self.dataset) else int(index)]
+        if takes_rows(self.dataset):
+            return self.dataset[index]
+        return read_example(self.dataset, int(index))
 
     def read_batches(self, order, collate_fn):
         """The batches, read by the whole dataset, which must have this method."""
@@ -199,7 +200,22 @@ def batches(dataset, order, collate_fn=collate, start=0):
         return
     by_rows = takes_rows(dataset) and collate_fn is collate
     for row in order[start:]:
-        yield dataset[row] if by_rows else collated([dataset[int(i)] for i in row], collate_fn)
+        yield dataset[row] if by_rows else one_by_one(dataset, row, collate_fn)
+
+
+def one_by_one(dataset, row, collate_fn):
+    """The batch of a row of indices."""
+    examples = [read_example(dataset, int(i)) for i in row]
+    try:
+        return collated(examples, collate_fn)
+    except UserError as error:
+        forms = [[(name, np.shape(a)) for name, a in named_nest(e)] for e in examples]
+        other = next((i for i, form in enumerate(forms) if form != forms[0]), None)
+        if other is None or collate_fn is not collate:
+            raise
+        while type(dataset) is Subset:
+            dataset, row = dataset.dataset, np.asarray(dataset.indices)[row]
+        raise UserError(f"{error}; compare the examples {row[0]} and {row[other]}") from error
 
 
 def first_inputs(dataset, options, limit=None):
@@ -272,17 +288,3 @@ def _form(name, batch):
 
 def _show(form):
     return ", ".join(f"{leaf} {dtype}{list(shape)}" for leaf, (shape, dtype) in form.items())
-
-
-def fingerprint(dataset):
-    """A short hash of a dataset: of all its arrays, or else of its length, first and last example.
-    A dataset may have its own `fingerprint()`."""
-    if callable(getattr(dataset, "fingerprint", None)):
-        return dataset.fingerprint()
-    content = dataset.arrays if type(dataset) is Arrays else (dataset[0], dataset[len(dataset) - 1])
-    digest = hashlib.sha256(str(len(dataset)).encode())
-    for name, leaf in named_nest(content):
-        leaf = np.asarray(leaf, order="C")
-        digest.update(f"{name} {leaf.shape} {leaf.dtype.str}".encode())
-        digest.update(leaf)
-    return digest.hexdigest()[:16]

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 
-from data_loader.base import has_items
+from data_loader.base import fingerprint, has_items
 from data_loader.base import loaded as load_datasets
-from data_loader.loader import collate, collated, fingerprint
+from data_loader.loader import collate, collated
 from inference.load import prepare
 from inference.lowering.trace import UNBATCHED, named
 from inference.verify import take

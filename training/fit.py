@@ -9,7 +9,7 @@ from typing import Any, Literal, Never
 
 import numpy as np
 
-from data_loader.base import has_items, length
+from data_loader.base import has_items, length, read_example
 from training.checkpoint.keeper import Keeper
 from training.checkpoint.pretrained import (
     digest_of_frozen,
@@ -28,7 +28,7 @@ from training.loss import cross_entropy
 from training.objective import supervised
 from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
-from training.runs.argument_checks import check_callbacks, check_pairs
+from training.runs.argument_checks import check_callbacks, check_iterators, check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.budget import Budget
 from training.runs.divergence import Divergence
@@ -102,6 +102,7 @@ def fit(
     recipe = recipe_of(**{k: v for k, v in arguments.items() if k not in OF_THE_RUN})
     check_pairs({"train": train, "test": test}, objective)
     sets = datasets(train, val, test, recipe.loader, overfit_batches)
+    check_iterators(sets, recipe.training)
     check_run(recipe, folder, resume, watchers)
     check_callbacks(recipe, sets["train"])
     show_on_console()
@@ -148,7 +149,7 @@ def trainer_of(recipe, sets):
     except Exception:
         if has_items(sets["train"]):
             sizes = {name: length(dataset) for name, dataset in sets.items()}
-            check_shapes(recipe, sets["train"][0], sizes)
+            check_shapes(recipe, read_example(sets["train"], 0), sizes)
         raise
 
 

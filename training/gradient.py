@@ -57,6 +57,28 @@ def gradient(objective, params, state, batch, mask, key, accumulate=1, unroll=Fa
     return *carry, losses, metrics
 
 
+def check_per_example(values, size):
+    """Refuse an objective that returns anything but one value per example; `values` are shapes."""
+    for label, tree in values.items():
+        for leaf in jax.tree.leaves(tree):
+            if leaf.shape[:1] != (size,) or (label == "loss" and leaf.shape != (size,)):
+                what = "loss" if label == "loss" else f"metric {label}"
+                raise UserError(
+                    f"objective: the {what} must have one value per example, with the shape "
+                    f"{(size,) if label == 'loss' else f'({size}, ...)'}, got {leaf.shape}"
+                )
+    check_differentiable(values["loss"])
+
+
+def check_differentiable(losses):
+    """Refuse a loss of whole numbers or truth values, whose gradient is zero everywhere."""
+    for term in terms_of(losses):
+        dtype = (term.value if is_weighted(term) else term).dtype
+        if not jnp.issubdtype(dtype, jnp.floating):
+            fix = "return a float that has a gradient, and measure counts as a metric"
+            raise UserError(f"loss: is {dtype}, from which nothing can be learned; {fix}")
+
+
 def terms_of(losses):
     """The terms of a loss whose means are added, each with one value per example."""
     return jax.tree.leaves(losses, is_leaf=is_weighted)

@@ -8,7 +8,7 @@ A loss may return a dict of terms: their sum is minimized, and each is reported 
 loss or a metric may be Weighted, for example by the number of tokens in a sequence.
 """
 
-from functools import partial
+from functools import partial, wraps
 from typing import Literal
 
 import jax
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from training.base import Objective, Weighted, is_weighted
 from utils import UserError
+
+OF_PART = "in the "  # the beginning of a note that names a loss or a metric
 
 
 def supervised(
@@ -35,6 +37,8 @@ def supervised(
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment if train else (), augment_key, x)
         if train or views == "one":
+            # As in a prediction and an export, there is no key in an evaluation.
+            model_key = model_key if train else None
             output, state = model.apply(params, state, x, train=train, key=model_key)
         else:
             output = output_of_views(partial(model.apply, params, state), x, views)
@@ -115,7 +119,7 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
         x, share = mix(mix_key, inputs(preprocess, augment, augment_key, x))
         output, state = model.apply(params, state, x, train=True, key=model_key)
         mirrored = jax.tree.map(lambda a: a[::-1], target)
-        both = jax.vmap(loss)(output, target), jax.vmap(loss)(output, mirrored)
+        both = [of_examples("loss", loss, output, each) for each in (target, mirrored)]
         losses, terms = summed(jax.tree.map(partial(mixed, share), *both, is_leaf=is_weighted))
         return losses, state, metrics_per_example(metrics, output, target, terms)
 
@@ -178,6 +182,7 @@ def with_epochs(update, augment, steps):
             f"augment: {name} needs to know how many batches an epoch has; give the data a __len__"
         )
 
+    @wraps(update.step)
     def step(ts, batch, valid):
         return update.step(ts, augmented_by_epoch(functions, ts.step // steps, batch), valid)
 
@@ -200,7 +205,7 @@ def outputs(model, preprocess, params, state, x):
 
 def scored(loss, metrics, output, target):
     """(loss per example, {metric: value per example}) of a batch of outputs."""
-    losses, terms = summed(jax.vmap(loss)(output, target))
+    losses, terms = summed(of_examples("loss", loss, output, target))
     return losses, metrics_per_example(metrics, output, target, terms)
 
 
@@ -227,7 +232,17 @@ def metrics_per_example(metrics, output, target, terms):
     if taken := terms.keys() & metrics.keys():
         names = ", ".join(sorted(taken))
         raise UserError(f"metrics: {names}: is the name of a term of the loss; use another label")
-    return terms | {name: jax.vmap(fn)(output, target) for name, fn in metrics.items()}
+    of_metric = lambda name, fn: of_examples(f"metric {name}", fn, output, target)  # noqa: E731
+    return terms | {name: of_metric(name, fn) for name, fn in metrics.items()}
+
+
+def of_examples(part, function, output, target):
+    """A loss or a metric of each example; a note on an error says which one failed."""
+    try:
+        return jax.vmap(function)(output, target)
+    except Exception as error:
+        error.add_note(OF_PART + part)
+        raise
 
 
 def means_of(values):
@@ -239,18 +254,6 @@ def means_of(values):
         return jnp.average(value.value, axis=0, weights=value.weight)
 
     return jax.tree.map(mean, values, is_leaf=is_weighted)
-
-
-def check_per_example(values, size):
-    """Refuse an objective that returns anything but one value per example; `values` are shapes."""
-    for label, tree in values.items():
-        for leaf in jax.tree.leaves(tree):
-            if leaf.shape[:1] != (size,) or (label == "loss" and leaf.shape != (size,)):
-                what = "loss" if label == "loss" else f"metric {label}"
-                raise UserError(
-                    f"objective: the {what} must have one value per example, with the shape "
-                    f"{(size,) if label == 'loss' else f'({size}, ...)'}, got {leaf.shape}"
-                )
 
 
 def finish_means(metrics):

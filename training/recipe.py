@@ -3,13 +3,14 @@ the shape check, training, `--evaluate`, `--watch` and the export."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
 
-from data_loader.base import has_items
+from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
-from training.base import Objective, Optimizer, Tracked, unchanged
+from training.base import Objective, Optimizer, Tracked, TrainState, Update, unchanged
 from training.objective import augmented_by_epoch, inputs, with_epochs, with_precision
 from training.options import (
     CheckpointOptions,
@@ -21,8 +22,11 @@ from training.options import (
 from training.run import Reader
 from training.tally import NEEDS, MetricPlan
 from training.transforms import NO_STEP, kind_of
-from utils import UserError, made_by, parameters_of
+from utils import UserError, check_takes, made_by, parameters_of
 
+# What the factory of an objective takes, and the function that it returns.
+FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")
+OBJECTIVE_TAKES = ("params", "state", "batch", "key", "train")
 RING = 1024  # steps whose values are kept one by one, where log lines come by time
 
 
@@ -88,7 +92,7 @@ class Recipe(NamedTuple):
         rows, _ = epoch_order(len(dataset), self.loader.batch_size, **order)
         indices = rows.ravel()[: min(count, len(dataset))]
         dataset = in_epoch(dataset, self.seed, 1) if self.loader.shuffle else dataset
-        examples = [dataset[int(i)] for i in indices]
+        examples = [read_example(dataset, int(i)) for i in indices]
         if not self.augment or not examples:
             return examples
         batch = collated(examples, self.loader.collate_fn or collate)
@@ -117,9 +121,12 @@ def compose(parts, plan):
     model = with_precision(parts.model, training.precision)
     loss = missing_loss if parts.loss is None else parts.loss
     given = model, loss, functions, parts.preprocess, parts.augment
+    check_takes("objective", parts.objective, FACTORY_TAKES)
     objective = made_by("objective", parts.objective, *given)
     if not isinstance(objective, Objective):
         objective = Objective(objective, getattr(objective, "finish", unchanged))
+    masked = ("mask",) if objective.takes_mask else ()
+    check_takes("objective: its function", objective.apply, (*OBJECTIVE_TAKES, *masked))
     make_update = configured(parts.update, objective, parts.optimizer, training, parts.augment)
     rates = rates_of_replicas(parts, numbers) if "learning_rate" in metric_plan.needs else {}
     seeds = vary.get("seed") or ([seed] * replicas if vary else range(seed, seed + replicas))
@@ -157,6 +164,7 @@ def configured(update, objective, optimizer, training, augment):
     """make_update(unroll, steps), with the training options that the update takes. An option that
     is set although the update does not take it is an error."""
     accepted = parameters_of(update)
+    check_takes("update", update, ("objective", "optimizer"))
     for name, default in (("accumulate", 1), ("ema", None)):
         if name not in accepted and getattr(training, name) != default:
             raise UserError(
@@ -168,9 +176,34 @@ def configured(update, objective, optimizer, training, augment):
         given = {"accumulate": training.accumulate, "ema": training.ema, "unroll": unroll}
         given = {name: value for name, value in given.items() if name in accepted}
         made = made_by("update", update, objective, optimizer, **given)
-        return with_epochs(made, augment, steps)
+        return with_epochs(checked_update(made), augment, steps)
 
     return make_update
+
+
+def checked_update(update):
+    """The Update, whose functions refuse what none may return when they are traced."""
+    if not isinstance(update, Update):
+        raise UserError(f"update: must return an Update(init, step), got {type(update).__name__}")
+
+    def init(params):
+        made = update.init(params)
+        pair = made if isinstance(made, tuple) and len(made) == 2 else (None, 0)
+        if pair[1] is not None and jax.tree.structure(pair[1]) != jax.tree.structure(params):
+            raise UserError("update: init(params) must return (opt_state, averaged params or None)")
+        return made
+
+    @wraps(update.step)
+    def step(ts, batch, valid):
+        new = update.step(ts, batch, valid)
+        if not isinstance(new, TrainState) or new.step is ts.step or new.sums is ts.sums:
+            raise UserError(
+                "update: its step must end with `return accepted(ts, new, grads, losses, metrics, "
+                "mask)` of training/update.py, which counts the step and measures it"
+            )
+        return new
+
+    return update._replace(init=init, step=step)
 
 
 def plan_metrics(metrics, callbacks, logging):

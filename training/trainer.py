@@ -18,7 +18,8 @@ from data_loader.base import Arrays
 from training import tally
 from training.base import TrainState, key_data
 from training.feed import make_feeds, spec_on_device
-from training.objective import check_per_example, shapes_of_values
+from training.gradient import check_per_example
+from training.objective import shapes_of_values
 from training.programs import Start, loops_are_slow, placed
 from training.replicas import Replicas, as_inputs
 from training.update import genuine, loop_for, read_of, zero_sums

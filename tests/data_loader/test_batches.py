@@ -1,5 +1,6 @@
 """Batches: stacked, gathered, prefetched in a thread, and padded if they are the user's own."""
 
+import logging
 import threading
 import time
 import traceback
@@ -7,9 +8,10 @@ import traceback
 import numpy as np
 import pytest
 
-from data_loader.base import Arrays
-from data_loader.loader import batches, collate, padded, prefetch
-from utils import UserError
+from data_loader.base import Arrays, ExampleFailed
+from data_loader.loader import Subset, batches, collate, padded, prefetch
+from training.runs.failure import failed
+from utils import FAILED, UserError
 
 
 class Examples:
@@ -191,3 +193,43 @@ def test_padded_refuses_an_iterator_that_is_used_up():
     list(padded(used_up))
     with pytest.raises(UserError, match="an earlier epoch exhausted"):
         list(padded(used_up))
+
+
+class Damaged:
+    """A dataset whose example 30 has another shape, and whose example 31 cannot be read."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        if i == 31:
+            raise self.error
+        return np.zeros(4 + (i == 30)), np.int32(0)
+
+
+@pytest.mark.parametrize("error", [OSError, IndexError, SystemExit])
+def test_an_example_that_cannot_be_read_is_named(error, tmp_path, capsys):
+    some = Subset(Damaged(error("no image")), np.array([5, 31]))
+    message = r"example 31 of Damaged failed: .*test_batches.py, line \d+: .*no image"
+    with pytest.raises(ExampleFailed, match=message) as raised:
+        next(batches(some, [[0, 1]]))
+    log, logger = logging.FileHandler(tmp_path / "train.log"), logging.getLogger("main")
+    logger.addHandler(log)
+    assert failed(raised.value) == FAILED
+    logger.removeHandler(log)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert "Traceback" in (tmp_path / "train.log").read_text()
+
+
+def test_an_example_of_another_shape_is_named():
+    with pytest.raises(UserError, match=r"\(4,\) and \(5,\).*compare the examples 3 and 30"):
+        next(batches(Subset(Damaged(OSError()), np.array([3, 4, 30])), [[0, 1, 2]]))
+
+
+def test_an_error_for_the_user_is_raised_unchanged():
+    with pytest.raises(UserError) as raised:
+        next(batches(Damaged(UserError("a.png: is no image")), [[31]]))
+    assert str(raised.value) == "a.png: is no image"

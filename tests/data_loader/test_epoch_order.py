@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from data_loader.base import Arrays
-from data_loader.loader import epoch_order, fingerprint, split
+from data_loader.base import Arrays, fingerprint
+from data_loader.loader import epoch_order, split
 from utils import UserError
 
 

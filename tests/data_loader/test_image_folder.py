@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from data_loader import folder as folder_module
+from data_loader.base import fingerprint
 from data_loader.folder import decoded, folder, pixels
-from data_loader.loader import batches, collate, epoch_order, fingerprint, split
+from data_loader.loader import batches, collate, epoch_order, split
 from data_loader.records import tf_example
 from tests.data_loader.test_records import example_of
 from utils import UserError

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from data_loader.base import loaded
-from data_loader.loader import collate, epoch_order, fingerprint, split
+from data_loader.base import fingerprint, loaded
+from data_loader.loader import collate, epoch_order, split
 from data_loader.tokens import tokens
 from data_loader.windows import IGNORED, Stream, Windows
 from utils import UserError

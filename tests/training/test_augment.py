@@ -119,7 +119,7 @@ def test_a_run_mirrors_each_image_in_every_second_of_its_epochs():
         fit(model, (np.zeros((9, 3)), data[1][:9]), augment=[alternating_flip], **settings)
     batches = (data for _ in range(1))
     with pytest.raises(UserError, match=r"^augment: alternating_flip needs to know how many bat"):
-        fit(model, batches, augment=[alternating_flip], **settings)
+        fit(model, batches, augment=[alternating_flip], epochs=1, **settings)
 
 
 def test_a_flip_mirrors_left_to_right_half_the_time():

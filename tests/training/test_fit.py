@@ -293,8 +293,29 @@ def test_metrics_may_be_dicts_of_dicts():
 
 
 def test_an_exhausted_iterator_is_named_in_the_error():
+    class Once:  # it could begin again in __iter__, so only its second epoch shows that it does not
+        batches = iter([(X[:32], Y[:32])])
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self.batches)
+
     with pytest.raises(UserError, match="an iterator that an earlier epoch exhausted"):
-        run(iter([(X[:32], Y[:32])]))
+        run(Once())
+
+
+def test_a_generator_is_refused_unless_it_is_read_once():
+    def generator():
+        return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))
+
+    with pytest.raises(UserError, match=r"^train: is an iterator, .* epochs is 2; pass a list"):
+        run(generator())
+    with pytest.raises(UserError, match=r"^test: is an iterator, .*a held-out set is read"):
+        run(test=generator(), epochs=1)
+    assert run(generator(), epochs=1).step == 9
+    assert run(generator(), max_steps=4).step == 4
 
 
 @pytest.mark.slow
@@ -314,7 +335,7 @@ def test_errors_of_the_reading_thread_are_raised_in_the_caller():
                 raise OSError("disk on fire")
             return super().__getitem__(i)
 
-    with pytest.raises(OSError, match="disk on fire"):
+    with pytest.raises(UserError, match=r"example 77 of Broken .*OSError: disk on fire"):
         run(Broken())
 
 

@@ -445,7 +445,8 @@ def test_a_long_error_of_other_code_is_cut():
 @pytest.mark.parametrize("place", ["objective", "update"])
 @pytest.mark.parametrize("name", ["builtins.max", "sys.exit", "math.sqrt"])
 def test_a_function_that_cannot_make_a_part_is_named(valid, place, name):
-    with pytest.raises(UserError, match=f"^c: {place}: it cannot be made: .*TypeError"):
+    message = f"^c: {place}: (it cannot be made: .*TypeError|.* must take)"
+    with pytest.raises(UserError, match=message):
         checked_recipe(build(valid | {place: name}, "c"))
 
 

@@ -4,8 +4,10 @@ gets: what was passed, and what to pass instead."""
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
+from types import FunctionType
 
 import jax
 import jax.numpy as jnp
@@ -203,11 +205,31 @@ def check_side(name, side, values, pair):
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
 
 
+def check_iterators(sets, training):
+    """Refuse an iterator, such as a generator, as a set that is read more than once. A class of the
+    user's own may begin again although its __iter__ returns itself."""
+    ends_early = training.max_steps or training.max_seconds or training.limit_batches
+    for name, data in sets.items():
+        data = getattr(data, "iterable", data)
+        if not isinstance(data, Iterator) or isinstance(type(data).__iter__, FunctionType):
+            continue
+        why = "a held-out set is read several times"
+        if name == "train":
+            if training.epochs == 1 or ends_early:
+                continue
+            why = f"epochs is {training.epochs}"
+        fix = "pass a list of batches, or an object whose __iter__ begins again"
+        raise UserError(f"{name}: is an iterator, which can be read only once, and {why}; {fix}")
+
+
 def check_hooks(callbacks):
     """Refuse a hook that would never be called, and a need that is never measured."""
     if not isinstance(callbacks, list | tuple):
         raise UserError(f"callbacks: must be a list, got {callbacks!r}")
     for callback in callbacks:
+        if isinstance(callback, type):
+            call = f"{callback.__name__}({', '.join(required(callback))})"
+            raise UserError(f"callbacks: {callback.__name__} is a class; pass an object: {call}")
         name, every = callback_name(callback), getattr(callback, "every_n_epochs", 1)
         for hook in dir(callback):
             if hook.startswith("on_") and hook not in HOOKS:
@@ -231,7 +253,7 @@ def check_hooks(callbacks):
                 f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
             )
         has_any = any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics"))
-        if isinstance(callback, str | type) or not has_any:
+        if isinstance(callback, str) or not has_any:
             raise UserError(
                 f"callbacks: {callback!r} has no hook; "
                 "a callback is an object, as early_stopping(patience=3) returns one"

@@ -27,13 +27,14 @@ def description_of_bad_step(step, epoch, leaf):
 
 def advice(on_nonfinite):
     """What the user can do, besides what `training.on_nonfinite` does already."""
-    stops = " with training.on_nonfinite=stop" if on_nonfinite == "skip" else ""
+    stops = " with on_nonfinite=stop" if on_nonfinite == "skip" else ""
     others = " or ".join(f"'{name}'" for name in CHOICES[1:] if name != on_nonfinite)
     return (
         "Common causes: a label outside the classes, an index outside an embedding, or NaN in the "
-        f"data, as training.detect_nans=true{stops} will show. Otherwise lower the learning rate "
-        "(to resume with --resume and a changed config, add --override), clip the gradients, or "
-        f"set training.on_nonfinite to {others}"
+        f"data, as detect_nans=true{stops} will show (in a config, training.detect_nans). "
+        "Otherwise lower the learning rate (to resume with another one, pass --resume and "
+        "--override, or resume='override' to fit), clip the gradients, or set the option "
+        f"on_nonfinite to {others}"
     )
 
 

@@ -7,6 +7,7 @@ import traceback
 from bdb import BdbQuit
 from contextlib import suppress
 
+from data_loader.base import ExampleFailed
 from training.watching.console import file_handlers
 from training.watching.hooks import CallbackFailed
 from utils import (
@@ -37,6 +38,9 @@ def post_mortem(error):
 
 def failed(error):
     """Report an error and return the exit code; only a bug is shown with its traceback."""
+    if isinstance(error, ExampleFailed):
+        to_log("".join(traceback.format_exception(error)))
+        return fail(error, FAILED)
     if isinstance(error, UserError):
         return fail(error, BAD_INPUT)
     if isinstance(error, RunError | OSError):

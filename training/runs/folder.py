@@ -16,8 +16,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from data_loader.base import has_items, length
-from data_loader.loader import fingerprint
+from data_loader.base import fingerprint, has_items, length
 from file_io import atomic_write, inside, locked, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import json_safe

@@ -2,7 +2,6 @@
 of the model's parameters."""
 
 import difflib
-import traceback
 from functools import partial
 
 import jax
@@ -13,13 +12,11 @@ from training.base import TrainState
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
-from training.objective import augmented_by_epoch
 from training.options import monitor_for
-from training.recipe import MissingLoss
-from training.replicas import as_inputs
+from training.runs.tracing import attempt, trace_numbers, trace_shapes, trace_update
 from training.tally import covers, per_leaf, phase_of, plain
 from training.update import zero_sums
-from utils import UserError, format_bytes, named_leaves, relative_path
+from utils import UserError, format_bytes, named_leaves
 
 
 def check_shapes(recipe, example, sizes, resumed=False):
@@ -28,7 +25,8 @@ def check_shapes(recipe, example, sizes, resumed=False):
     check_phases(recipe.metric_plan, sizes)
     check_sets(recipe.callbacks, sizes)
     batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
-    params, state, reported = trace_shapes(recipe, batch, held_out)
+    params, state, metrics = trace_shapes(recipe, batch, held_out)
+    reported = {"loss": ["loss"], **reported_names(recipe, metrics)}
     in_epochs = recipe.sets_monitored(sizes)
     monitors = {"checkpoint.monitor": recipe.for_sets(sizes).checkpoint.monitor}
     for i, callback in enumerate(recipe.callbacks):
@@ -52,24 +50,10 @@ def check_shapes(recipe, example, sizes, resumed=False):
     zeros = partial(zero_sums, recipe.objective, *shapes, metric_plan=recipe.metric_plan)
     step, seed, scale = (jax.ShapeDtypeStruct((), t) for t in (jnp.int32, jnp.uint32, jnp.float32))
     ts = TrainState(step, seed, params, state, opt, ema, jax.eval_shape(zeros), scale)
+    trace_update(update, ts, batch)
     if any(recipe.varied_numbers):
         trace_numbers(recipe, ts, batch)
     return ts
-
-
-def trace_numbers(recipe, ts, batch):
-    """Refuse numbers of training.vary that cannot be inputs of the compiled programs: of the one
-    that draws the first params, and of the step."""
-
-    def step(numbers, ts, batch):
-        own = recipe.with_numbers(numbers)
-        update = own.make_update(unroll=False)
-        update.init(own.model.init(jax.random.key(0))[0])
-        return update.step(ts, batch, 1)
-
-    numbers = recipe.varied_numbers[0]
-    what = f"training.vary: {', '.join(numbers)} cannot all differ within one program"
-    attempt(what, step, as_inputs(numbers), ts, batch)
 
 
 def shapes_of_batch(example, loader, set_name):
@@ -77,102 +61,6 @@ def shapes_of_batch(example, loader, set_name):
     batches of all sets have as many rows as in training, so that they can be compared."""
     copies = batch_of_copies(example, loader.batch_size, loader.of(set_name).collate_fn)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), copies)
-
-
-def trace_shapes(recipe, batch, held_out):
-    """(params, state, {label: reported names}), from tracing everything that a step calls, and an
-    evaluation of a `held_out` batch."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    trees = attempt("model: the parameters cannot be made", recipe.model.init, key)
-    if not isinstance(trees, tuple) or len(trees) != 2:
-        raise UserError("model: init(key) must return (params, state), with {} for no state")
-    params, state = trees
-    for name, leaf in named_leaves(params).items():
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise UserError(
-                f"model: the parameter {name} is {leaf.dtype}; "
-                "only floats can be trained; put everything else into state"
-            )
-    by_epoch = partial(augmented_by_epoch, recipe.augment, 0)
-    batch = attempt("augment does not fit the data", by_epoch, batch)
-    trained, evaluated = (
-        trace_objective(recipe.objective, params, state, rows, key, train)
-        for rows, train in ((batch, True), (held_out, False))
-    )
-    same_tree = jax.tree.structure(trained) == jax.tree.structure(evaluated)
-    if not same_tree or forms(trained) != forms(evaluated):
-        raise UserError(
-            f"objective: the metrics of training ({forms(trained)}) and "
-            f"evaluation ({forms(evaluated)}) differ"
-        )
-    recipe.metric_plan.check(trained)
-    trace_optimizer(recipe.optimizer, params)
-    return params, state, {"loss": ["loss"], **reported_names(recipe, trained)}
-
-
-def trace_objective(objective, params, state, batch, key, train):
-    """The shapes of the metrics of one batch. The loss must be one number per example, and the
-    state must keep its shapes and types."""
-
-    def call(params, state, batch, key):
-        return objective(params, state, batch, key, train)
-
-    what = f"model, loss or metrics do not fit the data, whose batches are ({forms(batch)})"
-    results = attempt(what, call, params, state, batch, key)
-    if not isinstance(results, tuple) or len(results) != 3:
-        raise UserError("objective: must return (losses, state, metrics)")
-    losses, new_state, metrics = results
-    size = jax.tree.leaves(batch)[0].shape[0]
-    shapes = {getattr(leaf, "shape", None) for leaf in jax.tree.leaves(losses)}
-    if shapes != {(size,)}:
-        raise UserError(
-            f"loss: must be one number for each of the {size} examples of a batch, got {losses}"
-        )
-    same_tree = jax.tree.structure(new_state) == jax.tree.structure(state)
-    if not same_tree or forms(new_state) != forms(state):
-        raise UserError(
-            "model: apply changes the form of its state, "
-            f"from ({forms(state)}) to ({forms(new_state)})"
-        )
-    return metrics
-
-
-def trace_optimizer(optimizer, params):
-    """The updates must have the shapes and types of the params, and the optimizer's state must keep
-    its own."""
-    state = attempt("optimizer: its state cannot be made", optimizer.init, params)
-    what = "optimizer or schedule: the update fails"
-    results = attempt(what, optimizer.update, params, state, params)
-    if not isinstance(results, tuple) or len(results) != 2:
-        raise UserError("optimizer: update must return (updates, state)")
-    for name, new, old in (("updates", results[0], params), ("state", results[1], state)):
-        if jax.tree.structure(new) != jax.tree.structure(old) or forms(new) != forms(old):
-            raise UserError(
-                f"optimizer or schedule: the form of the {name} is ({forms(new)}), "
-                f"expected ({forms(old)})"
-            )
-
-
-def forms(tree):
-    """The types and shapes of a tree's leaves."""
-    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree))
-
-
-def attempt(what, fn, *arguments):
-    """The shapes of fn(*arguments); an error says what failed, where in the project's or the user's
-    code, and why."""
-    try:
-        return jax.eval_shape(fn, *arguments)
-    except MissingLoss:
-        raise
-    except UserError as error:
-        raise UserError(f"{what}: {error}") from error
-    except (Exception, SystemExit) as error:  # the code may be the user's own
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if "site-packages" not in f.filename and f.filename != __file__]
-        where = [f"{relative_path(f.filename)}, line {f.lineno}, in {f.name}" for f in own[-1:]]
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        raise UserError(": ".join([what, *where, why])) from error
 
 
 def reported_names(recipe, metrics):

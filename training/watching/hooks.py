@@ -231,11 +231,11 @@ def checked(callback, hook, reply):
 
 def check_values(where, values, hook):
     """Refuse values that are not numbers, or that come from a hook that follows no evaluation."""
+    if values and hook not in ("on_validation_end", "on_test_end"):
+        raise UserError(f"{where} returned values; only on_validation_end and on_test_end may")
     named = isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(n)) for n in values)
     if not named or not all(isinstance(v, int | float) for v in values.values()):
         raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')
-    if values and hook not in ("on_validation_end", "on_test_end"):
-        raise UserError(f"{where} returned values; on_validation_end and on_test_end may")
 
 
 def memories(callbacks):

@@ -5,12 +5,15 @@ import logging
 from dataclasses import fields
 from typing import Never, get_type_hints
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
 
 from data_loader.digits import digits
+from model.layers.linear import linear as linear_layer
 from model.mlp import mlp
 from model.resnet import resnet
 from training.checkpoint.storage import load
@@ -21,14 +24,24 @@ from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions, TrainingOptions
 from training.preprocess import to_unit
+from training.runs.start import checked_recipe
 from training.schedules import linear
 from training.transforms import clip_by_global_norm
+from training.update import gradient_update
 from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
+from wiring.build import build
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int32)
 MODEL = mlp((6,), 2, dims=(4,))
+CONFIG = {
+    "model": {"name": "mlp", "args": {"dims": [4]}},
+    "data": {"name": "digits", "args": {"train_size": 64, "test_size": 64}},
+    "loss": "cross_entropy",
+    "preprocess": ["to_unit"],
+    "optimizer": {"name": "sgd", "args": {"lr": 0.1}},
+}
 
 
 def run(train=(X, Y), test=None, model=MODEL, **settings):
@@ -203,9 +216,147 @@ def two_values(model, loss, metrics, preprocess, augment):
     return lambda *arguments: supervised(model, loss, {}, (), ())(*arguments)[:2]
 
 
+def other_names(model, loss, metrics, preprocess, augment):
+    plain = supervised(model, loss, {}, (), ())
+
+    def objective(params, state, batch, key, train):
+        losses, state, _ = plain(params, state, batch, key, train)
+        return losses, state, {"noisy" if train else "clean": losses}
+
+    return objective
+
+
+def of_loss_alone(model, loss):
+    return supervised(model, loss, {}, (), ())
+
+
+def without_key(model, loss, metrics, preprocess, augment):
+    return lambda params, state, batch: None
+
+
+def model_of(apply):
+    return MODEL._replace(apply=apply)
+
+
+def noisy(params, state, x, *, train=False, key=None):
+    output, state = MODEL.apply(params, state, x)
+    return output * jax.random.bernoulli(key, 0.5, output.shape), state
+
+
+def too_wide(params, state, x, *, train=False, key=None):
+    wide = jnp.concatenate([x, x], axis=1)
+    return linear_layer({"weight": jnp.zeros((6, 2)), "bias": jnp.zeros(2)}, wide), state
+
+
+def label_text(output, target):
+    return "right"
+
+
+def mistakes(output, target):
+    return (output.argmax() != target).astype(int)
+
+
 class NoView:
     def on_epoch_end(self):
         pass
+
+
+DOES_NOT_FIT = {
+    "an output without the state": (
+        {"model": model_of(lambda p, s, x, *, train, key: MODEL.apply(p, s, x)[0])},
+        r"model: apply must return \(output, state\)",
+    ),
+    "an apply without a key": (
+        {"model": model_of(lambda params, state, x: MODEL.apply(params, state, x))},
+        r"model: apply\(params, state, x\) must take \(params, state, x, \*, train=False, key=None",
+    ),
+    "random in an evaluation": (
+        {"model": model_of(noisy)},
+        r"in an evaluation \(train=False; .*test_arguments.py, line \d+, in noisy: ",
+    ),
+    "wrong shapes": (
+        {"model": model_of(too_wide)},
+        r"model/layers/linear.py, line \d+, in \w+, called from .*arguments.py, line \d+, in too_w",
+    ),
+    "a metric that is text": ({"metrics": [label_text]}, "in the metric label_text: .*TypeError"),
+    "a loss of integers": ({"loss": mistakes}, "loss: is int32, from which nothing can be learned"),
+    "other metrics in evaluations": (
+        {"objective": other_names},
+        r"training \(noisy float32\[128\]\) and evaluation \(clean float32\[128\]\) differ",
+    ),
+    "an objective of two": (
+        {"objective": of_loss_alone},
+        r"objective: of_loss_alone\(model, loss\) must take \(model, loss, metrics, preprocess",
+    ),
+    "its function of three": (
+        {"objective": without_key},
+        r"objective: its function: .* must take \(params, state, batch, key, train\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOES_NOT_FIT)
+def test_a_part_that_does_not_fit_is_named_with_the_users_line(case):
+    settings, message = DOES_NOT_FIT[case]
+    with pytest.raises(UserError, match=message):
+        run(**settings)
+
+
+def update_of(**changes):
+    """A plain update with other functions; each change is a function of the plain Update."""
+
+    def update(objective, optimizer):
+        plain = gradient_update(objective, optimizer)
+        return plain._replace(**{name: change(plain) for name, change in changes.items()})
+
+    return update
+
+
+def uncounted(plain):
+    def step(ts, batch, valid):
+        new = plain.step(ts, batch, valid)
+        return ts._replace(params=new.params, opt=new.opt)
+
+    return step
+
+
+def widened(plain):
+    def step(ts, batch, valid):
+        new = plain.step(ts, batch, valid)
+        return new._replace(opt={"more": new.opt})
+
+    return step
+
+
+UPDATES = {
+    "no Update": (
+        lambda objective, optimizer: None,
+        r"must return an Update\(init, step\)",
+    ),
+    "one argument": (lambda objective: None, r"update: <lambda>\(objective\) must take"),
+    "one value of init": (
+        update_of(init=lambda plain: lambda params: plain.init(params)[0]),
+        r"update: init\(params\) must return \(opt_state, averaged params or None\)",
+    ),
+    "nothing": (update_of(step=lambda plain: lambda *_: None), r"must end with `return accepted\("),
+    "no accepted": (update_of(step=uncounted), r"must end with `return accepted\(ts, new,"),
+    "another state": (update_of(step=widened), "update: its step changes the form of opt, from"),
+    "an error": (
+        update_of(step=lambda plain: lambda ts, batch, valid: ts.weights),
+        "update: its step fails: .*arguments.py, line .*'TrainState' object has no attribute 'wei",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_an_update_that_no_run_can_use_is_refused_before_the_first_step(case):
+    update, message = UPDATES[case]
+    with pytest.raises(UserError, match=message):
+        run(update=update)
+    parts = build(CONFIG, "c")
+    parts.update = update
+    with pytest.raises(UserError, match=f"^c: .*{message}"):
+        checked_recipe(parts)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +373,7 @@ class NoView:
         ({"model": OfLinen()}, r"model: OfLinen is of another library; wrap it: docs/"),
         ({"model": nnx.Dropout}, r"model: Dropout is of another library; wrap it: docs/"),
         ({"callbacks": [NoView()]}, r"NoView.on_epoch_end must take .*on_epoch_end\(self, view\)"),
+        ({"callbacks": [NoView]}, r"callbacks: NoView is a class; pass an object: NoView\(\)"),
         ({"batch_size": 0, "epochs": 0}, r"batch_size: must be .*got 0\n?.*epochs: must be"),
         ({"folder": __file__}, r"folder: .*test_arguments.py is a file; name a folder"),
     ],

@@ -214,6 +214,20 @@ def test_an_iterable_that_does_not_fit_its_data_is_refused(train, message):
         next(iter(loaded(data, LoaderOptions(batch_size=16))["train"]))
 
 
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"train": 1}, "load must be a function that returns {set: dataset}, got dict"),
+        (lambda split: {}, r"load: <lambda>\(split\) must take \(\)"),
+        (lambda: {"train": (np.zeros((9, 4)), np.zeros(9))}, r"has 2 .*says 9; .*Arrays\(x, y\)"),
+    ],
+)
+def test_a_load_that_returns_no_sets_is_refused(load, message):
+    data = Data((np.zeros(4), np.float64(0)), {"train": 9}, load)
+    with pytest.raises(UserError, match=f"^data: .*{message}"):
+        loaded(data)
+
+
 @pytest.mark.slow
 def test_another_batch_size_of_evaluations_changes_no_metric():
     x = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from data_loader.base import ExampleFailed
 from data_loader.loader import epoch_order
 from model.mlp import mlp
 from model.resnet import resnet
@@ -517,7 +518,9 @@ def test_a_diverged_run_saves_the_state_before_the_bad_step_and_stops(tmp_path):
     message = str(error.value)
     assert f"In step {step + 1} (epoch 1) the loss was NaN or infinite.\n" in message
     assert "Common causes: a label outside" in message
-    assert message.endswith("set training.on_nonfinite to 'skip' or 'rollback'")
+    assert message.endswith("set the option on_nonfinite to 'skip' or 'rollback'")
+    assert "as detect_nans=true will show (in a config, training.detect_nans)" in message
+    assert "pass --resume and --override, or resume='override' to fit" in message
     assert f"The last finite state is {tmp_path}/bad/checkpoint-step_{step}.params" in message
     stopped = train(tmp_path / "good", Streamed(), callbacks=[Stop(step)], log={"every_steps": 1})
     checkpoint, _ = storage.newest(tmp_path / "bad")
@@ -538,7 +541,7 @@ def test_a_diverged_run_can_be_resumed_exactly_when_the_cause_is_gone(tmp_path):
 
 
 def test_a_run_that_skips_every_step_is_an_error(tmp_path):
-    message = "no step of epoch 1 was finite.* set training.on_nonfinite to 'rollback'$"
+    message = "no step of epoch 1 was finite.* set the option on_nonfinite to 'rollback'$"
     with pytest.raises(RunError, match=message):
         train(tmp_path, (X, Y * 0 + 99), on_nonfinite="skip")
 
@@ -579,7 +582,7 @@ def test_a_rollback_drops_rows_that_a_full_disk_delayed(tmp_path, monkeypatch):
 
 
 def test_the_number_of_rollbacks_is_limited(tmp_path, caplog):
-    message = "The run went back 2 times already.* set training.on_nonfinite to 'skip'$"
+    message = "The run went back 2 times already.* set the option on_nonfinite to 'skip'$"
     with pytest.raises(Diverged, match=message):
         train(tmp_path, Poison(), on_nonfinite="rollback", rollbacks=2)
     seeds = re.findall(r"with seed (\d+)", caplog.text)
@@ -691,7 +694,7 @@ class BrokenData(Streamed):
             for broken in (Broken("on_epoch_start", 7), Broken("on_epoch_end", 14))
         ),
         ({"callbacks": [Broken("on_training_end", 21)]}, CallbackFailed),
-        ({"data": BrokenData()}, OSError),
+        ({"data": BrokenData()}, ExampleFailed),
     ],
 )
 def test_a_crashing_run_saves_its_state_and_can_be_resumed(tmp_path, settings, error):

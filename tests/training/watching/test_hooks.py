@@ -51,6 +51,12 @@ def test_invalid_return_values_are_errors(returned):
         notify([SimpleNamespace(on_epoch_end=lambda run: returned)], "on_epoch_end", VIEW)
 
 
+def test_the_message_about_values_names_the_hooks_that_may_return_them():
+    callback = SimpleNamespace(on_epoch_end=lambda view: {"values": {"x": 1.0}})
+    with pytest.raises(UserError, match="only on_validation_end and on_test_end may"):
+        notify([callback], "on_epoch_end", VIEW)
+
+
 def test_values_of_an_evaluation_are_merged():
     made = [
         SimpleNamespace(on_test_end=lambda run, i=i: {"values": {f"test_{i}": i}}) for i in (1, 2)
