@@ -277,8 +277,9 @@ def with_precision(model, precision):
         return jax.tree.map(cast_leaf, tree)
 
     def apply(params, state, x, *, train=False, key=None):
-        # One number per example, such as the time of diffusion, keeps its precision.
-        x = jax.tree.map(lambda a: a if jnp.ndim(a) == 1 else cast(a, dtype), x)
+        if not getattr(model, "exact_inputs", False):
+            # One number per example, such as the time of diffusion, keeps its precision.
+            x = jax.tree.map(lambda a: a if jnp.ndim(a) == 1 else cast(a, dtype), x)
         out, state = model.apply(cast(params, dtype), state, x, train=train, key=key)
         return cast(out, jnp.float32), state
 
