@@ -14,6 +14,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from ranges import NonNegative, Positive, checked
 from training.base import Objective, Weighted, is_weighted
 from utils import UserError
 
@@ -62,11 +63,10 @@ def output_of_views(apply, x, views):
     return jax.tree.map(lambda out: jnp.tensordot(shares, each(out), 1), output)
 
 
-def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
+@checked
+def mixup(model, loss, metrics, preprocess, augment, alpha: Positive = 0.2) -> Objective:
     """Train on mixtures of two examples, with the same mixture of their losses; evaluate as
     usual."""
-    if alpha <= 0:
-        raise ValueError(f"alpha: must be above 0, got {alpha}")
 
     def mix(key, x):
         share = jax.random.beta(key, alpha, alpha)
@@ -75,11 +75,10 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Obje
     return of_mixtures(mix, model, loss, metrics, preprocess, augment)
 
 
-def cutmix(model, loss, metrics, preprocess, augment, alpha: float = 1.0) -> Objective:
+@checked
+def cutmix(model, loss, metrics, preprocess, augment, alpha: Positive = 1.0) -> Objective:
     """Train on images with a rectangle of another image in them, with the mixture of the two losses
     by area (Yun et al., 2019); evaluate as usual."""
-    if alpha <= 0:
-        raise ValueError(f"alpha: must be above 0, got {alpha}")
 
     def mix(key, x):
         if not hasattr(x, "ndim") or x.ndim != 4:
@@ -122,10 +121,9 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
     return Objective(objective, plain.finish)
 
 
-def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> Objective:
+@checked
+def denoising(model, loss, metrics, preprocess, augment, noise: NonNegative = 0.5) -> Objective:
     """Train an autoencoder: the clean input is the target of the noisy one; labels are ignored."""
-    if noise < 0:
-        raise ValueError(f"noise: must be at least 0, got {noise}")
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, model_key = jax.random.split(key, 3)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import Count, NonNegative, Positive, Share, checked, regex
+from ranges import Count, NonNegative, Positive, PositiveShare, checked, regex
 from training.base import Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
@@ -148,7 +148,7 @@ def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
 def lookahead(
     optimizer: Optimizer,
     every: Count = 5,
-    share: Share = 0.5,
+    share: PositiveShare = 0.5,
     schedule: Schedule | None = None,
 ) -> Optimizer:
     """An optimizer with slow params. After `every` steps, these move by a `share` of the way to the
@@ -179,7 +179,7 @@ def lookahead(
 
 
 @checked
-def layer_decay(optimizer: Optimizer, decay: Share, last: str = LAST) -> Optimizer:
+def layer_decay(optimizer: Optimizer, decay: PositiveShare, last: str = LAST) -> Optimizer:
     """The updates of an optimizer, smaller by the factor `decay` for each layer further from the
     output (Bao et al., 2021). The layers are the blocks, by their numbers; leaves that the regex
     `last` matches come after them, and all other leaves before them."""

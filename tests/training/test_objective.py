@@ -192,7 +192,13 @@ def test_denoising_targets_the_clean_input():
 
 
 @pytest.mark.parametrize(
-    ("factory", "args"), [(mixup, {"alpha": 0}), (cutmix, {"alpha": 0}), (denoising, {"noise": -1})]
+    ("factory", "args"),
+    [
+        (mixup, {"alpha": 0}),
+        (cutmix, {"alpha": float("nan")}),
+        (denoising, {"noise": -1}),
+        (denoising, {"noise": float("inf")}),
+    ],
 )
 def test_an_argument_out_of_range_is_an_error(factory, args):
     with pytest.raises(ValueError, match=f"^{next(iter(args))}: "):

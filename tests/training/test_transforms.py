@@ -277,6 +277,8 @@ def test_rules_that_do_not_fit_the_params_are_refused(make, message):
         (lambda: decayed_weights(-0.1), "weight_decay"),
         (lambda: decayed_weights(0.1, include="["), "include"),
         (lambda: scaled(adam(), 0.0), "rate"),
+        (lambda: lookahead(adam(), share=0.0), "share"),
+        (lambda: layer_decay(adam(), 0.0), "decay"),
         (lambda: groups([]), "rules"),
         (lambda: groups([["(", adam()]]), "rules"),
     ],

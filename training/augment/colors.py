@@ -30,7 +30,7 @@ def color_jitter(
     keys = jax.random.split(key, 4)
     changes = (adjust_brightness, brightness), (adjust_contrast, contrast)
     for i, (change, most) in enumerate((*changes, (adjust_saturation, saturation))):
-        low = max(0.0, 1 - most)
+        low = jnp.maximum(0.0, 1 - most)
         levels = change(levels, jax.random.uniform(keys[i], minval=low, maxval=1 + most))
     turn = jax.random.uniform(keys[3], minval=-hue, maxval=hue)
     return as_image(turn_hue(levels, turn), x)
