@@ -20,7 +20,7 @@ from training.options import (
 )
 from training.run import Reader
 from training.tally import NEEDS, MetricPlan
-from training.transforms import NO_STEP, kind_of
+from training.transforms import NO_STEP, check_rate, kind_of
 from utils import UserError, made_by, parameters_of
 
 RING = 1024  # steps whose values are kept one by one, where log lines come by time
@@ -114,6 +114,9 @@ def compose(parts, plan):
     check_ignored(parts.loss, functions)
     if kind_of(parts.optimizer) == "gradients":
         raise UserError(f"optimizer: {NO_STEP}")
+    for callback in parts.callbacks:
+        if getattr(callback, "lowers_rate", False):
+            check_rate(parts.optimizer, f"callbacks: {type(callback).__name__}", "use a schedule")
     model = with_precision(parts.model, training.precision)
     loss = missing_loss if parts.loss is None else parts.loss
     given = model, loss, functions, parts.preprocess, parts.augment

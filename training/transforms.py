@@ -41,8 +41,14 @@ def kind_of(optimizer):
 def check_may_change(optimizer, by):
     """Refuse to change the updates of an optimizer by which params go back, as by lookahead."""
     if kind_of(optimizer) == "return":
-        fix = f"put it around {by}, not inside"
+        fix = f"write lookahead({by}(...)), not {by}(lookahead(...))"
         raise ValueError(f"optimizer: {by} would shorten the way back of lookahead; {fix}")
+
+
+def check_rate(optimizer, by, fix):
+    """Refuse to multiply all updates of a run by which params go back."""
+    if kind_of(optimizer) == "return":
+        raise UserError(f"{by} multiplies all updates, also the way back of lookahead; {fix}")
 
 
 def strongest(kinds, other):
@@ -156,6 +162,8 @@ def lookahead(
     share: if it falls, the slow params become an average over more and more steps.
 
     No callback may lower the rate: this would shorten the way back to the slow params, too."""
+    if kind_of(optimizer) == "return":
+        raise ValueError("optimizer: is or contains a lookahead already; keep one of the two")
 
     def init(params):
         step = jnp.zeros((), jnp.int32)
