@@ -68,7 +68,15 @@ def mixup(model, loss, metrics, preprocess, augment, alpha: Positive = 0.2) -> O
     """Train on mixtures of two examples, with the same mixture of their losses; evaluate as
     usual."""
 
+    if getattr(model, "exact_inputs", False):
+        fix = "give an mlp one-hot categories instead"
+        raise UserError(f"objective: mixup would mix the codes of categories into others; {fix}")
+
     def mix(key, x):
+        for leaf in jax.tree.leaves(x):  # images may still be integers
+            if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim < 4:
+                found = f"{leaf.dtype}{list(leaf.shape[1:])}"
+                raise UserError(f"mixup: an input holds integers, {found}; it mixes only floats")
         share = jax.random.beta(key, alpha, alpha)
         return jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x), share
 

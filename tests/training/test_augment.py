@@ -87,10 +87,11 @@ def test_a_crop_may_be_filled_with_the_mirror_image():
     assert {v.tobytes() for v in views(random_crop, padding=2, fill="mirror")} == windows
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])
 def test_alternating_flip_shows_every_image_both_ways_in_two_epochs(dtype):
-    images = np.random.default_rng(0).integers(0, 256, (400, 4, 5, 3)).astype(dtype)
-    images = images if dtype == "uint8" else images / np.float32(255)
+    most = 2 if dtype == "bool" else 256
+    images = np.random.default_rng(0).integers(0, most, (400, 4, 5, 3)).astype(dtype)
+    images = images / np.float32(255) if dtype == "float32" else images
     flip = jax.jit(jax.vmap(alternating_flip, (None, 0)))
     first, second, third = (np.asarray(flip(epoch, images)) for epoch in range(3))
     flipped = (first == images[:, :, ::-1]).all((1, 2, 3))

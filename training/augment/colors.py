@@ -25,7 +25,8 @@ def color_jitter(
 ) -> Augmented:
     """Change brightness, contrast and saturation, in this order, each by a factor between 1 minus
     its argument (at least 0) and 1 plus its argument; then turn the hue by at most `hue` of the
-    colour circle. It works on the raw image: bytes, or floats in [0, 1]."""
+    colour circle. It works on the raw image: bytes, or floats in [0, 1], and clips
+    others to this range."""
     levels = as_levels("color_jitter", x)
     keys = jax.random.split(key, 4)
     changes = (adjust_brightness, brightness), (adjust_contrast, contrast)

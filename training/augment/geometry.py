@@ -65,7 +65,8 @@ def alternating_flip(epoch, x) -> Augmented:
     a hash of the raw image decides. In two epochs the model sees every image and its mirror image,
     which `random_flip` leaves to chance (Jordan, 2024)."""
     image_shape(x)
-    total = jax.lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32).sum()
+    raw = x.astype(jnp.uint8) if x.dtype == bool else x
+    total = jax.lax.bitcast_convert_type(raw, jnp.uint8).astype(jnp.uint32).sum()
     half = total * jnp.uint32(0x9E3779B1) >> 31
     return jnp.where((half + epoch) % 2 == 1, x[:, ::-1], x)
 
