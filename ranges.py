@@ -83,6 +83,7 @@ positive = Range("a finite number above 0", exclusiveMinimum=0)
 nonnegative = Range("a finite number, 0 or more", minimum=0)
 fraction = Range("at least 0 and below 1", minimum=0, exclusiveMaximum=1)
 share = Range("at least 0 and at most 1", minimum=0, maximum=1)
+positive_share = Range("above 0 and at most 1", exclusiveMinimum=0, maximum=1)
 between_0_and_1 = Range("above 0 and below 1", exclusiveMinimum=0, exclusiveMaximum=1)
 
 # Annotations: a number with its range. A Fraction is a decay or momentum, a Share a probability.
@@ -93,6 +94,7 @@ Positive = Annotated[float, positive]
 NonNegative = Annotated[float, nonnegative]
 Fraction = Annotated[float, fraction]
 Share = Annotated[float, share]
+PositiveShare = Annotated[float, positive_share]
 
 
 def out_of_range(name, value, annotation):

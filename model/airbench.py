@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.base import Model
-from model.checks import Count, check_image, check_widths, checked
+from model.checks import Count, Positive, check_image, check_widths, checked
 from model.layers.activations import gelu
 from model.layers.conv import conv2d, conv2d_init
 from model.layers.initializers import fans, uniform_with_variance
@@ -24,7 +24,7 @@ def airbench(
     num_classes: Count,
     widths: tuple[Count, ...] = (64, 256, 256),
     patch: Count = 2,
-    scale: float = 1 / 9,
+    scale: Positive = 1 / 9,
 ) -> Model:
     """A convolution that whitens patches of the image; then for each width two convolutions with
     max pooling after the first; then the maximum over all pixels and a linear layer, times `scale`.

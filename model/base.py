@@ -29,3 +29,6 @@ class Model(NamedTuple):
     # for a model whose first weights depend on the data, as in `airbench`: (params, state, NumPy
     # array of preprocessed training inputs) -> (params, state) with which a new run begins
     fit: Callable | None = None
+    # for a model whose inputs hold codes that lower precision would round to others, as in
+    # `tabular`: a run in bfloat16 passes them unchanged, and the model casts the other inputs
+    exact_inputs: bool = False

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
+import jax
+
 
 @dataclass(frozen=True, eq=False)  # hashed by identity, as `typing` hashes annotations
 class Range:
@@ -67,7 +69,8 @@ def check(name, value, annotation):
             check(name, item, inner[0])
     elif get_origin(annotation) is Annotated:
         for limit in inner[1:]:
-            if not limit.holds(value):
+            # The number of a traced value, an input of a program, was checked before it was traced.
+            if not isinstance(value, jax.core.Tracer) and not limit.holds(value):
                 raise ValueError(f"{name}: must be {limit.words}, got {value}")
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Depth, check_image, check_widths, checked
+from model.checks import Count, Depth, Positive, check_image, check_widths, checked
 from model.layers.activations import gelu
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, equal_runs
 from model.layers.conv import conv2d, conv2d_init
@@ -30,7 +30,7 @@ def convnext(
     remat: str | None = None,
     scan: bool = False,
     bias: bool = False,
-    layer_scale: float | None = None,
+    layer_scale: Positive | None = None,
 ) -> Model:
     """One stage per width in `dims`; the stem divides the image size by `patch`, later stages by 2.
 

@@ -37,7 +37,7 @@ def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0,
     context, sampling = context_of(model), sampling or Sampling()
     texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
     params = unrolled(params)  # a loop over blocks would copy the cache for every token
-    check(texts, context, sampling)
+    check(texts, context, sampling, vocab_size_of(model))
     programs, ended = compiled(model, sampling), np.zeros(len(texts), bool)
     cache, position, made = None, context, 0
     while made < tokens and not ended.all():
@@ -60,6 +60,18 @@ def context_of(model):
     if getattr(model, "cache", None) is None:
         raise ValueError("the model cannot generate: it has no `cache` (see model/base.py)")
     return jax.eval_shape(lambda: jax.tree.leaves(model.cache(1)["cache"]["blocks"])[0]).shape[-2]
+
+
+@lru_cache(16)
+def vocab_size_of(model):
+    """The number of tokens for which the model has logits."""
+
+    def logits(key, token):
+        params, state = model.init(key)
+        return model.apply(params, state | model.cache(1), token)[0]
+
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(logits, jax.eval_shape(lambda: jax.random.key(0)), token).shape[-1]
 
 
 class Programs(NamedTuple):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from model.base import Model
-from model.checks import Count, Depth, Rate, checked
+from model.checks import Count, Depth, Positive, Rate, checked
 from model.layers.activations import gelu, gelu_tanh, silu
 from model.layers.attention import attend, split_heads
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks, unrolled
@@ -69,8 +69,8 @@ def gpt(
     qk_norm: bool = False,
     tied: bool = True,
     bias: bool = True,
-    eps: float = 1e-5,
-    rotary_base: float = 10_000.0,
+    eps: Positive = 1e-5,
+    rotary_base: Positive = 10_000.0,
     dropout: Rate = 0.0,
     remat: str | None = None,
     scan: bool = False,

@@ -74,7 +74,8 @@ def lora(
         return output, plain_state | {"frozen": state["frozen"]}
 
     start = partial(with_lengths, chosen) if dora else None
-    return Model(init, apply, base.cache, base, merge, start, base.inputs)
+    exact = base.exact_inputs
+    return Model(init, apply, base.cache, base, merge, start, base.inputs, exact_inputs=exact)
 
 
 def check_chosen(shapes, rank):

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 
 from model.base import Model
-from model.checks import Count, Depth, Rate, check_image, checked
+from model.checks import Count, Depth, Positive, Rate, check_image, checked
 from model.layers.activations import gelu
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks
 from model.layers.conv import conv2d, conv2d_init
@@ -30,7 +30,7 @@ def mixer(
     drop_path: Rate = 0.0,
     remat: str | None = None,
     scan: bool = False,
-    eps: float = 1e-6,
+    eps: Positive = 1e-6,
 ) -> Model:
     """`depth` blocks over patches of patch x patch pixels; the head reads their mean.
 

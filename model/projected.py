@@ -35,4 +35,4 @@ def projected(
         own, state = encoder.fit(params["encoder"], state, x)
         return params | {"encoder": own}, state
 
-    return Model(init, apply, fit=encoder.fit and fit)
+    return Model(init, apply, fit=encoder.fit and fit, exact_inputs=encoder.exact_inputs)

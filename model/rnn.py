@@ -65,7 +65,8 @@ def rnn(
             joined = (jnp.concatenate(each, axis=-1) for each in zip(*outs, strict=True))
             x, last = (drop(k, each, dropout, train=train) for each in joined)
         if pool == "mean":
-            count = x.shape[1] if lengths is None else jnp.maximum(lengths, 1)[:, None]
+            steps = x.shape[1]
+            count = steps if lengths is None else jnp.clip(lengths, 1, steps)[:, None]
             last = (x.sum(1) / count).astype(x.dtype)  # outputs past the end of a sequence are 0
         return linear(params["head"], last), state
 

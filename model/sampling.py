@@ -18,7 +18,9 @@ class Sampling(NamedTuple):
     vocab_size: int | None = None
 
 
-def check(prompts, context, sampling):
+def check(prompts, context, sampling, vocab_size=None):
+    """Raise for prompts and options that cannot be used; `vocab_size` is that of the model, if it
+    is known."""
     for i, prompt in enumerate(prompts):
         if not len(prompt):
             raise ValueError(f"prompt {i}: is empty; begin with at least one token")
@@ -27,6 +29,11 @@ def check(prompts, context, sampling):
                 f"prompt {i}: has {len(prompt)} tokens, the model's context has {context}; "
                 "shorten the prompt"
             )
+        low, high = min(prompt), max(prompt)
+        if low < 0 or (vocab_size is not None and high >= vocab_size):
+            known = "" if vocab_size is None else f" to {vocab_size - 1}"
+            found = low if low < 0 else high
+            raise ValueError(f"prompt {i}: has the token {found}, the model's are 0{known}")
     temperature, top_k, top_p, _ = sampling
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: must be 0 or more, got {temperature}")

@@ -40,7 +40,8 @@ def tabular(
     def apply(params, state, x, *, train=False, key=None):
         ids = x[:, numbers:].astype(jnp.int32)
         vectors = [embedding(p, ids[:, i]) for i, p in enumerate(params["embeddings"])]
-        x = jnp.concatenate([x[:, :numbers], *vectors], axis=1)
+        dtype = vectors[0].dtype if vectors else x.dtype
+        x = jnp.concatenate([x[:, :numbers].astype(dtype), *vectors], axis=1)
         return rest.apply(params, state, x, train=train, key=key)
 
-    return Model(init, apply)
+    return Model(init, apply, exact_inputs=bool(sizes))

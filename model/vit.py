@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from model.base import Model
-from model.checks import Count, Depth, Rate, check_image, checked
+from model.checks import Count, Depth, Positive, Rate, check_image, checked
 from model.layers.activations import gelu
 from model.layers.attention import attention, attention_init
 from model.layers.blocks import apply_blocks, blocks_init, check_blocks
@@ -35,7 +35,7 @@ def vit(
     remat: str | None = None,
     scan: bool = False,
     pool: Literal["mean", "token"] = "mean",
-    eps: float = 1e-6,
+    eps: Positive = 1e-6,
 ) -> Model:
     """`depth` pre-norm blocks over patches of patch x patch pixels.
 

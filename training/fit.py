@@ -186,7 +186,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
         *([ProgressBar()] if recipe.logging.progress_bar else []),
         log,
         WaitingForData(trainer.feed, getattr(sets["train"], "advice", None)),
-        Callbacks(recipe.callbacks, view),
+        Callbacks(recipe.callbacks, view, recipe.optimizer),
         *watchers,
     ]
     best = (lambda: best_weights(keeper, trainer)) if keeper else None

@@ -30,10 +30,12 @@ def cross_entropy(
 
 
 def binary_cross_entropy(logits, label, *, ignore_label: int | None = None) -> Loss:
-    """-log of the sigmoid probability of the label, in [0, 1], averaged over the elements.
+    """-log of the sigmoid probability of the label, averaged over the elements. A label is in
+    [0, 1]; any other one gives NaN.
     Elements whose label is `ignore_label`, such as -1 for an unknown one, do not count."""
     label, weight = target_and_weight(label, ignore_label)
     x, z = same_shape(logits, label)
+    z = jnp.where((z < 0) | (z > 1), jnp.nan, z)  # else labels 1 and 2 train to minus infinity
     return averaged(z * jax.nn.softplus(-x) + (1 - z) * jax.nn.softplus(x), weight)
 
 

@@ -15,9 +15,11 @@ from training.loss import along, averaged, label_and_weight
 
 
 def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
-    """1 if the label has the largest logit."""
+    """1 if the label has the largest logit, and no logit is NaN."""
     label, weight = label_and_weight(logits, label, ignore_label)
-    hits = jnp.argmax(logits, axis=-1) == classes(logits, label)
+    best = jnp.argmax(logits, axis=-1)  # of the first NaN, if there is one
+    is_number = ~jnp.isnan(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
+    hits = (best == classes(logits, label)) & is_number
     return averaged(hits.astype(jnp.float32), weight)
 
 

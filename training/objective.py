@@ -14,6 +14,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from ranges import NonNegative, Positive, checked
 from training.base import Objective, Weighted, is_weighted
 from utils import UserError
 
@@ -66,24 +67,30 @@ def output_of_views(apply, x, views):
     return jax.tree.map(lambda out: jnp.tensordot(shares, each(out), 1), output)
 
 
-def mixup(model, loss, metrics, preprocess, augment, alpha: float = 0.2) -> Objective:
+@checked
+def mixup(model, loss, metrics, preprocess, augment, alpha: Positive = 0.2) -> Objective:
     """Train on mixtures of two examples, with the same mixture of their losses; evaluate as
     usual."""
-    if alpha <= 0:
-        raise ValueError(f"alpha: must be above 0, got {alpha}")
+
+    if getattr(model, "exact_inputs", False):
+        fix = "give an mlp one-hot categories instead"
+        raise UserError(f"objective: mixup would mix the codes of categories into others; {fix}")
 
     def mix(key, x):
+        for leaf in jax.tree.leaves(x):  # images may still be integers
+            if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim < 4:
+                found = f"{leaf.dtype}{list(leaf.shape[1:])}"
+                raise UserError(f"mixup: an input holds integers, {found}; it mixes only floats")
         share = jax.random.beta(key, alpha, alpha)
         return jax.tree.map(lambda a: share * a + (1 - share) * a[::-1], x), share
 
     return of_mixtures(mix, model, loss, metrics, preprocess, augment)
 
 
-def cutmix(model, loss, metrics, preprocess, augment, alpha: float = 1.0) -> Objective:
+@checked
+def cutmix(model, loss, metrics, preprocess, augment, alpha: Positive = 1.0) -> Objective:
     """Train on images with a rectangle of another image in them, with the mixture of the two losses
     by area (Yun et al., 2019); evaluate as usual."""
-    if alpha <= 0:
-        raise ValueError(f"alpha: must be above 0, got {alpha}")
 
     def mix(key, x):
         if not hasattr(x, "ndim") or x.ndim != 4:
@@ -126,10 +133,9 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
     return Objective(objective, plain.finish)
 
 
-def denoising(model, loss, metrics, preprocess, augment, noise: float = 0.5) -> Objective:
+@checked
+def denoising(model, loss, metrics, preprocess, augment, noise: NonNegative = 0.5) -> Objective:
     """Train an autoencoder: the clean input is the target of the noisy one; labels are ignored."""
-    if noise < 0:
-        raise ValueError(f"noise: must be at least 0, got {noise}")
 
     def objective(params, state, batch, key, train):
         augment_key, noise_key, model_key = jax.random.split(key, 3)
@@ -280,8 +286,9 @@ def with_precision(model, precision):
         return jax.tree.map(cast_leaf, tree)
 
     def apply(params, state, x, *, train=False, key=None):
-        # One number per example, such as the time of diffusion, keeps its precision.
-        x = jax.tree.map(lambda a: a if jnp.ndim(a) == 1 else cast(a, dtype), x)
+        if not getattr(model, "exact_inputs", False):
+            # One number per example, such as the time of diffusion, keeps its precision.
+            x = jax.tree.map(lambda a: a if jnp.ndim(a) == 1 else cast(a, dtype), x)
         out, state = model.apply(cast(params, dtype), state, x, train=train, key=key)
         return cast(out, jnp.float32), state
 

@@ -21,7 +21,7 @@ from training.options import (
 )
 from training.run import Reader
 from training.tally import NEEDS, MetricPlan
-from training.transforms import NO_STEP, kind_of
+from training.transforms import NO_STEP, check_rate, kind_of
 from utils import UserError, check_takes, made_by, parameters_of
 
 # What the factory of an objective takes, and the function that it returns.
@@ -118,6 +118,9 @@ def compose(parts, plan):
     check_ignored(parts.loss, functions)
     if kind_of(parts.optimizer) == "gradients":
         raise UserError(f"optimizer: {NO_STEP}")
+    for callback in parts.callbacks:
+        if getattr(callback, "lowers_rate", False):
+            check_rate(parts.optimizer, f"callbacks: {type(callback).__name__}", "use a schedule")
     model = with_precision(parts.model, training.precision)
     loss = missing_loss if parts.loss is None else parts.loss
     given = model, loss, functions, parts.preprocess, parts.augment

@@ -6,7 +6,16 @@ import inspect
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import Count, CountOrZero, NonNegative, Positive, Share, at_least, checked
+from ranges import (
+    Count,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    at_least,
+    checked,
+)
 from training.base import Schedule
 from utils import UnknownFact
 
@@ -87,7 +96,7 @@ def late_decay(end: Share = 0.0, exponent: Positive = 3.0, steps: Count | None =
 
 
 @steps_or_epochs
-def exponential(rate: Share, steps: Count | None = None) -> Schedule:
+def exponential(rate: PositiveShare, steps: Count | None = None) -> Schedule:
     """Smooth decay without an end: multiplied by `rate` after every `steps` (or `epochs`)."""
     return lambda step: rate ** (step / steps)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ranges import Count, NonNegative, Positive, Share, checked, regex
+from ranges import Count, NonNegative, Positive, PositiveShare, checked, regex
 from training.base import Optimizer, Schedule
 from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
@@ -41,8 +41,14 @@ def kind_of(optimizer):
 def check_may_change(optimizer, by):
     """Refuse to change the updates of an optimizer by which params go back, as by lookahead."""
     if kind_of(optimizer) == "return":
-        fix = f"put it around {by}, not inside"
+        fix = f"write lookahead({by}(...)), not {by}(lookahead(...))"
         raise ValueError(f"optimizer: {by} would shorten the way back of lookahead; {fix}")
+
+
+def check_rate(optimizer, by, fix):
+    """Refuse to multiply all updates of a run by which params go back."""
+    if kind_of(optimizer) == "return":
+        raise UserError(f"{by} multiplies all updates, also the way back of lookahead; {fix}")
 
 
 def strongest(kinds, other):
@@ -148,7 +154,7 @@ def scaled(optimizer: Optimizer, rate: Positive) -> Optimizer:
 def lookahead(
     optimizer: Optimizer,
     every: Count = 5,
-    share: Share = 0.5,
+    share: PositiveShare = 0.5,
     schedule: Schedule | None = None,
 ) -> Optimizer:
     """An optimizer with slow params. After `every` steps, these move by a `share` of the way to the
@@ -156,6 +162,8 @@ def lookahead(
     share: if it falls, the slow params become an average over more and more steps.
 
     No callback may lower the rate: this would shorten the way back to the slow params, too."""
+    if kind_of(optimizer) == "return":
+        raise ValueError("optimizer: is or contains a lookahead already; keep one of the two")
 
     def init(params):
         step = jnp.zeros((), jnp.int32)
@@ -179,7 +187,7 @@ def lookahead(
 
 
 @checked
-def layer_decay(optimizer: Optimizer, decay: Share, last: str = LAST) -> Optimizer:
+def layer_decay(optimizer: Optimizer, decay: PositiveShare, last: str = LAST) -> Optimizer:
     """The updates of an optimizer, smaller by the factor `decay` for each layer further from the
     output (Bao et al., 2021). The layers are the blocks, by their numbers; leaves that the regex
     `last` matches come after them, and all other leaves before them."""

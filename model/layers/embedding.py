@@ -16,8 +16,9 @@ def embedding_init(key, count, dim, *, init=small_normal):
 @op(any_rank=True)
 def embedding(params, ids):
     """(...) integers -> (..., dim)."""
-    # fill: an id past the end gives NaN, not the last vector
-    return jnp.take(params["weight"], ids, axis=0, mode="fill")
+    # An id past the end, or below 0, gives NaN, not the vector of another id.
+    weight = jnp.asarray(params["weight"])
+    return weight.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
 @op(any_rank=True)

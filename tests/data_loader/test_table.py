@@ -16,9 +16,12 @@ from data_loader.table import csv, encoded, parquet, read_csv
 from inference import convert_tflite
 from inference.load import load_to_export, prepare
 from inference.runtimes import open_model
+from model.lora import lora
+from model.projected import projected
 from model.tabular import tabular as tabular_model
 from tests.processes import run
 from training.checkpoint.safetensor_file import read_record
+from training.objective import with_precision
 from training.preprocess import fitted, tabular
 from utils import UserError
 
@@ -134,6 +137,21 @@ def test_the_model_embeds_the_categories_of_each_column(tables):
     np.testing.assert_allclose(out, by_hand @ head["weight"] + head["bias"], atol=1e-5)
     with pytest.raises(ValueError, match='"one_hot": false'):
         tabular_model((7,), 2, data.columns)
+
+
+def test_half_precision_keeps_the_categories_apart():
+    columns = {"a": (), "b": tuple(map(str, range(1000)))}
+    model = tabular_model((3,), 2, columns)
+    params, state = model.init(jax.random.key(0))
+    params["embeddings"][0]["weight"] *= 50
+    x = jnp.array([[0.5, 0, code] for code in (257, 258, 259, 999, 1000)])
+    out, _ = with_precision(model, "bfloat16").apply(params, state, x)
+    np.testing.assert_allclose(out, model.apply(params, state, x)[0], rtol=0.05, atol=0.05)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    assert model.apply(half, state, x)[0].dtype == jnp.bfloat16
+    around = projected((3,), model, 4, 3), lora(model, ("head/weight",), 1)
+    assert all(other.exact_inputs for other in around)
+    assert not tabular_model((2,), 2, {"a": ()}).exact_inputs
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,8 @@ def test_tokens_are_drawn_with_their_probabilities():
     [
         ([[]], Sampling(), "prompt 0: is empty"),
         ([[1], [1] * 25], Sampling(), "prompt 1: has 25 tokens, the model's context has 24"),
+        ([[1], [3, -2]], Sampling(), "prompt 1: has the token -2, the model's are 0 to 10"),
+        ([[1, 11]], Sampling(), "prompt 0: has the token 11, the model's are 0 to 10"),
         ([[1]], Sampling(temperature=-1), "temperature: must be 0 or more"),
         ([[1]], Sampling(top_k=0), "top_k: must be at least 1"),
         ([[1]], Sampling(top_p=1.5), "top_p: must be above 0"),

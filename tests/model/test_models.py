@@ -174,6 +174,9 @@ def test_dropout_depends_on_the_key_in_training_only(model, shape):
         (mlp, {"dims": ()}, "dims: needs at least one width"),
         (mobilenet, {"width": 0}, "width: must be a finite number above 0, got 0"),
         (mobilenet, {"size": "tiny"}, "size: must be one of 'small', 'large', got 'tiny'"),
+        (vit, {"eps": 0.0}, "eps: must be a finite number above 0, got 0.0"),
+        (mixer, {"eps": -1e-6}, "eps: must be a finite number above 0, got -1e-06"),
+        (convnext, {"layer_scale": 0.0}, "layer_scale: must be a finite number above 0, got 0.0"),
         (mlp, {"dropout": 1.0}, "dropout: must be at least 0 and below 1, got 1.0"),
         (
             mlp,

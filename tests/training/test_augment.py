@@ -87,10 +87,11 @@ def test_a_crop_may_be_filled_with_the_mirror_image():
     assert {v.tobytes() for v in views(random_crop, padding=2, fill="mirror")} == windows
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])
 def test_alternating_flip_shows_every_image_both_ways_in_two_epochs(dtype):
-    images = np.random.default_rng(0).integers(0, 256, (400, 4, 5, 3)).astype(dtype)
-    images = images if dtype == "uint8" else images / np.float32(255)
+    most = 2 if dtype == "bool" else 256
+    images = np.random.default_rng(0).integers(0, most, (400, 4, 5, 3)).astype(dtype)
+    images = images / np.float32(255) if dtype == "float32" else images
     flip = jax.jit(jax.vmap(alternating_flip, (None, 0)))
     first, second, third = (np.asarray(flip(epoch, images)) for epoch in range(3))
     flipped = (first == images[:, :, ::-1]).all((1, 2, 3))
@@ -352,6 +353,21 @@ def test_affine_views_use_the_whole_range_and_stay_in_it(args, measure, reach):
 
 
 @pytest.mark.parametrize(
+    "fn, strengths",
+    [
+        (random_affine, {"rotation": 20.0, "shear": 5.0, "shift": 3.0}),
+        (color_jitter, {"brightness": 0.3, "contrast": 1.5, "saturation": 0.2, "hue": 0.1}),
+    ],
+)
+def test_strengths_can_be_inputs_of_a_program(fn, strengths):
+    """As with training.vary."""
+    image = IMAGE / IMAGE.max()
+    expected = fn(KEYS[0], image, **strengths)
+    found = jax.jit(lambda image, given: fn(KEYS[0], image, **given))(image, strengths)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
     "call, message",
     [
         (lambda x: random_crop(KEYS[0], x, padding=0), "^padding: .* got 0"),
@@ -364,6 +380,8 @@ def test_affine_views_use_the_whole_range_and_stay_in_it(args, measure, reach):
         (lambda x: color_jitter(KEYS[0], x, hue=0.6), "^hue: .* got 0.6"),
         (lambda x: color_jitter(KEYS[0], x.astype(int)), "^color_jitter: .* got int32"),
         (lambda x: rand_augment(KEYS[0], x, magnitude=31), "^magnitude: .* got 31"),
+        (lambda x: random_crop(KEYS[0], x, padding=12), "^padding: must be below 10, .* got 12"),
+        (lambda x: random_affine(KEYS[0], x, shift=12.0), "^shift: must be below 10, .* got 12.0"),
         (lambda x: random_affine(KEYS[0], x, rotation=-1.0), "^rotation: .* got -1.0"),
         (lambda x: random_affine(KEYS[0], x, scale=(1.1, 0.9)), "^scale: "),
         (lambda x: random_affine(KEYS[0], x, shear=90.0), "^shear: .* got 90.0"),

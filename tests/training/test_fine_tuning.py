@@ -17,7 +17,7 @@ from model.mlp import mlp
 from model.vit import vit
 from tests.processes import SMALL, run
 from training.checkpoint import storage
-from training.checkpoint.distillation import distillation
+from training.checkpoint.distillation import distillation, soft_loss
 from training.checkpoint.pretrained import pretrained_from
 from training.fit import fit
 from training.loss import cross_entropy
@@ -280,6 +280,22 @@ def test_distillation_computes_the_formula_of_pytorch(base):
     plain = supervised(STUDENT, cross_entropy, {}, (), ())
     evaluated, expected = (o(params, state, (X, Y), key, False)[0] for o in (objective, plain))
     np.testing.assert_array_equal(evaluated, expected)
+
+
+def test_a_student_learns_nothing_from_what_the_loss_ignores():
+    """Padding tokens, and classes that both networks mask."""
+    drawn = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+    output, taught = np.where(np.arange(4) == 2, -np.inf, drawn)
+    labels, counts = np.array([1, 0, 3, -1, -1]), np.array([1, 1, 1, 0, 0])
+    p, q = (np.exp(a) / np.exp(a).sum(-1, keepdims=True) for a in (taught, output))
+    with np.errstate(all="ignore"):
+        each = np.nansum(p * np.log(p / q), -1)
+    for target, ignored in ((labels, -1), ({"target": labels, "weight": counts}, None)):
+        soft = partial(soft_loss, target=target, temperature=1.0, ignore_label=ignored)
+        value, gradient = jax.value_and_grad(soft)(output, taught)
+        np.testing.assert_allclose(value, each[:3].mean(), rtol=1e-5)
+        assert np.isfinite(gradient).all() and not gradient[3:].any() and gradient[:3].any()
+    np.testing.assert_allclose(soft_loss(output, taught, labels, 1.0, None), each.mean(), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -99,6 +99,12 @@ def test_a_label_outside_the_classes_gives_nan(label):
     assert jnp.isnan(cross_entropy(LOGITS, jnp.int32(label)))
 
 
+@pytest.mark.parametrize("label", [-1, 2, 1.5])
+def test_a_label_that_is_no_probability_gives_nan(label):
+    assert jnp.isnan(binary_cross_entropy(jnp.float32(1), jnp.float32(label)))
+    assert binary_cross_entropy(jnp.float32(1), label, ignore_label=label) == (0, 0)
+
+
 @pytest.mark.parametrize("loss", [mse, mae, huber, binary_cross_entropy])
 def test_shapes_must_agree(loss):
     with pytest.raises(ValueError, match=r"\(7,\).*\(\)"):

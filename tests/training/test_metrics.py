@@ -30,6 +30,11 @@ def macro_f1(predicted, labels):
     return np.mean(scores)
 
 
+@pytest.mark.parametrize("logits", [[np.nan] * 3, [np.nan, 1, 2], [3, np.nan, 2]])
+def test_nan_logits_are_never_right(logits):
+    assert [accuracy(np.float32(logits), np.int32(label)) for label in range(3)] == [0, 0, 0]
+
+
 def test_accuracy():
     best = LOGITS.argmax(-1)
     assert report(accuracy, LOGITS, LABELS) == pytest.approx(np.mean(best == LABELS))

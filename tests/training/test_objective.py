@@ -9,10 +9,12 @@ import pytest
 
 from model.base import Model
 from model.mlp import mlp
+from model.tabular import tabular
 from training.loss import cross_entropy, mse
 from training.metrics import perplexity, rmse
-from training.objective import cutmix, denoising, mixup, supervised
+from training.objective import cutmix, denoising, mixup, supervised, with_precision
 from training.preprocess import to_unit
+from utils import UserError
 
 KEY = jax.random.key(0)
 
@@ -100,6 +102,17 @@ def test_mixup_mixes_inputs_and_losses_in_training_and_is_supervised_in_evaluati
     assert np.abs(by_hand - np.asarray(mixed)).max(1).min() < 1e-4
     plain = supervised(*args)({}, {}, (x, y), KEY, False)[0]
     np.testing.assert_array_equal(mixup(*args, alpha=0.4)({}, {}, (x, y), KEY, False)[0], plain)
+
+
+def test_mixup_refuses_integers_that_stand_for_something_else():
+    model = Model(lambda key: ({}, {}), lambda params, state, x, **_: (x, state))
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, int)
+    for inputs in (np.zeros((4, 9), int), {"sequence": x, "length": y}):
+        with pytest.raises(UserError, match=r"^mixup: an input holds integers, int"):
+            mixup(model, mse, {}, (), ())({}, {}, (inputs, x), KEY, True)
+    columns = {"a": (), "b": ("k", "l")}
+    with pytest.raises(UserError, match=r"^objective: mixup would mix the codes of categories"):
+        mixup(with_precision(tabular((3,), 2, columns), "bfloat16"), mse, {}, (), ())
 
 
 @pytest.mark.slow
@@ -192,7 +205,13 @@ def test_denoising_targets_the_clean_input():
 
 
 @pytest.mark.parametrize(
-    ("factory", "args"), [(mixup, {"alpha": 0}), (cutmix, {"alpha": 0}), (denoising, {"noise": -1})]
+    ("factory", "args"),
+    [
+        (mixup, {"alpha": 0}),
+        (cutmix, {"alpha": float("nan")}),
+        (denoising, {"noise": -1}),
+        (denoising, {"noise": float("inf")}),
+    ],
 )
 def test_an_argument_out_of_range_is_an_error(factory, args):
     with pytest.raises(ValueError, match=f"^{next(iter(args))}: "):

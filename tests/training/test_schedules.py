@@ -142,6 +142,7 @@ def test_ends_are_exact():
         (linear, {"end": 1.5, "steps": 3}, "^end: .* got 1.5"),
         (constant, {"value": -0.1}, "^value: .* got -0.1"),
         (exponential, {"rate": 2.0, "steps": 3}, "^rate: .* got 2.0"),
+        (exponential, {"rate": 0.0, "steps": 3}, "^rate: must be above 0 .* got 0.0"),
         (warmup_cosine, {"total_steps": 100}, "^warmup_steps: not given"),
         (
             warmup_cosine,

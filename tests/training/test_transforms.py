@@ -59,10 +59,12 @@ def test_nothing_may_shorten_the_way_back_of_lookahead():
             "scheduled": lambda: scheduled(optimizer, lambda step: 0.5),  # noqa: B023
         }
         for name, wrap in wrappers.items():
-            with pytest.raises(ValueError, match=f"put it around {name}, not inside"):
+            with pytest.raises(ValueError, match=rf"write lookahead\({name}\("):
                 wrap()
     with pytest.raises(ValueError, match="for gradients, and go uphill"):
         chain(adam(), slow)
+    with pytest.raises(ValueError, match="contains a lookahead already"):
+        lookahead(slow)
     assert lookahead(scaled(adam(), 0.5)).kind == "return"
 
 
@@ -277,6 +279,8 @@ def test_rules_that_do_not_fit_the_params_are_refused(make, message):
         (lambda: decayed_weights(-0.1), "weight_decay"),
         (lambda: decayed_weights(0.1, include="["), "include"),
         (lambda: scaled(adam(), 0.0), "rate"),
+        (lambda: lookahead(adam(), share=0.0), "share"),
+        (lambda: layer_decay(adam(), 0.0), "decay"),
         (lambda: groups([]), "rules"),
         (lambda: groups([["(", adam()]]), "rules"),
     ],

@@ -188,6 +188,34 @@ def test_an_error_without_a_message_is_reported_with_its_line(valid, monkeypatch
         build(valid | {"optimizer": "optax.broken_for_test"}, "c")
 
 
+def test_a_model_with_fewer_outputs_than_classes_is_refused(valid):
+    few = valid | {"model": {"name": "mlp", "args": {"dims": [4], "num_classes": 9}}}
+    with pytest.raises(UserError, match=r"^c: model: has 9 outputs for 10 classes: raise num_cla"):
+        checked_recipe(build(few, "c"))
+    own = few | {"loss": "tests.wiring.test_messages.spread"}
+    with pytest.raises(UserError, match=r"^c: model: has 9 outputs"):
+        checked_recipe(build(own, "c"))
+    checked_recipe(build(own | {"metrics": []}, "c"))  # its outputs may be anything
+    more = {"name": "mlp", "args": {"dims": [4], "num_classes": 11}}
+    checked_recipe(build(valid | {"model": more}, "c"))
+
+
+def test_a_decoder_with_fewer_tokens_than_its_data_is_refused(valid, tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(90, dtype=np.uint8) % 20)
+    data = {"train": str(tmp_path / "t.npy"), "length": 8, "vocab_size": 20}
+    model = {"dim": 8, "depth": 1, "heads": 1}
+    text = {"data": {"name": "tokens", "args": data}, "preprocess": [], "metrics": []}
+    text |= {"loader": {"batch_size": 4}, "model": {"name": "gpt", "args": model}}
+    checked_recipe(build(valid | text, "c"))
+    model["vocab_size"] = 10
+    with pytest.raises(UserError, match=r"^c: model: has 10 outputs for 20 tokens: raise vocab_si"):
+        checked_recipe(build(valid | text, "c"))
+
+
+def spread(output, label):
+    return jnp.var(output)
+
+
 def test_a_loss_is_needed_only_where_the_objective_calls_it(valid, monkeypatch):
     del valid["loss"]
     with pytest.raises(UserError, match=r"^c: loss: is missing, and the objective needs one"):

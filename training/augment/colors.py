@@ -25,12 +25,13 @@ def color_jitter(
 ) -> Augmented:
     """Change brightness, contrast and saturation, in this order, each by a factor between 1 minus
     its argument (at least 0) and 1 plus its argument; then turn the hue by at most `hue` of the
-    colour circle. It works on the raw image: bytes, or floats in [0, 1]."""
+    colour circle. It works on the raw image: bytes, or floats in [0, 1], and clips
+    others to this range."""
     levels = as_levels("color_jitter", x)
     keys = jax.random.split(key, 4)
     changes = (adjust_brightness, brightness), (adjust_contrast, contrast)
     for i, (change, most) in enumerate((*changes, (adjust_saturation, saturation))):
-        low = max(0.0, 1 - most)
+        low = jnp.maximum(0.0, 1 - most)
         levels = change(levels, jax.random.uniform(keys[i], minval=low, maxval=1 + most))
     turn = jax.random.uniform(keys[3], minval=-hue, maxval=hue)
     return as_image(turn_hue(levels, turn), x)

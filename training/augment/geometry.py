@@ -6,10 +6,19 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from ranges import Count, NonNegative, Positive, Range, Share, checked, require
+from ranges import (
+    Count,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Range,
+    Share,
+    checked,
+    is_traced,
+    require,
+)
 from training.base import Augmented
 
-Area = Annotated[float, Range("above 0 and at most 1", exclusiveMinimum=0, maximum=1)]
 Slant = Annotated[float, Range("at least 0 and below 90 degrees", minimum=0, exclusiveMaximum=90)]
 
 
@@ -20,6 +29,8 @@ def random_crop(
     """Shift the image by up to `padding` pixels in each direction; zeros fill the gap, or the
     mirror image of what is beside it."""
     height, width, channels = image_shape(x)
+    if fill == "zeros":
+        check_stays(x, padding=padding)
     top, left = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     modes = {"zeros": "constant", "mirror": "reflect"}
     padded = jnp.pad(x, ((padding, padding), (padding, padding), (0, 0)), modes[fill])
@@ -31,7 +42,7 @@ def random_resized_crop(
     key,
     x,
     *,
-    area: tuple[Area, Area] = (0.08, 1.0),
+    area: tuple[PositiveShare, PositiveShare] = (0.08, 1.0),
     aspect: tuple[Positive, Positive] = (0.75, 4 / 3),
 ) -> Augmented:
     """A random part of the image, resized to the image's size (as in Inception). `area` is the
@@ -54,7 +65,8 @@ def alternating_flip(epoch, x) -> Augmented:
     a hash of the raw image decides. In two epochs the model sees every image and its mirror image,
     which `random_flip` leaves to chance (Jordan, 2024)."""
     image_shape(x)
-    total = jax.lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32).sum()
+    raw = x.astype(jnp.uint8) if x.dtype == bool else x
+    total = jax.lax.bitcast_convert_type(raw, jnp.uint8).astype(jnp.uint32).sum()
     half = total * jnp.uint32(0x9E3779B1) >> 31
     return jnp.where((half + epoch) % 2 == 1, x[:, ::-1], x)
 
@@ -68,7 +80,7 @@ def random_erase(
     x,
     *,
     probability: Share = 0.5,
-    area: tuple[Area, Area] = (0.02, 0.33),
+    area: tuple[PositiveShare, PositiveShare] = (0.02, 0.33),
     aspect: tuple[Positive, Positive] = (0.3, 3.3),
 ) -> Augmented:
     """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
@@ -101,9 +113,10 @@ def random_affine(
     `shift` pixels. Zeros fill the parts from outside the image."""
     ascending_pair(scale=scale)
     image_shape(x)
+    check_stays(x, shift=shift)
     turn_key, shear_key, scale_key, shift_key = jax.random.split(key, 4)
-    turn = math.radians(rotation) * jax.random.uniform(turn_key, minval=-1.0)
-    slant = math.radians(shear) * jax.random.uniform(shear_key, minval=-1.0)
+    turn = rotation * (math.pi / 180) * jax.random.uniform(turn_key, minval=-1.0)
+    slant = shear * (math.pi / 180) * jax.random.uniform(shear_key, minval=-1.0)
     low, high = math.log(scale[0]), math.log(scale[1])
     size = jnp.exp(jax.random.uniform(scale_key, minval=low, maxval=high))
     turned = jnp.array([[jnp.cos(turn), -jnp.sin(turn)], [jnp.sin(turn), jnp.cos(turn)]])
@@ -122,6 +135,13 @@ def ascending_pair(**arguments):
     require(
         arguments, lambda x: 0 < x[0] <= x[1] < math.inf, "two ascending finite numbers above 0"
     )
+
+
+def check_stays(x, **pixels):
+    """Refuse a shift by so many pixels that nothing of an image may be left."""
+    side = min(x.shape[:2])
+    below = f"below {side}, the shorter side of the images"
+    require(pixels, lambda count: is_traced(count) or count < side, below)
 
 
 def crop_box(key, height, width, area, aspect, tries=10):

@@ -9,6 +9,7 @@ from model.base import Model
 from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
 from training.checkpoint.pretrained import digest_of, pretrained_from
+from training.loss import averaged, target_and_weight
 from training.objective import inputs, metrics_per_example, summed, supervised
 from training.options import PretrainedOptions
 from utils import UserError
@@ -31,7 +32,8 @@ def distillation(
     weights of the teacher, like `training.pretrained`. An evaluation is as usual."""
     plain = supervised(model, loss, metrics, preprocess, augment)
     params, state = weights_of(teacher, weights)
-    divergence = jax.vmap(partial(soft_divergence, temperature=temperature))
+    ignored = getattr(loss, "keywords", {}).get("ignore_label")
+    divergence = jax.vmap(partial(soft_loss, temperature=temperature, ignore_label=ignored))
 
     def objective(own, own_state, batch, key, train):
         if not train:
@@ -45,7 +47,7 @@ def distillation(
             shapes = f"{taught.shape[1:]}, the model {output.shape[1:]}"
             raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
         losses, terms = summed(jax.vmap(loss)(output, target))
-        losses = mixed(losses, divergence(output, taught), weight)
+        losses = mixed(losses, divergence(output, taught, target), weight)
         return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
     digest = digest_of({"params": params, "state": state})
@@ -70,7 +72,20 @@ def mixed(hard, soft, weight):
     return (1 - weight) * hard + weight * soft
 
 
+def soft_loss(output, taught, target, temperature, ignore_label):
+    """The divergence of one example; of a sequence the mean over the tokens that count in the
+    loss."""
+    divergence = soft_divergence(output, taught, temperature)
+    has_weights = isinstance(target, dict) and target.keys() == {"target", "weight"}
+    if ignore_label is None and not has_weights:
+        return divergence.mean()
+    _, weight = target_and_weight(target, ignore_label)
+    return averaged(divergence, weight).value
+
+
 def soft_divergence(output, taught, temperature):
-    """temperature**2 * KL(teacher || model) of one example; the mean over a sequence."""
+    """temperature**2 * KL(teacher || model) of each distribution over the last axis."""
     model, teacher = (jax.nn.log_softmax(a / temperature) for a in (output, taught))
-    return temperature**2 * (jnp.exp(teacher) * (teacher - model)).sum(-1).mean()
+    shares = jnp.exp(teacher)
+    # A class that both mask by a logit of -inf contributes 0 * (-inf + inf), which must be 0.
+    return temperature**2 * jnp.where(shares == 0, 0, shares * (teacher - model)).sum(-1)

@@ -7,6 +7,7 @@ from ranges import Positive, checked
 from training.base import Objective
 from training.loss import at_least_float32
 from training.objective import inputs, x_of
+from utils import UserError
 
 
 @checked
@@ -18,6 +19,9 @@ def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.
     keys."""
 
     def objective(params, state, batch, key, train, mask):
+        if train and len(mask) < 2:
+            fix = "raise loader.batch_size, or lower training.accumulate"
+            raise UserError(f"objective: simclr compares examples, and a batch has only one; {fix}")
         *view_keys, model_key = jax.random.split(key, 3)
         views = [inputs(preprocess, augment, k, x_of(batch)) for k in view_keys]
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *views)

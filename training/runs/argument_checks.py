@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from types import FunctionType
 
 import jax
@@ -16,8 +17,11 @@ import numpy as np
 from data_loader.base import Data
 from data_loader.nest import named_nest
 from training.base import Callback, Optimizer, Schedule, Tracked, Tracker
-from training.objective import cutmix, mixup, supervised
+from training.loss import cross_entropy
+from training.metrics import accuracy, f1, perplexity, top_k_accuracy
+from training.objective import cutmix, mixup, outputs, supervised
 from training.recipe import part_name
+from training.runs.shape_check import shapes_of_batch
 from training.tally import NEEDS
 from training.watching.hooks import HOOKS, callback_name
 from utils import PACKAGE, UserError, first_line
@@ -36,6 +40,8 @@ HOMES = {
     "update": ("training.update", "training.objectives"),
 }
 # The kinds whose functions make the part, so that the user calls them.
+SUPERVISED = (supervised, mixup, cutmix)  # the objectives that compare outputs with targets
+OF_CLASSES = (cross_entropy, accuracy, top_k_accuracy, perplexity, f1)
 MADE = {"optimizer": Optimizer, "schedule": Schedule, "callbacks": Callback, "trackers": Tracker}
 
 
@@ -277,9 +283,28 @@ def check_callbacks(recipe, data):
             callback.check(recipe.model, data)
 
 
+def check_classes(parts, recipe, template):
+    """Refuse a model with fewer outputs than its data has classes or tokens, where the loss or a
+    metric compares them: it would be NaN, or never right, for a class without an output."""
+    functions = [parts.loss, *(rule.function for rule in recipe.metric_plan.rules.values())]
+    compares = any(getattr(function, "func", function) in OF_CLASSES for function in functions)
+    if not compares or getattr(parts.objective, "func", parts.objective) not in SUPERVISED:
+        return
+    x, labels = shapes_of_batch(parts.data.example, recipe.loader, "train")
+    classes, tokens = (getattr(parts.data, n, None) for n in ("num_classes", "vocab_size"))
+    count, is_text = (tokens, True) if classes is None else (classes, False)
+    made = partial(outputs, recipe.model, recipe.preprocess)
+    shape = getattr(jax.eval_shape(made, template.params, template.state, x), "shape", ())
+    labels = labels["target"] if isinstance(labels, dict) and "target" in labels else labels
+    of_labels = shape[:-1] == getattr(labels, "shape", None) and len(shape) > 1 + is_text
+    if count and of_labels and jnp.issubdtype(labels.dtype, jnp.integer) and shape[-1] < count:
+        what = "tokens: raise vocab_size" if is_text else "classes: raise num_classes"
+        raise UserError(f"model: has {shape[-1]} outputs for {count} {what}, or leave it out")
+
+
 def check_pairs(sets, objective):
     """Refuse a single array where the objective needs pairs, as from fit(model, x, y)."""
-    if getattr(objective, "func", objective) not in (supervised, mixup, cutmix):
+    if getattr(objective, "func", objective) not in SUPERVISED:
         return
     for name, data in sets.items():
         if hasattr(data, "dtype") and hasattr(data, "shape"):

@@ -16,6 +16,7 @@ from training.recipe import compose
 from training.runs.sets import split_sets
 from training.runs.start import checked_recipe, computed_statistics
 from training.trainer import Trainer
+from training.transforms import check_rate
 from training.update import first_bad_step
 from training.watching.console import silenced
 from utils import DONE, RunError, UserError
@@ -45,6 +46,7 @@ def find_lr(parts, steps):
     if steps < FEWEST:
         raise UserError(f"--find-lr: takes at least {FEWEST} steps, got {steps}")
     recipe, sets = ready(parts)
+    check_rate(recipe.optimizer, "--find-lr", "test the optimizer inside of it alone")
     rates = learning_rates(parts.config["optimizer"], "optimizer")
     rates |= learning_rates(parts.config["update"], "update")
     name, first = next(iter(rates.items()), ("the factor of all updates", 1.0))

@@ -23,7 +23,7 @@ from training.preprocess import bound, fitted, recorded_statistics, with_statist
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
-from training.runs.argument_checks import check_callbacks, check_hooks
+from training.runs.argument_checks import check_callbacks, check_classes, check_hooks
 from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
@@ -44,7 +44,9 @@ def checked_recipe(parts, resumed=False):
         check_arguments(parts.config)
         recipe = compose(parts, Plan.on_paper(parts.mesh, parts.sharding))
         check_callbacks(recipe, parts.data)
-        return recipe, check_shapes(recipe, parts.data.example, sizes_of(parts), resumed)
+        template = check_shapes(recipe, parts.data.example, sizes_of(parts), resumed)
+        check_classes(parts, recipe, template)
+        return recipe, template
     except UserError as error:
         raise UserError(f"{parts.source}: {error}") from error
 
@@ -107,9 +109,8 @@ def trainer_ahead(recipe, parts):
     data will be streamed, or that preprocessing needs statistics of the data. If the loaded data
     does not suit the Trainer, another one is made."""
     sizes, example = sizes_of(parts), parts.data.example
-    if not getattr(parts.data, "resident", True):
-        return None
-    if not isinstance(example, tuple | list) or len(example) != 2:
+    is_pair = isinstance(example, tuple | list) and len(example) == 2
+    if not is_pair or not getattr(parts.data, "resident", True):
         return None
     validation = [name for name in sizes if name not in ("train", "test")]
     order = ["train", *validation, *({"test"} & sizes.keys())]

@@ -15,6 +15,7 @@ optional:
 monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
 needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", ...
+lowers_rate     True: it may return an lr_scale, so that a run with `lookahead` is refused at once
 metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device; the
                 results are in the View's `arrays`
 observer        True: its on_step_end returns nothing and does not read states(), so that the steps
@@ -39,6 +40,7 @@ from jax.tree_util import tree_structure
 
 from file_io import is_alike
 from training.devices.processes import agreed, from_first, is_first, several
+from training.transforms import check_rate
 from training.watchers import NEVER, Reply
 from utils import RunError, UserError, cut, relative_path
 
@@ -57,8 +59,8 @@ class CallbackFailed(Exception):
 class Callbacks:
     """The watcher that calls the user's callbacks."""
 
-    def __init__(self, callbacks, view):
-        self.all, self.view = callbacks, view
+    def __init__(self, callbacks, view, optimizer=None):
+        self.all, self.view, self.optimizer = callbacks, view, optimizer
         # {id of a callback: its latest lr_scale}. The key None holds the scale of the checkpoint of
         # a resumed run whose callbacks were others.
         self.keys = [None, *map(id, callbacks)]
@@ -89,6 +91,8 @@ class Callbacks:
         """Call a hook of every callback, or of `callbacks`, and return their replies as a Reply."""
         callbacks = self.all if callbacks is None else callbacks
         replies = notify(filter(is_called_here, callbacks), hook, self.view, always)
+        if replies["lr_scales"]:
+            check_rate(self.optimizer, "callbacks: an lr_scale", "use a schedule")
         self.scales |= replies["lr_scales"]
         scale = math.prod(self.scales.values()) if replies["lr_scales"] else None
         reply = Reply(replies["stop"], lr_scale=scale, values=replies["values"])

@@ -31,11 +31,11 @@ def unembedding(t, params, x):
 
 
 def embedding(t, params, ids):
-    """As in JAX: nan for an id past the end, and a negative id counts from the end."""
+    """As in JAX: nan for an id past the end, or below 0."""
     weight = params["weight"]
     count = weight.shape[0]
     ids = ids if ids.dtype in (np.int32, np.int64) else t.cast(ids, np.int64)
-    possible = t.Clip(ids, *(np.asarray(end, ids.dtype) for end in (-count, count - 1)))
+    possible = t.Clip(ids, *(np.asarray(end, ids.dtype) for end in (0, count - 1)))
     inside = t.Unsqueeze(t.Equal(ids, possible), np.array([-1]))
     return t.Where(inside, t.Gather(weight, possible, axis=0), t.number(np.nan))
 

@@ -86,11 +86,10 @@ def same_start(kernel, stride):
 
 
 def embedding(target, params, ids):
-    """As in JAX: nan for an id past the end, and a negative id counts from the end."""
+    """As in JAX: nan for an id past the end, or below 0."""
     weight = params["weight"]
     count = weight.shape[0]
     ids = as_index(ids)
-    ids = tf.where(ids < 0, ids + count, ids)
     rows = tf.gather(weight, limited(ids, 0, count - 1))
     inside = tf.logical_and(ids >= 0, ids < count)
     return tf.where(tf.expand_dims(inside, -1), rows, np.float32(np.nan))

@@ -1,5 +1,6 @@
 """The embedding layer against Flax's."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen
@@ -19,5 +20,9 @@ def test_equals_flax(dtype):
     assert_same(lambda params: embedding(params, IDS), reference, params, dtype=dtype)
 
 
-def test_an_id_past_the_end_gives_nan():
-    assert jnp.isnan(embedding(random_params(embedding_init, 5, 4), jnp.array(5))).all()
+@pytest.mark.parametrize("i", [5, -1, -5, -6])
+def test_an_id_past_the_end_or_below_0_gives_nan(i):
+    params = random_params(embedding_init, 5, 4)
+    assert jnp.isnan(embedding(params, jnp.array(i, jnp.int8))).all()
+    gradient = jax.grad(lambda params: jnp.nansum(embedding(params, jnp.array([i, 2]))))(params)
+    assert gradient["weight"].any(1).tolist() == [False, False, True, False, False]

@@ -131,6 +131,8 @@ def test_tokens_after_the_length_change_nothing(pool):
         apply({"sequence": np.where(padding, fill, tokens), "length": LENGTHS}) for fill in (0, 8)
     )
     np.testing.assert_array_equal(first, other)
+    whole, longer = (apply({"sequence": tokens, "length": np.full(BATCH, n)}) for n in (STEPS, 99))
+    np.testing.assert_array_equal(whole, longer)
     cut = LENGTHS.copy()
     cut[0] -= 1
     changed = (apply({"sequence": tokens, "length": cut}) != first).any(1)

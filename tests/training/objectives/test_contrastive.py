@@ -15,6 +15,7 @@ from training.gradient import gradient
 from training.objectives.contrastive import nt_xent, simclr
 from training.optimizers import adam
 from training.watching.callbacks.linear_probe import fitted, linear_probe
+from utils import UserError
 
 T = 0.3
 ALL = np.ones(5, bool)
@@ -58,6 +59,12 @@ def test_what_fills_up_a_batch_is_neither_compared_nor_finite_by_chance():
             np.testing.assert_allclose(a[:3], b, rtol=1e-5)
     alone, _ = loss(z[[0, 5]], ALL[:1], T)
     np.testing.assert_allclose(alone, 0, atol=1e-6)  # there is no other example
+
+
+def test_one_example_alone_is_refused():
+    options = {"objective": simclr, "loss": None, "optimizer": adam(0.01), "batch_size": 4}
+    with pytest.raises(UserError, match=r"a batch has only one; .* lower training.accumulate"):
+        fit(mlp((4,), 3, dims=(8,)), normal(0, 8, 4), **options, epochs=1, accumulate=4)
 
 
 @pytest.mark.slow

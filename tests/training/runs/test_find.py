@@ -62,6 +62,14 @@ def test_finds_all_learning_rates_of_an_optimizer():
     }
 
 
+def test_the_rate_of_lookahead_is_not_tested(tmp_path):
+    """The factor would multiply the way back to the slow params, too."""
+    slow = {"name": "lookahead", "args": {"optimizer": CONFIG["optimizer"]}}
+    config = CONFIG | {"checkpoint": {"dir": str(tmp_path)}, "optimizer": slow}
+    with pytest.raises(UserError, match=r"--find-lr multiplies all updates, also .* lookahead"):
+        find_lr(build(config, "c.json"), 60)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [{}, {"replicas": 2}], ids=str)
 def test_find_lr_measures_the_run_and_leaves_only_a_page(tmp_path, capsys, training):

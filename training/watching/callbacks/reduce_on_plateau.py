@@ -35,6 +35,8 @@ def reduce_on_plateau(
 
 
 class ReduceOnPlateau:
+    lowers_rate = True
+
     def __init__(self, monitor, mode, factor, patience, min_delta, cooldown, min_scale, every):
         self.monitor, self.mode, self.factor, self.patience = monitor, mode, factor, patience
         self.min_delta, self.cooldown, self.min_scale = min_delta, cooldown, min_scale

@@ -9,7 +9,11 @@ import numpy as np
 import optax
 import pytest
 
+from model.mlp import mlp
 from tests.training.watching.callbacks.fake import view
+from training.fit import fit
+from training.optimizers import sgd
+from training.transforms import lookahead
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
 from utils import UserError
 
@@ -130,3 +134,18 @@ def test_values_out_of_range_are_refused_by_name(options, argument):
 def test_a_metric_whose_better_direction_is_unknown_is_refused():
     with pytest.raises(UserError, match="reduce_on_plateau: mode: cannot tell"):
         reduce_on_plateau(monitor="val_score").sign()
+
+
+class Lowers:
+    def on_epoch_end(self, view):
+        return {"lr_scale": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("callback", "who"), [(reduce_on_plateau(), "ReduceOnPlateau"), (Lowers(), "an lr_scale")]
+)
+def test_the_way_back_of_lookahead_is_not_shortened(callback, who):
+    x, y = np.zeros((8, 4), np.float32), np.zeros(8, int)
+    settings = {"optimizer": lookahead(sgd(0.1)), "batch_size": 4, "epochs": 1}
+    with pytest.raises(UserError, match=f"^callbacks: {who} multiplies all updates, .*lookahead"):
+        fit(mlp((4,), 2), (x, y), (x, y), **settings, callbacks=[callback])
