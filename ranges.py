@@ -7,9 +7,12 @@ import math
 import operator
 import re
 import sys
+from contextlib import suppress
 from numbers import Real
 from types import UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
+
+from utils import UserError
 
 
 def require(arguments, is_valid, requirement):
@@ -131,6 +134,17 @@ def checked(function):
         return function(*args, **kwargs)
 
     return call
+
+
+def check_takes(what, function, names):
+    """Refuse a function that cannot be called with as many arguments as there are names."""
+    with suppress(ValueError):  # it has no signature
+        try:
+            inspect.signature(function).bind(*names)
+        except TypeError as error:
+            own = getattr(function, "__name__", type(function).__name__)
+            needed = f"must take ({', '.join(names)})"
+            raise UserError(f"{what}: {own}{inspect.signature(function)} {needed}") from error
 
 
 def regex(**arguments):

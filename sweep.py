@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from file_io import read_json
-from utils import DONE, UserError, open_closed_streams, parse_words, run_command
+from utils import DONE, UserError, open_closed_streams, run_command
+from wiring.config import parse_words
 
 ROOT = Path(__file__).resolve().parent
 

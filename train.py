@@ -24,11 +24,10 @@ from utils import (
     PACKAGE,
     UserError,
     open_closed_streams,
-    parse_words,
     shown_if_slow,
 )
 from wiring.build import build
-from wiring.config import override, read_layers, refuse_elsewhere, show
+from wiring.config import override, parse_words, read_layers, refuse_elsewhere, show
 from wiring.extends import table as table_of_sources
 from wiring.own_modules import look_in
 from wiring.parts import KINDS, listing

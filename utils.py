@@ -69,21 +69,6 @@ def run_command(command, interrupted="interrupted"):
         return INTERRUPTED
 
 
-def parse_words(parser, argv):
-    """The arguments of a command line that takes overrides, which are words without an option."""
-    arguments, unknown = parser.parse_known_intermixed_args(argv)
-    if not unknown:
-        return arguments
-    words, fix = sys.argv[1:] if argv is None else list(argv), ""
-    option, value = unknown[0].lstrip("-").partition("=")[::2]
-    after = words[words.index(unknown[0]) + 1 :] if unknown[0] in words else []
-    if "." in option:
-        fix = f"; an override is no option, write {option}={value or (after or ['VALUE'])[0]}"
-    elif after and "=" in after[0]:
-        fix = f"; an override needs no option, write {after[0]} alone"
-    return parser.error(f"unrecognized arguments: {' '.join(unknown)}{fix}")
-
-
 def did_you_mean(value, names):
     """A hint at the most similar of the names; "" if none is similar."""
     near = difflib.get_close_matches(str(value), names, n=1)
@@ -121,17 +106,6 @@ def parameters_of(function):
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return {}
-
-
-def check_takes(what, function, names):
-    """Refuse a function that cannot be called with as many arguments as there are names."""
-    with suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(function).bind(*names)
-        except TypeError as error:
-            own = getattr(function, "__name__", type(function).__name__)
-            needed = f"must take ({', '.join(names)})"
-            raise UserError(f"{what}: {own}{inspect.signature(function)} {needed}") from error
 
 
 def made_by(place, factory, *arguments, **options):

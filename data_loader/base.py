@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, NewType, Protocol
 import numpy as np
 
 from data_loader.nest import map_nest, named_nest
-from utils import RunError, UserError, check_takes, where_and_why
+from ranges import check_takes
+from utils import RunError, UserError, where_and_why
 
 
 class Dataset(Protocol):

@@ -25,9 +25,9 @@ from utils import (  # noqa: E402
     FAILED,
     UserError,
     open_closed_streams,
-    parse_words,
     run_command,
 )
+from wiring.config import parse_words  # noqa: E402
 
 FORMATS = ("tflite", "onnx", "stablehlo")
 DEFAULT_FORMATS = ("tflite", "onnx")

@@ -8,7 +8,7 @@ A loss may return a dict of terms: their sum is minimized, and each is reported 
 loss or a metric may be Weighted, for example by the number of tokens in a sequence.
 """
 
-from functools import partial, wraps
+from functools import partial
 from typing import Literal
 
 import jax
@@ -157,7 +157,7 @@ def x_of(batch):
 def inputs(preprocess, augment, key, x):
     """A batch of raw inputs, preprocessed and augmented example by example. Augmentations with the
     attribute `of_raw`, such as changes of colours, come before preprocessing. Augmentations with
-    `by_epoch` have been applied before: see `with_epochs`."""
+    `by_epoch` have been applied before: see `with_epochs` of training/update.py."""
     batch_size = len(jax.tree.leaves(x)[0])
 
     def augmented(x, of_raw):
@@ -175,24 +175,6 @@ def inputs(preprocess, augment, key, x):
 def is_marked(fn, attribute):
     """Whether a function, also under functools.partial, has an attribute."""
     return getattr(getattr(fn, "func", fn), attribute, False)
-
-
-def with_epochs(update, augment, steps):
-    """The Update whose step begins with `augmented_by_epoch`; an epoch has `steps` steps."""
-    functions = [fn for fn in augment if is_marked(fn, "by_epoch")]
-    if not functions:
-        return update
-    if steps is None:
-        name = getattr(functions[0], "func", functions[0]).__name__
-        raise UserError(
-            f"augment: {name} needs to know how many batches an epoch has; give the data a __len__"
-        )
-
-    @wraps(update.step)
-    def step(ts, batch, valid):
-        return update.step(ts, augmented_by_epoch(functions, ts.step // steps, batch), valid)
-
-    return update._replace(step=step)
 
 
 def augmented_by_epoch(augment, epoch, batch):

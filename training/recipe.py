@@ -10,8 +10,9 @@ import jax
 
 from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
+from ranges import check_takes
 from training.base import Objective, Optimizer, Tracked, TrainState, Update, unchanged
-from training.objective import augmented_by_epoch, inputs, with_epochs, with_precision
+from training.objective import augmented_by_epoch, inputs, with_precision
 from training.options import (
     CheckpointOptions,
     LoaderOptions,
@@ -22,7 +23,8 @@ from training.options import (
 from training.run import Reader
 from training.tally import NEEDS, MetricPlan
 from training.transforms import NO_STEP, check_rate, kind_of
-from utils import UserError, check_takes, made_by, parameters_of
+from training.update import with_epochs
+from utils import UserError, made_by, parameters_of
 
 # What the factory of an objective takes, and the function that it returns.
 FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")

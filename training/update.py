@@ -3,14 +3,16 @@
 updates the counters and refuses what is not finite.
 """
 
+from functools import wraps
+
 import jax
 import jax.numpy as jnp
 
 from training import tally
 from training.base import FROZEN, Update, is_weighted
 from training.gradient import gradient, terms_of
-from training.objective import shapes_of_values
-from utils import path_name
+from training.objective import augmented_by_epoch, is_marked, shapes_of_values
+from utils import UserError, path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes, in the order of computation
 NO_METRICS = tally.MetricPlan()
@@ -83,6 +85,24 @@ def accepted(ts, new, grads, losses, metrics, mask):
 def made_of(ts):
     """{field: what a step makes} of a state."""
     return {name: getattr(ts, name) for name in MADE}
+
+
+def with_epochs(update, augment, steps):
+    """The Update whose step begins with `augmented_by_epoch`; an epoch has `steps` steps."""
+    functions = [fn for fn in augment if is_marked(fn, "by_epoch")]
+    if not functions:
+        return update
+    if steps is None:
+        name = getattr(functions[0], "func", functions[0]).__name__
+        raise UserError(
+            f"augment: {name} needs to know how many batches an epoch has; give the data a __len__"
+        )
+
+    @wraps(update.step)
+    def step(ts, batch, valid):
+        return update.step(ts, augmented_by_epoch(functions, ts.step // steps, batch), valid)
+
+    return update._replace(step=step)
 
 
 def loop_for(ts, stacked):

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 
 from file_io import DEEPEST, is_deep, parse_json, read_value
@@ -169,6 +170,21 @@ def unusable_values(value, path=""):
         yield path, f"must not contain the character {show(bad[0])}, found {show(value)}"
     if isinstance(value, float) and not math.isfinite(value):
         yield path, f"must be a finite number, found {show(value)}"
+
+
+def parse_words(parser, argv):
+    """The arguments of a command line that takes overrides, which are words without an option."""
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if not unknown:
+        return arguments
+    words, fix = sys.argv[1:] if argv is None else list(argv), ""
+    option, value = unknown[0].lstrip("-").partition("=")[::2]
+    after = words[words.index(unknown[0]) + 1 :] if unknown[0] in words else []
+    if "." in option:
+        fix = f"; an override is no option, write {option}={value or (after or ['VALUE'])[0]}"
+    elif after and "=" in after[0]:
+        fix = f"; an override needs no option, write {after[0]} alone"
+    return parser.error(f"unrecognized arguments: {' '.join(unknown)}{fix}")
 
 
 def override(config, text):

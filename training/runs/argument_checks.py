@@ -4,11 +4,9 @@ gets: what was passed, and what to pass instead."""
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from types import FunctionType
 
 import jax
 import jax.numpy as jnp
@@ -209,23 +207,6 @@ def check_side(name, side, values, pair):
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):
         fix = f"pass one array: np.stack({side})"
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
-
-
-def check_iterators(sets, training):
-    """Refuse an iterator, such as a generator, as a set that is read more than once. A class of the
-    user's own may begin again although its __iter__ returns itself."""
-    ends_early = training.max_steps or training.max_seconds or training.limit_batches
-    for name, data in sets.items():
-        data = getattr(data, "iterable", data)
-        if not isinstance(data, Iterator) or isinstance(type(data).__iter__, FunctionType):
-            continue
-        why = "a held-out set is read several times"
-        if name == "train":
-            if training.epochs == 1 or ends_early:
-                continue
-            why = f"epochs is {training.epochs}"
-        fix = "pass a list of batches, or an object whose __iter__ begins again"
-        raise UserError(f"{name}: is an iterator, which can be read only once, and {why}; {fix}")
 
 
 def check_hooks(callbacks):

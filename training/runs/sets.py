@@ -1,6 +1,8 @@
 """The datasets of a run by name: train, validation sets, test."""
 
 import re
+from collections.abc import Iterator
+from types import FunctionType
 
 import numpy as np
 
@@ -40,6 +42,23 @@ def split_sets(sets, loader, overfit=0):
     """The sets of a run from the sets that a Data loads."""
     validation = {name: sets[name] for name in sets if name not in ("train", "test")}
     return datasets(sets["train"], validation, sets.get("test"), loader, overfit)
+
+
+def check_iterators(sets, training):
+    """Refuse an iterator, such as a generator, as a set that is read more than once. A class of the
+    user's own may begin again although its __iter__ returns itself."""
+    ends_early = training.max_steps or training.max_seconds or training.limit_batches
+    for name, data in sets.items():
+        data = getattr(data, "iterable", data)
+        if not isinstance(data, Iterator) or isinstance(type(data).__iter__, FunctionType):
+            continue
+        why = "a held-out set is read several times"
+        if name == "train":
+            if training.epochs == 1 or ends_early:
+                continue
+            why = f"epochs is {training.epochs}"
+        fix = "pass a list of batches, or an object whose __iter__ begins again"
+        raise UserError(f"{name}: is an iterator, which can be read only once, and {why}; {fix}")
 
 
 def check_names(sets):

@@ -30,9 +30,8 @@ from training.trainer import Trainer
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
 
-VISIBLE_WITHIN = (
-    30  # seconds that a network file system may take to show a new folder to other hosts
-)
+# Seconds that a network file system may take to show a new folder to other hosts.
+VISIBLE_WITHIN = 30
 
 logger = logging.getLogger("main")
 
