@@ -38,7 +38,8 @@ def tabular(
         return params | {"embeddings": [embedding_init(k, n, embed_dim) for k, n in pairs]}, state
 
     def apply(params, state, x, *, train=False, key=None):
-        ids = x[:, numbers:].astype(jnp.int32)
+        # Below 0, as in the random inputs with which an export is checked, is unknown, as 0 is.
+        ids = jnp.maximum(x[:, numbers:].astype(jnp.int32), 0)
         vectors = [embedding(p, ids[:, i]) for i, p in enumerate(params["embeddings"])]
         dtype = vectors[0].dtype if vectors else x.dtype
         x = jnp.concatenate([x[:, :numbers].astype(dtype), *vectors], axis=1)

@@ -147,6 +147,8 @@ def test_half_precision_keeps_the_categories_apart():
     x = jnp.array([[0.5, 0, code] for code in (257, 258, 259, 999, 1000)])
     out, _ = with_precision(model, "bfloat16").apply(params, state, x)
     np.testing.assert_allclose(out, model.apply(params, state, x)[0], rtol=0.05, atol=0.05)
+    unknown = (model.apply(params, state, jnp.array([[0.5, 0, c]]))[0] for c in (0.0, -3.0))
+    np.testing.assert_array_equal(*unknown)
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     assert model.apply(half, state, x)[0].dtype == jnp.bfloat16
     around = projected((3,), model, 4, 3), lora(model, ("head/weight",), 1)
