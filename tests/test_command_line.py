@@ -187,7 +187,7 @@ X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 3
         (
             ["-c", "small.json", 'objective={"name": "mixup", "args": {"alpha": -1}}'],
             2,
-            "objective.args.alpha: must be above 0",
+            "objective.args.alpha: must be a finite number above 0",
         ),
         (
             ["-c", "small.json", 'optimizer={"name": "adamw", "args": {"exclude": "bogus"}}'],

@@ -290,7 +290,7 @@ def view_of(run):
         ("deep", start(jsonl("deep/er/a.jsonl"))),
         ("wandb", start(Wandb(None, None, None, None, (), None, "allow", "offline"))),
         ("train.log", lambda run: set_up_logging(ROOT, run / "train.log")),
-        ("model", lambda run: run_folder.describe(run, {}, {}, ROOT)),
+        ("model", lambda run: run_folder.describe(run, {}, {}, ROOT, {})),
     ],
 )
 @pytest.mark.parametrize("exists", [True, False])
