@@ -104,7 +104,8 @@ class Records:
         example = self.parsed(index)
         for name, dtype in types_of(example).items():
             first = self.types.get(name, dtype)
-            if dtype.kind != first.kind:
+            is_wider = dtype.kind in "iu" and not np.can_cast(dtype, first)
+            if dtype.kind != first.kind or is_wider:
                 where = f"{self.files.name(index)}: {name or 'its example'} is {dtype}"
                 raise UserError(f"{where}, but {first} in {self.files.name(0)}; write one type")
         return example

@@ -71,6 +71,12 @@ def huggingface(
     if kind(features[column]) == "Image":
         need_pillow("huggingface")
     classes = classes_of(features[y], sets["train"], y)
+    for key, rows in sets.items():
+        own = tuple(getattr(rows.features[y], "names", None) or classes)
+        if own != classes:
+            why = f"numbers its classes as {cut(str(own), 200)}, not as {cut(str(classes), 200)}"
+            fix = "cast both splits to one datasets.ClassLabel"
+            raise UserError(f"{titles[key]}: column {y!r} {why} of the training set; {fix}")
     num_classes = len(classes) or largest(sets, y)
     parse = partial(example, x=column, y=y, classes=classes, image_size=image_size, color=color)
     records = {
@@ -244,7 +250,7 @@ def largest(sets, name):
 
 def table_of(rows, title, columns):
     """The Table of some columns of numbers, texts and classes."""
-    cells = {}
+    cells, texts = {}, set()
     for name in dict.fromkeys(columns):
         feature = rows.features[name]
         if not is_scalar(feature):
@@ -255,4 +261,6 @@ def table_of(rows, title, columns):
         if names:
             values = [names[v] if v is not None and v >= 0 else None for v in values]
         cells[name] = list(map(table.as_text, values))
-    return table.Table(title, cells, list(range(1, 1 + len(rows))))
+        if names or kind(feature) in ("string", "large_string", "bool"):
+            texts.add(name)
+    return table.Table(title, cells, list(range(1, 1 + len(rows))), frozenset(texts))

@@ -224,7 +224,11 @@ def first_inputs(dataset, options, limit=None):
     if not has_items(dataset):
         yield from (map_nest(np.asarray, batch[0]) for batch in islice(dataset, limit))
         return
-    size = options.batch_size if limit else 1024
+    size = options.batch_size
+    if not limit:  # a batch is converted to float64
+        first = map_nest(np.size, read_example(dataset, 0)[0])
+        numbers = sum(count for _, count in named_nest(first))
+        size = max(1, min(1024, 2**24 // max(1, numbers)))
     order = {"seed": 0, "epoch": 1, "shuffle": bool(limit) and options.shuffle}
     rows, valid = epoch_order(len(dataset), size, **order)
     read = batches(dataset, rows[:limit], options.collate_fn or collate)

@@ -1,5 +1,9 @@
 """Nested dicts, tuples and lists of arrays: what jax calls a tree, without importing jax."""
 
+import numpy as np
+
+from utils import UserError
+
 
 def map_nest(fn, nest, *rest):
     """Like jax.tree.map, for dicts, tuples and lists."""
@@ -20,3 +24,18 @@ def named_nest(nest, name=""):
         return
     for key, child in nest.items() if isinstance(nest, dict) else enumerate(nest):
         yield from named_nest(child, f"{name}/{key}" if name else str(key))
+
+
+def check_integers(nest, bits=32):
+    """Refuse integers that JAX would wrap around to so many bits without a word."""
+    for name, leaf in named_nest(nest):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
+            continue
+        if leaf.dtype.itemsize * 8 <= bits or not leaf.size:
+            continue
+        limits = np.iinfo(f"{leaf.dtype.kind}{bits // 8}")
+        for value in (leaf.min(), leaf.max()):
+            if not limits.min <= value <= limits.max:
+                what = f"data: {name or 'an array'} holds the integer {value}"
+                fix = "convert it to floats, or subtract an offset"
+                raise UserError(f"{what}, and integers of devices have {bits} bits; {fix}")

@@ -92,6 +92,11 @@ def check_numbers(files):
     """Of files numbered `-00000-of-00010`, all must be there."""
     numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
     series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}
+    counts = {}
+    for before, _, _, count in sorted(series):
+        if counts.setdefault(before, count) != count:
+            both = f"files of {counts[before]} and files of {count}"
+            raise UserError(f"{before}*: there are {both}; delete those that were written earlier")
     for before, width, after, count in sorted(series):
         names = (f"{before}{i:0{width}}{after}" for i in range(min(count, MOST_FILES + 1)))
         missing = sorted(set(names) - set(files))
@@ -117,6 +122,8 @@ def _opened(path):
             head = file.read(512)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    if not head and path.endswith((".tar", ".array_record")):
+        raise UserError(f"{path}: is empty; write or copy it again")
     if head[257:262] == b"ustar":
         return TarSamples(path)
     if head.startswith(ARRAY_RECORD):

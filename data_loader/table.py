@@ -9,6 +9,7 @@ import csv as csv_file
 import io
 import math
 import os
+import re
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ class Table(NamedTuple):
     path: str
     columns: dict[str, list]
     lines: list[int]  # where each row is in the file
+    texts: frozenset = frozenset()  # columns of texts or truth values, also if all are digits
 
     def at(self, row, name):
         """Where a cell is, for an error message."""
@@ -80,7 +82,8 @@ def read_csv(path, missing, separator):
             io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text,
         ):
             check_memory(path, os.fstat(raw.fileno()).st_size * TIMES_LARGER)
-            reader = csv_file.reader(lines_in(path, text), delimiter=separator, strict=True)
+            form = {"delimiter": separator, "skipinitialspace": separator != " ", "strict": True}
+            reader = csv_file.reader(lines_in(path, text), **form)
             names = [cell.strip() for cell in next(reader, [])]
             check_header(path, names)
             rows, lines = [], []
@@ -132,10 +135,8 @@ def read_parquet(path):
         from pyarrow import ArrowException
         from pyarrow import parquet as parquet_file
     except ImportError as error:
-        fix = "pip install pyarrow, or save the table as CSV"
-        raise UserError(
-            f"{path}: reading Parquet files needs the package pyarrow: {fix}"
-        ) from error
+        why = "reading Parquet files needs the package pyarrow: pip install pyarrow"
+        raise UserError(f"{path}: {why}, or save the table as CSV") from error
     try:
         open_file(path, MOST_BYTES).close()
         with parquet_file.ParquetFile(path) as file:  # a few bytes may unpack to gigabytes
@@ -150,7 +151,9 @@ def read_parquet(path):
     if not table.num_rows:
         raise UserError(f"{path}: has no rows")
     columns = {name: list(map(as_text, table[name].to_pylist())) for name in table.column_names}
-    return Table(path, columns, list(range(2, 2 + table.num_rows)))
+    words = ("string", "large_string", "bool", "dictionary")
+    texts = frozenset(each.name for each in table.schema if str(each.type).startswith(words))
+    return Table(path, columns, list(range(2, 2 + table.num_rows)), texts)
 
 
 def as_text(value):
@@ -166,8 +169,9 @@ def rows_of(path, columns, missing=MISSING, separator=","):
     .parquet, and may have more columns than these, or lack the target."""
     if str(path).lower().endswith(".parquet"):
         table = read_parquet(path)
-    else:
-        table = read_csv(path, frozenset(missing), separator)
+    else:  # a category of another file may be written as what is missing in this one
+        categories = {value for values in columns.values() for value in values}
+        table = read_csv(path, frozenset(missing) - categories, separator)
     if lacking := [name for name in columns if name not in table.columns]:
         known = cut(", ".join(table.columns), 200)
         why = f"has no column {lacking[0]!r}, which the model needs; the columns are {known}"
@@ -193,6 +197,7 @@ def data_of(tables, target, leave_out, categories, classes=()):
     used = [name for name in train.columns if name not in {target, *leave_out}]
     if not used:
         raise UserError(f"{train.path}: has no column besides the target {target!r}")
+    categories = {*categories, *train.texts}
     columns = {name: values_of(train, name, name in categories) for name in used}
     for name, values in columns.items():
         if len(values) > max(FEW, len(train.lines) // 2):
@@ -252,13 +257,22 @@ def encoded(table, columns):
     x = np.empty((len(table.lines), len(columns)), np.float32)
     for i, (name, values) in enumerate(columns.items()):
         check_names(table, "columns", [name])
-        cells = table.columns[name]
-        if values:
-            places = {value: place for place, value in enumerate(values, 1)}
-            x[:, i] = [places.get(cell, 0) for cell in cells]
-        else:
-            x[:, i] = numbers(table, name)
+        x[:, i] = places_of(table.columns[name], values) if values else numbers(table, name)
     return x
+
+
+def places_of(cells, values):
+    """The place of each cell among the categories, 0 if it is missing or unknown. A whole number is
+    found whether it is written as 7 or as 7.0, unless both are categories."""
+    exact, whole = {value: place for place, value in enumerate(values, 1)}, {}
+    for value, place in exact.items():
+        whole[plain(value)] = 0 if plain(value) in whole else place
+    return [0 if c is None else exact.get(c) or whole.get(plain(c), 0) for c in cells]
+
+
+def plain(cell):
+    """A cell without the .0 of a whole number."""
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", cell)
 
 
 def numbers(table, name):

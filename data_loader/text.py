@@ -125,20 +125,11 @@ def text_data(made, sources, length, documents):
 
 
 def identity(tokenizer):
-    """A text that distinguishes a tokenizer from others; None for a user's own that is not trained
-    yet."""
-    if hasattr(tokenizer, "to_json"):
-        return tokenizer.to_json()
-    own = type(tokenizer).__module__.startswith(f"{PACKAGE}data_loader.")
-    return repr(tokenizer) if own else None
-
-
-def can_be_read(text):
-    """Whether this is the text of a tokenizer, and not of a user's own that only its code reads."""
-    try:
-        return bool(from_json(text))
-    except UserError:
-        return False
+    """A text that distinguishes a tokenizer from others; None for a user's own, whose code may have
+    changed."""
+    if not type(tokenizer).__module__.startswith(f"{PACKAGE}data_loader."):
+        return None
+    return tokenizer.to_json() if hasattr(tokenizer, "to_json") else repr(tokenizer)
 
 
 def kept(name, settings, make):
@@ -155,7 +146,7 @@ def kept(name, settings, make):
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
         begin = time.perf_counter()
         made = make()  # the file is missing or damaged
-    if time.perf_counter() - begin > SLOW and can_be_read(made.tokenizer.to_json()):
+    if time.perf_counter() - begin > SLOW:
         buffer = io.BytesIO()
         arrays = {f"tokens/{name}": array for name, array in made.tokens.items()}
         about = {"tokenizer": made.tokenizer.to_json(), "bytes_per_token": made.bytes_per_token}

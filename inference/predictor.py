@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,6 +42,7 @@ class Predictor(NamedTuple):
     output_kind: str  # one of OUTPUT_KINDS
     classes: list  # the class names, as far as they are known
     table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
+    structure: Any = None  # of the nest of the inputs, if known
 
 
 def open_predictor(arguments):
@@ -58,7 +60,8 @@ def open_predictor(arguments):
     table = exportable.table
     if table and not is_table(table):
         raise UserError(f"{path}: its config does not say how to read a table, in data.args")
-    return Predictor(Reference(exportable), inputs, None, *described, table)
+    structure = jax.tree.structure(exportable.inputs)
+    return Predictor(Reference(exportable), inputs, None, *described, table, structure)
 
 
 def open_export(path, arguments):
@@ -146,13 +149,29 @@ def prepare_batch(predictor, raw, is_prepared):
     """{input: a batch in the form and dtype that the model takes}"""
     preprocess = () if is_prepared else predictor.preprocess
     try:
-        inputs = {name: prepare(preprocess, predictor.form, array) for name, array in raw.items()}
+        if preprocess:
+            raw = dict(zip(predictor.inputs, preprocessed(predictor, raw), strict=True))
+        inputs = {name: prepare((), predictor.form, array) for name, array in raw.items()}
+    except UserError:
+        raise
     except Exception as error:  # preprocessing may be the user's own code
         raise UserError(
             f"preprocessing fails on the inputs: {first_line(error)}; "
             "if they are preprocessed already, pass --prepared"
         ) from error
     return {name: cast(name, array, predictor, is_prepared) for name, array in inputs.items()}
+
+
+def preprocessed(predictor, raw):
+    """The arrays of the preprocessed inputs. The preprocessing takes what the data has: an array,
+    or a nest of them."""
+    structure = predictor.structure
+    if structure is None and len(raw) > 1:
+        fix = "export it with --with-preprocess, or pass preprocessed arrays and --prepared"
+        raise UserError(f"the config's preprocess takes all inputs of the model together; {fix}")
+    structure = structure or jax.tree.structure(0)
+    nest = jax.tree.unflatten(structure, [raw[name] for name in predictor.inputs])
+    return jax.tree.leaves(prepare(predictor.preprocess, NHWC, nest))
 
 
 def cast(name, array, predictor, is_prepared):

@@ -81,6 +81,8 @@ def sample(
     if given.ndim > 1 or given.dtype.kind not in "iu" or count < 1:
         raise ValueError(f"labels: must be one integer per image, or a number of images: {labels}")
     labels = np.full(count, NO_CLASS) if given.ndim == 0 else given
+    if "label" not in model.inputs() and labels.max() != NO_CLASS:
+        raise ValueError("labels: the model knows no classes; pass a number of images")
     classes = class_count(params)
     if classes and not NO_CLASS <= labels.min() <= labels.max() < classes:
         wrong = next(int(label) for label in labels if not NO_CLASS <= label < classes)

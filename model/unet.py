@@ -113,7 +113,7 @@ def embedded(params, x, num_classes):
     y = sinusoids(x["time"], first["weight"].shape[0]).astype(x["image"].dtype)
     y = linear(second, silu(linear(first, y)))
     if num_classes:
-        label = x["label"]
+        label = x["label"].astype(jnp.int32)  # an unsigned one would wrap around
         # The first row is for no class; a label past the last one makes NaN.
         y = y + embedding(params["label"], jnp.maximum(label, -1) + 1)
     return y

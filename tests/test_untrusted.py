@@ -269,6 +269,16 @@ def write_picture(run):
     tracker.image(0, "x", b"")
 
 
+def test_pictures_with_long_names_have_files_of_their_own(tmp_path):
+    tracker = PictureFiles()
+    tracker.start(About(tmp_path, "T", {}, 0))
+    names = ["x", 40 * "\u6df7", 40 * "\u6df7" + "2", 300 * "y"]
+    for name in names:
+        tracker.image(0, name, name.encode())
+    files = {path.read_bytes().decode(): path for path in (tmp_path / "pictures").iterdir()}
+    assert sorted(files) == sorted(names) and files["x"].name == "x.png"
+
+
 def start(tracker):
     return lambda run: tracker.start(About(run, "T", {}, 0))
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
+from data_loader.nest import check_integers
 from ranges import Positive, checked
 from training.base import Preprocessed
 from training.objective import inputs
@@ -194,9 +195,14 @@ def fitted(preprocess, dataset, options=None, limit=None):
     done = []
     for fn in preprocess:
         if unfitted(fn):
-            prepare = jax.jit(lambda x, before=tuple(done): inputs(before, (), None, x))
+            compute = jax.jit(lambda x, before=tuple(done): inputs(before, (), None, x))
+
+            def prepare(x, compute=compute):
+                check_integers(x, bits=64 if jax.config.jax_enable_x64 else 32)
+                return jax.device_get(compute(x))
+
             raw = first_inputs(dataset, options or LoaderOptions(), limit)
-            fn = with_fit(fn, (jax.device_get(prepare(x)) for x in raw))
+            fn = with_fit(fn, map(prepare, raw))
         done.append(fn)
     return done
 

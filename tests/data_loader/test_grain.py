@@ -14,7 +14,7 @@ import pytest
 
 from data_loader.base import Arrays, loaded
 from data_loader.digits import draw
-from data_loader.grain_source import Records, grain
+from data_loader.grain_source import Records, grain, in_memory
 from data_loader.loader import batches, collate, epoch_order, first_batches, split
 from data_loader.record_files import RecordFiles
 from data_loader.records import numpy_example, write_records
@@ -201,6 +201,15 @@ def test_a_record_of_another_kind_of_number_is_named(tmp_path, leaf):
     for rows in ([[4, 5, 6]], [[4]], [[0, 1], [3, 4]]):
         with pytest.raises(UserError, match=message):
             list(batches(dataset, np.array(rows)))
+
+
+def test_a_record_of_wider_integers_than_the_first_is_named(tmp_path):
+    rows = [np.uint8([1, 2]), np.uint8([3, 4]), np.uint16([300, 1000])]
+    write_records(tmp_path / "train", [(row, np.int32(0)) for row in rows])
+    dataset = Records(RecordFiles(f"{tmp_path}/train-*"), numpy_example, 0)
+    for read in (in_memory, lambda dataset: list(batches(dataset, np.array([[1, 2]])))):
+        with pytest.raises(UserError, match=r"record 2: 0 is uint16, but uint8 in .* one type"):
+            read(dataset)
 
 
 @pytest.mark.slow

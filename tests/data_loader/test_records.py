@@ -263,6 +263,23 @@ def test_a_missing_shard_is_named_unless_the_pattern_selects_some_shards(tmp_pat
     assert len(RecordFiles(str(paths[3]))) == 2
 
 
+def test_files_of_two_series_are_refused(tmp_path):
+    examples = Arrays(np.zeros(8), np.zeros(8))
+    write_records(tmp_path / "x", examples, shards=4)
+    write_records(tmp_path / "x", examples, shards=2)
+    with pytest.raises(UserError, match=r"x-\*: there are files of 2 and files of 4; delete"):
+        RecordFiles(str(tmp_path / "x-*"))
+    write_records(tmp_path / "x-other", examples, shards=3)
+    assert len(RecordFiles(str(tmp_path / "x-*-of-00002*"))) == 8
+
+
+def test_an_empty_file_that_should_have_a_format_is_refused(tmp_path):
+    for name in ("a.tar", "a.array_record"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(UserError, match=f"{name}: is empty; write or copy it again"):
+            RecordFiles(str(tmp_path / name))
+
+
 def test_the_index_of_a_file_is_made_from_the_lengths_of_its_records(tmp_path):
     """It is much faster than reading the file, whose data is never read."""
     from data_loader.record_files import _checksum

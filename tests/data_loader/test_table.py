@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from data_loader.base import loaded
-from data_loader.table import csv, encoded, parquet, read_csv
+from data_loader.table import csv, encoded, parquet, read_csv, rows_of
 from inference import convert_tflite
 from inference.load import load_to_export, prepare
 from inference.runtimes import open_model
@@ -69,6 +69,46 @@ def test_codes_with_an_underscore_are_no_numbers(tmp_path):
     (tmp_path / "train.csv").write_text("code,y\n" + rows)
     data = csv(str(tmp_path / "train.csv"), target="y")
     assert data.columns["code"] and all("_" in code for code in data.columns["code"])
+
+
+def test_a_category_is_found_whether_its_number_is_written_with_a_fraction(tmp_path):
+    """pandas writes integers with a gap as 1.0; a code such as 02134 stays a text."""
+    cells = ["1.0", "2.0", "02134", "2134", "", "7", "7.0"]
+    (tmp_path / "train.csv").write_text("z,y\n" + "".join(f"{cell},a\n" for cell in cells))
+    columns = csv(str(tmp_path / "train.csv"), "y", categories=("z",)).columns
+    place = {value: i for i, value in enumerate(columns["z"], 1)}
+    (tmp_path / "new.csv").write_text('z\n1\n2.00\n02134\n2134.0\n7\n7.0\n7.00\n3\n""\n')
+    known = ["1.0", "2.0", "02134", "2134", "7", "7.0"]
+    expected = [*map(place.get, known), 0, 0, 0]
+    assert rows_of(tmp_path / "new.csv", columns)[:, 0].tolist() == expected
+
+
+def test_spaces_before_quotes_are_no_part_of_a_cell(tmp_path):
+    (tmp_path / "a.csv").write_text('"h", "w", "y"\n1, "1.5", "cat, big"\n2,  "2.5", "dog"\n')
+    data = csv(str(tmp_path / "a.csv"), "y")
+    assert data.columns == {"h": (), "w": ()} and data.classes == ("cat, big", "dog")
+    assert data.load()["train"].arrays[0].tolist() == [[1, 1.5], [2, 2.5]]
+
+
+def test_a_category_of_a_parquet_file_is_not_missing_in_a_csv_file(tmp_path):
+    (tmp_path / "new.csv").write_text("a,b\nNone,1\nNA,None\n")
+    columns = {"a": ("None", "some"), "b": ()}
+    with pytest.raises(UserError, match=r"line 3, column 'b'"):
+        rows_of(tmp_path / "new.csv", columns)
+    (tmp_path / "new.csv").write_text("a,b\nNone,1\nNA,\n")
+    np.testing.assert_array_equal(rows_of(tmp_path / "new.csv", columns), [[1, 1], [0, np.nan]])
+
+
+def test_columns_of_texts_have_categories_also_if_all_are_digits(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as parquet_file
+
+    columns = {"zip": ["02134", "2134"], "codes": [7, 8], "y": ["0", "1"]}
+    columns["kind"] = pyarrow.array(["1", "2"]).dictionary_encode()
+    parquet_file.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    data = parquet(str(tmp_path / "a.parquet"), "y")
+    assert data.columns == {"zip": ("02134", "2134"), "codes": (), "kind": ("1", "2")}
+    assert data.classes == ("0", "1")
 
 
 def test_a_target_of_numbers_is_a_regression_unless_it_is_named_a_category(tables):

@@ -379,6 +379,19 @@ def test_slow_work_is_kept_and_found_again_until_the_text_changes(tmp_path, monk
         text(str(path), length=8)
 
 
+def test_the_tokens_of_a_users_own_tokenizer_are_not_kept(tmp_path, monkeypatch, cache):
+    """Its code may change, although its to_json stays the same."""
+    monkeypatch.setattr("data_loader.text.SLOW", -1)
+    (tmp_path / "a.txt").write_text("some words\n" * 30)
+
+    class Own(type(characters("ab"))):
+        pass
+
+    own = Own("".join(sorted(set("some words\n"))))
+    text(str(tmp_path / "a.txt"), length=8, tokenizer=own)
+    assert not cache.exists() or not list(cache.iterdir())
+
+
 def test_the_stories_are_drawn_from_the_seed_and_agree_with_themselves():
     some = [document.text for document in written(0, 300)]
     assert some == [document.text for document in written(0, 300)]

@@ -86,7 +86,15 @@ def cropped(x):
     return x[:6] / 255
 
 
-@pytest.mark.parametrize("preprocess", [brighter_below, gamma, cropped])
+def standard(x):
+    return (x - x.mean()) / (x.std() + 1e-6)
+
+
+def mirrored(x):
+    return x[:, ::-1] / 255
+
+
+@pytest.mark.parametrize("preprocess", [brighter_below, gamma, cropped, standard, mirrored])
 def test_preprocessing_that_a_page_cannot_do_is_refused(preprocess):
     with pytest.raises(UserError, match=r"--demo: the config's preprocess .* --with-preprocess"):
         pixels_of(loaded_model(image(8, 8, 1), (preprocess,)))

@@ -4,13 +4,16 @@ import csv
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from inference.load import Form, output_kind
+from inference.predictor import Predictor, prepare_batch
 from tests.inference.conftest import CONFIG, DIGITS, read_report
 from tests.processes import run
 from training.checkpoint import safetensor_file
+from utils import UserError
 
 
 def rows(path):
@@ -175,6 +178,20 @@ def test_rows_of_a_table_are_encoded_as_in_training(run_predict, convert, tmp_pa
         (tmp_path / "new.csv").write_text(text)
         code, out, err = run_predict(models[2], "new.csv")
         assert code == 2 and message in err and not out, err
+
+
+def test_several_inputs_are_preprocessed_together():
+    raw = {"a": np.uint8([[0, 255]]), "b": np.float32([[2.0]])}
+    scaled = lambda x: {"b": x["b"] * x["a"][1] / 255, "a": x["a"] / 255}  # noqa: E731
+    inputs = {"a": ((2,), np.dtype("float32")), "b": ((1,), np.dtype("float32"))}
+    predictor = Predictor(None, inputs, None, (scaled,), Form(), "numbers", [])
+    with pytest.raises(UserError, match="takes all inputs of the model together; export it with"):
+        prepare_batch(predictor, raw, is_prepared=False)
+    known = predictor._replace(structure=jax.tree.structure(raw))
+    ready = prepare_batch(known, raw, is_prepared=False)
+    assert {name: array.tolist() for name, array in ready.items()} == {"a": [[0, 1]], "b": [[2]]}
+    ready = {name: array.astype(np.float32) for name, array in raw.items()}
+    assert prepare_batch(predictor, ready, is_prepared=True)["a"].tolist() == [[0, 255]]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Diffusion: the objective, and samples against distributions whose exact denoiser is known."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from model.diffusion import levels, sample, target, with_noise
 from model.gan import gan
 from model.mlp import mlp
 from model.unet import unet
+from tests.model.compare import random_params
 from training.fit import fit
 from training.loss import mse
 from training.objective import with_precision
@@ -115,6 +118,37 @@ def test_guidance_moves_the_output_away_from_that_without_a_class():
     for guidance in (0.0, 1.0, 2.5):
         output = diffusion.guided(model, {}, {}, x, guidance)[:, 0, 0, 0]
         np.testing.assert_allclose(output, [-1 + guidance * 4, -1 + guidance * 6])
+
+
+def test_unsigned_labels_are_the_same_classes():
+    model = unet((4, 4, 1), 3, widths=(4,), groups=2)
+    params, state = random_params(model.init)
+    x = {"image": jnp.ones((2, 4, 4, 1)), "time": jnp.full(2, 0.5), "label": jnp.array([2, 0])}
+    expected, _ = model.apply(params, state, x)
+    found, _ = model.apply(params, state, x | {"label": jnp.array([2, 0], jnp.uint8)})
+    np.testing.assert_array_equal(found, expected)
+    other, _ = model.apply(params, state, x | {"label": jnp.array([-1, -1])})
+    assert (np.abs(other - expected).max((1, 2, 3)) > 0).all()
+    seen = []
+
+    def apply(params, state, x, *, train=False, key=None):
+        seen.append(x["label"])
+        return model.apply(params, state, x, train=train, key=key)
+
+    objective = denoising_diffusion(model._replace(apply=apply), mse, {}, [], [], drop_label=1.0)
+    batch = (jnp.ones((2, 4, 4, 1)), jnp.array([2, 0], jnp.uint8))
+    objective(params, state, batch, KEY, True)
+    assert seen[0].tolist() == [-1, -1]
+
+
+def test_a_model_without_classes_draws_none():
+    model = unet((4, 4, 1), 0, widths=(4,), groups=2)
+    params, state = model.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="labels: the model knows no classes"):
+        sample(model, params, KEY, [-1, 0], state=state, steps=1)
+    assert sample(model, params, KEY, [-1, -1], state=state, steps=1).shape == (2, 4, 4, 1)
+    with pytest.raises(UserError, match="draw_samples: labels: the model knows no classes"):
+        draw_samples((0, -1)).check(model, SimpleNamespace(num_classes=10))
 
 
 def test_classes_that_the_model_does_not_know_make_no_image():

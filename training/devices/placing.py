@@ -4,12 +4,14 @@ that its own devices hold."""
 import jax
 import numpy as np
 
+from data_loader.nest import check_integers
 from training.devices.mesh import sharded
 
 
 def put(tree, shardings):
     """The arrays of a tree on the devices; `shardings` is one sharding or a tree of shardings. Each
     process has all the values."""
+    check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
     if isinstance(shardings, jax.sharding.Sharding):
@@ -49,6 +51,7 @@ def rows_of_process(mesh, size):
 
 def put_rows(tree, mesh, size, axis=0):
     """A batch of `size` rows on the devices; `tree` holds only the rows of this process."""
+    check_integers(tree, bits=64 if jax.config.jax_enable_x64 else 32)
     sharding = sharded(mesh, axis)
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)

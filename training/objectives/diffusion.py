@@ -46,7 +46,7 @@ def denoising_diffusion(
                 fix = "for other targets, give the model num_classes 0"
                 raise UserError(f"denoising_diffusion: a label must be one integer; {fix}")
             dropped = jax.random.uniform(drop_key, label.shape) < (drop_label if train else 0)
-            x["label"] = jnp.where(dropped, diffusion.NO_CLASS, label)
+            x["label"] = jnp.where(dropped, diffusion.NO_CLASS, label.astype(jnp.int32))
         output, state = model.apply(params, state, x, train=train, key=model_key)
         wanted = diffusion.target(prediction, clean, epsilon, time)
         losses, values = scored(loss, metrics, output, wanted)

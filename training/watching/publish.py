@@ -15,8 +15,10 @@ A tracker that raises, hangs or falls behind is reported once and dropped; the r
 trackers continue.
 """
 
+import hashlib
 import io
 import logging
+import re
 import threading
 from contextlib import suppress
 from functools import partial
@@ -37,6 +39,7 @@ ITEM_SECONDS = 60.0  # a tracker that takes longer for one item hangs
 SILENT_SECONDS = 2.0  # of waiting for a tracker at the end before this is logged
 MOST_ITEMS = 1000  # that may wait for one tracker
 MOST_BYTES = 2**29
+LONGEST_NAME = 200  # characters of a file, of which most systems allow 255
 STOP = "stop"
 METHODS = ("start", "scalars", "image", "histogram", "text", "back_to", "finish")
 
@@ -251,7 +254,16 @@ class PictureFiles:
 
     def image(self, step, name, png):
         self.folder.mkdir(exist_ok=True)
-        atomic_write(self.folder / f"{quote(name, safe=' ')}.png", png)
+        atomic_write(self.folder / f"{file_name(name)}.png", png)
+
+
+def file_name(name):
+    """A name of a picture as that of a file; a long one is cut, and ends with a hash."""
+    quoted = quote(name, safe=" ")
+    if len(quoted) <= LONGEST_NAME:
+        return quoted
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{re.sub('%.?$', '', quoted[:LONGEST_NAME])} {digest}"
 
 
 def as_png(array):

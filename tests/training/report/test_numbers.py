@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from training.report.numbers import duration, log_ticks, plain, short, thinned, ticks
+from training.report.numbers import duration, log_ticks, plain, short, thinned, tick_labels, ticks
 
 
 def test_numbers_are_short_and_readable():
@@ -35,3 +35,15 @@ def test_thinning_keeps_extremes_ends_and_gaps():
         assert {0, size - 1} | extremes <= set(steps.tolist())
         np.testing.assert_array_equal(kept, values[steps])
         assert np.isnan(kept).any() == np.isnan(values).any()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(24850, 24950), (1.2e7, 1.21e7), (1.20e-4, 1.23e-4), (0, 1e-5), (0, 3e8), (3, 9e4), (-2, 2)],
+)
+def test_neighbouring_ticks_have_different_labels_which_are_their_values(low, high):
+    values = ticks(low, high)
+    labels = tick_labels(values)
+    assert len(set(labels)) == len(values) > 1
+    read = [float(label.replace(",", "").replace("k", "e3")) for label in labels]
+    np.testing.assert_allclose(read, values, rtol=1e-9, atol=1e-12)

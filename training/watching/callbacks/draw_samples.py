@@ -57,6 +57,9 @@ class DrawSamples:
                 "draw_samples: the model makes no images; it needs one such as unet, trained by "
                 "the objective denoising_diffusion"
             )
+        if "label" not in model.inputs() and max(self.labels) >= 0:
+            fix = "pass -1 for each image, as [-1, -1]"
+            raise UserError(f"draw_samples: labels: the model knows no classes; {fix}")
         count = getattr(data, "num_classes", None)
         if count is not None and max(self.labels) >= count:
             found = f"labels: there is no class {max(self.labels)}"
