@@ -64,8 +64,8 @@ class Loaded:
             return self.program(self.params, self.state, batch)
         except Exception as error:  # the model and the preprocessing may be the user's own
             if not self.preprocess:  # a run of fit: its model may take other shapes as well
-                check_one(x, self.model_inputs, exact_shapes)
-                check_shapes(x, self.model_inputs, exact_shapes)
+                check_one(x, self.model_inputs, self.shapes)
+                check_shapes(x, self.model_inputs, self.shapes)
             one = jax.tree.map(lambda a: a[0], x)
             why = f"fails on inputs of {forms(one)}: {describe(error)}"
             raise UserError(f"predict: {why}") from error
@@ -86,15 +86,18 @@ class Loaded:
         """The tokenizer that the run has recorded; None if it was not trained on text."""
         return recorded_tokenizer(self.record, self.path)
 
+    @property
+    def shapes(self):
+        """The function that returns what must be equal: of a text, all but its length."""
+        return any_length if getattr(self.model, "cache", None) else exact_shapes
+
     @cached_property
     def program(self):
         return jax.jit(partial(outputs, self.model, self.preprocess))
 
     def checked_length(self, x):
         """The number of inputs; raises if they are not what the model was trained on."""
-        is_decoder = getattr(self.model, "cache", None)
-        shapes = any_length if is_decoder else exact_shapes
-        check_one(x, self.inputs, shapes)
+        check_one(x, self.inputs, self.shapes)
         leaves = named_leaves(x)
         lengths = {
             name or "x": leaf.shape[0] if leaf.ndim else None for name, leaf in leaves.items()
@@ -103,7 +106,7 @@ class Loaded:
             found = ", ".join(f"{name}: {n or 'none'}" for name, n in lengths.items()) or "nothing"
             fix = "pass an array, or a dict of arrays, as the data has them"
             raise UserError(f"predict: x must have one row per input, found {found}; {fix}")
-        check_shapes(x, self.inputs, shapes)
+        check_shapes(x, self.inputs, self.shapes)
         return next(iter(lengths.values()))
 
 
