@@ -31,7 +31,7 @@ from ranges import Count, CountOrZero, Fraction, checked
 from utils import PACKAGE, RunError, UserError, user_cache
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
-VERSION = 1  # of the cached files
+VERSION = 2  # of the cached files
 SLOW = 0.5  # seconds after which the result is kept for the next run
 
 
