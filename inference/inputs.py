@@ -3,6 +3,7 @@ in batches."""
 
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from data_loader.folder import ENDINGS, need_pillow, pixels
@@ -134,17 +135,32 @@ def only_input(predictor):
 
 
 def image_shape(path, predictor):
-    """The (height, width, channels) of the images that the model takes."""
+    """The (height, width, channels) of the images that the preprocessing takes, or the model."""
     need_pillow(path)
     shape, _ = predictor.inputs[only_input(predictor)]
     if predictor.form.layout == "nchw":
         shape = (*shape[1:], shape[0])
+    shape = predictor.raw_shape or shape
     if len(shape) != 3 or None in shape or shape[2] not in (1, 3):
         raise UserError(
             f"{path}: the model takes arrays of {list(shape)}, not images of a fixed size; "
             "pass an npz"
         )
+    if predictor.raw_shape is None and (made := shape_after(predictor.preprocess, shape)) != shape:
+        why = f"the config's preprocess makes {list(made)} of images of the model's size"
+        raise UserError(f"{path}: {why}; pass an npz, or export with --with-preprocess")
     return shape
+
+
+def shape_after(preprocess, shape):
+    """The shape that preprocessing gives an image; that of the image where it fails."""
+    image = jax.ShapeDtypeStruct(shape, np.uint8)
+    try:
+        for fn in preprocess:
+            image = jax.eval_shape(fn, image)
+        return image.shape
+    except Exception:  # it may be the user's own; the error is reported with the inputs
+        return shape
 
 
 def image(path, shape):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from file_io import parse_json, read_file
+from inference.input_shape import raw_input
 from inference.inputs import batches
 from inference.load import (
     NHWC,
@@ -43,6 +44,7 @@ class Predictor(NamedTuple):
     classes: list  # the class names, as far as they are known
     table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
     structure: Any = None  # of the nest of the inputs, if known
+    raw_shape: tuple | None = None  # of an image before the preprocessing, if known
 
 
 def open_predictor(arguments):
@@ -61,7 +63,9 @@ def open_predictor(arguments):
     if table and not is_table(table):
         raise UserError(f"{path}: its config does not say how to read a table, in data.args")
     structure = jax.tree.structure(exportable.inputs)
-    return Predictor(Reference(exportable), inputs, None, *described, table, structure)
+    shape = getattr(raw_input(exportable.parts, exportable.parts.facts), "shape", ())
+    known = {"structure": structure, "raw_shape": shape if len(shape) == 3 else None}
+    return Predictor(Reference(exportable), inputs, None, *described, table, **known)
 
 
 def open_export(path, arguments):

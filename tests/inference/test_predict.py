@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from inference.inputs import image_shape
 from inference.load import Form, output_kind
 from inference.predictor import Predictor, prepare_batch
 from tests.inference.conftest import CONFIG, DIGITS, read_report
 from tests.processes import run
 from training.checkpoint import safetensor_file
+from training.preprocess import to_unit
 from utils import UserError
 
 
@@ -178,6 +180,19 @@ def test_rows_of_a_table_are_encoded_as_in_training(run_predict, convert, tmp_pa
         (tmp_path / "new.csv").write_text(text)
         code, out, err = run_predict(models[2], "new.csv")
         assert code == 2 and message in err and not out, err
+
+
+def test_images_get_the_size_that_the_preprocessing_takes():
+    inputs = {"x": ((24, 24, 1), np.dtype("float32"))}
+    cropped = lambda x: x[4:-4, 4:-4] / 255.0  # noqa: E731
+    predictor = Predictor(None, inputs, None, (cropped,), Form(), "numbers", [])
+    assert image_shape("a.png", predictor._replace(raw_shape=(32, 32, 1))) == (32, 32, 1)
+    with pytest.raises(UserError, match=r"a\.png: the config's preprocess makes \[16, 16, 1\] of"):
+        image_shape("a.png", predictor)
+    assert image_shape("a.png", predictor._replace(preprocess=(to_unit,))) == (24, 24, 1)
+    first = {"x": ((1, 24, 20), np.dtype("float32"))}
+    nchw = predictor._replace(inputs=first, preprocess=(), form=Form("nchw"))
+    assert image_shape("a.png", nchw) == (24, 20, 1)
 
 
 def test_several_inputs_are_preprocessed_together():
