@@ -189,7 +189,7 @@ def describe_again(opened, record, sets, root, own_files, override):
         return
     if changed:
         names = ", ".join(map(str, changed))
-        logger.warning("Your code has changed since the checkpoint: %s; it is copied anew", names)
+        logger.warning("Your code has changed since the checkpoint, and replaces its copy: %s", names)
     if changed or override:
         run_folder.copy_code(folder, root, own_files)
     run_folder.update(folder, record, root)
