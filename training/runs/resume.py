@@ -189,7 +189,8 @@ def describe_again(opened, record, sets, root, own_files, override):
         return
     if changed:
         names = ", ".join(map(str, changed))
-        logger.warning("Your code has changed since the checkpoint, and replaces its copy: %s", names)
+        message = "Your code has changed since the checkpoint: %s; the copies are replaced"
+        logger.warning(message, names)
     if changed or override:
         run_folder.copy_code(folder, root, own_files)
     run_folder.update(folder, record, root)
