@@ -106,6 +106,12 @@ def joined_groups(groups, inputs, outputs):
     return min((n for n in range(1, groups + 1) if groups % n == 0), key=misfit)
 
 
+def gradient_transposed(rows, inputs, outputs):
+    """Whether the gradient of a linear layer's weight is computed as its transpose, (outputs,
+    inputs): on the CPU, 0.2 to 1.2 of the time for these sizes, in the median 0.8."""
+    return rows >= inputs >= 2 * outputs and jax.default_backend() == "cpu"
+
+
 def query_blocks(queries, keys):
     """In how many blocks of queries causal attention is computed."""
     if not isinstance(queries, int) or queries != keys:  # a free length, or the step of a cache
