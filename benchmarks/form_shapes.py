@@ -243,9 +243,15 @@ def linear_layer(rng):
         width, out = size(rng, 3, 1024), size(rng, 3, 1024)
         if np.prod(lead) * max(width, out) <= NUMBERS and np.prod(lead) * width * out <= 2**30:
             break
-    candidates = {"batched": jnp.matmul, "flat": linear.matmul}
+    candidates = {
+        "batched": jnp.matmul,
+        "flat": partial(linear.flat, jnp.matmul),
+        "gradient transposed": partial(linear.flat, linear.product_with_transposed_gradient),
+    }
+    turned = forms.gradient_transposed(np.prod(lead), width, out)
+    chosen = "gradient transposed" if turned else "flat"
     return Layer(
-        f"{named((*lead, width))} -> {out}", [(*lead, width), (width, out)], candidates, "flat"
+        f"{named((*lead, width))} -> {out}", [(*lead, width), (width, out)], candidates, chosen
     )
 
 

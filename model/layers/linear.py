@@ -1,5 +1,7 @@
 """The linear layer."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,23 +52,29 @@ def matmul(x, weight):
     """x @ weight over the last axis of x."""
     if are_free(x.shape):  # JAX cannot always compare products of free sizes
         return x @ weight
-    # Flattened, the weight's gradient is one plain matrix product: twice as fast on the CPU.
-    rows, out_dim = x.reshape(-1, x.shape[-1]), weight.shape[-1]
-    if gradient_transposed(rows.shape[0], *weight.shape):
-        y = lax.dot_general(rows, gradient_as_it_is(weight.T), (((1,), (1,)), ((), ())))
-    else:
-        y = rows @ weight
-    return y.reshape(*x.shape[:-1], out_dim)
+    turned = gradient_transposed(math.prod(x.shape[:-1]), *weight.shape)
+    return flat(product_with_transposed_gradient if turned else jnp.matmul, x, weight)
+
+
+def flat(product, x, weight):
+    """The product of all rows of x and the weight. So the weight's gradient is one plain matrix
+    product, too: twice as fast on the CPU."""
+    return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def product_with_transposed_gradient(rows, weight):
+    """rows @ weight, where the gradient of the weight is computed as its transpose."""
+    return lax.dot_general(rows, fixed(weight.T), (((1,), (1,)), ((), ())))
 
 
 @jax.custom_jvp
-def gradient_as_it_is(weight):
-    """`weight`, whose gradient XLA then computes as it is, and not as its transpose."""
-    return weight
+def fixed(array):
+    """The array; XLA must compute its gradient as it is, and not as a transpose of it."""
+    return array
 
 
-@gradient_as_it_is.defjvp
-def gradient_as_it_is_jvp(primals, tangents):
+@fixed.defjvp
+def fixed_jvp(primals, tangents):
     return primals[0], lax.optimization_barrier(tangents[0])
 
 
