@@ -94,7 +94,6 @@ def elu(x, *, alpha=1.0):
 ACTIVATIONS = [
     *gelus(),
     activation("max", lambda x: jnp.maximum(x, 0), ours.relu),
-    activation("gt select_n", lambda x: jnp.where(x > 0, x, 0), ours.relu),
     activation("max min", jax.nn.relu6, foreign_ops.relu6),
     activation(
         "clamp", lambda x: lax.clamp(x.dtype.type(0), x, x.dtype.type(6)), foreign_ops.relu6

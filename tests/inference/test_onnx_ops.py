@@ -95,6 +95,50 @@ def test_floats_out_of_range_convert_to_integers_as_in_jax():
             assert_equal_to_jax(exported(function, {}, x), function, None, x)
 
 
+def test_the_angles_of_infinite_numbers_and_signed_zeros():
+    numbers = np.array([0.0, -0.0, 1, -2, np.inf, -np.inf, np.nan], np.float32)
+    x = np.stack(np.meshgrid(numbers, numbers), -1).reshape(-1, 2)
+
+    def function(_, x):
+        return jnp.arctan2(x[:, 0], x[:, 1])
+
+    assert_equal_to_jax(exported(function, {}, x), function, {}, x)
+
+
+def test_a_selection_of_positive_numbers_is_0_where_they_are_nan():
+    def function(_, x):
+        return jnp.where(x > 0, x, 0)
+
+    x = np.array([[np.nan, -1, 2]], np.float32)
+    assert_equal_to_jax(exported(function, {}, x), function, {}, x)
+
+
+def test_division_of_int64():
+    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    x = np.array([[low, -1], [low, 3], [high, 3], [high, 0], [-7, 2], [high, -high]])
+
+    def function(_, x):
+        a, b = x[:, 0], x[:, 1]
+        return {
+            "div": jax.lax.div(a, b),
+            "rem": jax.lax.rem(a, b),
+            "by 3": jax.lax.rem(a, a * 0 + 3),
+        }
+
+    with jax.enable_x64(True):
+        model = exported(function, {}, x)
+        outputs = run(model, {"input": x})
+        assert_close(outputs, {key: np.asarray(y) for key, y in function(None, x).items()})
+
+
+def test_the_order_of_uint64_is_refused():
+    def function(_, x):
+        return x < 5
+
+    with jax.enable_x64(True), pytest.raises(Missing, match="lt of uint64"):
+        exported(function, {}, np.array([[2**63]], np.uint64))
+
+
 def test_reduce_precision_of_numbers_out_of_range():
     def function(_, x):
         return jax.lax.reduce_precision(x, 5, 10)

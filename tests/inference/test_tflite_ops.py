@@ -53,6 +53,14 @@ def test_each_case_equals_jax_at_any_batch(name, tmp_path):
             assert_close(path, outputs[path], array)
 
 
+@pytest.mark.parametrize("op", [lambda i: i << 33, jax.lax.population_count])
+def test_bits_of_int64_are_refused(op, tmp_path):
+    with jax.enable_x64(True), pytest.raises(Missing, match="of int64"):
+        write_tflite(
+            trace(lambda _, i: op(i), {}, example(np.ones((1, 2), np.int64))), tmp_path / "a.tflite"
+        )
+
+
 @pytest.mark.parametrize("case", TFLITE_GAPS)
 def test_an_unsupported_case_is_refused_with_its_line(case, tmp_path):
     with pytest.raises(Missing, match=r"\(.*cases\.py:"):

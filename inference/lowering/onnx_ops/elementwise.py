@@ -53,6 +53,17 @@ def never_in_float64(function):
     return narrow
 
 
+def never_of_uint64(name, function):
+    """The function of a primitive, refused for operands in uint64."""
+
+    def refusing(t, *operands, **params):
+        if any(x.dtype == np.uint64 for x in operands):
+            t.refuse(name, "of uint64")
+        return function(t, *operands, **params)
+
+    return refusing
+
+
 def comparison(op):
     """A comparison; booleans are compared as integers."""
 
@@ -73,15 +84,24 @@ def divide(t, x, y, **_):
     if is_safe_divisor(y):
         return wide(t, t.Div, x, y)
     a, b, is_zero = safe_operands(t, x, y)
-    return t.to(t.Where(is_zero, np.int64(-1), t.Div(a, b)), x.dtype)
+    result = quotient(t, a, b) if x.dtype == np.int64 else t.Div(a, b)
+    return t.to(t.Where(is_zero, np.int64(-1), result), x.dtype)
 
 
 def remainder(t, x, y, **_):
     """The remainder with the sign of the dividend; for integers, that by 0 is the dividend."""
+    if x.dtype == np.int64:  # Mod is computed in float64
+        return t.Sub(x, t.Mul(divide(t, x, y), y))
     if is_safe_divisor(y):
         return wide(t, lambda a, b: t.Mod(a, b, fmod=1), x, y)
     a, b, is_zero = safe_operands(t, x, y)
     return t.to(t.Where(is_zero, a, t.Mod(a, b, fmod=1)), x.dtype)
+
+
+def quotient(t, a, b):
+    """a / b in int64; ONNX Runtime does not return from the lowest number by -1."""
+    is_minus_one = t.Equal(b, np.int64(-1))
+    return t.Where(is_minus_one, t.Neg(a), t.Div(a, t.Where(is_minus_one, np.int64(1), b)))
 
 
 def is_safe_divisor(y):
@@ -91,7 +111,8 @@ def is_safe_divisor(y):
 
 
 def safe_operands(t, x, y):
-    """(x, y, whether y is 0) in int64, which holds every quotient, with 1 in place of 0."""
+    """(x, y, whether y is 0) in int64, which holds the quotient of narrower integers, with 1 in
+    place of 0."""
     is_zero = t.Equal(t.cast(y, np.int64), np.int64(0))
     return t.cast(x, np.int64), t.Where(is_zero, np.int64(1), t.cast(y, np.int64)), is_zero
 
@@ -226,12 +247,18 @@ def cube_root(t, x, **_):
 
 
 def atan2(t, y, x, **_):
-    """The angle of the point (x, y): atan(y / x), plus a half turn where x is negative."""
-    x = t.Add(x, t.number(0))  # turns -0 into 0, with which y / x would have the wrong sign
-    half_turn = t.Where(t.Less(y, t.number(0)), t.number(-math.pi), t.number(math.pi))
-    angle = t.Add(t.Atan(t.Div(y, x)), t.Where(t.Less(x, t.number(0)), half_turn, t.number(0)))
-    is_origin = t.And(t.Equal(x, t.number(0)), t.Equal(y, t.number(0)))
-    return t.Where(is_origin, t.number(0), angle)
+    """The angle of the point (|x|, |y|), reflected to the quadrant of (x, y)."""
+    rise, run = t.Abs(y), t.Abs(x)
+    slope = t.Where(t.Equal(rise, run), t.number(1), t.Div(rise, run))  # inf / inf would be nan
+    is_origin = t.Equal(t.Add(rise, run), t.number(0))
+    angle = t.Atan(t.Where(is_origin, t.number(0), slope))
+    angle = t.Where(has_minus(t, x), t.Sub(t.number(math.pi), angle), angle)
+    return t.Where(has_minus(t, y), t.Neg(angle), angle)
+
+
+def has_minus(t, x):
+    """Whether x is less than 0, or -0."""
+    return t.Less(t.Where(t.Equal(x, t.number(0)), t.Reciprocal(x), x), t.number(0))
 
 
 # primitives that are one node of the same name

@@ -33,6 +33,8 @@ def negation(target, x):
 def shift_left(target, x, count):
     """A product with a power of 2, and 0 where every bit is shifted out."""
     bits = 8 * np.dtype(target.out[0].dtype).itemsize
+    if bits == 64:
+        target.refuse("shift_left", "of int64")
     power = tf.cast(tf.pow(np.int32(2), tf.cast(limited(count, 0, 30), tf.int32)), x.dtype)
     last = tf.where(tf.equal(count, 31), np.asarray(2, x.dtype.name), np.asarray(1, x.dtype.name))
     inside = tf.logical_and(count >= 0, count < bits)
@@ -59,6 +61,8 @@ def shift_right_logical(target, x, count):
 def population_count(target, x):
     """The sum of all bits, each of which is y - 2 * (y >> 1) of a shifted number y."""
     bits, dtype = 8 * np.dtype(x.dtype.name).itemsize, np.dtype(target.out[0].dtype)
+    if bits == 64:
+        target.refuse("population_count", "of int64")
     x = tf.cast(x, tf.int32)
     shifted = tf.bitwise.right_shift(tf.expand_dims(x, -1), np.arange(bits, dtype=np.int32))
     ones = shifted - 2 * tf.bitwise.right_shift(shifted, np.ones((), np.int32))
