@@ -62,8 +62,8 @@ def sum_of_taps_fwd(stride, pads, dilation, x, weight):
 def sum_of_taps_bwd(stride, pads, dilation, residuals, g):
     x, weight = residuals
     geometry = stride, pads, dilation
-    # Else XLA computes g again for each tap, with the batch norm that it comes from: the step of a
-    # MobileNet takes 0.85 of the time.
+    # Else XLA computes g again for each tap, with the batch norm that it comes from: steps of five
+    # MobileNets take 0.80 to 0.95 of the time.
     g = lax.optimization_barrier(g)
     image = image_gradient(g, weight, x.shape[1:3], *geometry)
     if math.prod(weight.shape[:2]) > forms.FEW_TAPS:  # what follows would compile for too long

@@ -182,3 +182,14 @@ def test_gaps_and_remarks_belong_to_cases():
     cases = [case for group in GROUPS.values() for case in group.cases]
     assert len(cases) == len(set(cases))
     assert {*ONNX_GAPS, *TFLITE_GAPS, *REMARKS} <= set(cases)
+
+
+def test_logsumexp_equals_jax_after_a_masked_number():
+    rows = [[-np.inf, -104.0], [-np.inf, -np.inf], [np.inf, 1.0], [200.0, 201.0]]
+    assert_exact(lambda weights, x: jax.nn.logsumexp(x, axis=1), np.array(rows, np.float32))
+
+
+def assert_exact(function, x):
+    """The file gives what JAX gives, at infinities and nan as well."""
+    found = run(exported(function, {}, x), {"input": x})["output"]
+    np.testing.assert_allclose(found, jax.jit(function)({}, x), rtol=1e-6)

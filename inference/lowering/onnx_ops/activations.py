@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import Value
 
 
@@ -48,6 +49,15 @@ def silu(t, x):
     return t.Mul(x, t.Sigmoid(x))
 
 
+def logsumexp(t, x, axis):
+    """The maximum is subtracted first: ONNX Runtime subtracts 0 instead if one number is -inf."""
+    axes, limits = np.array(axis), np.finfo(stored_type(x.dtype))
+    highest = t.ReduceMax(x, axes, keepdims=1)
+    bound = t.Clip(highest, t.number(limits.min), t.number(limits.max))
+    result = t.Add(t.ReduceLogSumExp(t.Sub(x, bound), axes, keepdims=1), bound)
+    return t.Squeeze(result, axes)
+
+
 LAYERS = {
     "relu": in_result_type(lambda t, x: t.Relu(x)),
     "leaky_relu": in_result_type(leaky_relu),
@@ -67,7 +77,7 @@ LAYERS = {
     "log_softmax_along": lambda t, x, axis: t.LogSoftmax(x, axis=axis),
     "relu6": lambda t, x: t.Clip(x, t.number(0), t.number(6)),
     "hard_tanh": lambda t, x: t.Clip(x, t.number(-1), t.number(1)),
-    "logsumexp": lambda t, x, axis: t.ReduceLogSumExp(x, np.array(axis), keepdims=0),
+    "logsumexp": logsumexp,
     "selu": lambda t, x: t.Selu(x),
     "soft_sign": lambda t, x: t.Softsign(x),
 }
