@@ -21,12 +21,12 @@ WINDOWS = os.name == "nt"
 # clone (rawtree/__init__.py).
 PACKAGE = __name__.removesuffix("utils")
 
-MESSAGE = 1000  # the most characters that are shown of an error of other code
-LONGEST = 15_000  # and of any error: it may quote what a config holds
+FOREIGN_ERROR = 1000  # the most characters that are shown of an error of other code
+LONGEST_ERROR = 15_000  # the most that are shown of any error, which may quote a config
 STACKED = r"(|.*/)(\d{1,4})-(\d{1,4})(|/.*)"  # a leaf of equal blocks, numbered first-last
 
 
-SLOW = 2.0  # seconds after which what the program does is shown
+SLOW = 2.0  # seconds after which a message says what the program is doing
 
 logger = logging.getLogger("main")
 
@@ -54,15 +54,15 @@ class RunError(Exception):
 
 
 def run_command(command, interrupted="interrupted"):
-    """The exit code of a command, which returns one, or None where all is done; a user's mistake
-    and Ctrl-C end in one message."""
+    """Run a command and return its exit code, which is 0 if it returns None. A user's mistake, a
+    fault of the machine or Ctrl-C is printed as one message."""
     try:
         return command() or DONE
     except UserError as error:
-        print(cut(str(error), LONGEST), file=sys.stderr)
+        print(cut(str(error), LONGEST_ERROR), file=sys.stderr)
         return BAD_INPUT
     except (RunError, OSError) as error:
-        print(cut(str(error), LONGEST), file=sys.stderr)
+        print(cut(str(error), LONGEST_ERROR), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
@@ -77,7 +77,7 @@ def did_you_mean(value, names):
 
 def first_line(error):
     """The first line of an error's message, which may be empty, or of any length."""
-    return cut((str(error).splitlines() or [""])[0], MESSAGE)
+    return cut((str(error).splitlines() or [""])[0], FOREIGN_ERROR)
 
 
 def where_and_why(error):
@@ -92,7 +92,7 @@ def where_and_why(error):
     # The first frame is that of the caller, which has caught the error.
     own = [frame for frame in frames[1:] if not is_library(frame.filename)]
     file, line = relative_path((own or frames)[-1].filename), (own or frames)[-1].lineno
-    return f"{file}, line {line}: {type(error).__name__}: {cut(str(error), MESSAGE)}"
+    return f"{file}, line {line}: {type(error).__name__}: {cut(str(error), FOREIGN_ERROR)}"
 
 
 def is_library(file):
@@ -277,6 +277,7 @@ def shown_if_slow(what, early=False):
 
 
 def show_after(what, done, early):
+    """Show `what` once SLOW seconds have passed, unless the event `done` is set before."""
     if done.wait(SLOW) or logger.level >= logging.ERROR:  # as in all processes but the first
         return
     if sys.stderr and sys.stderr.isatty():
