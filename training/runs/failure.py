@@ -13,7 +13,7 @@ from training.watching.hooks import CallbackFailed
 from utils import (
     BAD_INPUT,
     FAILED,
-    LONGEST,
+    LONGEST_ERROR,
     PACKAGE,
     RunError,
     UserError,
@@ -70,7 +70,7 @@ def failed(error):
 
 def fail(error, code):
     """Print one error message, also to the run's log, and return the exit code."""
-    message = cut(str(error), LONGEST)
+    message = cut(str(error), LONGEST_ERROR)
     with suppress(OSError):  # standard error may be a file on a full disk
         print(message, file=sys.stderr)
     to_log(message)
