@@ -50,7 +50,7 @@ class Loop:
         self.settled_at = None  # when the last chunk was done
         self.sums = None  # of the last chunk that was read in this epoch
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
-        self.resumed_at = 0  # the position in the epoch where this process began
+        self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
         self.underway = False  # whether the states on the device belong to the run
 
     def train(self, start=None):
@@ -94,14 +94,14 @@ class Loop:
         self.trainer.begin(run.epoch, run.position)
         if self.trainer.prepare():
             self.notify("on_compiled")
-        before = examples_of(self.trainer.sums()) if run.position else 0
+        before = self.trainer.sums() if run.position else []
         self.resumed_at, self.settled_at, self.sums = run.position, None, None
-        self.clock.start_training()
+        self.clock.start_training(examples_of(before), examples_of(before, "window"))
         for report in self.chunks():
             went_back = self.notify("on_chunk", report)
             if went_back:
                 return  # and begin this epoch again from there
-        values = None if run.stopped else self.end_of_training(before)
+        values = None if run.stopped else self.end_of_training()
         every = self.recipe.training.eval_every
         sets = self.in_epochs if every and run.epoch % every == 0 else []
         evaluated = None if values is None else self.evaluate(sets)
@@ -187,11 +187,11 @@ class Loop:
         steps = np.arange(self.run.step - count, self.run.step)
         return {"step": steps + 1} | self.reader.each_step([s["ring"] for s in sums], steps)
 
-    def end_of_training(self, before):
-        """{metric: value} of the epoch's training; `before`: its examples before a resume."""
+    def end_of_training(self):
+        """{metric: value} of the epoch's training."""
         run, sums = self.run, self.sums or self.trainer.sums()
         run.each_step = self.single_steps(sums, run.line_position)
-        self.clock.end_training(run.position - self.resumed_at, examples_of(sums) - before)
+        self.clock.end_training(run.position - self.resumed_at, examples_of(sums))
         tallies = [s["epoch"] for s in (self.trainer.sums() if self.trainer.concat_rows else sums)]
         run.arrays |= self.reader.arrays("train", tallies)
         run.metrics = self.reader.values("train", tallies) | self.learning_rates(run.step)

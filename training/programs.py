@@ -66,9 +66,8 @@ class Program:
         self.compiled = None
         self.specs, self.future = None, None  # the specs that a thread compiles for, and its Future
         self.seconds = 0.0  # spent on compiling, or on waiting for it
-        self.memory = (
-            None  # bytes of arguments, results and temporaries, if the backend reports them
-        )
+        # Bytes of arguments, results and temporaries, if the backend reports them.
+        self.memory = None
 
     @property
     def title(self):

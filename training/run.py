@@ -136,24 +136,28 @@ class Clock:
         self.began = time.perf_counter() - elapsed
         self.first_compiled = self.trainer.compile_seconds()
 
-    def start_training(self):
-        """The epoch's steps begin."""
-        self.training = self.line = self.now()
+    def start_training(self, in_epoch=0, in_line=0):
+        """The epoch's steps begin, or are resumed after so many examples of the epoch, and of its
+        log line in progress."""
+        now = self.now()
+        self.training, self.line = now | {"examples": in_epoch}, now | {"examples": in_line}
         self.trained = {}
 
     def end_training(self, steps, examples):
-        """The epoch's steps are done."""
+        """The epoch's steps are done, with all of its examples."""
         self.trained = self.since(self.training, steps, examples)
 
     def new_line(self, steps, examples, done):
-        """The throughput since the last log line, of steps that were done at the time `done`."""
+        """The throughput since the last log line, of steps that were done at the time `done`; the
+        `examples` are all those of the line."""
         throughput = self.since(self.line, steps, examples, done)
-        self.line = self.now() | {"time": done}
+        self.line = self.now() | {"time": done, "examples": 0}
         return throughput
 
     def since(self, mark, steps, examples, done=None):
-        """The throughput since a mark."""
+        """The throughput since a mark. `examples` include those before the mark."""
         now = self.now() | ({"time": done} if done else {})
+        examples -= mark["examples"]  # those that were seen before a resume
         compiled = now["compiled"] - mark["compiled"]
         seconds = max(now["time"] - mark["time"] - compiled, 1e-6)
         found = {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds}

@@ -125,12 +125,12 @@ def loop_back(start, end, take, ts):
     def until_bad(first, last, ts):
         """(the step after the last one that was taken, its state, its bad leaf or NO_LEAF)"""
 
-        def goes_on(carry):
+        def no_bad_step(carry):
             i, ts = carry
             return (i < last) & (ts.sums[NOW] == NO_LEAF)
 
         marked = ts._replace(sums=ts.sums | {NOW: jnp.int32(NO_LEAF)})
-        i, ts = jax.lax.while_loop(goes_on, lambda c: (c[0] + 1, take(*c)), (first, marked))
+        i, ts = jax.lax.while_loop(no_bad_step, lambda c: (c[0] + 1, take(*c)), (first, marked))
         return i, ts._replace(sums={k: v for k, v in ts.sums.items() if k != NOW}), ts.sums[NOW]
 
     def attempt(carry):

@@ -132,6 +132,18 @@ def test_rows_of_each_step_equal_log_lines_at_every_step(tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, rarely.params, always.params))
 
 
+@pytest.mark.parametrize("budget", [2048, 0], ids=["resident", "streamed"])
+def test_the_throughput_after_a_resume_leaves_out_the_examples_before_it(tmp_path, budget):
+    settings = {"log": {"every_steps": 3}, "epochs": 1, "batch_size": 10, "test": None}
+    settings["device_budget_mb"] = budget
+    run(tmp_path, max_steps=5, **settings)  # within the second log line
+    run(tmp_path, resume=True, **settings)
+    timed = [row for row in rows(tmp_path) if "steps_per_second" in row]
+    assert [row["step"] for row in timed] == [3, 6, 9, 10]
+    for row in timed:
+        assert row["examples_per_second"] == pytest.approx(10 * row["steps_per_second"])
+
+
 @pytest.mark.slow
 def test_log_lines_by_the_clock_do_not_change_the_params(tmp_path):
     logs = {"a": {"every_steps": 0, "every_seconds": 0.15}, "b": {"every_steps": 0}}

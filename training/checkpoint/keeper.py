@@ -28,7 +28,7 @@ class Keeper:
     """Writes the checkpoints of a run into its folder: the last `keep`, and the best `save_top_k`
     by `monitor`.
 
-    `record` is part of the record of every one: config, facts, data. `probe(params, state,
+    `record` becomes part of each checkpoint's record: config, facts, data. `probe(params, state,
     replica)` returns arrays that detect changes in model/.
     """
 
