@@ -64,17 +64,17 @@ def flat(product, x, weight):
 
 def product_with_transposed_gradient(rows, weight):
     """rows @ weight, where the gradient of the weight is computed as its transpose."""
-    return lax.dot_general(rows, fixed(weight.T), (((1,), (1,)), ((), ())))
+    return lax.dot_general(rows, kept_in_form(weight.T), (((1,), (1,)), ((), ())))
 
 
 @jax.custom_jvp
-def fixed(array):
-    """The array; XLA must compute its gradient as it is, and not as a transpose of it."""
+def kept_in_form(array):
+    """The array, whose gradient XLA must compute in this form, not as its transpose."""
     return array
 
 
-@fixed.defjvp
-def fixed_jvp(primals, tangents):
+@kept_in_form.defjvp
+def kept_in_form_jvp(primals, tangents):
     return primals[0], lax.optimization_barrier(tangents[0])
 
 
