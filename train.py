@@ -244,9 +244,9 @@ def fast_dev_run(config, build_parts):
     from training.devices import processes
     from training.runs.start import train
 
-    build_parts(config)  # the values that are changed below must be valid
+    parts = build_parts(config)  # the values that are changed below must be valid
     # With several processes, all hosts must see the folder.
-    base = config.get("checkpoint", {}).get("dir", "saved") if processes.several() else None
+    base = parts.checkpoint.dir if processes.several() else None
     with processes.temporary_folder("fast-dev-run-", base) as folder:
         if not processes.several():
             end_at_signals(temporary=folder)

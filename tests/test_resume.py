@@ -46,6 +46,16 @@ def only_run(workdir, title="Small"):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("change", ["training.epochs=2", "optimizer.args.lr=0.5"])
+def test_a_run_that_is_not_resumed_is_not_kept_locked(workdir, change):
+    folder = only_run(workdir)
+    for _ in range(2):  # from one process: the second call finds the same, and not a locked run
+        _, out, err = call(workdir, "--resume", folder, change, "training.epochs=2")
+        assert "another process" not in err
+        assert "raise it to continue" in out or "optimizer.args.lr" in err
+
+
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_continues_in_the_same_folder_with_more_epochs(workdir):
     folder = only_run(workdir)
     code, out, _ = run(workdir, "--resume", folder)

@@ -113,7 +113,7 @@ class Streamed:
         self.source, self.options, self.replicas, self.limit = source, options, replicas, limit
         self.steps, self.waited = limited(steps, limit), 0.0
         self.seekable = getattr(source, "seekable", True)  # whether an epoch can begin at any batch
-        self.stream = self.read(1, 0)
+        self.stream, self.begun = self.read(1, 0), (1, 0, tuple(replicas.seeds))
         first = next(self.stream)
         self.waiting = chain([first], self.stream)  # the first epoch, which was begun for `shapes`
         (batch, *_), _ = first
@@ -144,7 +144,8 @@ class Streamed:
 
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
-        if self.waiting is None or (self.seekable and (epoch, start) != (1, 0)):
+        wanted = epoch, start, tuple(self.replicas.seeds)  # a checkpoint may have other seeds
+        if self.waiting is None or (self.seekable and wanted != self.begun):
             self.close()
             self.waiting = self.stream = self.read(epoch, start)
         self.items, self.waiting = self.waiting, None

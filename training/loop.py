@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from training.run import examples_of, ready_time
+from training.run import examples_of
 from training.update import first_bad_step
 from training.watchers import SAVES, Ahead, Report, Snapshot, check_watchers, reply_of, steps_left
 from utils import RunError, first_line
 
 logger = logging.getLogger("main")
 
-CHUNK_SECONDS = 0.5  # of work per call, the longest delay of a log line or of the end at a signal
+CHUNK_SECONDS = 0.5  # of work in a chunk; a signal ends the run after at most two chunks
 
 
 class Chunk(NamedTuple):
@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     sums: Any  # on the device
     due: tuple  # the watchers that must see the run after these steps
     previous_line: int | None  # the position of the last log line, if one ends with these steps
-    finished_at: float | None  # if the steps were done when the call returned (small ones, CPU)
+    sending: tuple  # what the clock measured while they were sent
 
 
 class Loop:
@@ -45,9 +45,8 @@ class Loop:
         self.readers = [w for w in watchers if hasattr(w, "needs_state")]
         self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
         self.in_flight = deque()  # the Chunks whose sums have not been read yet
-        self.pace = 8  # steps that take CHUNK_SECONDS, as measured in this process; 8 until then
-        self.agreed_pace = 8  # the pace of all processes; also of evaluations, in batches
-        self.settled_at = None  # when the last chunk was done
+        self.pace = 1  # steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk
+        self.agreed_pace = 1  # the pace of all processes; also of evaluations, in batches
         self.sums = None  # of the last chunk that was read in this epoch
         self.elapsed = 0.0  # seconds of this epoch before the run was resumed
         self.resumed_at = 0  # the position in the epoch from which it was resumed, or went back to
@@ -95,7 +94,7 @@ class Loop:
         if self.trainer.prepare():
             self.notify("on_compiled")
         before = self.trainer.sums() if run.position else []
-        self.resumed_at, self.settled_at, self.sums = run.position, None, None
+        self.resumed_at, self.sums = run.position, None
         self.clock.start_training(examples_of(before), examples_of(before, "window"))
         for report in self.chunks():
             went_back = self.notify("on_chunk", report)
@@ -123,13 +122,15 @@ class Loop:
         steps = 1
         while steps and not run.stopped:
             count, due, at_once = self.next_chunk(ahead)
+            before = self.clock.now()
             steps, sums = self.trainer.train(count)
             if steps:
+                sending = self.clock.sent(before)
                 position = ahead.position + steps
                 due = due if steps == count else at_once
                 line = any(getattr(watcher, "ends_line", False) for watcher in due)
                 previous = ahead.line_position if line else None
-                self.in_flight.append(Chunk(steps, position, sums, due, previous, ready_time(sums)))
+                self.in_flight.append(Chunk(steps, position, sums, due, previous, sending))
                 ahead = ahead._replace(step=ahead.step + steps, position=position)
                 if line:
                     self.trainer.new_window()
@@ -163,11 +164,8 @@ class Loop:
         """Wait for a chunk and return its Report."""
         run = self.run
         sums = self.sums = self.trainer.read(chunk.sums)
-        done = chunk.finished_at or time.perf_counter()
-        if self.settled_at:  # the first chunk is left out, as its time may include a compilation
-            seconds = max(done - self.settled_at, 1e-6)
-            self.pace = max(1, round(CHUNK_SECONDS * chunk.steps / seconds))
-        self.settled_at = done
+        measured = round(CHUNK_SECONDS * chunk.steps / self.clock.done(chunk.sending))
+        self.pace = max(1, min(measured, 2 * self.pace))
         run.step, run.position = run.step + chunk.steps, chunk.position
         bad, throughput = first_bad_step(sums), None
         if chunk.previous_line is not None and not bad:
@@ -176,7 +174,7 @@ class Loop:
             run.metrics = self.reader.values("train", windows) | self.learning_rates(run.step)
             run.line_position = run.position
             steps = run.position - max(chunk.previous_line, self.resumed_at)
-            throughput = self.clock.new_line(steps, examples_of(sums, "window"), done)
+            throughput = self.clock.new_line(steps, examples_of(sums, "window"))
         return Report(chunk.steps, sums, bad, chunk.due, throughput)
 
     def single_steps(self, sums, since):

@@ -128,8 +128,8 @@ class Clock:
         self.start_training()
 
     def now(self):
-        compiled, waited = self.trainer.compile_seconds(), self.trainer.feed.waited
-        return {"time": time.perf_counter(), "compiled": compiled, "waited": waited}
+        """(the time, the seconds of waiting for batches so far)"""
+        return time.perf_counter(), self.trainer.feed.waited
 
     def start_epoch(self, elapsed):
         """An epoch begins, or is resumed after `elapsed` seconds of it."""
@@ -139,33 +139,49 @@ class Clock:
     def start_training(self, in_epoch=0, in_line=0):
         """The epoch's steps begin, or are resumed after so many examples of the epoch, and of its
         log line in progress."""
-        now = self.now()
-        self.training, self.line = now | {"examples": in_epoch}, now | {"examples": in_line}
-        self.trained = {}
+        self.training, self.trained = self.now(), {}
+        self.seen_before, self.line_seen_before = in_epoch, in_line
+        self.line_seconds = self.line_waited = 0.0  # of the chunks since the last log line
+        self.charged_until = time.perf_counter()  # all earlier time belongs to a chunk
+
+    # A chunk is sent, then the one before it is read, so each second is charged to one of them:
+    # sending a chunk is its own time, also where it waits for batches or for the device. All else,
+    # such as the work of watchers, belongs to the chunk that is read next.
+
+    def sent(self, before):
+        """A chunk was sent since the moment `before`: what `done` needs to know of it."""
+        seconds, waited = (now - then for now, then in zip(self.now(), before, strict=True))
+        self.charged_until += seconds
+        return seconds, waited
+
+    def done(self, sending):
+        """The seconds of a chunk that has just been read."""
+        now, (seconds, waited) = time.perf_counter(), sending
+        seconds = max(seconds + now - self.charged_until, 1e-6)
+        self.charged_until = now
+        self.line_seconds, self.line_waited = self.line_seconds + seconds, self.line_waited + waited
+        return seconds
+
+    def new_line(self, steps, examples):
+        """The throughput since the last log line; the `examples` are all those of the line."""
+        examples -= self.line_seen_before
+        throughput = self.throughput(steps, examples, self.line_seconds, self.line_waited)
+        self.line_seconds, self.line_waited, self.line_seen_before = 0.0, 0.0, 0
+        return throughput
 
     def end_training(self, steps, examples):
         """The epoch's steps are done, with all of its examples."""
-        self.trained = self.since(self.training, steps, examples)
+        seconds, waited = (now - then for now, then in zip(self.now(), self.training, strict=True))
+        self.trained = self.throughput(steps, examples - self.seen_before, seconds, waited)
 
-    def new_line(self, steps, examples, done):
-        """The throughput since the last log line, of steps that were done at the time `done`; the
-        `examples` are all those of the line."""
-        throughput = self.since(self.line, steps, examples, done)
-        self.line = self.now() | {"time": done, "examples": 0}
-        return throughput
-
-    def since(self, mark, steps, examples, done=None):
-        """The throughput since a mark. `examples` include those before the mark."""
-        now = self.now() | ({"time": done} if done else {})
-        examples -= mark["examples"]  # those that were seen before a resume
-        compiled = now["compiled"] - mark["compiled"]
-        seconds = max(now["time"] - mark["time"] - compiled, 1e-6)
-        found = {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds}
+    def throughput(self, steps, examples, seconds, waited):
+        """{name: value} of steps that took so many seconds, with those of waiting for batches."""
+        rates = {"steps_per_second": steps / seconds, "examples_per_second": examples / seconds}
         if self.tokens:
-            found["tokens_per_second"] = self.tokens * examples / seconds
+            rates["tokens_per_second"] = self.tokens * examples / seconds
         if self.utilisation:
-            found["mfu"] = self.utilisation(examples / seconds)
-        return found | {"waiting": min((now["waited"] - mark["waited"]) / seconds, 1.0)}
+            rates["mfu"] = self.utilisation(examples / seconds)
+        return rates | {"waiting": min(waited / seconds, 1.0)}
 
     def elapsed(self):
         """The seconds of this epoch so far."""
@@ -276,9 +292,3 @@ def mean_of(replicas):
 def examples_of(sums, part="epoch"):
     """How many examples all replicas have seen, in this epoch or since the last log line."""
     return sum(int(s[part]["examples"]) for s in sums)
-
-
-def ready_time(sums):
-    """The time, if the device has computed these sums already; else None."""
-    ready = all(leaf.is_ready() for leaf in jax.tree.leaves(sums))
-    return time.perf_counter() if ready else None

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from training.objective import supervised
 from training.optimizers import adam, sgd
 from training.run import TIMES
 from training.schedules import linear
+from training.trainer import Trainer
 from training.watching.callbacks.early_stopping import early_stopping
 from utils import UserError
 
@@ -142,6 +144,61 @@ def test_the_throughput_after_a_resume_leaves_out_the_examples_before_it(tmp_pat
     assert [row["step"] for row in timed] == [3, 6, 9, 10]
     for row in timed:
         assert row["examples_per_second"] == pytest.approx(10 * row["steps_per_second"])
+
+
+class Machine:
+    """Time that only passes where a run reads data (`host` seconds per step) or waits for its
+    device (`device` seconds per step), which is at most `queue` steps behind."""
+
+    def __init__(self, monkeypatch, host, device, queue):
+        self.time, self.free, self.ends, self.chunks = 0.0, 0.0, {}, []
+        train, read = Trainer.train, Trainer.read
+
+        def train_in_time(trainer, count):
+            steps, sums = train(trainer, count)
+            for _ in range(steps):
+                self.time = max(self.time + host, self.free - queue * device)
+                self.free = max(self.free, self.time) + device
+            self.ends[id(sums)] = self.free, sums  # kept, so that its id is not used again
+            self.chunks += [steps] if steps else []
+            return steps, sums
+
+        def read_in_time(trainer, sums):
+            self.time = max(self.time, self.ends.pop(id(sums), (self.free, None))[0])
+            return read(trainer, sums)
+
+        monkeypatch.setattr(Trainer, "train", train_in_time)
+        monkeypatch.setattr(Trainer, "read", read_in_time)
+        for module in ("training.run", "training.feed", "training.loop"):
+            monkeypatch.setattr(f"{module}.time", SimpleNamespace(**self.clocks()))
+
+    def clocks(self):
+        return {"perf_counter": lambda: self.time, "monotonic": lambda: self.time}
+
+
+@pytest.mark.parametrize("every", [0, 50, 7])
+@pytest.mark.parametrize(
+    ("host", "device", "queue"),
+    [(0.01, 0.001, 32), (0.001, 0.01, 10**6), (0.001, 0.01, 32), (1e-6, 1.5, 32)],
+    ids=["waits for data", "waits for the device", "device with a short queue", "slow steps"],
+)
+def test_chunks_take_half_a_second_and_log_lines_have_the_true_speed(
+    tmp_path, monkeypatch, host, device, queue, every
+):
+    machine = Machine(monkeypatch, host, device, queue)
+    data = np.tile(X, (4, 1)), np.tile(Y, 4)
+    settings = {"optimizer": sgd(lr=0.1), "epochs": 3, "batch_size": 1, "folder": tmp_path}
+    fit(MODEL, data, log={"every_steps": every}, **settings)
+    step = max(host, device)
+    longest = max(1.1, step)  # the pace at most doubles, so one chunk may be twice as long
+    assert max(machine.chunks) * step <= longest
+    assert len(machine.chunks) <= 3 * (400 * step / 0.25 + 400 / (every or 400) + 10)
+    lines = [row["steps_per_second"] for row in lines_of(tmp_path)]
+    assert bool(lines) == bool(every)
+    # With a short queue, the steps that it holds are charged to the chunks that come after them.
+    slack = 0.7 if queue < 50 and device > host else 0.35
+    assert np.allclose(lines[2:], 1 / step, rtol=slack)
+    assert np.isclose(np.mean(1 / np.array(lines or [1 / step])), step, rtol=0.1)
 
 
 @pytest.mark.slow

@@ -37,7 +37,9 @@ def agreed(numbers):
         return numbers
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    return broadcast_one_to_all(np.asarray(numbers)).tolist()
+    numbers = np.asarray(numbers)
+    sent = broadcast_one_to_all(numbers.view(np.uint8))  # JAX would cut numbers to 32 bits
+    return np.asarray(sent).view(numbers.dtype).tolist()
 
 
 def from_first(make):

@@ -44,6 +44,11 @@ class OpenedRun(NamedTuple):
     lock: "Lock | None"  # None in all processes except process 0
     skipped: list  # messages that say what is wrong with newer checkpoints
 
+    def unlock(self):
+        """Let other processes train this run."""
+        if self.lock:
+            self.lock.close()
+
 
 class Locked(RunError):
     """Another process trains in this folder."""
@@ -230,8 +235,7 @@ def holding(folder, resume, record):
                 log_what_is_left(opened, record["config"]["training"]["epochs"])
         yield opened.checkpoint
     finally:
-        if opened.lock:
-            opened.lock.close()
+        opened.unlock()
 
 
 def epochs_of(checkpoint):

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from functools import partial
 
 import jax
@@ -62,38 +63,35 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
     a folder to delete when the process ends early; `watchers` are added to those of every run."""
     if parts.beyond:
         raise UserError("\n".join(parts.beyond))
-    named, why_new = named or parts.resume, None
-
-    def open_named():
-        nonlocal why_new
-        if named == "auto":
-            opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
-            return opened
-        return resume.open_run(resume.run_folder_of(named), named) if named else None
-
-    opened = resume.open_by_first(open_named)
-    check_alike(run_folder.flat(parts.config))
-    check_logging(root)
-    with shown_if_slow("Checking that all parts of the config fit", early=True):
-        recipe, template = checked_recipe(parts, resumed=opened is not None)
-    options = parts.training
-    end = opened and from_first(lambda: resume.nothing_to_resume(opened, options, override))
-    if end:
-        if is_first():
-            print(end)
-        return DONE
-    with shown_if_slow("Tracing the programs of the run", early=True):
-        trainer, as_built = trainer_ahead(recipe, parts), parts
-    if opened is None:
-        opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
-    else:
-        parts, sets, record = resumed_run(
-            opened, parts, recipe, template, root, override, temporary
-        )
-    if parts is not as_built:  # preprocessing has its statistics now
-        recipe = compose(parts, recipe.plan)
-    announce(parts, sets, opened, template)
-    done = train_in_folder(opened, recipe, sets, record, trainer, watchers)
+    with ExitStack() as at_end:
+        opened, why_new = open_named(parts, named or parts.resume)
+        if opened:
+            at_end.callback(opened.unlock)
+        check_alike(run_folder.flat(parts.config))
+        check_logging(root)
+        with shown_if_slow("Checking that all parts of the config fit", early=True):
+            recipe, template = checked_recipe(parts, resumed=opened is not None)
+        options = parts.training
+        end = opened and from_first(lambda: resume.nothing_to_resume(opened, options, override))
+        if end:
+            if is_first():
+                print(end)
+            return DONE
+        with shown_if_slow("Tracing the programs of the run", early=True):
+            trainer, as_built = trainer_ahead(recipe, parts), parts
+        if trainer:
+            at_end.callback(trainer.close)
+        if opened is None:
+            opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
+            at_end.callback(opened.unlock)
+        else:
+            parts, sets, record = resumed_run(
+                opened, parts, recipe, template, root, override, temporary
+            )
+        if parts is not as_built:  # preprocessing has its statistics now
+            recipe = compose(parts, recipe.plan)
+        announce(parts, sets, opened, template)
+        done = train_in_folder(opened, recipe, sets, record, trainer, watchers)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
         logging.shutdown()
@@ -101,6 +99,20 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             shutil.rmtree(temporary, ignore_errors=True)
         os._exit(code)
     return code
+
+
+def open_named(parts, named):
+    """(the OpenedRun that is named, or None; why there is none, if `named` is "auto")"""
+    why_new = None
+
+    def open_here():
+        nonlocal why_new
+        if named == "auto":
+            opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
+            return opened
+        return resume.open_run(resume.run_folder_of(named), named) if named else None
+
+    return resume.open_by_first(open_here), why_new
 
 
 def trainer_ahead(recipe, parts):
@@ -142,6 +154,7 @@ def new_run(parts, recipe, root, why_new, temporary):
             if is_first():
                 run_folder.describe(opened.folder, record, sets, root, parts.own_files())
     except BaseException:
+        opened.unlock()
         if is_first():
             shutil.rmtree(opened.folder)  # no step was taken
         raise
@@ -273,8 +286,7 @@ def train_in_folder(opened, recipe, sets, record, trainer, watchers=()):
         if not interrupted and is_first():
             run_folder.finish(opened.folder, done, peak)
     finally:
-        if opened.lock:
-            opened.lock.close()  # a report shows a run with a lock as unfinished
+        opened.unlock()  # a report shows a run with a lock as unfinished
         wanted = recipe.logging.report and not interrupted and is_first()  # a signal leaves no time
         if wanted and (opened.folder / "metrics.jsonl").exists():
             write_report(opened.folder)

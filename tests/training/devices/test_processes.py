@@ -28,6 +28,7 @@ from utils import UserError
 joining.join()
 me, results = jax.process_index(), {}
 results["agreed"] = processes.agreed([me, 0.5 + me])
+results["wide"] = processes.agreed([2**33 + me, -1])
 results["from_first"] = processes.from_first(lambda: {"by": me})
 def attempt(do):
     try:
@@ -73,6 +74,7 @@ print("RESULTS" + json.dumps(results))
 def test_two_processes_agree_and_put_their_rows_together():
     outputs = finished(start_all(PROGRAM, processes=2, devices=2))
     first, second = (json.loads(out.split("RESULTS")[1]) for out, _ in outputs)
+    assert first["wide"] == second["wide"] == [2**33, -1]
     assert first["agreed"] == second["agreed"] == [0, 0.5]
     assert first["from_first"] == second["from_first"] == {"by": 0}
     assert first["long"] == second["long"] == 10_000

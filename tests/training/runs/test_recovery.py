@@ -34,6 +34,7 @@ from training.run import TIMES
 from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.update import accepted, genuine, gradient_update
+from training.watchers import Reply
 from training.watching import metric_log
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.callbacks.reduce_on_plateau import reduce_on_plateau
@@ -269,6 +270,35 @@ def test_resuming_within_an_epoch_does_not_read_its_data_again(tmp_path):
     # Also read: the first batch for its shapes, what is prefetched with it, and the fingerprint.
     extra = 3 * 32 + 2
     assert rest <= len(data.read) <= rest + extra
+
+
+class Interrupt:
+    """A watcher that interrupts a run after a step; before the first one if it is 0."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_ready(self, run):
+        return Reply(interrupt="a test") if self.step == 0 else None
+
+    def steps_left(self, ahead):
+        return max(1, self.step - ahead.step)
+
+    def needs_state(self, due, line):
+        return due
+
+    def on_chunk(self, run, report):
+        return Reply(interrupt="a test") if run.step == self.step else None
+
+
+@pytest.mark.parametrize("form", ["resident", "streamed"])
+def test_a_run_that_had_not_begun_follows_the_seed_of_its_checkpoint(tmp_path, form):
+    settings = {"data": (X, Y) if form == "resident" else Streamed(), "epochs": 1}
+    for name in ("a", "b"):
+        train(tmp_path / name, watchers=[Interrupt(0)], **settings)
+    settings |= {"seed": 6, "resume": "override"}
+    train(tmp_path / "a", watchers=[Interrupt(3)], **settings)
+    assert_same(train(tmp_path / "a", **settings), train(tmp_path / "b", **settings))
 
 
 @pytest.mark.slow
