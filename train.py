@@ -112,7 +112,7 @@ def steps_of_test(text):
 
 
 def do(arguments):
-    """Do what the command line says."""
+    """Run the command that the arguments select, and return its exit code."""
     if arguments.list:
         return list_parts(arguments.list)
     if arguments.report:
@@ -165,8 +165,9 @@ def do(arguments):
 
 
 def config_file(arguments):
-    """(the config file, whether it is the user's own, so that its dotted names are imported): the
-    config of a run is data, and so is any config in the working directory."""
+    """(the config file, whether it is trusted, so that its dotted names are imported). A config
+    that is named with -c is trusted, and so is the one in this folder; that of a run, or of any
+    other working directory, only with --trust."""
     named = named_run(arguments)
     if arguments.config or not named:
         own = arguments.config or arguments.trust or Path.cwd() == ROOT
@@ -202,8 +203,8 @@ def report(folders):
 
 
 def check(parts, config, layers):
-    """--check: print the resolved config and the model, and from which file each value is if there
-    are several."""
+    """--check: print the resolved config and the model and, if the config extends other files, from
+    which file each value comes."""
     from training.runs.shape_check import table
     from training.runs.start import checked_recipe
     from training.watching.console import check_logging

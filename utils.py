@@ -1,4 +1,4 @@
-"""Small helpers used everywhere: errors for the user, tree paths, sizes, reading and writing."""
+"""Small helpers used everywhere: exit codes, errors for the user, names of leaves, memory."""
 
 import difflib
 import inspect

@@ -11,7 +11,7 @@ from data_loader.nest import map_nest, named_nest
 from ranges import check_minimums
 from utils import UserError, where_and_why
 
-SPLIT = 2**64 - 1  # the random stream of the split; the streams of epochs are 0, 1, 2, ...
+SPLIT = 2**64 - 1  # the number of the random stream for the split; an epoch's is the epoch itself
 SHIFT = 2**63  # the first random stream of in_epoch
 
 
@@ -93,7 +93,7 @@ def reads_batches(dataset):
 
 
 def in_epoch(dataset, seed, epoch):
-    """The dataset that a shuffled epoch reads."""
+    """The dataset that a shuffled epoch reads instead of this one (data_loader/base.py)."""
     return dataset.in_epoch(seed, epoch) if hasattr(dataset, "in_epoch") else dataset
 
 

@@ -1,5 +1,5 @@
-"""Two networks (Goodfellow et al., 2014): a generator of images, and a discriminator that tells
-them from real ones. They are convolutional, as in Radford et al., 2015."""
+"""Two networks (Goodfellow et al., 2014): a generator of images, and a discriminator that
+distinguishes them from real ones. They are convolutional, as in Radford et al., 2015."""
 
 import jax
 import jax.numpy as jnp

@@ -28,7 +28,7 @@ Schedule = NewType("Schedule", Callable)  # step -> multiplier in [0, 1]
 
 # def fn(output, target) -> Loss: a scalar or a Weighted, or a dict of terms
 Loss = NewType("Loss", jax.Array)
-# def fn(output, target) -> Metric: the same; `fn.finish`, where present, maps the means
+# def fn(output, target) -> Metric: the same; `fn.finish`, if any, maps the mean to the value
 Metric = NewType("Metric", jax.Array)
 # def fn(x) -> Preprocessed: the same in training and evaluation
 Preprocessed = NewType("Preprocessed", jax.Array)

@@ -101,7 +101,7 @@ class Resident:
         return [(rows(order), valid[position]) for order, valid in drawn]
 
     def close(self):
-        """Nothing is open."""
+        """There is nothing to close."""
 
 
 class Streamed:
@@ -115,7 +115,7 @@ class Streamed:
         self.seekable = getattr(source, "seekable", True)  # whether an epoch can begin at any batch
         self.stream, self.begun = self.read(1, 0), (1, 0, tuple(replicas.seeds))
         first = next(self.stream)
-        self.waiting = chain([first], self.stream)  # the first epoch, which was begun for `shapes`
+        self.begun_epoch = chain([first], self.stream)  # it was begun for `shapes`
         (batch, *_), _ = first
         self.shapes = replicas.shapes_of_one(batch)
         self.spec = jax.tree.map(
@@ -145,10 +145,10 @@ class Streamed:
     def begin(self, epoch, start=0):
         """Read an epoch from its batch `start` on."""
         wanted = epoch, start, tuple(self.replicas.seeds)  # a checkpoint may have other seeds
-        if self.waiting is None or (self.seekable and wanted != self.begun):
+        if self.begun_epoch is None or (self.seekable and wanted != self.begun):
             self.close()
-            self.waiting = self.stream = self.read(epoch, start)
-        self.items, self.waiting = self.waiting, None
+            self.begun_epoch = self.stream = self.read(epoch, start)
+        self.items, self.begun_epoch = self.begun_epoch, None
         if start and not self.seekable:
             logger.warning(
                 "The training data has no start_at(epoch, batch): "
@@ -227,7 +227,7 @@ def make_feeds(sets, options, replicas, limit=None):
 
 
 def check_form(name, batch, first, expected):
-    """The examples of every set must have the shape and type of the first set's."""
+    """Refuse a set whose examples do not have the shapes and types of the first set's."""
 
     def form(tree):
         return jax.tree.map(lambda a: f"{a.dtype}{list(a.shape[1:])}", tree)

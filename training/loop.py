@@ -33,8 +33,8 @@ class Chunk(NamedTuple):
 
 
 class Loop:
-    """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()` is
-    the best checkpoint's (name, weights); `agree` makes numbers the same in all processes."""
+    """One run. `reader` names its values, `learning_rates(step)` are those of a step, `best()`
+    returns (name, weights) of the best checkpoint, or None; `agree` returns process 0's numbers."""
 
     def __init__(self, run, recipe, watchers, reader, clock, learning_rates, *, best, agree):
         self.run, self.trainer, self.recipe, self.watchers = run, run.trainer, recipe, watchers
@@ -42,7 +42,7 @@ class Loop:
         self.best, self.agree = best, agree
         check_watchers(watchers)
         self.planners = [w for w in watchers if hasattr(w, "steps_left") or hasattr(w, "overdue")]
-        self.readers = [w for w in watchers if hasattr(w, "needs_state")]
+        self.state_watchers = [w for w in watchers if hasattr(w, "needs_state")]
         self.in_epochs = recipe.sets_in_epochs(self.trainer.feeds)  # the sets to evaluate there
         self.in_flight = deque()  # the Chunks whose sums have not been read yet
         self.pace = 1  # steps that take CHUNK_SECONDS, as measured; it at most doubles per chunk
@@ -135,7 +135,7 @@ class Loop:
                 if line:
                     self.trainer.new_window()
                     ahead = ahead._replace(line_position=position, line_time=time.monotonic())
-                state_needed = any(w.needs_state(w in due, line) for w in self.readers)
+                state_needed = any(w.needs_state(w in due, line) for w in self.state_watchers)
             unread = 1 if steps and not state_needed else 0  # chunks that may stay in flight
             if len(self.in_flight) <= unread:
                 self.notify("on_pause")  # there is no report yet, but a signal may have arrived
@@ -221,7 +221,7 @@ class Loop:
         return {name: v for name, v in run.metrics.items() if name.partition("_")[0] in names}
 
     def interrupted(self):
-        """Whether a signal, or another watcher, wants the run to stop here."""
+        """Let the watchers interrupt the run here, and return whether one did."""
         self.notify("on_pause")
         return bool(self.run.signal)
 
@@ -233,7 +233,7 @@ class Loop:
             self.run.metrics, self.run.evaluated = {}, []
 
     def evaluate_unfinished_epoch(self):
-        """Evaluate the weights where a budget ended within an epoch; they were saved before."""
+        """If a budget ended the run within an epoch, evaluate its last weights, which are saved."""
         run = self.run
         if run.budget_exhausted and run.position and not run.signal:
             values = self.reader.values("train", [sums["epoch"] for sums in self.trainer.sums()])

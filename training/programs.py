@@ -1,5 +1,5 @@
-"""The compiled programs of a run. Each is compiled once, at its first call; a call with other
-shapes is then an error, not a second compilation.
+"""The compiled programs of a run. Each is compiled once, before or at its first call; a call
+with other shapes is then an error, not a second compilation.
 
 A step is step(const, carry, batch, valid) -> carry. In training the carry is the TrainState; in
 evaluation it is the tally, and the constants are the params and state. A program returns (carry,
@@ -230,7 +230,7 @@ def over_batch(step, report):
     return single
 
 
-class Start:
+class RareProgram:
     """A function that runs only a few times, compiled without optimization for arguments of these
     specs, in a thread if there is a `pool`."""
 

@@ -29,7 +29,7 @@ from utils import UserError, made_by, parameters_of
 # What the factory of an objective takes, and the function that it returns.
 FACTORY_TAKES = ("model", "loss", "metrics", "preprocess", "augment")
 OBJECTIVE_TAKES = ("params", "state", "batch", "key", "train")
-RING = 1024  # steps whose values are kept one by one, where log lines come by time
+RING = 1024  # the most steps between two log lines whose values are kept one by one
 
 
 class Recipe(NamedTuple):
@@ -187,7 +187,7 @@ def configured(update, objective, optimizer, training, augment):
 
 
 def checked_update(update):
-    """The Update, whose functions refuse what none may return when they are traced."""
+    """The Update; an invalid result of its functions is a UserError when they are traced."""
     if not isinstance(update, Update):
         raise UserError(f"update: must return an Update(init, step), got {type(update).__name__}")
 

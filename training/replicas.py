@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.programs import Program, Start, platform_options
+from training.programs import Program, RareProgram, platform_options
 
 
 class Replicas:
@@ -69,7 +69,7 @@ class Replicas:
         def zeros():
             return jax.tree.map(lambda a: jnp.broadcast_to(a, (*rows, *jnp.shape(a))), make())
 
-        return Start(zeros, self.plan.whole, pool=self.pool)
+        return RareProgram(zeros, self.plan.whole, pool=self.pool)
 
     def program(self, name, function, axes, shardings=None):
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from training.base import unchanged
-from training.programs import Start
+from training.programs import RareProgram
 from training.tally import results
 from utils import named_leaves
 
@@ -22,7 +22,7 @@ TIMES += ("tokens_per_second", "mfu")
 
 @dataclass(repr=False)
 class Run:
-    """A run in progress, or finished. Only the loop assigns its fields."""
+    """A run in progress, or finished. Only the loop changes it."""
 
     trainer: Any
     epochs: int
@@ -32,7 +32,7 @@ class Run:
     position: int = 0  # batches taken of the epoch in progress
     line_position: int = 0  # the position of the last log line in this epoch
     step: int = 0  # batches taken in all
-    metrics: dict = field(default_factory=dict)  # of the latest log line, also at an epoch's end
+    metrics: dict = field(default_factory=dict)  # of the latest log line or epoch
     arrays: dict = field(default_factory=dict)  # the results of metrics for callbacks alone
     each_step: dict = field(default_factory=dict)  # {name: array}: the steps since the last line
     evaluated: list = field(default_factory=list)  # the held-out sets evaluated in this epoch
@@ -219,7 +219,7 @@ class LearningRates:
             return numbers
         steps = np.arange(first, first + BLOCK, dtype=np.int32)
         each = jax.vmap(lambda step: {name: rate(step) for name, rate in functions.items()})
-        return numbers | jax.device_get(Start(each, self.trainer.plan.whole, steps)(steps))
+        return numbers | jax.device_get(RareProgram(each, self.trainer.plan.whole, steps)(steps))
 
 
 class Reader(NamedTuple):

@@ -148,7 +148,7 @@ def merged(a, b):
 
 
 def norms_of(grads, params):
-    """The function from the name of a norm to its value."""
+    """A function that computes the norm of a name."""
     trees = {"gradient_norm": grads, "parameter_norm": params}
 
     def norm(name):
@@ -253,7 +253,7 @@ def merged_spreads(a, b, n, m):
 
 
 def appended(rows, new, n, _m):
-    """Genuine rows are at the front of a batch, so the next batch overwrites the others."""
+    """`rows` with `new` from row n on; genuine rows come first, so the others are overwritten."""
     return jax.lax.dynamic_update_slice_in_dim(rows, new.astype(rows.dtype), n, 0)
 
 

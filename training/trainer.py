@@ -20,7 +20,7 @@ from training.base import TrainState, key_data
 from training.feed import make_feeds, spec_on_device
 from training.gradient import check_per_example
 from training.objective import shapes_of_values
-from training.programs import Start, loops_are_slow, placed
+from training.programs import RareProgram, loops_are_slow, placed
 from training.replicas import Replicas, as_inputs
 from training.update import genuine, loop_for, read_of, zero_sums
 from utils import UserError, named_leaves
@@ -56,7 +56,7 @@ class Trainer:
         self.program, self.empty_tallies = None, {}
         if self.feed:
             self.begin_training_programs(of_replica)
-            self.draw = Start(draw, shardings, *of_replica, pool=self.pool)
+            self.draw = RareProgram(draw, shardings, *of_replica, pool=self.pool)
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
         self.rate_scale, self.states = 1.0, []
         # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
@@ -100,14 +100,14 @@ class Trainer:
         self.zero_window = lambda: self.zeros()["window"]
         if self.concat_rows or metric_plan.ring:  # then all sums are much larger than a log line's
             self.zero_window = self.replicas.start(lambda: zeros()["window"])
-        self.make_state = Start(make_state, self.plan.of_state(made), *specs, pool=self.pool)
+        self.make_state = RareProgram(make_state, self.plan.of_state(made), *specs, pool=self.pool)
 
-    def begin_evaluation_programs(self, sure):
-        """Make the program of each held-out set; begin to compile those of the sets that are `sure`
-        to be evaluated."""
+    def begin_evaluation_programs(self, compile_now):
+        """Make the program of each held-out set; begin to compile those of the sets in
+        `compile_now`, which are known to be evaluated."""
         held_out = {name: feed for name, feed in self.feeds.items() if name != "train"}
         loop = jax.lax.fori_loop if self.looped else None
-        self.evaluations = {
+        self.evaluation_programs = {
             name: feed.program(name, *evaluation_functions(self.recipe, name), loop)
             for name, feed in held_out.items()
         }
@@ -125,9 +125,9 @@ class Trainer:
                 carry = placed(jax.eval_shape(empty), self.plan.whole)
                 made[key] = self.replicas.start(empty), carry
             self.empty_tallies[name], carry = made[key]
-            if name in sure and not self.replicas.stacked:
+            if name in compile_now and not self.replicas.stacked:
                 consts = (*self.weight_specs, np.int32(0), self.lane_numbers[0])
-                self.evaluations[name].begin(consts, carry, *feed.specs())
+                self.evaluation_programs[name].begin(consts, carry, *feed.specs())
 
     def suits(self, sets):
         """Whether it was made for sets of these shapes."""
@@ -145,7 +145,7 @@ class Trainer:
 
     def compile_seconds(self):
         """The seconds that compiling the training step and the evaluations has taken so far."""
-        programs = [*([self.program] if self.program else []), *self.evaluations.values()]
+        programs = [*([self.program] if self.program else []), *self.evaluation_programs.values()]
         return sum(program.seconds for program in programs)
 
     # State.
@@ -248,7 +248,7 @@ class Trainer:
         self.feeds[name].begin(epoch=1)
         tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
         while taken:
-            program = self.evaluations[name]
+            program = self.evaluation_programs[name]
             taken, reports = advance(self.feeds[name], program, consts, tallies, count)
             jax.block_until_ready(before)  # while the next batches compute
             before = reports
@@ -261,7 +261,7 @@ class Trainer:
         self.feeds[name].begin(epoch=1)
         tallies = [self.empty_tallies[name]() for _ in range(self.replicas.lanes)]
         consts = self.with_epoch(self.weights(), 0)
-        advance(self.feeds[name], self.evaluations[name], consts, tallies, 1)
+        advance(self.feeds[name], self.evaluation_programs[name], consts, tallies, 1)
         return self.read(tallies)
 
     def with_epoch(self, weights, epoch):

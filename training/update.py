@@ -117,9 +117,9 @@ def loop_for(ts, stacked):
 def loop_back(start, end, take, ts):
     """The same as jax.lax.fori_loop(start, end, take, ts), where `take` ends with `accepted`.
 
-    But no step chooses between the old and the new state, which is a tenth of a small perceptron's
-    step. A bad step ends the loop instead; then the steps before it are taken again, from a
-    copy of the first state, and it is refused.
+    It saves the choice between the old and the new state in every step, a tenth of a small
+    perceptron's step: a bad step ends the loop instead. Then the steps before it are taken
+    again, from a copy of the first state, and the bad step is refused.
     """
 
     def until_bad(first, last, ts):

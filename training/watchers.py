@@ -97,8 +97,8 @@ def reply_of(watcher, event, *arguments):
 
 
 class Reply(NamedTuple):
-    """What a watcher wants. All of it is done at once, but a checkpoint is saved after all watchers
-    have replied."""
+    """What a watcher requests. The loop applies it before it calls the next watcher; only a
+    checkpoint is saved after all watchers have replied."""
 
     # End the run for good, as early stopping does; with `back_to`, it can be resumed from there.
     stop: str | None = None  # the reason, for the log

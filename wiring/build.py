@@ -65,8 +65,8 @@ def build_preprocess(config, source, trusted=True, folders=(), facts=()):
 
 class Builder:
     """Builds the parts in the order in which they need each other's facts. A part that cannot be
-    built is None, and `nodes.problems` says why. `facts` are known before, of which the data cannot
-    change those that are `recorded`; `inputs` replace numbers of the config (training.vary)."""
+    built is None, and `nodes.problems` says why. `facts` are known before the data is built; those
+    that are `recorded` replace what the data says. `inputs` replace numbers (training.vary)."""
 
     def __init__(
         self, config, source, trusted=True, folders=(), layers=(), facts=(), recorded=(), inputs=()
@@ -122,7 +122,7 @@ class Builder:
         return built
 
     def check_keys(self):
-        """Every key is known, and no required key is missing."""
+        """Record a problem for each unknown key, and for each required key that is missing."""
         for key in [key for key in self.config if key not in TOP_LEVEL]:
             hint = did_you_mean(key, TOP_LEVEL)
             self.nodes.problem(key, f"no such key{hint} ({', '.join(TOP_LEVEL)})")
@@ -131,7 +131,7 @@ class Builder:
             self.nodes.problem(key, f"is missing; name one, as in {example}")
 
     def check_values(self):
-        """The title can name a folder, the seed fits 32 bits, `resume` and `sharding` are valid."""
+        """Record problems of the title, run_name, seed, `resume` and `sharding`."""
         from training.devices.options import check_sharding
 
         keys = ("title", "run_name", "seed", "resume")

@@ -1,4 +1,4 @@
-"""The JSON file of a config: how it is read and overridden, and the keys that it can have."""
+"""The JSON file of a config: its keys, how it is read and overridden, and when it is refused."""
 
 import copy
 import json

@@ -113,7 +113,7 @@ class Nodes:
             raise Unbuilt from error
 
     def own_function(self, name, path):
-        """The function or class of a dotted name that is an argument."""
+        """The function or class that an argument names by a dotted name."""
         if not isinstance(name, str) or "." not in name.strip("."):
             form = "a dotted name, such as my_nets.Net for Net in my_nets.py"
             raise Misfit(path, f"must be {form}, found {show(name)}")

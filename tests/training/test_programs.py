@@ -16,7 +16,7 @@ from training.loss import mse
 from training.optimizers import sgd
 from training.programs import (
     Program,
-    Start,
+    RareProgram,
     compile_lowered,
     loops_are_slow,
     over_batch,
@@ -160,7 +160,7 @@ def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays(
     order, valid = np.array([[0, 1], [2, 3]]), np.array([2, 2])
     with jax.disable_jit():
         assert loops_are_slow(None, None, None, None)
-        assert Start(lambda: seen.clear() or 3, WHOLE)() == 3
+        assert RareProgram(lambda: seen.clear() or 3, WHOLE)() == 3
         run, carry = Program(over_rows(step, report, sharded(MESH), None), WHOLE), start()
         run.prepare(2.0, carry, (data, data), order, valid, np.int32(0), np.int32(1))
         assert (seen, run.seconds) == ([], 0.0)

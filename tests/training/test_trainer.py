@@ -37,13 +37,13 @@ def made_from_shapes(size=70):
 @pytest.mark.parametrize(("size", "used"), [(70, True), (64, False)])
 def test_a_run_uses_a_trainer_that_suits_its_data_and_computes_the_same_bits(size, used):
     recipe, trainer = made_from_shapes(size)
-    step, test = trainer.program.future, trainer.evaluations["test"].future
+    step, test = trainer.program.future, trainer.evaluation_programs["test"].future
     run = train_recipe(recipe, SETS, trainer=trainer)
     alone = fit(MODEL, (X, Y), (X, Y), **SETTINGS)
     assert (run.trainer is trainer) == used
     if used:
         assert trainer.program.compiled is step.result()
-        assert trainer.evaluations["test"].compiled is test.result()
+        assert trainer.evaluation_programs["test"].compiled is test.result()
     assert run.metrics["test_loss"] == alone.metrics["test_loss"]
     jax.tree.map(np.testing.assert_array_equal, run.params, alone.params)
 

@@ -8,6 +8,7 @@ one process both cost nothing.
 import hashlib
 import json
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import numpy as np
 from utils import RunError, UserError, first_line
 
 BLOCK = 4096  # messages are padded to multiples of this, so that few programs are compiled
+# Seconds that a network file system may take to show a new folder to other hosts.
+VISIBLE_WITHIN = 30
 SIGNS_OF_LOSS = ("Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "heartbeat", "coordination", "NCCL")
 SIGNS_OF_LOSS += ("Barrier", "preempted")
 
@@ -118,6 +121,24 @@ def together():
             raise OtherProcessFailed(failed[0])
     if failure is not None:
         raise failure
+
+
+def check_visible(folder):
+    """Refuse a run's folder that process 0 has made and another process does not see."""
+    with together():
+        if not becomes_visible(folder):
+            raise UserError(
+                f"checkpoint.dir: {folder}: process {jax.process_index()} does not see this "
+                "folder of process 0; name one that all hosts share"
+            )
+
+
+def becomes_visible(folder):
+    """Whether a folder exists; waits for a network file system that may be slow to show it."""
+    until = time.monotonic() + VISIBLE_WITHIN
+    while not folder.is_dir() and time.monotonic() < until:
+        time.sleep(0.2)
+    return folder.is_dir()
 
 
 class Stopping:

@@ -22,15 +22,7 @@ from training.checkpoint.storage import (
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs import folder as run_folder
 from training.runs.budget import nothing_left
-from training.runs.folder import (
-    FINISHED,
-    FREE,
-    cut_back,
-    differences,
-    flat,
-    lines_of_changes,
-    set_aside,
-)
+from training.runs.folder import FINISHED, FREE, differences, flat, lines_of_changes
 from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
 logger = logging.getLogger("main")
@@ -180,8 +172,8 @@ def tidied(opened):
     starts over, move its former log away, and return a line that says so; else return None."""
     remove_leftovers(opened.folder)
     if opened.checkpoint:
-        return cut_back(opened.folder, opened.checkpoint.record["lengths"], LOGS)
-    return set_aside(opened.folder, LOGS, files(opened.folder, "checkpoint-*"))
+        return run_folder.cut_back(opened.folder, opened.checkpoint.record["lengths"], LOGS)
+    return run_folder.set_aside(opened.folder, LOGS, files(opened.folder, "checkpoint-*"))
 
 
 def describe_again(opened, record, sets, root, own_files, override):

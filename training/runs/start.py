@@ -4,7 +4,6 @@ shapes, open a new or existing run folder, train, and close the folder."""
 import logging
 import os
 import shutil
-import time
 from contextlib import ExitStack
 from functools import partial
 
@@ -15,6 +14,7 @@ from data_loader.base import Arrays, class_names, loaded, tokenizer_json
 from data_loader.loader import held_out
 from training.base import has_frozen
 from training.checkpoint.pretrained import check_arguments
+from training.devices import processes
 from training.devices.processes import check_alike, from_first, is_first, several, together
 from training.devices.sharding import Plan
 from training.devices.signals import end_at_signals
@@ -30,9 +30,6 @@ from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
 from training.watching.console import be_silent, check_logging, set_up_logging
 from utils import DONE, STOPPED, UserError, format_bytes, peak_of_process, shown_if_slow
-
-# Seconds that a network file system may take to show a new folder to other hosts.
-VISIBLE_WITHIN = 30
 
 logger = logging.getLogger("main")
 
@@ -116,9 +113,9 @@ def open_named(parts, named):
 
 
 def trainer_ahead(recipe, parts):
-    """The Trainer, whose programs compile while the data is loaded; None if it is known that the
-    data will be streamed, or that preprocessing needs statistics of the data. If the loaded data
-    does not suit the Trainer, another one is made."""
+    """The Trainer, whose programs compile while the data is loaded; None if the data
+    will be streamed, collated or cut to its first batches, or if preprocessing needs its
+    statistics. If the loaded data does not suit the Trainer, another one is made."""
     sizes, example = sizes_of(parts), parts.data.example
     is_pair = isinstance(example, tuple | list) and len(example) == 2
     if not is_pair or not getattr(parts.data, "resident", True):
@@ -236,21 +233,8 @@ def record_of(opened, parts, sets, recipe):
         record = run_folder.record(parts.config, parts.facts, sets, others, *named)
     prints = record["data"].items()
     check_alike({f"data: the fingerprint of the {name} set": value for name, value in prints})
-    with together():
-        if not becomes_visible(opened.folder):
-            raise UserError(
-                f"checkpoint.dir: {opened.folder}: process {jax.process_index()} does not see this "
-                "folder of process 0; name one that all hosts share"
-            )
+    processes.check_visible(opened.folder)
     return record
-
-
-def becomes_visible(folder):
-    """Whether a folder exists; waits for a network file system that may be slow to show it."""
-    until = time.monotonic() + VISIBLE_WITHIN
-    while not folder.is_dir() and time.monotonic() < until:
-        time.sleep(0.2)
-    return folder.is_dir()
 
 
 def announce(parts, sets, opened, template):
