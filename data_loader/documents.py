@@ -1,22 +1,23 @@
-"""Text files as documents: read, separated, divided into sets, and turned into tokens.
+"""Text files as documents: separated, divided into sets, and turned into tokens.
 
 A .jsonl file has one document per line, under a key of its JSON object; in any other file, a
 separator ends a document.
 """
 
 import os
-from pathlib import Path
+import re
 from typing import NamedTuple
 
 import numpy as np
 
 from data_loader.loader import SPLIT, random_stream
-from data_loader.record_files import paths
+from data_loader.text_files import is_json_lines, text_of, unix_lines
 from file_io import open_file, parse_json
 from utils import UserError, check_memory, main_memory
 from utils import cut as shortened
 
 SEPARATOR, FIELD = "<|endoftext|>", "text"
+VERSION = 3  # increase it when the documents of the same files change: prepared tokens are kept
 SIZE = 2**24  # bytes of a part of a file, if it has several documents
 
 
@@ -25,47 +26,6 @@ class Document(NamedTuple):
 
     text: str
     name: str
-
-
-def text_files(name):
-    """The files of a path, a folder with all folders in it, or a pattern; sorted."""
-    if not Path(name).is_dir():
-        return paths(name, ".txt")
-    files = sorted(
-        str(path)
-        for path in Path(name).rglob("*")
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(name).parts)
-    )
-    if not files:
-        raise UserError(f"{name}: has no files in it; put text files there, in UTF-8")
-    return files
-
-
-def text_of(path, start=0, size=None, line=1):
-    """The text of a file, which must be UTF-8, or of `size` bytes from `start` on, where `line`
-    begins."""
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size if size is None else size
-            check_memory(path, size)
-            file.seek(start)
-            data = file.read(size)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        return data.decode("utf-8-sig" if start == 0 else "utf-8")
-    except UnicodeDecodeError as error:
-        # The decoder does not count the mark at the beginning of a file.
-        place = error.start + 3 * (start == 0 and data.startswith(b"\xef\xbb\xbf"))
-        raise UserError(
-            f"{path}: byte {start + place} (0x{data[place]:02x}, in line "
-            f"{line + data.count(10, 0, place)}) is not UTF-8; convert the file, as with "
-            "`iconv -f latin1 -t utf-8`"
-        ) from error
-
-
-def is_json_lines(path):
-    return Path(path).suffix.lower() == ".jsonl"
 
 
 def documents_of(path, text, separator=None, first_line=1, field=FIELD):
@@ -77,7 +37,7 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
         return [Document(under(field, *place), place[0]) for place in places if place[1].strip()]
     if not text.strip():
         raise UserError(f"{path}: is empty; remove it, or put text into it")
-    separator = separator or SEPARATOR
+    separator = separator_of(separator)
     pieces = text.split(separator)
     if len(pieces) == 1:
         return [Document(text, str(path))]
@@ -95,6 +55,11 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
     if not documents:
         raise UserError(f"{path}: holds only separators; remove it, or put text into it")
     return documents
+
+
+def separator_of(named):
+    """What separates the documents in the text of a file."""
+    return unix_lines(named or SEPARATOR)
 
 
 def under(field, place, line):
@@ -124,7 +89,7 @@ def under(field, place, line):
             f"{place}: {field!r} has half of a surrogate pair at character "
             f"{error.start + 1}, which is not text; remove it"
         ) from error
-    return text
+    return unix_lines(text)
 
 
 def divided(documents, sizes, seed):
@@ -233,8 +198,11 @@ class Part(NamedTuple):
     line: int
     field: str
 
-    def documents(self, separator):
-        text = text_of(self.file, self.start, self.end - self.start, self.line)
+    def text(self):
+        return text_of(self.file, self.start, self.end - self.start, self.line)
+
+    def documents(self, separator, text=None):
+        text = self.text() if text is None else text
         return documents_of(self.file, text, separator, self.line, self.field)
 
 
@@ -243,15 +211,17 @@ def parts_of(file, separator, field=FIELD):
     import mmap
 
     end = os.path.getsize(file)
-    mark = b"\n" if is_json_lines(file) else (separator or SEPARATOR).encode()
+    mark = "\n" if is_json_lines(file) else separator_of(separator)
+    lines = map(re.escape, mark.encode().split(b"\n"))
+    mark = re.compile(rb"\r?\n".join(lines))
     if end <= SIZE:
         return [Part(file, 0, end, 1, field)]
     parts, start, line = [], 0, 1
     most = int(min(main_memory(), end))  # of a part, which is read as a whole
     with open_file(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         while start < end:
-            place = data.find(mark, start + SIZE, start + most)
-            stop = end if place < 0 else place + len(mark)
+            found = mark.search(data, start + SIZE, start + most)
+            stop = found.end() if found else end
             # The separator at the end of a file, and a line break after it, make no part.
             stop = end if end - stop <= SIZE and not data[stop:end].strip() else stop
             check_memory(f"{file}: the document in line {line}", stop - start)

@@ -14,14 +14,14 @@ import numpy as np
 from data_loader.base import Data, Tokenizer
 from data_loader.documents import (
     FIELD,
+    VERSION,
     divided,
     documents_of,
     encoded,
-    is_json_lines,
     ready,
-    text_files,
-    text_of,
+    separator_of,
 )
+from data_loader.text_files import is_json_lines, text_files, text_of
 from data_loader.tokenizers.plain import UntrainedCharacters, characters
 from data_loader.tokenizers.saved import from_json
 from data_loader.tokens import check_boundary
@@ -31,7 +31,6 @@ from ranges import Count, CountOrZero, Fraction, checked
 from utils import PACKAGE, RunError, UserError, user_cache
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
-VERSION = 2  # of the cached files
 SLOW = 0.5  # seconds after which the result is kept for the next run
 
 
@@ -72,6 +71,9 @@ def text(
             "the dataset `tokens`"
         )
     texts = {name: [(file, text_of(file)) for file in named] for name, named in files.items()}
+    if separator and not any(separator_of(separator) in one for _, one in texts["train"]):
+        message = "%s: the separator %r is not in the text, so it divides no file into documents"
+        logging.getLogger("main").warning(message, train, separator)
     shares = {"val": 0.0 if val else val_size, "test": 0.0 if test else test_size}
 
     def make():

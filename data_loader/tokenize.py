@@ -9,9 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,21 +17,22 @@ import numpy as np
 
 from data_loader.documents import (
     FIELD,
+    VERSION,
     chosen_of,
     drawn,
     encoded,
     parts_of,
-    text_files,
+    separator_of,
 )
-from data_loader.grain_workers import end_with
+from data_loader.processes import mapped, progress
+from data_loader.text_files import PARTS, PLAN, text_files
 from data_loader.tokenizers import bpe, plain
 from data_loader.tokenizers.saved import MOST_BYTES, from_json, tokenizer_file
 from data_loader.tokens import ABOUT, TOKENIZER
 from file_io import atomic_file, atomic_write, locked, open_file, read_file, read_json
 from utils import BAD_INPUT, DONE, FAILED, RunError, UserError
 
-PARTS, PLAN = "parts", "plan.json"  # what is done so far, in the folder of the results
-FINISHED = ".tokenized_parts"  # the same when everything is done; it is deleted
+FINISHED = ".tokenized_parts"  # the folder PARTS when everything is done; it is deleted
 MOST_PLAN = 2**28  # bytes; it names every file of the text
 
 
@@ -84,24 +83,23 @@ def main(words=None):
 def prepare(arguments):
     """Write the files; returns the last line to print."""
     check(arguments)
-    files = [file for name in arguments.inputs for file in text_files(name)]
     out = Path(arguments.out)
-    folder = out / PARTS
-    folder.mkdir(parents=True, exist_ok=True)
+    files = [file for name in arguments.inputs for file in files_of(name, out)]
+    out.mkdir(parents=True, exist_ok=True)
     try:
         lock = locked(out)
     except BlockingIOError as error:
         raise UserError(f"{out}: another process writes there; wait until it has ended") from error
+    folder = out / PARTS
     try:
         shutil.rmtree(out / FINISHED, ignore_errors=True)  # left by a process that was killed
         begin_plan(arguments, files, folder)
-        parts = [
-            part for file in files for part in parts_of(file, arguments.separator, arguments.field)
-        ]
-        sets = sets_of(arguments, parts)
-        tokenizer = made_tokenizer(arguments, parts, sets, folder)
-        in_processes(arguments, parts, sets, tokenizer, folder)
-        counts = joined(len(parts), list(sets), tokenizer, folder, out)
+        try:
+            tokenizer, counts = prepared(arguments, files, folder, out)
+        except UserError:
+            if not finished_parts(folder):
+                shutil.rmtree(folder)
+            raise
         # A folder that is only half deleted must not be taken for the parts of another command.
         os.replace(folder, out / FINISHED)
         shutil.rmtree(out / FINISHED)
@@ -109,6 +107,27 @@ def prepare(arguments):
         os.close(lock)
     written = ", ".join(f"{count} tokens in {out / name}.bin" for name, count in counts.items())
     return f"{written}; the vocabulary has {tokenizer.vocab_size}"
+
+
+def prepared(arguments, files, folder, out):
+    """Write the files of tokens; returns (the tokenizer, {set: number of tokens})."""
+    each = (parts_of(file, arguments.separator, arguments.field) for file in files)
+    parts = [part for some in each for part in some]
+    sets = sets_of(arguments, parts)
+    tokenizer = made_tokenizer(arguments, parts, sets, folder)
+    in_processes(arguments, parts, sets, tokenizer, folder)
+    return tokenizer, joined(len(parts), list(sets), tokenizer, folder, out)
+
+
+def files_of(name, out):
+    """The text files of an input, which must not be a folder that is to hold the results, too:
+    they would be read as text the next time."""
+    if Path(name).is_dir() and Path(out).resolve().is_relative_to(Path(name).resolve()):
+        raise UserError(
+            f"--out: {out} is in {name}, whose files are all read as text; name a folder outside "
+            "of it"
+        )
+    return text_files(name)
 
 
 def check(arguments):
@@ -134,22 +153,35 @@ def begin_plan(arguments, files, parts):
         content = read_file(arguments.tokenizer, MOST_BYTES)
         settings["tokenizer"] = hashlib.sha256(content).hexdigest()
     settings["files"] = [[file, os.path.getsize(file), os.stat(file).st_mtime] for file in files]
-    plan, wanted = parts / PLAN, json.dumps(settings, indent=1)
-    if not plan.exists() and any(path.suffix != ".tmp" for path in parts.iterdir()):
+    settings["version"] = VERSION
+    plan, wanted = parts / PLAN, json.dumps(settings, indent=1).encode()
+    if parts.exists() and not plan.exists() and any(p.suffix != ".tmp" for p in parts.iterdir()):
         raise UserError(f"{parts}: holds files of yours, not of this command; name another --out")
-    if plan.exists() and read_file(plan, MOST_PLAN) != wanted.encode():
-        raise UserError(
-            f"{parts}: holds parts of another preparation, of other files or options; delete the "
-            "folder, or choose another --out"
-        )
-    atomic_write(plan, wanted.encode())
+    if plan.exists() and read_file(plan, MOST_PLAN) != wanted:
+        if finished_parts(parts):
+            raise UserError(
+                f"{parts}: holds parts of another preparation, of other files or options; delete "
+                "the folder, or choose another --out"
+            )
+        shutil.rmtree(parts)
+    parts.mkdir(exist_ok=True)
+    atomic_write(plan, wanted)
+
+
+def finished_parts(parts):
+    """The files that say that a part is complete."""
+    return [path for path in parts.glob("*.json") if path.stem.isdigit()]
 
 
 def sets_of(arguments, parts):
     """{set: [for each part, the indices of its documents]}; None instead of the lists if there is
     only one document, which is cut."""
-    count = partial(count_documents, separator=arguments.separator)
-    counts = list(mapped(count, parts, arguments.processes, "look"))
+    look = partial(looked_at, separator=separator_of(arguments.separator))
+    looks = list(mapped(look, parts, arguments.processes, "look"))
+    if arguments.separator and not any(occurs for _, occurs in looks):
+        given = f"--separator: {arguments.separator!r}"
+        print(f"{given} is not in the text, so it divides no file into documents", file=sys.stderr)
+    counts = [count for count, _ in looks]
     shares = shares_of(arguments)
     if sum(counts) == 1:
         return dict.fromkeys(("train", *shares))
@@ -168,8 +200,10 @@ def shares_of(arguments):
     return {name: share for name, share in shares.items() if share}
 
 
-def count_documents(part, separator):
-    return len(part.documents(separator))
+def looked_at(part, separator):
+    """(the number of documents in a part, whether the separator is in its text)"""
+    text = part.text()
+    return len(part.documents(separator, text)), separator in text
 
 
 def made_tokenizer(arguments, parts, sets, folder):
@@ -256,41 +290,6 @@ def joined(count, sets, tokenizer, folder, out):
     about |= {"bytes_per_token": size / max(1, sum(counts.values()))}
     atomic_write(out / ABOUT, (json.dumps(about, indent=2) + "\n").encode())
     return counts
-
-
-def mapped(function, items, processes, what):
-    """function(item) of each item, in order, computed by several processes."""
-    count = min(processes, len(items))
-    if count <= 1:
-        yield from map(function, progress(items, what, len(items)))
-        return
-    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    # Threads of `tokenizers` do not survive a fork.
-    context, parent = get_context("spawn"), (os.getpid(),)
-    pool = ProcessPoolExecutor(count, context, initializer=begin_worker, initargs=parent)
-    try:
-        yield from progress(pool.map(function, items), what, len(items))
-    except BrokenProcessPool as error:
-        raise RunError(
-            f"a worker process ended ({error}); if memory ran out, use fewer --processes"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def begin_worker(parent):
-    """Runs first in every worker: it ends with its parent process, which handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-
-
-def progress(items, what, total):
-    """The items, with a bar if the output is a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(items, desc=what, total=total, unit="part", disable=not sys.stderr.isatty())
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ The text appears as it is written. From Python: `load(path).generate("Once upon 
 import argparse
 import sys
 from itertools import chain
-from pathlib import Path
 
+from data_loader.text_files import decoded
 from data_loader.tokenizers.saved import first_tokens
 from file_io import read_file
 from model.sampling import Sampling, check, until
@@ -94,11 +94,9 @@ def prompt_of(arguments):
         return checked_prompt(arguments.prompt or "")
     if arguments.prompt:
         raise UserError("--prompt: leave it out, or --prompt-file; the text has one beginning")
-    path = Path(arguments.prompt_file)
+    path = arguments.prompt_file
     try:
-        return read_file(path).decode().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+        return decoded(path, read_file(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 

@@ -15,11 +15,11 @@ from data_loader.documents import (
     encoded,
     parts_of,
     pieces_of,
-    text_of,
 )
 from data_loader.loader import collate
 from data_loader.stories import KINDS, THINGS, stories, written
 from data_loader.text import text
+from data_loader.text_files import text_of
 from data_loader.tokenizers.bpe import Bpe, bpe
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
 from data_loader.tokenizers.plain import bytes as bytes_part
@@ -245,9 +245,22 @@ def test_a_byte_that_is_not_utf8_is_named_with_its_place(tmp_path):
             text_of(path)
     path.write_bytes(b"\xef\xbb\xbfmarked")
     assert text_of(path) == "marked"
+    path.write_bytes(b"\xfe\xff" + "text".encode("utf-16-be"))
+    with pytest.raises(UserError, match=r"is UTF-16, by its first bytes, fe ff; .*-f utf-16 -t"):
+        text_of(path)
+    path.write_bytes(b"fine\nfin\0")
+    with pytest.raises(UserError, match=r"byte 8 \(0x00, in line 2\) is 0, .*-f utf-16 .*`tokens`"):
+        text_of(path)
     path.write_bytes(b"x" * 10 + b"\n" + b"\xffy")
     with pytest.raises(UserError, match=r"byte 11 \(0xff, in line 4\)"):
         text_of(path, 5, 7, line=3)
+
+
+def test_lines_end_alike_whatever_system_wrote_the_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\n\r\ntwo\r\n")
+    assert text_of(tmp_path / "a.txt") == "one\n\ntwo\n"
+    [document] = documents_of("a.jsonl", '{"text": "one\\r\\ntwo"}\r\n')
+    assert document.text == "one\ntwo"
 
 
 def test_long_texts_are_cut_only_where_no_token_reaches_across():

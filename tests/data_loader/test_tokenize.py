@@ -9,11 +9,13 @@ import pytest
 
 from data_loader import tokenize
 from data_loader.base import loaded
+from data_loader.documents import parts_of
 from data_loader.stories import written
 from data_loader.text import text
 from data_loader.tokenizers.saved import tokenizer_file
 from data_loader.tokens import tokens
 from tests.processes import ROOT
+from utils import UserError
 
 
 @pytest.fixture
@@ -175,14 +177,111 @@ def test_sets_that_another_tokenizer_made_do_not_stay(folder):
     assert not (folder / "out" / "test.bin").exists() and (folder / "out" / "val.bin").exists()
 
 
+def killed_after_one_part(monkeypatch, *words):
+    write = tokenize.write_part
+
+    def killed(job, **settings):
+        if job[1] == 1:
+            raise Killed
+        write(job, **settings)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tokenize, "write_part", killed)
+        run(*words)
+
+
 def test_parts_of_another_preparation_are_refused(folder, monkeypatch, capsys):
-    monkeypatch.setattr(tokenize, "write_part", lambda *_, **__: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        run("texts", "--out", "out")
+    killed_after_one_part(monkeypatch, "texts", "--out", "out")
     run("texts", "--out", "out", "--val-size", "0.2", code=2)
     assert "holds parts of another preparation" in capsys.readouterr().err
     (folder / "texts" / "1.txt").write_text("changed")
     run("texts", "--out", "out", code=2)
+
+
+def test_a_plan_of_which_nothing_is_done_is_replaced(folder, monkeypatch):
+    """Its tokenizer is trained again, too, as other options may change it."""
+    monkeypatch.setattr(tokenize, "in_processes", lambda *_: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        run("texts", "--out", "out", "--tokenizer", "characters")
+    assert (folder / "out" / "parts" / "tokenizer.json").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    run("texts", "--out", "out")
+    assert json.loads((folder / "out" / "tokenizer.json").read_text())["type"] == "bytes"
+
+
+@pytest.mark.parametrize("words", [["--vocab-size", "3"], ["--vocab-size", "300"]])
+def test_a_mistake_leaves_nothing_so_that_the_corrected_command_works(folder, words):
+    pytest.importorskip("tokenizers", reason="optional")
+    empty = folder / "texts" / "empty.txt"
+    if words[1] == "300":
+        empty.touch()
+    run("texts", "--out", "out", "--tokenizer", "bpe", *words, code=2)
+    assert not list((folder / "out").iterdir())
+    empty.unlink(missing_ok=True)
+    run("texts", "--out", "out")
+
+
+# What must not be read as text.
+
+
+@pytest.mark.parametrize("out", ["texts", "texts/tokens", "texts/../texts/a/b"])
+def test_results_are_not_written_where_the_next_command_would_read_them(folder, capsys, out):
+    before = sorted((folder / "texts").iterdir())
+    run("texts", "--out", out, code=2)
+    assert f"--out: {out} is in texts, whose files are all read" in capsys.readouterr().err
+    assert sorted((folder / "texts").iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["texts", "texts/**"])
+def test_prepared_tokens_are_not_read_as_text(folder, monkeypatch, capsys, name):
+    """Neither finished ones nor parts of them, by the command nor by `text`."""
+    run("texts/*.txt", "--out", "texts")
+    run("texts/*.txt", "--out", "again")  # a pattern may leave them out
+    run(name, "--out", "out", code=2)
+    assert "belongs to prepared tokens, and is no text" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"texts/tokens\.json: belongs to prepared tokens"):
+        text(name, length=8)
+    for file in ("train.bin", "val.bin", "tokens.json"):
+        (folder / "texts" / file).unlink()
+    (folder / "texts" / "tokenizer.json").unlink()
+    killed_after_one_part(monkeypatch, "texts/*.txt", "--out", "texts")
+    for path in (folder / "texts" / "parts").glob("*.bin"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"parts/plan\.json: belongs to prepared tokens"):
+        text("texts", length=8)
+
+
+# Files of Windows.
+
+
+def test_files_with_the_line_breaks_of_windows_have_the_same_tokens(folder, capsys):
+    lines = [f"document {i:02}\nof two lines, which are long enough" for i in range(90)]
+    (folder / "unix.txt").write_bytes("\n\n".join(lines).encode())
+    (folder / "windows.txt").write_bytes("\n\n".join(lines).replace("\n", "\r\n").encode())
+    run("unix.txt", "--out", "unix", "--separator", "\n\n")
+    run("windows.txt", "--out", "windows", "--separator", "\n\n")
+    for file in ("train.bin", "val.bin", "tokens.json"):
+        assert (folder / "windows" / file).read_bytes() == (folder / "unix" / file).read_bytes()
+    about = json.loads((folder / "unix" / "tokens.json").read_text())
+    assert about["tokens"]["val"] == 9 * (len(lines[0]) + 1)
+    assert len(parts_of("windows.txt", "\n\n")) == len(parts_of("unix.txt", "\n\n")) > 1
+    assert not capsys.readouterr().err
+    for separator in ("\n\n", "\r\n\r\n"):
+        data = text("windows.txt", length=8, separator=separator)
+        expected = text("unix.txt", length=8, separator="\n\n")
+        for key, dataset in loaded(data).items():
+            np.testing.assert_array_equal(arrays(dataset), arrays(loaded(expected)[key]))
+
+
+def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplog):
+    run("texts", "--out", "out", "--separator", "%%")
+    assert "--separator: '%%' is not in the text" in capsys.readouterr().err
+    text("texts", length=8, separator="%%")
+    assert "texts: the separator '%%' is not in the text" in caplog.text
+    caplog.clear()
+    text("texts", length=8, separator="<|endoftext|>")
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -196,10 +295,20 @@ def test_parts_of_another_preparation_are_refused(folder, monkeypatch, capsys):
         (["texts", "--tokenizer", "byts"], "byts: no such file"),
         (["texts", "--tokenizer", "texts/0.txt"], "0.txt: is no tokenizer"),
         (["bad.txt"], "bad.txt: byte 2 (0xff, in line 1) is not UTF-8"),
+        (
+            ["marked.txt"],
+            "marked.txt: is UTF-16, by its first bytes, ff fe; convert it",
+        ),
+        (
+            ["wide.txt"],
+            "wide.txt: byte 1 (0x00, in line 1) is 0, which is in no text; convert",
+        ),
     ],
 )
 def test_a_mistake_is_one_message(folder, capsys, words, message):
     (folder / "bad.txt").write_bytes(b"ab\xff")
+    (folder / "wide.txt").write_bytes("text".encode("utf-16-le"))
+    (folder / "marked.txt").write_bytes(b"\xff\xfe" + "text".encode("utf-16-le"))
     assert tokenize.main([*words, "--out", "out"]) == 2
     assert message in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import pytest
 
 import train
 from data_loader.tokenizers.plain import ByteTokenizer
-from inference.generate import check_tokenizer, main
+from inference.generate import check_tokenizer, checked_text, main, parse
 from inference.load import load
 from utils import UserError
 
@@ -61,7 +61,7 @@ def test_a_loaded_decoder_takes_texts_of_any_length_up_to_its_context(run):
 MISTAKES = {
     "prompt: line 1, column 2: the character 'Ω' (U+03A9)": ["--prompt", "OΩ"],
     "prompt: has 17 tokens, the model's context has 16": ["--prompt", "a" * 17],
-    "latin.txt: is not UTF-8: invalid continuation byte at byte 3": ["--prompt-file", "latin.txt"],
+    "latin.txt: byte 3 (0xe9, in line 1) is not UTF-8": ["--prompt-file", "latin.txt"],
     "--tokenizer: bytes.json is another tokenizer": ["--tokenizer", "bytes.json", "--prompt", "O"],
     "--tokens: must be at least 1": ["--tokens", "0", "--prompt", "O"],
     "top_p: must be above 0": ["--top-p", "0", "--prompt", "O"],
@@ -79,6 +79,13 @@ def test_a_mistake_is_one_message(run, capsys, monkeypatch, message):
     assert main([str(run), *MISTAKES[message]]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and "Traceback" not in shown.err and not shown.out
+
+
+def test_a_prompt_is_read_as_the_text_of_a_run(tmp_path):
+    """Without the mark at its beginning and the line breaks of Windows."""
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfOnce\r\nupon")
+    arguments = parse(["run", "--prompt-file", str(tmp_path / "a.txt")])
+    assert checked_text(arguments)[0] == "Once\nupon"
 
 
 def test_a_tokenizer_with_fewer_tokens_than_the_model_is_told_of(capsys):
