@@ -319,18 +319,37 @@ def test_replicas_have_windows_of_their_own(tmp_path):
 def test_a_run_is_not_resumed_with_another_tokenizer(workdir):
     (workdir / "a.txt").write_text("abcd efgh\n" * 60)
 
-    def resumed(**arguments):
+    def resumed(resume=True, **arguments):
         sets = text("a.txt", length=8, **arguments).load()
         model = bigrams(300)
-        settings = {"optimizer": adam(), "epochs": 1, "batch_size": 8, "resume": True}
+        settings = {"optimizer": adam(), "epochs": 1, "batch_size": 8, "resume": resume}
         return fit(model, sets["train"], folder=workdir / "run", loss=of_tokens, **settings)
 
     resumed()
     record = storage.newest(workdir / "run")[0].record
     assert json.loads(record["tokenizer"])["alphabet"] == "\n abcdefgh"
     resumed()
-    with pytest.raises(UserError, match="fingerprint of the tokenizer"):
-        resumed(tokenizer=characters("hgfedcba \n"))
+    for resume in (True, "override"):
+        with pytest.raises(UserError, match=r"has another tokenizer, .* begin a new run"):
+            resumed(resume, tokenizer=characters("hgfedcba \n"))
+
+
+@pytest.mark.slow
+def test_the_command_refuses_another_tokenizer_also_with_override(workdir, capsys):
+    (workdir / "a.txt").write_text("abcd efgh\n" * 200)
+    data = {"name": "text", "args": {"train": "a.txt", "length": 16}}
+    loader, small = {"batch_size": 4}, {"epochs": 1}
+    config = CONFIG | {"data": data, "run_name": "run", "loader": loader, "training": small}
+    (workdir / "c.json").write_text(json.dumps(config))
+    assert train.main(["-c", "c.json"]) == 0
+    run = workdir / "saved" / "Bigrams" / "run"
+    before = (run / "tokenizer.json").read_text()
+    words = ["--resume", str(run), "--override", "--trust", "training.epochs=2"]
+    other = json.dumps({"name": "characters", "args": {"alphabet": "hgfedcba \n"}})
+    assert train.main([*words, f"data.args.tokenizer={other}"]) == 2
+    assert "the data has another tokenizer, not the run's" in capsys.readouterr().err
+    assert (run / "tokenizer.json").read_text() == before
+    assert train.main([*words, "optimizer.args.lr=0.01"]) == 0  # which may change
 
 
 def of_tokens(logits, label):

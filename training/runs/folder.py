@@ -3,7 +3,6 @@ in."""
 
 import datetime
 import filecmp
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -20,7 +19,7 @@ from data_loader.base import fingerprint, has_items, length
 from file_io import atomic_write, inside, locked, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import json_safe
-from utils import PACKAGE, RunError, UserError, cut, quoted, relative_path
+from utils import PACKAGE, RunError, UserError, quoted, relative_path
 
 logger = logging.getLogger("main")
 
@@ -29,12 +28,6 @@ USER_MODULES = "user_modules"  # where wiring/own_modules.py looks for them
 BEFORE_A_RUN = ("model", USER_MODULES, "train.log", "environment.json", "tokenizer.json")
 FINISHED = "finished.json"  # left by a run that was trained to its end
 TOKENIZER = "tokenizer.json"
-# Keys whose values may differ when a run is resumed.
-FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "training.on_nonfinite")
-FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
-FREE += ("model.args.scan", "data.args.threads", "data.args.cache_mb", "data.args.workers")
-SILENT = ("resume", "run_name", "$schema")  # keys that do not change what the run computes
-ABSENT = "(absent)"
 PACKAGES = ("jax", "jaxlib", "numpy", "safetensors", *([PACKAGE[:-1]] if PACKAGE else []))
 
 
@@ -102,8 +95,8 @@ def plain(value):
 
 
 def describe(folder, record, datasets, root, own_files):
-    """Write what distinguishes this run from others: config.json, its code, environment.json, and
-    the tokenizer of a language model."""
+    """Write what distinguishes this run from others: its code, environment.json, and what `update`
+    writes."""
     copy_code(folder, root, own_files)
     data = {
         name: {"source": source(d), "fingerprint": record["data"].get(name)}
@@ -112,8 +105,6 @@ def describe(folder, record, datasets, root, own_files):
     }
     facts = {"command": sys.argv, **environment(root), "facts": record["facts"], "data": data}
     write_json(folder / "environment.json", facts)
-    if "tokenizer" in record:
-        atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     update(folder, record, root)
 
 
@@ -148,7 +139,10 @@ def changed_code(folder, own_files):
 
 
 def update(folder, record, root):
-    """Write the config that the run uses from now on, and remove the mark of a finished run."""
+    """Write the config and the tokenizer that the run uses from now on, and remove the mark of a
+    finished run."""
+    if "tokenizer" in record:
+        atomic_write(folder / TOKENIZER, record["tokenizer"].encode())
     schema = relative_path(Path(root) / "config.schema.json", folder)
     (folder / FINISHED).unlink(missing_ok=True)
     write_json(folder / "config.json", record["config"] | {"$schema": schema})
@@ -265,36 +259,3 @@ def git_commit(root):
         return subprocess.run(command, **settings).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def differences(old, new):
-    """({path: (old, new)} of the differences between two records that are allowed, the same of the
-    differences that are not)."""
-
-    def facts_of(record):
-        extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
-        if tokenizer := record.get("tokenizer"):
-            extra["fingerprint of the tokenizer"] = hashlib.sha256(tokenizer.encode()).hexdigest()
-        if "objective" in old and "objective" in new:  # not in the records of older runs
-            extra["fingerprint of the objective"] = record["objective"]
-        return flat({**record["config"], **extra})
-
-    old, new = facts_of(old), facts_of(new)
-    free, other = {}, {}
-    for path in {**old, **new}:
-        pair = old.get(path, ABSENT), new.get(path, ABSENT)
-        if pair[0] == pair[1] or path in SILENT:
-            continue
-        keys = (*FREE, "facts.total_steps")
-        may_change = any(path == key or path.startswith(f"{key}.") for key in keys)
-        (free if may_change else other)[path] = pair
-    return free, other
-
-
-def lines_of_changes(changed):
-    """One line for each difference."""
-    shown = {
-        path: [value if value is ABSENT else cut(json.dumps(value), 200) for value in pair]
-        for path, pair in changed.items()
-    }
-    return [f"Changed: {path}: {old} -> {new}" for path, (old, new) in shown.items()]

@@ -1,4 +1,4 @@
-"""Resuming: which run, from which of its checkpoints, and with which changes in its config."""
+"""Resuming: which run, from which of its checkpoints, and what is left to train."""
 
 import logging
 import os
@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from file_io import locked
 from training.checkpoint.keeper import LOGS
-from training.checkpoint.restore import probe_of
 from training.checkpoint.storage import (
     Checkpoint,
     checkpoints,
@@ -22,7 +21,8 @@ from training.checkpoint.storage import (
 from training.devices.processes import check_alike, from_first, is_first, together
 from training.runs import folder as run_folder
 from training.runs.budget import nothing_left
-from training.runs.folder import FINISHED, FREE, differences, flat, lines_of_changes
+from training.runs.changes import changes
+from training.runs.folder import FINISHED, flat
 from utils import WINDOWS, Damaged, RunError, UserError, quoted
 
 logger = logging.getLogger("main")
@@ -267,30 +267,3 @@ def nothing_to_resume(opened, training, override):
             "add --override to continue nevertheless"
         )
     return None
-
-
-def changes(opened, record, override=False):
-    """What changed in config, facts and data since a run's checkpoint, one line each. A change that
-    is not allowed is refused unless `override` is True, which also continues a run that a callback
-    has stopped."""
-    checkpoint = opened.checkpoint
-    if checkpoint is None:
-        return ["There is no checkpoint yet, so the run starts over"]
-    try:
-        free, other = differences(checkpoint.record, record)
-    except RecursionError as error:
-        raise UserError(f"{checkpoint.paths[0]}: its config is nested too deeply") from error
-    if other and not override:
-        lines = "\n  ".join(line.removeprefix("Changed: ") for line in lines_of_changes(other))
-        raise UserError(
-            f"{opened.folder}: this is not the config, or not the data, of the run\n  {lines}\n"
-            "Undo the change, begin a new run, or add --override "
-            '(fit: resume="override") to continue with it; '
-            f"{', '.join(FREE)} may always change"
-        )
-    if override:
-        for each, arrays in zip(checkpoint.records, checkpoint.arrays, strict=True):
-            each["stopped"] = False
-            for name in probe_of(arrays):
-                del arrays[name]
-    return lines_of_changes(free | other)

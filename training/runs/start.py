@@ -25,6 +25,7 @@ from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
 from training.runs.argument_checks import check_callbacks, check_classes, check_hooks
+from training.runs.changes import changes
 from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count
 from training.trainer import Trainer
@@ -164,7 +165,7 @@ def resumed_run(opened, parts, recipe, template, root, override, temporary):
     handle_signals(opened, temporary)
     parts, sets, record = with_data(opened, parts, recipe)
     with together():
-        changes = resume.changes(opened, record, override)
+        changed = changes(opened, record, override)
         # Nothing in the folder was changed until here.
         recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
         former = resume.tidied(opened) if is_first() else None
@@ -172,7 +173,7 @@ def resumed_run(opened, parts, recipe, template, root, override, temporary):
     if is_first():
         for message in [*opened.skipped, *run_folder.changes_of_environment(opened.folder, root)]:
             logger.warning(message)
-        for change in [*changes, *([former] if former else [])]:
+        for change in [*changed, *([former] if former else [])]:
             logger.info(change)
         resume.describe_again(opened, record, sets, root, parts.own_files(), override)
     return parts, sets, record
