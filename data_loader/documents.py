@@ -134,7 +134,15 @@ def cut(document, sizes):
         start = text.rfind("\n", 0, end - round(size * len(text))) + 1
         start = start or end - round(size * len(text))
         sets[name], end = [Document(text[start:end], document.name)], start
-    return {"train": [Document(text[:end], document.name)]} | dict(reversed(sets.items()))
+    sets = {"train": [Document(text[:end], document.name)]} | dict(reversed(sets.items()))
+    for name, [part] in sets.items():
+        if not part.text:
+            raise UserError(
+                f"{document.name}: {len(text)} characters are too few for the sets "
+                f"{', '.join(sets)}: the {name} set is empty; make val_size and test_size larger, "
+                "or 0, or give each set its own files"
+            )
+    return sets
 
 
 def encoded(tokenizer, documents, several):

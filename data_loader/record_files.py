@@ -77,6 +77,11 @@ def paths(pattern, ending=".array_record"):
         return [path for i in each for path in paths(f"{before}{i}{after}", ending)]
     files = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     files = [path for path in files if not os.path.isdir(path)]
+    if not files and os.path.isdir(pattern):
+        inside = sorted(glob.glob(os.path.join(glob.escape(pattern), f"*{ending}")))
+        likely = [path for path in inside if "train" in os.path.basename(path)] or inside
+        example = [*likely, os.path.join(pattern, f"*{ending}")][0]
+        raise UserError(f"{pattern}: is a folder; name the files in it, as {example}")
     if not files:
         raise UserError(
             f"{pattern}: no such file; name one file, or several with a pattern such as "

@@ -134,6 +134,10 @@ def check(arguments):
     """Refuse numbers that must be mistakes."""
     if hasattr(arguments, "vocab_size") and arguments.tokenizer != "bpe":
         raise UserError("--vocab-size: is the size of a bpe to train; leave it out")
+    name = arguments.tokenizer
+    if name not in ("bytes", "characters", "bpe") and not Path(name).exists():
+        fix = "name bytes, characters, bpe, or a file: a tokenizer.json or .tiktoken"
+        raise UserError(f"--tokenizer: {name}: no such file; {fix}")
     for name in ("val_size", "test_size"):
         if not 0 <= getattr(arguments, name) < 1:
             option = name.replace("_", "-")

@@ -163,8 +163,7 @@ def numpy_file(path):
             f"{path}: is {array.dtype}{list(array.shape)}; tokens are one row of integers, such "
             "as uint16"
         )
-    # What is negative is outside every vocabulary.
-    return array.view(f"{array.dtype.byteorder}u{array.itemsize}")
+    return array
 
 
 def binary_file(path, dtype):
@@ -190,8 +189,9 @@ def binary_file(path, dtype):
 
 def check_looks(path, array, vocab_size):
     """Refuse a file whose numbers are of another type, or of another vocabulary."""
-    for start in np.linspace(0, max(len(array) - LOOKED_AT, 0), 8, dtype=np.int64):
-        some = np.asarray(array[start : start + LOOKED_AT])
+    stream, count = Stream([(path, array)]), min(LOOKED_AT, len(array))
+    for start in np.linspace(0, len(array) - count, 8, dtype=np.int64):
+        some = stream.take(int(start), count) if count else array
         if some.dtype == DTYPES["uint16"] and len(some) >= 8 and path.endswith(".bin"):
             wide = some[: len(some) // 2 * 2].view("<u4")
             # The upper half of each uint32 below the vocabulary: rarely anything but zeros.
@@ -202,4 +202,4 @@ def check_looks(path, array, vocab_size):
                 )
         narrower = some.dtype == DTYPES["uint32"] and (some >= 2**16).mean() > 0.5
         hint = "; is it a file of uint16?" if narrower else "; is it of another tokenizer or dtype?"
-        Stream([(path, array)]).check(int(start), some, vocab_size, hint)
+        stream.check(int(start), some, vocab_size, hint)

@@ -24,7 +24,11 @@ class Stream:
     def __init__(self, named):
         self.names = [name for name, _ in named]
         # A plain view of a memory map: slices of np.memmap itself cost ten times as much.
-        self.arrays = [np.asarray(array) for _, array in named]
+        arrays = [np.asarray(array) for _, array in named]
+        self.dtypes = [array.dtype for array in arrays]
+        # What is negative is outside every vocabulary.
+        unsigned = [f"{dtype.byteorder}u{dtype.itemsize}" for dtype in self.dtypes]
+        self.arrays = [array.view(u) for array, u in zip(arrays, unsigned, strict=True)]
         self.ends = list(accumulate(map(len, self.arrays)))
 
     def __len__(self):
@@ -49,8 +53,9 @@ class Stream:
         outside = np.flatnonzero(tokens >= vocab_size)
         if len(outside):
             i, place = self.locate(start + int(outside[0]))
+            [token] = self.arrays[i][place : place + 1].view(self.dtypes[i])
             raise UserError(
-                f"{self.names[i]}: token {place} is {tokens[outside[0]]}, outside the vocabulary "
+                f"{self.names[i]}: token {place} is {token}, outside the vocabulary "
                 f"0..{vocab_size - 1}{hint}"
             )
 

@@ -120,6 +120,7 @@ def describe(work, code, exporter, reports, failures):
         "output_kind": exportable.output_kind,
         "classes": exportable.classes,
         "table": exportable.table,
+        "vocab_size": exportable.parts.facts.get("vocab_size"),
         "data": examples.source if examples else f"none: {exporter.no_examples}",
         "samples": len(exporter.samples) if exporter.samples else None,
         "versions": versions(),

@@ -10,6 +10,7 @@ import numpy as np
 from data_loader.tokenizers.saved import from_json
 from inference.generate import text_pieces
 from inference.lowering.trace import describe
+from inference.token_check import check_tokens
 from model.base import Model
 from model.sampling import Sampling
 from training.objective import outputs
@@ -45,6 +46,8 @@ class Loaded:
             raise UserError("predict: x is a list; pass an array: np.asarray(x)")
         x = jax.tree.map(np.asarray, x)
         count = self.checked_length(x)
+        vocab_size = self.record.get("facts", {}).get("vocab_size")
+        check_tokens(named_leaves(x), vocab_size, "predict: input {}".format)
         computed = []
         for start in range(0, count, batch_size):
             rows = np.arange(start, start + batch_size)

@@ -22,6 +22,7 @@ from inference.load import (
 )
 from inference.lowering.trace import named
 from inference.runtimes import PACKAGES, open_model
+from inference.token_check import check_tokens
 from inference.verify import Reference, repeated
 from training.checkpoint.record import is_object
 from utils import RunError, UserError, first_line
@@ -45,6 +46,7 @@ class Predictor(NamedTuple):
     table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
     structure: Any = None  # of the nest of the inputs, if known
     raw_shape: tuple | None = None  # of an image before the preprocessing, if known
+    vocab_size: int | None = None  # of a language model, if known
 
 
 def open_predictor(arguments):
@@ -65,6 +67,7 @@ def open_predictor(arguments):
     structure = jax.tree.structure(exportable.inputs)
     shape = getattr(raw_input(exportable.parts, exportable.parts.facts), "shape", ())
     known = {"structure": structure, "raw_shape": shape if len(shape) == 3 else None}
+    known["vocab_size"] = exportable.parts.facts.get("vocab_size")
     return Predictor(Reference(exportable), inputs, None, *described, table, **known)
 
 
@@ -75,22 +78,25 @@ def open_export(path, arguments):
     fixed = {shape[0] for shape, _ in model.inputs.values() if shape} - {None}
     size = fixed.pop() if fixed else None
     report = path.parent / REPORT
-    unknown = NHWC, None, [], None
-    form, kind, classes, table = read_report(report) if report.is_file() else unknown
+    unknown = NHWC, None, [], None, None
+    form, kind, classes, table, vocab_size = read_report(report) if report.is_file() else unknown
     file = arguments.config or (path.parent / "config.json" if report.is_file() else None)
     is_prepared = form.preprocess or arguments.prepared
     if file is None or (is_prepared and kind):
-        return Predictor(model, inputs, size, (), form, kind or "numbers", classes, table)
+        described = form, kind or "numbers", classes, table
+        return Predictor(model, inputs, size, (), *described, vocab_size=vocab_size)
     record = {} if arguments.config else {"config": read(file, trusted=arguments.trust)}
     config, *rest = find_config(arguments.config, file, record, (), arguments.trust)
     facts = {"columns": table["columns"]} if table else {}
     preprocess = () if is_prepared else tuple(build_preprocess(config, *rest, facts))
     kind = kind or output_kind(config, form, classes)
-    return Predictor(model, inputs, size, preprocess, form, kind, classes, table)
+    described = form, kind, classes, table
+    return Predictor(model, inputs, size, preprocess, *described, vocab_size=vocab_size)
 
 
 def read_report(path):
-    """(form, output kind, class names, `table` of a Predictor) from an export's report."""
+    """(form, output kind, class names, `table` and `vocab_size` of a Predictor) from an export's
+    report."""
     try:
         report = parse_json(read_file(path))
         # Earlier versions wrote the kind as `answers`.
@@ -108,7 +114,7 @@ def read_report(path):
         why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
         fix = "export again, or move the model to another folder and pass its config with -c"
         raise UserError(f"{path}: is not a report of an export: {why}; {fix}") from error
-    return form, kind, as_names(report.get("classes")), table
+    return form, kind, as_names(report.get("classes")), table, report.get("vocab_size")
 
 
 def is_table(value):
@@ -132,6 +138,7 @@ def predictions(predictor, arguments):
     size = predictor.size
     for names, raw in batches(arguments.inputs, arguments.key, predictor, size or arguments.batch):
         size = size or len(names)  # the first batch is the largest
+        check_tokens(raw, predictor.vocab_size, names.__getitem__)
         inputs = prepare_batch(predictor, repeated(raw, size), arguments.prepared)
         try:
             outputs = predictor.model(inputs)

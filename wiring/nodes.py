@@ -3,6 +3,7 @@
 A node is "name" or {"name": ..., "args": {...}}.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 
@@ -97,6 +98,10 @@ class Nodes:
 
     def function(self, kind, name, node, path):
         """(the full name, the function) that a node names."""
+        if kind == "tokenizer" and isinstance(name, str) and name.endswith((".json", ".tiktoken")):
+            node = json.dumps({"name": "bpe", "args": {"file": name}})
+            self.problem(path, f"{name!r} is a file, not the name of a tokenizer; write {node}")
+            raise Unbuilt
         name = parts.full_name(kind, name, self.folders) if kind else name
         hidden = clash(name, self.folders) if "." in name else ""
         if "." in name and (hidden or not self.trusted):

@@ -92,6 +92,17 @@ def part_of(node):
     return Nodes().part("tokenizer", node, "tokenizer")
 
 
+def test_the_file_of_a_tokenizer_in_place_of_its_name_is_an_error_with_the_form():
+    from wiring.nodes import Nodes, Unbuilt
+
+    nodes = Nodes()
+    with pytest.raises(Unbuilt):
+        nodes.part("tokenizer", "out/tokenizer.json", "data.args.tokenizer")
+    [problem] = nodes.problems
+    assert problem.startswith("data.args.tokenizer: 'out/tokenizer.json' is a file")
+    assert problem.endswith('{"name": "bpe", "args": {"file": "out/tokenizer.json"}}')
+
+
 def test_a_single_document_is_cut_as_text_cuts_it(folder):
     (folder / "one.txt").write_text("".join(f"line {i}\n" for i in range(200)))
     run("one.txt", "--out", "out", "--tokenizer", "characters")
@@ -222,6 +233,14 @@ def test_a_mistake_leaves_nothing_so_that_the_corrected_command_works(folder, wo
     run("texts", "--out", "out")
 
 
+def test_a_folder_of_tokens_is_no_file_of_them(folder):
+    run("texts", "--out", "out", "--test-size", "0.2")
+    with pytest.raises(UserError, match=r"^out: is a folder; name .* as out/train\.bin$"):
+        tokens("out", length=8)
+    with pytest.raises(UserError, match=r"^texts: is a folder; name .* as texts/\*\.bin$"):
+        tokens("texts", length=8)
+
+
 # What must not be read as text.
 
 
@@ -292,7 +311,14 @@ def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplo
         (["texts", "--tokenizer", "bpe", "--vocab-size", "0"], "--vocab-size: "),
         (["texts", "--vocab-size", "99"], "--vocab-size: is the size of a bpe to train"),
         (["texts", "--processes", "0"], "--processes: must be at least 1, got 0"),
-        (["texts", "--tokenizer", "byts"], "byts: no such file"),
+        (
+            ["texts", "--tokenizer", "byts"],
+            "--tokenizer: byts: no such file; name bytes, characters, bpe, or a file",
+        ),
+        (
+            ["tiny.txt"],
+            "tiny.txt: 4 characters are too few for the sets train, val: the val set is",
+        ),
         (["texts", "--tokenizer", "texts/0.txt"], "0.txt: is no tokenizer"),
         (["bad.txt"], "bad.txt: byte 2 (0xff, in line 1) is not UTF-8"),
         (
@@ -306,6 +332,7 @@ def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplo
     ],
 )
 def test_a_mistake_is_one_message(folder, capsys, words, message):
+    (folder / "tiny.txt").write_text("tiny")
     (folder / "bad.txt").write_bytes(b"ab\xff")
     (folder / "wide.txt").write_bytes("text".encode("utf-16-le"))
     (folder / "marked.txt").write_bytes(b"\xff\xfe" + "text".encode("utf-16-le"))

@@ -233,7 +233,7 @@ def test_a_token_outside_the_vocabulary_in_the_middle_of_a_file_is_named_when_it
         dataset[123_456 // 64]
     signed = tmp_path / "c.npy"
     np.save(signed, np.array([1, 2, -1] * 100))
-    with pytest.raises(UserError, match=r"c\.npy: token 2 is \d+, outside the vocabulary"):
+    with pytest.raises(UserError, match=r"c\.npy: token 2 is -\d+, outside the vocabulary"):
         tokens(str(signed), length=16, vocab_size=500)
 
 

@@ -58,6 +58,18 @@ def test_a_loaded_decoder_takes_texts_of_any_length_up_to_its_context(run):
         loaded.predict(tokens[:5])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_is_refused_with_its_place(run, token):
+    loaded = load(run)
+    tokens = np.zeros((3, 4), int)
+    tokens[2, 1] = token
+    with pytest.raises(UserError, match=rf"predict: input 2: token 1 is {token}, outside the"):
+        loaded.predict(tokens)
+    last = np.full((1, 4), loaded.tokenizer.vocab_size - 1)
+    assert np.isfinite(loaded.predict(last)).all()
+
+
 MISTAKES = {
     "prompt: line 1, column 2: the character 'Ω' (U+03A9)": ["--prompt", "OΩ"],
     "prompt: has 17 tokens, the model's context has 16": ["--prompt", "a" * 17],

@@ -261,6 +261,30 @@ def test_mistakes_are_named(exported, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["checkpoint", "little.onnx", "little.tflite"])
+@pytest.mark.parametrize("token", [-1, 9999])
+def test_a_token_outside_the_vocabulary_has_no_prediction(exported, tmp_path, kind, token):
+    """For which JAX returns NaN, and each runtime something else."""
+    model = exported.checkpoint if kind == "checkpoint" else exported.folder / kind
+    tokens = np.ones((2, 24), np.int32)
+    np.savez(tmp_path / "x.npz", x=tokens)
+    code, _, err = write(model, tmp_path / "x.npz")
+    assert code == 0, err
+    tokens[1, 3] = token
+    np.savez(tmp_path / "x.npz", x=tokens)
+    code, out, err = write(model, tmp_path / "x.npz")
+    assert (code, out) == (2, "")
+    assert f"x.npz[1]: token 3 is {token}, outside the vocabulary 0.." in err
+
+
+@pytest.mark.slow
+def test_arrays_for_an_export_are_for_its_whole_text(exported, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 24), np.int32))
+    code, _, err = write(exported.folder, tmp_path / "x.npz")
+    assert code == 2 and "did you mean" in err and "_decode" not in err
+
+
+@pytest.mark.slow
 def test_small_weights_write_almost_the_same_and_a_batch_may_be_fixed(checkpoint, tmp_path):
     options = ("--quantize", "dynamic", "--batch", 2, "--formats", "onnx")
     code, printed = convert(checkpoint, tmp_path, *options)
