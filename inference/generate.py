@@ -12,7 +12,7 @@ from itertools import chain
 from data_loader.text_files import decoded
 from data_loader.tokenizers.saved import first_tokens
 from file_io import read_file
-from model.sampling import Sampling, check, until
+from model.sampling import Sampling, check, check_amount, until
 from utils import UserError, run_command
 
 
@@ -124,7 +124,9 @@ def text_pieces(loaded, prompt, tokens, sampling, seed=0, tokenizer=None):
     options = {"state": loaded.state, "seed": seed, "stop": stop}
     sampling = sampling._replace(vocab_size=tokenizer.vocab_size)
     try:
-        check([start], context_of(loaded.model), sampling)  # before anything is shown
+        # Before anything is shown.
+        check_amount(tokens, seed)
+        check([start], context_of(loaded.model), sampling)
         pieces = stream(loaded.model, loaded.params, [start], tokens, sampling, **options)
         rows = (row[: until(stop, row)] for [row] in pieces)
         yield prompt

@@ -76,6 +76,9 @@ class Loaded:
     def generate(self, prompt="", tokens=200, **options):
         """The prompt and the text that follows it, of up to `tokens` tokens; without a prompt, a
         new document. `options` are temperature, top_k, top_p and seed, as on the command line."""
+        if not isinstance(prompt, str):
+            found = f"must be a text, got {type(prompt).__name__}"
+            raise UserError(f"generate: prompt {found}; model/generate.py takes tokens")
         seed = options.pop("seed", 0)
         try:
             sampling = Sampling(**options)

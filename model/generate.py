@@ -13,7 +13,15 @@ import numpy as np
 from jax import lax
 
 from model.layers.blocks import unrolled
-from model.sampling import COLDEST, Sampling, check, second_half, until
+from model.sampling import (
+    COLDEST,
+    Sampling,
+    check,
+    check_amount,
+    check_prompts,
+    second_half,
+    until,
+)
 
 CHUNK = 16  # tokens of one call: few enough to watch, enough to hide what a call costs
 SHORTEST = 16  # prompts are padded to powers of 2 from here on, so that few lengths are compiled
@@ -28,16 +36,19 @@ def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=
     """
     options = {"state": state, "seed": seed, "stop": stop}
     pieces = list(stream(model, params, prompts, tokens, sampling, **options))
-    texts = np.concatenate(pieces, axis=1) if pieces else np.zeros((len(prompts), 0), np.int32)
+    texts = np.concatenate(pieces, axis=1)
     return [text[: until(stop, text)] for text in texts]
 
 
 def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
     """Yield the same in pieces: arrays (prompts, n) with the next n tokens of every text."""
     context, sampling = context_of(model), sampling or Sampling()
-    texts = [np.asarray(prompt, np.int32).reshape(-1) for prompt in prompts]
-    params = unrolled(params)  # a loop over blocks would copy the cache for every token
+    check_amount(tokens, seed)
+    check_prompts(prompts)
+    texts = [np.asarray(prompt).reshape(-1) for prompt in prompts]
     check(texts, context, sampling, vocab_size_of(model))
+    texts = [text.astype(np.int32) for text in texts]
+    params = unrolled(params)  # a loop over blocks would copy the cache for every token
     programs, ended = compiled(model, sampling), np.zeros(len(texts), bool)
     cache, position, made = None, context, 0
     while made < tokens and not ended.all():

@@ -1,6 +1,7 @@
 """How a decoder's next token is drawn, and checks of prompts; without JAX, since exported files are
 used without it."""
 
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,32 @@ class Sampling(NamedTuple):
     top_p: float | None = None  # only the fewest tokens that together have this probability
     # Only the first so many tokens: a model may have more than its tokenizer, for speed.
     vocab_size: int | None = None
+
+
+def is_integer(value):
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_amount(tokens, seed):
+    """Raise for a number of tokens, or a seed, that cannot be used."""
+    if not is_integer(tokens) or tokens < 1:
+        raise ValueError(f"tokens: must be an integer of at least 1, got {tokens!r}")
+    if not is_integer(seed) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed: must be an integer from 0 to {2**32 - 1}, got {seed!r}")
+
+
+def check_prompts(prompts):
+    """Raise for prompts that are not rows of integers, which a cast to integers would change."""
+    if prompts is None or isinstance(prompts, str | bytes):
+        found = type(prompts).__name__
+        raise ValueError(f"prompts: must be a list of arrays of tokens, got {found}")
+    for i, prompt in enumerate(prompts):
+        array = np.asarray(prompt)
+        if not array.ndim or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError(
+                f"prompt {i}: must be an array of tokens, which are integers, got "
+                f"{array.dtype}{list(array.shape)}; encode a text with its tokenizer"
+            )
 
 
 def check(prompts, context, sampling, vocab_size=None):
@@ -35,12 +62,12 @@ def check(prompts, context, sampling, vocab_size=None):
             found = low if low < 0 else high
             raise ValueError(f"prompt {i}: has the token {found}, the model's are 0{known}")
     temperature, top_k, top_p, _ = sampling
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature: must be 0 or more, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: must be at least 1, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
+    if not isinstance(temperature, Real) or not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature: must be 0 or more, got {temperature!r}")
+    if top_k is not None and (not is_integer(top_k) or top_k < 1):
+        raise ValueError(f"top_k: must be at least 1, and an integer, got {top_k!r}")
+    if top_p is not None and (not isinstance(top_p, Real) or not 0 < top_p <= 1):
+        raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p!r}")
 
 
 def second_half(text, context):

@@ -70,6 +70,22 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_place(run, token):
     assert np.isfinite(loaded.predict(last)).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"prompt": None}, "generate: prompt must be a text, got NoneType"),
+        ({"prompt": b"O"}, "generate: prompt must be a text, got bytes"),
+        ({"tokens": 0}, "tokens: must be an integer of at least 1, got 0"),
+        ({"seed": -1}, "seed: must be an integer from 0 to"),
+        ({"top_k": 2.5}, "top_k: must be at least 1, and an integer, got 2.5"),
+    ],
+)
+def test_a_mistake_in_python_is_an_error_of_the_user(run, words, message):
+    with pytest.raises(UserError, match=message):
+        load(run).generate(**{"prompt": "O"} | words)
+
+
 MISTAKES = {
     "prompt: line 1, column 2: the character 'Ω' (U+03A9)": ["--prompt", "OΩ"],
     "prompt: has 17 tokens, the model's context has 16": ["--prompt", "a" * 17],

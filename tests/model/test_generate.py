@@ -164,8 +164,33 @@ def test_tokens_are_drawn_with_their_probabilities():
         ([[1]], Sampling(temperature=-1), "temperature: must be 0 or more"),
         ([[1]], Sampling(top_k=0), "top_k: must be at least 1"),
         ([[1]], Sampling(top_p=1.5), "top_p: must be above 0"),
+        ([[1]], Sampling(top_p="1"), "top_p: must be above 0 and at most 1, got '1'"),
+        ([[1]], Sampling(top_k=2.5), "top_k: must be at least 1, and an integer, got 2.5"),
+        ([[1]], Sampling(temperature="hot"), "temperature: must be 0 or more, got 'hot'"),
+        (None, Sampling(), "prompts: must be a list of arrays of tokens, got NoneType"),
+        (b"abc", Sampling(), "prompts: must be a list of arrays of tokens, got bytes"),
+        ([None], Sampling(), "prompt 0: must be an array of tokens"),
+        ([[1], [1.5, 2]], Sampling(), r"prompt 1: .* which are integers, got float64\[2\]"),
+        ([1, 2], Sampling(), r"prompt 0: must be an array of tokens, .* got int64\[\]"),
+        ([[2**32 + 1]], Sampling(), "prompt 0: has the token 4294967297, the model's are 0 to 10"),
     ],
 )
 def test_mistakes_are_named(llama, prompts, sampling, message):
     with pytest.raises(ValueError, match=message):
         generate(*llama, prompts, 3, sampling)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, "tokens: must be an integer of at least 1, got 0"),
+        ({"tokens": -3}, "tokens: must be an integer of at least 1, got -3"),
+        ({"tokens": 2.5}, "tokens: must be an integer of at least 1, got 2.5"),
+        ({"seed": -1}, "seed: must be an integer from 0 to 4294967295, got -1"),
+        ({"seed": 1.5}, "seed: must be an integer from 0 to 4294967295, got 1.5"),
+        ({"seed": 2**32}, "seed: must be an integer from 0 to 4294967295, got 4294967296"),
+    ],
+)
+def test_a_number_of_tokens_or_a_seed_out_of_range_is_named(llama, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(*llama, [[1]], **{"tokens": 3} | options)
