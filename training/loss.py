@@ -22,7 +22,7 @@ def cross_entropy(
     the padding of a sequence, it does not count."""
     logits = at_least_float32(logits)
     label, weight = label_and_weight(logits, label, ignore_label)
-    target = distribution(logits, label)
+    target, logits = distribution(logits, label), counted(logits, weight)
     target = (1 - label_smoothing) * target + label_smoothing / logits.shape[-1]
     # A class masked by a logit of -inf contributes 0 * log(0), which must be 0.
     terms = jnp.where(target == 0, 0, target * jax.nn.log_softmax(logits))
@@ -35,6 +35,7 @@ def binary_cross_entropy(logits, label, *, ignore_label: int | None = None) -> L
     Elements whose label is `ignore_label`, such as -1 for an unknown one, do not count."""
     label, weight = target_and_weight(label, ignore_label)
     x, z = same_shape(logits, label)
+    x = counted(x, weight)
     z = jnp.where((z < 0) | (z > 1), jnp.nan, z)  # else labels 1 and 2 train to minus infinity
     return averaged(z * jax.nn.softplus(-x) + (1 - z) * jax.nn.softplus(x), weight)
 
@@ -43,14 +44,14 @@ def mse(output, target) -> Loss:
     """The mean squared difference."""
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
-    return averaged(jnp.square(output - target), weight)
+    return averaged(jnp.square(counted(output, weight) - target), weight)
 
 
 def mae(output, target) -> Loss:
     """The mean absolute difference."""
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
-    return averaged(jnp.abs(output - target), weight)
+    return averaged(jnp.abs(counted(output, weight) - target), weight)
 
 
 @checked
@@ -58,20 +59,22 @@ def huber(output, target, *, delta: Positive = 1.0) -> Loss:
     """Half the squared difference up to `delta`, a line of slope `delta` beyond; averaged."""
     target, weight = target_and_weight(target)
     output, target = same_shape(output, target)
-    difference = jnp.abs(output - target)
+    difference = jnp.abs(counted(output, weight) - target)
     inside = jnp.minimum(difference, delta)
     return averaged(inside**2 / 2 + delta * (difference - inside), weight)
 
 
 def target_and_weight(target, ignore_label=None):
     """(the target, the weight of its elements, or None if all count alike). An element that does
-    not count gets the target 0, so that it cannot make a NaN."""
+    not count gets the target 0, so that it cannot make a NaN. A weight below 0 becomes NaN, since
+    it could make an accuracy larger than 1."""
     weight = None
     if isinstance(target, dict):
         if target.keys() != {"target", "weight"}:
             keys = ", ".join(map(repr, target))
             raise ValueError(f"a target that is a dict must have 'target' and 'weight', got {keys}")
         target, weight = target["target"], at_least_float32(target["weight"])
+        weight = jnp.where(weight < 0, jnp.nan, weight)
     target = jnp.asarray(target)
     if ignore_label is not None:
         nothing = jnp.zeros(target.shape, bool)
@@ -105,13 +108,20 @@ def label_and_weight(logits, label, ignore_label):
     return label, weight
 
 
+def counted(output, weight):
+    """The output, but 0 where an element has the weight 0. Its output may be NaN or infinite, which
+    would make the loss or, if only the loss were masked, the gradient NaN."""
+    return output if weight is None else jnp.where(along(weight, output) == 0, 0, output)
+
+
 def averaged(values, weight):
-    """The mean of the elements; Weighted if they have weights."""
+    """The mean of the elements; Weighted if they have weights. A value of weight 0 may be NaN."""
     if weight is None:
         return jnp.mean(values)
     weight = jnp.broadcast_to(along(weight, values), values.shape).astype(values.dtype)
     total = jnp.sum(weight)
-    return Weighted(jnp.sum(weight * values) / jnp.where(total == 0, 1, total), total)
+    products = jnp.where(weight == 0, 0, weight * values)
+    return Weighted(jnp.sum(products) / jnp.where(total == 0, 1, total), total)
 
 
 def along(weight, values):
@@ -153,5 +163,12 @@ def distribution(logits, label):
         problem = f"the output has the shape {shape} and the target is {target}"
         raise ValueError(f"{problem}; the target must be {allowed}")
     # A product with a one-hot: a gather's gradient is a scatter, which is slow on the CPU.
-    one_hot = jax.nn.one_hot(label, logits.shape[-1], dtype=logits.dtype)
-    return jnp.where(one_hot.any(axis=-1, keepdims=True), one_hot, jnp.nan)
+    hot = one_hot(label, logits.shape[-1], logits.dtype)
+    return jnp.where(hot.any(axis=-1, keepdims=True), hot, jnp.nan)
+
+
+def one_hot(label, count, dtype=float):
+    """1 for the class of the label, 0 for the others, and for all if there is no such class."""
+    # jax.nn.one_hot numbers the classes in the type of the label: in uint8, class 261 is 5, too.
+    narrow = jnp.issubdtype(label.dtype, jnp.integer) and label.dtype.itemsize < 4
+    return jax.nn.one_hot(label.astype(jnp.int32) if narrow else label, count, dtype=dtype)

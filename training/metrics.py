@@ -11,26 +11,25 @@ import jax.numpy as jnp
 from ranges import Count, Positive, checked
 from training import loss
 from training.base import Metric, Weighted
-from training.loss import along, averaged, label_and_weight
+from training.loss import along, averaged, label_and_weight, one_hot
 
 
 def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
     """1 if the label has the largest logit, and no logit is NaN."""
     label, weight = label_and_weight(logits, label, ignore_label)
-    best = jnp.argmax(logits, axis=-1)  # of the first NaN, if there is one
-    is_number = ~jnp.isnan(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
+    best, is_number = likeliest(logits)
     hits = (best == classes(logits, label)) & is_number
     return averaged(hits.astype(jnp.float32), weight)
 
 
 def top_k_accuracy(logits, label, *, k: Count = 5, ignore_label: int | None = None) -> Metric:
-    """1 if the logit of the label is among the `k` largest."""
+    """1 if the logit of the label is among the `k` largest, and no logit is NaN."""
     if not 1 <= k <= logits.shape[-1]:
         largest = f"the {logits.shape[-1]} classes"
         raise ValueError(f"k: must be at least 1 and at most {largest}, got {k}")
     label, weight = label_and_weight(logits, label, ignore_label)
     best = jax.lax.top_k(logits, k)[1]
-    hits = jnp.any(best == classes(logits, label)[..., None], axis=-1)
+    hits = jnp.any(best == classes(logits, label)[..., None], axis=-1) & likeliest(logits)[1]
     return averaged(hits.astype(jnp.float32), weight)
 
 
@@ -69,14 +68,16 @@ def bits_per_byte(
 
 
 def f1(logits, label, *, ignore_label: int | None = None) -> Metric:
-    """The harmonic mean of precision and recall, averaged over the classes that occur."""
+    """The harmonic mean of precision and recall, averaged over the classes that occur. Logits of
+    which one is NaN predict no class."""
     count = logits.shape[-1]
     label, weight = label_and_weight(logits, label, ignore_label)
     label = classes(logits, label)
     weight = jnp.ones(()) if weight is None else weight
     weight = jnp.broadcast_to(along(weight, label), label.shape).reshape(-1, 1)
-    predicted = weight * jax.nn.one_hot(jnp.argmax(logits, axis=-1), count).reshape(-1, count)
-    actual = jax.nn.one_hot(label, count).reshape(-1, count)
+    best, is_number = likeliest(logits)
+    predicted = weight * one_hot(jnp.where(is_number, best, -1), count).reshape(-1, count)
+    actual = one_hot(label, count).reshape(-1, count)
     tp = jnp.sum(predicted * actual, axis=0)
     fn = jnp.sum(weight * actual, axis=0) - tp
     return {"tp": tp, "fp": jnp.sum(predicted, axis=0) - tp, "fn": fn}
@@ -85,12 +86,18 @@ def f1(logits, label, *, ignore_label: int | None = None) -> Metric:
 def f1_finish(means):
     """2 tp / (2 tp + fp + fn), averaged over the classes that occur."""
     weight = 2 * means["tp"] + means["fp"] + means["fn"]
-    occurs = weight > 0
+    occurs = weight != 0  # NaN stays NaN
     scores = 2 * means["tp"] / jnp.where(occurs, weight, 1)
     return jnp.sum(scores, axis=-1) / jnp.maximum(jnp.sum(occurs, axis=-1), 1)
 
 
 f1.finish = f1_finish
+
+
+def likeliest(logits):
+    """(the class with the largest logit, whether no logit is NaN)"""
+    best = jnp.argmax(logits, axis=-1)  # of the first NaN, if there is one
+    return best, ~jnp.isnan(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
 
 
 def classes(logits, label):

@@ -295,6 +295,9 @@ def test_a_student_learns_nothing_from_what_the_loss_ignores():
         value, gradient = jax.value_and_grad(soft)(output, taught)
         np.testing.assert_allclose(value, each[:3].mean(), rtol=1e-5)
         assert np.isfinite(gradient).all() and not gradient[3:].any() and gradient[:3].any()
+        bad = np.where(counts[:, None] == 1, output, np.nan)  # what does not count may be anything
+        np.testing.assert_array_equal(jax.value_and_grad(soft)(bad, taught)[0], value)
+        np.testing.assert_array_equal(jax.grad(soft)(bad, taught), gradient)
     np.testing.assert_allclose(soft_loss(output, taught, labels, 1.0, None), each.mean(), rtol=1e-5)
 
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from tests.model.compare import normal
-from training.loss import binary_cross_entropy, cross_entropy, huber, mae, mse
-from training.metrics import accuracy
+from training.loss import averaged, binary_cross_entropy, cross_entropy, huber, mae, mse
+from training.metrics import accuracy, f1, perplexity
 
 DRAW = np.random.default_rng(0)
 LOGITS, OTHER = DRAW.normal(size=(2, 7)).astype("float32") * 3
@@ -99,6 +99,18 @@ def test_a_label_outside_the_classes_gives_nan(label):
     assert jnp.isnan(cross_entropy(LOGITS, jnp.int32(label)))
 
 
+@pytest.mark.parametrize(("dtype", "classes"), [(np.uint8, 300), (np.int8, 300), (np.int16, 66000)])
+def test_a_narrow_integer_is_the_label_of_one_class(dtype, classes):
+    logits = normal(0, classes)
+    value, gradient = jax.value_and_grad(cross_entropy)(logits, dtype(5))
+    wide = logits.astype(np.float64)
+    shares = np.exp(wide) / np.exp(wide).sum()
+    np.testing.assert_allclose(value, -np.log(shares[5]), rtol=1e-6)
+    np.testing.assert_allclose(gradient, shares - np.eye(1, classes, 5)[0], atol=1e-7)
+    if dtype != np.uint8:
+        assert jnp.isnan(cross_entropy(logits, dtype(-1)))
+
+
 @pytest.mark.parametrize("label", [-1, 2, 1.5])
 def test_a_label_that_is_no_probability_gives_nan(label):
     assert jnp.isnan(binary_cross_entropy(jnp.float32(1), jnp.float32(label)))
@@ -130,6 +142,7 @@ WEIGHTS = np.array([1.0, 0.5, 0.0, 2.0, 0.0], "float32")
 ROWS = DRAW.normal(size=(5, 7)).astype("float32")
 CLASSES = DRAW.integers(0, 7, 5).astype("int32")
 NUMBERS = DRAW.normal(size=(5, 7)).astype("float32")
+BINARY = "binary_cross_entropy_with_logits"  # of PyTorch
 
 
 def optax_masked(elements, weights):
@@ -180,6 +193,49 @@ def test_elements_count_by_their_weights(ours, elements, outputs, clean, bad, we
     np.testing.assert_allclose(gradient, expected[1], rtol=1e-5, atol=1e-7)
     per_row = 7 if ours is mse else 1  # one weight for each row of seven elements
     assert ours(outputs, target).weight == per_row * np.sum(weights)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("ours", "name", "target", "ignored"),
+    [
+        (partial(cross_entropy, ignore_label=-1), "cross_entropy", CLASSES, -1),
+        (partial(binary_cross_entropy, ignore_label=-1), BINARY, NUMBERS > 0, -1.0),
+        (partial(perplexity, ignore_label=-1), "cross_entropy", CLASSES, -1),
+        (cross_entropy, "cross_entropy", CLASSES, None),
+        (mse, "mse_loss", NUMBERS, None),
+        (mae, "l1_loss", NUMBERS, None),
+        (huber, "huber_loss", NUMBERS, None),
+    ],
+)
+def test_the_output_of_what_does_not_count_may_be_anything(ours, name, target, ignored, bad):
+    """Against PyTorch's losses of the first three rows, which count alone."""
+    torch = pytest.importorskip("torch")
+    outputs, kept = np.where(LENGTHS[:, None], ROWS, bad), torch.tensor(ROWS[:3])
+    kept.requires_grad = True
+    numbers = target.astype(np.float32 if target.ndim > 1 else np.int64)
+    expected = getattr(torch.nn.functional, name)(kept, torch.tensor(numbers[:3]))
+    expected.backward()
+    if ignored is None:
+        given = {"target": numbers, "weight": LENGTHS}
+    else:
+        given = np.where(LENGTHS.reshape(-1, *[1] * (target.ndim - 1)), numbers, ignored)
+    value, gradient = jax.value_and_grad(lambda x: ours(x, given).value)(outputs)
+    np.testing.assert_allclose(value, expected.detach(), rtol=1e-6)
+    np.testing.assert_allclose(gradient[:3], kept.grad, rtol=1e-5, atol=1e-7)
+    assert not gradient[3:].any()
+
+
+def test_a_value_of_weight_0_may_be_nan_in_a_loss_of_ones_own():
+    values = jnp.where(LENGTHS, ROWS[:, 0], jnp.nan)
+    assert averaged(values, jnp.float32(LENGTHS)).value == pytest.approx(ROWS[:3, 0].mean())
+
+
+@pytest.mark.parametrize("ours", [cross_entropy, accuracy, f1])
+def test_a_negative_weight_gives_nan_and_no_impossible_metric(ours):
+    values = ours(ROWS, {"target": CLASSES, "weight": np.float32([1, 1, 1, 1, -0.5])})
+    finish = getattr(ours, "finish", lambda value: value.value)
+    assert np.isnan(finish(values))
 
 
 @pytest.mark.parametrize("ignored", [-1, -100, 256, 2**40])

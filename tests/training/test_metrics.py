@@ -32,7 +32,14 @@ def macro_f1(predicted, labels):
 
 @pytest.mark.parametrize("logits", [[np.nan] * 3, [np.nan, 1, 2], [3, np.nan, 2]])
 def test_nan_logits_are_never_right(logits):
-    assert [accuracy(np.float32(logits), np.int32(label)) for label in range(3)] == [0, 0, 0]
+    for sign in (1, -1):  # 0 / 0 is a NaN whose sign is negative
+        given = np.copysign(np.float32(logits), sign)
+        assert [accuracy(given, np.int32(label)) for label in range(3)] == [0, 0, 0]
+        assert [top_k_accuracy(given, np.int32(label), k=2) for label in range(3)] == [0, 0, 0]
+        for label in range(3):
+            counts = f1(given, np.int32(label))
+            assert not counts["tp"].any() and not counts["fp"].any()
+            np.testing.assert_array_equal(counts["fn"], np.eye(3)[label])
 
 
 def test_accuracy():
@@ -89,6 +96,14 @@ def test_f1(predicted, labels):
     assert report(f1, outputs, labels) == pytest.approx(expected, rel=1e-5)
     counts = {name: np.asarray(v).sum(0) for name, v in jax.vmap(f1)(outputs, labels).items()}
     assert f1.finish(counts) == pytest.approx(expected, rel=1e-5)  # sums give the same as means
+
+
+def test_f1_of_labels_in_a_narrow_type():
+    """In uint8, class 261 would be class 5, too."""
+    outputs, labels = DRAW.normal(size=(40, 300)).astype("float32"), LABELS.astype("uint8")
+    outputs[::2, :6] += 9
+    expected = macro_f1(outputs.argmax(-1), LABELS)
+    assert report(f1, outputs, labels) == pytest.approx(expected, rel=1e-5)
 
 
 def test_f1_without_a_hit_or_an_example_is_zero():

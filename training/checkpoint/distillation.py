@@ -9,7 +9,7 @@ from model.base import Model
 from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
 from training.checkpoint.pretrained import digest_of, pretrained_from
-from training.loss import averaged, target_and_weight
+from training.loss import averaged, counted, target_and_weight
 from training.objective import inputs, metrics_per_example, summed, supervised
 from training.options import PretrainedOptions
 from utils import UserError
@@ -75,12 +75,12 @@ def mixed(hard, soft, weight):
 def soft_loss(output, taught, target, temperature, ignore_label):
     """The divergence of one example; of a sequence the mean over the tokens that count in the
     loss."""
-    divergence = soft_divergence(output, taught, temperature)
     has_weights = isinstance(target, dict) and target.keys() == {"target", "weight"}
     if ignore_label is None and not has_weights:
-        return divergence.mean()
+        return soft_divergence(output, taught, temperature).mean()
     _, weight = target_and_weight(target, ignore_label)
-    return averaged(divergence, weight).value
+    output, taught = counted(output, weight), counted(taught, weight)
+    return averaged(soft_divergence(output, taught, temperature), weight).value
 
 
 def soft_divergence(output, taught, temperature):
