@@ -262,6 +262,22 @@ def test_the_policies_have_the_strengths_of_torchvision():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("which", range(14))
+def test_the_policies_work_under_x64(which, dtype):
+    levels, pixels = jnp.asarray(PHOTO, float), PHOTO if dtype == "uint8" else PHOTO / 255
+    expected = change(levels, which, 0.3, -1, REACH)
+    with jax.enable_x64(True):
+        found = change(jnp.asarray(PHOTO, jnp.float32), which, 0.3, -1, REACH)
+        for policy in (rand_augment, trivial_augment):
+            view = policy(jax.random.key(which), pixels.astype(dtype))
+            assert view.shape == PHOTO.shape and view.dtype == dtype
+    assert found.dtype == jnp.float32
+    # A geometric change takes the nearest pixel, which a rounding can move by one.
+    assert (np.abs(found - expected) > 1e-3).mean() < 0.01
+
+
+@pytest.mark.slow
 def test_policies_draw_every_change_and_magnitude_zero_changes_little():
     assert len({view.tobytes() for view in views(trivial_augment, PHOTO)}) > 150
     still = views(rand_augment, PHOTO, magnitude=0, count=1)

@@ -66,7 +66,8 @@ def gray(levels):
     """The brightness of each pixel, with one channel; other than 3 channels stay."""
     if levels.shape[-1] != 3:
         return levels
-    return jnp.sum(levels * jnp.array([0.299, 0.587, 0.114]), -1, keepdims=True)
+    shares = jnp.array([0.299, 0.587, 0.114], levels.dtype)
+    return jnp.sum(levels * shares, -1, keepdims=True)
 
 
 def adjust_brightness(levels, factor):

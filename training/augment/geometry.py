@@ -84,7 +84,8 @@ def random_erase(
     aspect: tuple[Positive, Positive] = (0.3, 3.3),
 ) -> Augmented:
     """Erase a rectangle to zeros (Zhong et al., 2020), with a probability.
-    `area` is the range of its fraction of the image, `aspect` the range of its height / width."""
+    `area` is the range of its fraction of the image, `aspect` the range of its height / width, both
+    before it is cut to the image."""
     check_area(area)
     ascending_pair(aspect=aspect)
     height, width, _ = image_shape(x)

@@ -75,6 +75,7 @@ def change(levels, which, strength, sign, reach):
     Under vmap every branch is computed. So the branches of the geometry only compute a matrix, and
     the image is resampled once.
     """
+    strength = jnp.asarray(strength, levels.dtype)  # else the branches differ in type under x64
     signed = sign * strength
     levels = nearest(levels, *placed(jnp.where(which > 5, 0, which), signed, reach, levels.shape))
     factor = 1 + reach.factor * signed
