@@ -279,7 +279,7 @@ def zero_sums(objective, params, state, batch, *, freeze=False, metric_plan=NO_M
     epoch, window = (metric_plan.modes(shapes, "TRAIN", freq) for freq in ("EPOCH", "STEP"))
     sums = {
         "epoch": tally.empty_of_steps(epoch, shapes, extras, rows),
-        "window": tally.empty_of_steps(window, shapes, extras),
+        "window": tally.empty_of_steps(window, shapes, extras, exact=False),  # a few steps
     }
     if metric_plan.ring:
         full = lambda a: jnp.full((metric_plan.ring, *a.shape), a)  # noqa: E731

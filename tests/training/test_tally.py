@@ -87,6 +87,34 @@ def test_weights_that_sum_to_less_than_one_and_terms_with_their_own():
     assert np.isnan(tallied("MEAN", [(5, 5)], [Weighted(value, 0 * weight)]))
 
 
+@pytest.mark.parametrize("loop", ["calls", "compiled"])
+def test_a_mean_over_very_many_batches_keeps_its_digits(loop):
+    """As of a long epoch of tokens: the weights add up to far more than 2**24, from where float32
+    does not count single ones. 2.3 and 0.1 are no sums of powers of 2."""
+    batches, rows = (200_000, 8) if loop == "compiled" else (3000, 8 * 67)
+    values = {
+        "tokens": Weighted(jnp.full(rows, 2.3), jnp.full(rows, 1023.0)),
+        "plain": {"a": jnp.full(rows, 0.1)},
+        "infinite": jnp.full(rows, jnp.inf),
+    }
+    shapes = jax.eval_shape(lambda: values)
+    seen = tally.empty(dict.fromkeys(values, "MEAN"), shapes)
+
+    def step(_, seen):
+        return tally.merged(seen, tally.of_batch(seen, values, jnp.ones(rows, bool)))
+
+    if loop == "compiled":
+        seen = jax.jit(lambda seen: jax.lax.fori_loop(0, batches, step, seen))(seen)
+    else:
+        step = jax.jit(step)
+        for i in range(batches):
+            seen = step(i, seen)
+    means = tally.results(jax.device_get(seen))[0]
+    np.testing.assert_allclose(means["tokens"], 2.3, rtol=2e-7)
+    np.testing.assert_allclose(means["plain"]["a"], 0.1, rtol=2e-7)
+    assert means["infinite"] == np.inf
+
+
 def test_the_deviation_of_large_values_keeps_its_digits():
     # In float32, the sum of squares of these values has no digit left for the deviation.
     values = [(1e4 + RNG.normal(size=5)).astype(np.float32) for _ in range(40)]

@@ -62,6 +62,9 @@ def sums_so_far(arrays, zeros):
         part, _, rest = name.partition("/")
         return (part, rest.startswith(("steps", "extras"))) if part in ("epoch", "window") else part
 
+    # Earlier versions did not measure the rounding errors of the sums.
+    errors = {n: leaf for n, leaf in named_leaves(zeros).items() if n.startswith("epoch/lost/")}
+    arrays = {f"sums/{name}": leaf for name, leaf in errors.items()} | arrays
     fits = {}  # {group: whether all of its sums are in the checkpoint}
     for name, leaf in named_leaves(zeros).items():
         array = arrays.get(f"sums/{name}")
