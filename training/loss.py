@@ -99,7 +99,8 @@ def label_and_weight(logits, label, ignore_label):
     shape = jnp.shape(logits)
     if not shape or shape[-1] < 2:
         raise ValueError(
-            f"the output has the shape {shape}; its last axis must be two classes or more"
+            f"the output has the shape {shape}; its last axis must be two classes or more (for one "
+            "logit, use the loss binary_cross_entropy and the metric binary_accuracy)"
         )
     label, weight = target_and_weight(label, ignore_label)
     if ignore_label is not None and label.shape == logits.shape:

@@ -11,7 +11,16 @@ import jax.numpy as jnp
 from ranges import Count, Positive, checked
 from training import loss
 from training.base import Metric, Weighted
-from training.loss import along, averaged, label_and_weight, one_hot
+from training.loss import (
+    along,
+    averaged,
+    binary_cross_entropy,
+    label_and_weight,
+    one_hot,
+    same_shape,
+    target_and_weight,
+)
+from utils import UserError, parameters_of
 
 
 def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
@@ -30,6 +39,15 @@ def top_k_accuracy(logits, label, *, k: Count = 5, ignore_label: int | None = No
     label, weight = label_and_weight(logits, label, ignore_label)
     best = jax.lax.top_k(logits, k)[1]
     hits = jnp.any(best == classes(logits, label)[..., None], axis=-1) & likeliest(logits)[1]
+    return averaged(hits.astype(jnp.float32), weight)
+
+
+def binary_accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
+    """The share of the labels, each 0 or 1, that are predicted: 1 by a logit above 0. For one or
+    several labels per example, as with the loss `binary_cross_entropy`."""
+    label, weight = target_and_weight(label, ignore_label)
+    x, z = same_shape(logits, label)
+    hits = jnp.where(x > 0, z == 1, (x <= 0) & (z == 0))  # no NaN is right
     return averaged(hits.astype(jnp.float32), weight)
 
 
@@ -109,3 +127,27 @@ def classes(logits, label):
         shapes = f"the output has the shape {logits.shape} and the target {label.shape}"
         raise ValueError(f"{shapes}; expected {logits.shape[:-1]}")
     return label
+
+
+def check_ignored(loss, metrics):
+    """Refuse metrics that count what the loss ignores, unless their arguments say so."""
+    ignored = getattr(loss, "keywords", {}).get("ignore_label")
+    for label, metric in metrics.items() if ignored is not None else ():
+        could = "ignore_label" in parameters_of(getattr(metric, "func", metric))
+        if could and "ignore_label" not in getattr(metric, "keywords", {}):
+            raise UserError(
+                f"metrics: {label} counts the labels {ignored}, which the loss ignores; "
+                f"give it ignore_label={ignored} as well, or None to count them"
+            )
+
+
+def check_binary(loss, metrics):
+    """Refuse metrics of one class per example with the loss for labels that are independent."""
+    if getattr(loss, "func", loss) is not binary_cross_entropy:
+        return
+    for label, metric in metrics.items():
+        if getattr(metric, "func", metric) in (accuracy, top_k_accuracy, f1):
+            raise UserError(
+                f"metrics: {label} is for one class per example, but the loss binary_cross_entropy "
+                "is for labels that are independent; use binary_accuracy, or the loss cross_entropy"
+            )

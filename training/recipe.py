@@ -12,6 +12,7 @@ from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from ranges import check_takes
 from training.base import Objective, Optimizer, Tracked, TrainState, Update, unchanged
+from training.metrics import check_binary, check_ignored
 from training.objective import augmented_by_epoch, inputs, with_precision
 from training.options import (
     CheckpointOptions,
@@ -118,6 +119,7 @@ def compose(parts, plan):
         raise UserError(f"seed: must be at least 0 and {room}, got {seed}")
     functions, metric_plan = plan_metrics(parts.metrics, parts.callbacks, parts.logging)
     check_ignored(parts.loss, functions)
+    check_binary(parts.loss, functions)
     if kind_of(parts.optimizer) == "gradients":
         raise UserError(f"optimizer: {NO_STEP}")
     for callback in parts.callbacks:
@@ -245,18 +247,6 @@ class MissingLoss(UserError):
 def missing_loss(output, target):
     """The loss of a recipe without one."""
     raise MissingLoss("loss: is missing, and the objective needs one, such as cross_entropy or mse")
-
-
-def check_ignored(loss, metrics):
-    """Refuse metrics that count what the loss ignores, unless their arguments say so."""
-    ignored = getattr(loss, "keywords", {}).get("ignore_label")
-    for label, metric in metrics.items() if ignored is not None else ():
-        could = "ignore_label" in parameters_of(getattr(metric, "func", metric))
-        if could and "ignore_label" not in getattr(metric, "keywords", {}):
-            raise UserError(
-                f"metrics: {label} counts the labels {ignored}, which the loss ignores; "
-                f"give it ignore_label={ignored} as well, or None to count them"
-            )
 
 
 def labelled(metrics):

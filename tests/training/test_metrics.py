@@ -1,11 +1,26 @@
 """Metrics of one example, averaged over examples, against NumPy by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training.metrics import accuracy, f1, mae, perplexity, rmse, top_k_accuracy
+from model.mlp import mlp
+from training.fit import fit
+from training.loss import binary_cross_entropy
+from training.metrics import (
+    accuracy,
+    binary_accuracy,
+    f1,
+    mae,
+    perplexity,
+    rmse,
+    top_k_accuracy,
+)
+from training.optimizers import sgd
+from utils import UserError
 
 DRAW = np.random.default_rng(0)
 LOGITS = DRAW.normal(size=(40, 6)).astype("float32")
@@ -67,6 +82,35 @@ def test_top_k_accuracy_needs_k_classes():
 def test_equal_logits_are_hits_for_k_labels_only():
     hits = [top_k_accuracy(jnp.zeros(6), jnp.int32(label), k=2) for label in range(6)]
     assert sum(hits) == 2
+
+
+def test_binary_accuracy():
+    """Of one logit or of several per example; neither NaN nor a label beside 0 and 1 is right."""
+    labels = DRAW.integers(0, 2, (40, 6))
+    hits = (1 / (1 + np.exp(-LOGITS)) > 0.5) == labels
+    assert report(binary_accuracy, LOGITS, labels) == pytest.approx(hits.mean())
+    assert report(binary_accuracy, LOGITS[:, :1], labels[:, 0]) == pytest.approx(hits[:, 0].mean())
+    given = np.float32([[np.nan, 1, -1, np.nan, 0]]), np.float32([[1, 2, -1, 0, 0]])
+    assert report(binary_accuracy, *given) == pytest.approx(1 / 5)
+    known = np.where(DRAW.random((40, 6)) < 0.3, -1, labels)
+    counted = jax.vmap(lambda x, y: binary_accuracy(x, y, ignore_label=-1))(LOGITS, known)
+    mean = np.average(counted.value, weights=counted.weight)
+    assert mean == pytest.approx(hits[known >= 0].mean())
+
+
+@pytest.mark.parametrize("metric", [accuracy, f1, partial(top_k_accuracy, k=1)])
+def test_a_metric_of_classes_is_refused_for_independent_labels(metric):
+    x, labels = LOGITS, DRAW.integers(0, 2, (40, 2)).astype("float32")
+    settings = {"loss": binary_cross_entropy, "optimizer": sgd(lr=0.1), "epochs": 1}
+    with pytest.raises(UserError, match=r"^metrics: mine is for one class .* use binary_accuracy"):
+        fit(mlp((6,), 2, dims=(4,)), (x, labels), **settings, metrics={"mine": metric})
+    run = fit(mlp((6,), 2, dims=(4,)), (x, labels), **settings, metrics=[binary_accuracy])
+    assert 0 < run.history[-1]["train_binary_accuracy"] < 1
+
+
+def test_one_logit_is_for_binary_accuracy():
+    with pytest.raises(ValueError, match=r"\(1,\).* the metric binary_accuracy"):
+        accuracy(LOGITS[0, :1], np.int32(1))
 
 
 def test_rmse_and_mae():
