@@ -1,4 +1,5 @@
-"""Attention: each query gets a mean of values, weighted by how well it fits their keys."""
+"""Attention: each query gets a mean of values, weighted by how well it fits their keys. A query
+that may attend to no key gets numbers without a meaning, so leave it out of the loss."""
 
 import math
 from functools import partial
@@ -54,9 +55,15 @@ def attend(q, k, v, mask=None, *, causal=False):
 
     q is (B, T, H, D), k and v are (B, S, K, D): H / K heads of queries share one head of keys.
     With `causal`, query t sees the first t + 1 keys. `mask` is True where a query may attend, and
-    broadcasts to (B, H, T, S).
+    broadcasts to (B, H, T, S). For a query that may attend to no key, the result is finite, but
+    differs between the forms below and may depend on all keys, later ones too.
     """
     if mask is not None:
+        if mask.dtype != bool:
+            fix = "write scores > -inf for one that is added to scores, mask != 0 for integers"
+            raise ValueError(
+                f"mask: must be True where a query may attend, got {mask.dtype}; {fix}"
+            )
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     forms = {"default": partial(whole, causal)}
     if causal and (blocks := query_blocks(q.shape[1], k.shape[1])) > 1:

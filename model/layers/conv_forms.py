@@ -199,7 +199,9 @@ def in_phases(form, x, weight, stride, pads):
     axes = zip(x.shape[1:3], weight.shape[:2], stride, pads, strict=True)
     (h, *rows), (w, *columns) = (phase_taps(*axis) for axis in axes)
     y = form(x, weight, rows, columns)  # (B, H', stride, W', stride, out)
-    return y.reshape(x.shape[0], y.shape[1] * stride[0], -1, y.shape[-1])[:, :h, :w]
+    # No -1 in a shape: it fails where there are no outputs.
+    y = y.reshape(x.shape[0], y.shape[1] * stride[0], y.shape[3] * stride[1], y.shape[-1])
+    return y[:, : max(h, 0), : max(w, 0)]
 
 
 def phases_together(x, weight, rows, columns):
@@ -209,7 +211,8 @@ def phases_together(x, weight, rows, columns):
     kernel = jnp.einsum("jrk,lum,kmcd->jlcrud", row_taps, column_taps, weight)
     kernel = kernel.reshape(*kernel.shape[:3], -1)
     y = plain(x, kernel, (1, 1), (row_pads, column_pads))
-    y = y.reshape(*y.shape[:3], row_taps.shape[1], column_taps.shape[1], -1)
+    phases = row_taps.shape[1], column_taps.shape[1]
+    y = y.reshape(*y.shape[:3], *phases, weight.shape[-1])
     return y.transpose(0, 1, 3, 2, 4, 5)
 
 

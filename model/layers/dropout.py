@@ -22,8 +22,11 @@ def drop(key, x, rate, shape):
             "key: dropout needs a random key in training, found None; "
             "call apply(..., train=True, key=key)"
         )
+    if not isinstance(rate, jax.Array) and not 0 <= rate < 1:
+        raise ValueError(f"rate: must be at least 0 and below 1, got {rate}")
     kept = jax.random.bernoulli(key, 1 - rate, shape)
-    return jnp.where(kept, x / jnp.asarray(1 - rate, x.dtype), 0)
+    wide = jnp.promote_types(x.dtype, jnp.float32)  # bfloat16 would round 1 - 0.1 to 0.8984
+    return jnp.where(kept, (x.astype(wide) / jnp.asarray(1 - rate, wide)).astype(x.dtype), 0)
 
 
 def split_key(key, count):

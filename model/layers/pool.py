@@ -93,9 +93,17 @@ sum_of_views.defvjp(sum_of_views_fwd, sum_of_views_bwd)
 
 
 def geometry(x, window, stride, padding):
+    """(window, stride, pads), each for both axes."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        fix = "convert it, as by x.astype(jnp.float32)"
+        raise ValueError(f"x: a pool is of floats, got {x.dtype}; {fix}")
     window = pair(window)
     stride = window if stride is None else pair(stride)
-    return window, stride, resolve_padding(padding, x.shape[1:3], window, stride)
+    pads = resolve_padding(padding, x.shape[1:3], window, stride)
+    if not isinstance(padding, str) and any(max(p) >= w for p, w in zip(pads, window, strict=True)):
+        why = "so that no window is wholly in the padding"
+        raise ValueError(f"padding: must be less than the window {window}, {why}, got {padding}")
+    return window, stride, pads
 
 
 def slide(start, combine, windows, x):

@@ -81,6 +81,14 @@ def test_a_row_that_may_attend_to_nothing_is_finite():
     assert jnp.isfinite(y) and jnp.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_mask_that_is_added_to_scores_is_refused(dtype):
+    """Its 0 for what a query may read would hide it."""
+    params, x = random_params(attention_init, DIM), normal(1, 1, T, DIM)
+    with pytest.raises(ValueError, match=f"^mask: must be True .* got {dtype.__name__}; write"):
+        attention(params, x, heads=HEADS, mask=np.zeros((T, T), dtype))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [(64, 64), (63, 63), (1, 64), (64, 63)])
 @pytest.mark.parametrize("mask", [None, (B, 1, 1, -1), (1, 1, 1, -1), (B, 1, -2, -1)])

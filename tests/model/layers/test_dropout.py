@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from model.layers.dropout import drop_path, dropout
+from tests.model.compare import normal
 
 KEY = jax.random.key(0)
 BOTH = pytest.mark.parametrize("layer", [dropout, drop_path])
@@ -45,3 +46,19 @@ def test_keeps_the_dtype_and_scales_the_gradient_like_the_output(layer):
     y, grad = jax.value_and_grad(lambda x: layer(KEY, x, 0.5, train=True).sum())(x)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_array_equal(grad, layer(KEY, x, 0.5, train=True))
+
+
+@BOTH
+@pytest.mark.parametrize("rate", [0.1, 0.05, 0.3])
+def test_divides_in_float32_and_then_rounds(layer, rate):
+    x = jnp.asarray(normal(0, 4000, 1), jnp.bfloat16)
+    y = np.asarray(layer(KEY, x, rate, train=True))
+    expected = np.asarray(x, np.float64) / (1 - rate)
+    np.testing.assert_array_equal(y[y != 0], expected.astype(np.float32).astype(y.dtype)[y != 0])
+
+
+@BOTH
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, float("nan")])
+def test_a_rate_out_of_range_is_refused(layer, rate):
+    with pytest.raises(ValueError, match=f"^rate: must be at least 0 and below 1, got {rate}"):
+        layer(KEY, jnp.ones((4, 3)), rate, train=True)

@@ -67,3 +67,15 @@ def test_only_windows_that_compile_for_long_use_xlas_form_on_the_cpu():
         return "stablehlo.reduce_window" in exported.mlir_module()
 
     assert [is_xlas(40, "cpu"), is_xlas(41, "cpu"), is_xlas(2, "cuda")] == [False, True, True]
+
+
+@pytest.mark.parametrize("pool", [max_pool, avg_pool])
+def test_a_window_in_the_padding_and_integers_are_refused(pool):
+    """A window without a pixel would be -infinity, or 0 / 0."""
+    x = normal(0, 1, 4, 4, 2)
+    assert np.isfinite(pool(x, 2, stride=1, padding=1)).all()
+    for padding in (2, ((0, 0), (0, 2))):
+        with pytest.raises(ValueError, match=r"^padding: must be less than the window \(2, 2\)"):
+            pool(x, 2, padding=padding)
+    with pytest.raises(ValueError, match=r"^x: a pool is of floats, got uint8; convert it"):
+        pool(x.astype(np.uint8), 2)
