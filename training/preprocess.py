@@ -7,6 +7,7 @@ run's config from then on. `fit` must also work for a single example of zeros.
 """
 
 import inspect
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import numpy as np
 from data_loader.base import Arrays
 from data_loader.loader import first_inputs
 from data_loader.nest import check_integers
-from ranges import Positive, checked
+from ranges import Positive, checked, is_traced, require
 from training.base import Preprocessed
 from training.objective import inputs
 from training.options import LoaderOptions
@@ -86,6 +87,7 @@ def tabular(
         raise ValueError(
             f"columns: there are {len(columns)}; a row has the shape {list(x.shape)}, {counts}"
         )
+    check_mean(mean)
     kinds = list(enumerate(columns.values()))
     is_number = np.array([i for i, categories in kinds if not categories], int)
     shift, scale, lacking = (np.asarray(a, np.float32)[is_number] for a in (mean, std, gaps))
@@ -108,6 +110,9 @@ def column_statistics(batches, columns):
     if any(x.ndim != 2 for x in batches):
         raise ValueError("needs one row of numbers per example, as of the data csv or parquet")
     rows = np.concatenate(batches)
+    if infinite := [c for c, x in zip(columns, rows.T, strict=True) if np.isinf(x).any()]:
+        fix = "leave what is missing empty, or remove those rows"
+        raise ValueError(f"column {infinite[0]!r} of the training set holds infinity; {fix}")
     count = np.maximum(1, (~np.isnan(rows)).sum(0))
     mean = np.nansum(rows, 0) / count
     std = np.sqrt(np.nansum((rows - mean) ** 2, 0) / count)
@@ -130,7 +135,14 @@ def scaled(name, x, mean, std, what):
         if len(values) != x.shape[-1]:
             needed = f"one number for each of the {x.shape[-1]} {what}"
             raise ValueError(f"{argument}: must hold {needed}, got {len(values)}")
+    check_mean(mean)
     return (x - jnp.asarray(mean, x.dtype)) / jnp.asarray(std, x.dtype)
+
+
+def check_mean(mean):
+    """Refuse a mean that is not finite; `std` is checked by its annotation."""
+    is_finite = lambda mean: all(is_traced(m) or math.isfinite(m) for m in mean)  # noqa: E731
+    require({"mean": mean}, is_finite, "finite numbers")
 
 
 def mean_and_std(batches):

@@ -29,6 +29,9 @@ def elu(x, alpha=1.0):
 @op(any_rank=True)
 def gelu(x):
     """x times the cumulative distribution function of the standard normal, exactly."""
+    if x.dtype in (jnp.bfloat16, jnp.float16):  # in bfloat16, 1 + erf is 0 below -3
+        wide = x.astype(jnp.float32)
+        return (0.5 * wide * lax.erfc(-wide * math.sqrt(0.5))).astype(x.dtype)
     return 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))
 
 

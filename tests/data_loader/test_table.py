@@ -138,6 +138,15 @@ def of_columns(columns, **arguments):
     return partial(tabular, columns=columns, **arguments)
 
 
+def test_statistics_that_are_not_finite_are_refused():
+    columns, x = {"a": (), "b": ()}, np.float32([[1, 5], [3, np.inf]])
+    with pytest.raises(UserError, match=r"^tabular: column 'b' of the training set holds infinity"):
+        fitted([of_columns(columns)], (x, np.zeros(2)))
+    given = {"mean": (1.0, np.inf), "std": (1.0, 1.0), "gaps": (0, 0), "unseen": ((), ())}
+    with pytest.raises(ValueError, match=r"^mean: must be finite numbers, got"):
+        of_columns(columns, **given)(jnp.zeros(2))
+
+
 def test_a_gap_that_training_has_not_seen_sets_no_flag():
     columns = {"a": (), "b": ()}
     x = np.float32([[1, 5], [3, 5], [np.nan, 5]])

@@ -1,5 +1,7 @@
 """Activations against those of JAX."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,3 +65,15 @@ def test_values_and_gradients_are_finite_for_the_largest_inputs(name, dtype):
 @ALL
 def test_nan_stays_nan(name):
     assert jnp.isnan(getattr(activations, name)(jnp.array([jnp.nan, 1.0]))[0])
+
+
+def test_gelu_keeps_its_negative_tail_in_bfloat16():
+    """Value and gradient to the last bits of a bfloat16, against the formula in float64."""
+    x = jnp.linspace(-9, 4, 60).astype(jnp.bfloat16)
+    wide = np.asarray(x, np.float64)
+    below = np.array([math.erfc(-number / math.sqrt(2)) / 2 for number in wide])
+    slope = below + wide * np.exp(-(wide**2) / 2) / math.sqrt(2 * math.pi)
+    value, gradient = activations.gelu(x), jax.grad(lambda x: activations.gelu(x).sum())(x)
+    assert value.dtype == gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(value, np.float64), wide * below, rtol=2**-8)
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), slope, rtol=2**-7, atol=1e-30)
