@@ -2,15 +2,19 @@
 
 If a metric has an attribute `finish`, that function maps the means to the reported value. Labels
 may be ignored, and elements have weights, as in training/loss.py: `accuracy` is then the share of
-all tokens of a set that are right.
+all tokens of a set that are right. At the end is which metrics a run measures, and where.
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ranges import Count, Positive, checked
 from training import loss
-from training.base import Metric, Weighted
+from training.base import Metric, Tracked, Weighted
 from training.loss import (
     along,
     averaged,
@@ -21,6 +25,9 @@ from training.loss import (
     target_and_weight,
 )
 from utils import UserError, parameters_of
+
+NORMS = ("gradient_norm", "parameter_norm")
+NEEDS = ("learning_rate", *NORMS, "leaf_statistics", "per_step")  # what a callback may need
 
 
 def accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
@@ -127,6 +134,61 @@ def classes(logits, label):
         shapes = f"the output has the shape {logits.shape} and the target {label.shape}"
         raise ValueError(f"{shapes}; expected {logits.shape[:-1]}")
     return label
+
+
+class MetricPlan(NamedTuple):
+    """What a run measures besides its loss."""
+
+    rules: Mapping = MappingProxyType({})  # {label: Tracked}; all others are a MEAN in every line
+    hidden: frozenset = frozenset()  # labels that are measured for callbacks alone
+    needs: frozenset = frozenset()  # which of NEEDS are measured
+    ring: int = 0  # how many steps are kept one by one; 0: none
+
+    def modes(self, labels, phase, freq):
+        """{label: mode} of what is measured in a phase, for log lines of a freq."""
+        rules = {label: self.rules.get(label, Tracked(None)) for label in labels}
+        return {
+            label: rule.mode
+            for label, rule in rules.items()
+            if rule.freq in ("ANY", freq)
+            and covers(rule.phase, phase)
+            and (freq == "EPOCH" or not self.aside(label))
+        }
+
+    def check(self, returned):
+        """Refuse a rule for what the objective does not return for each example."""
+        for label in self.rules.keys() - {*returned}:
+            others = ", ".join(sorted({*returned} - {"loss"})) or "none"
+            fix = "remove it from `metrics`, or let the objective return it"
+            if label in self.hidden:
+                fix = "remove its callback, or let the objective call `metrics_per_example`"
+            raise UserError(
+                f"metrics: {label} is not measured, since the objective does not return it; {fix} "
+                f"(it returns: {others})"
+            )
+
+    def aside(self, label):
+        """Whether a label is for callbacks alone, and never logged."""
+        mode = self.rules[label].mode if label in self.rules else None
+        return label in self.hidden or mode == "CONCAT"
+
+    def extras(self, params):
+        """{norm: its shape} of what is measured at every step; `_leaves` has one norm per leaf."""
+        shapes = {name: () for name in NORMS if name in self.needs}
+        if "leaf_statistics" in self.needs:
+            count = len(jax.tree.leaves(params))
+            shapes |= {f"{name}_leaves": (count,) for name in NORMS}
+        return shapes
+
+
+def covers(phase, other):
+    """Whether a metric for `phase` is measured in the phase `other`, one of TRAIN, VAL, TEST."""
+    return phase in ("ANY", other) or (phase == "EVAL" and other != "TRAIN")
+
+
+def phase_of(set_name):
+    """The phase of a set: any set that is neither `train` nor `test` is for validation."""
+    return {"train": "TRAIN", "test": "TEST"}.get(set_name, "VAL")
 
 
 def check_ignored(loss, metrics):

@@ -12,7 +12,7 @@ from data_loader.base import has_items, read_example
 from data_loader.loader import collate, collated, epoch_order, in_epoch
 from ranges import check_takes
 from training.base import Objective, Optimizer, Tracked, TrainState, Update, unchanged
-from training.metrics import check_binary, check_ignored
+from training.metrics import NEEDS, MetricPlan, check_binary, check_ignored
 from training.objective import augmented_by_epoch, inputs, with_precision
 from training.options import (
     CheckpointOptions,
@@ -22,7 +22,6 @@ from training.options import (
     monitor_for,
 )
 from training.run import Reader
-from training.tally import NEEDS, MetricPlan
 from training.transforms import NO_STEP, check_rate, kind_of
 from training.update import with_epochs
 from utils import UserError, made_by, parameters_of

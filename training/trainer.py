@@ -19,6 +19,7 @@ from training import tally
 from training.base import TrainState, key_data
 from training.feed import make_feeds, spec_on_device
 from training.gradient import check_per_example
+from training.metrics import phase_of
 from training.objective import shapes_of_values
 from training.programs import RareProgram, loops_are_slow, placed
 from training.replicas import Replicas, as_inputs
@@ -114,7 +115,7 @@ class Trainer:
         made = {}
         for name, feed in held_out.items():
             shapes = shapes_of_values(self.recipe.objective, *self.weight_specs, feed.shapes)
-            modes = self.recipe.metric_plan.modes(shapes, tally.phase_of(name), "EPOCH")
+            modes = self.recipe.metric_plan.modes(shapes, phase_of(name), "EPOCH")
             if feed.steps is None:  # a callback cannot gather a set of unknown length
                 hidden = self.recipe.metric_plan.hidden
                 gathered = {k for k, mode in modes.items() if mode == "CONCAT" and k in hidden}

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from training import tally
 from training.base import FROZEN, Update, is_weighted
 from training.gradient import gradient, terms_of
+from training.metrics import MetricPlan
 from training.objective import augmented_by_epoch, is_marked, shapes_of_values
 from utils import UserError, path_name
 
 MADE = ("state", "opt", "params", "ema")  # what a step makes, in the order of computation
-NO_METRICS = tally.MetricPlan()
+NO_METRICS = MetricPlan()
 # Leaves of more numbers are summed one by one: a perceptron's step went from 366 to 353 us.
 SMALL = 2**12
 SMALL_STATE = 2**22  # bytes that each call may copy, in less than a millisecond

@@ -7,6 +7,7 @@ import pytest
 
 from training import tally
 from training.base import Weighted, tracked
+from training.metrics import MetricPlan, phase_of
 from training.run import Reader
 
 RNG = np.random.default_rng(0)
@@ -170,11 +171,11 @@ def test_an_invalid_rule_is_an_error(rule, message):
     ],
 )
 def test_a_phase_selects_the_sets_that_are_measured(phase, sets):
-    metric_plan = tally.MetricPlan({"x": tracked(abs, phase=phase)})
+    metric_plan = MetricPlan({"x": tracked(abs, phase=phase)})
     measured = [
         name
         for name in ("train", "val", "odd-ones", "test")
-        if metric_plan.modes(["x"], tally.phase_of(name), "EPOCH")
+        if metric_plan.modes(["x"], phase_of(name), "EPOCH")
     ]
     assert " ".join(measured) == sets
 

@@ -16,11 +16,10 @@ from data_loader.base import Data
 from data_loader.nest import named_nest
 from training.base import Callback, Optimizer, Schedule, Tracked, Tracker
 from training.loss import cross_entropy
-from training.metrics import accuracy, f1, perplexity, top_k_accuracy
+from training.metrics import NEEDS, accuracy, f1, perplexity, top_k_accuracy
 from training.objective import cutmix, mixup, outputs, supervised
 from training.recipe import part_name
 from training.runs.shape_check import shapes_of_batch
-from training.tally import NEEDS
 from training.watching.hooks import HOOKS, callback_name
 from utils import PACKAGE, UserError, first_line
 

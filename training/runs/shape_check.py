@@ -12,9 +12,10 @@ from training.base import TrainState
 from training.checkpoint.pretrained import is_merged, pretrained_from
 from training.checkpoint.storage import check_format
 from training.devices.sharding import shard_bytes
+from training.metrics import covers, phase_of
 from training.options import monitor_for
 from training.runs.tracing import attempt, trace_numbers, trace_shapes, trace_update
-from training.tally import covers, per_leaf, phase_of, plain
+from training.tally import per_leaf, plain
 from training.update import zero_sums
 from utils import UserError, format_bytes, named_leaves
 

@@ -14,7 +14,7 @@ optional:
 
 monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
-needs           what must be measured for it, of training.tally.NEEDS: "gradient_norm", ...
+needs           what must be measured for it, of training.metrics.NEEDS: "gradient_norm", ...
 lowers_rate     True: it may return an lr_scale, so that a run with `lookahead` is refused at once
 metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device; the
                 results are in the View's `arrays`
