@@ -12,7 +12,8 @@ from training.devices.sharding import Plan
 from training.fit import recipe_of
 from training.optimizers import adamw
 from training.programs import Program, loops_are_slow, over_batch, placed, platform_options
-from training.trainer import SEED, first_state, first_weights, train_functions
+from training.replicas import first_state, first_weights
+from training.trainer import SEED, train_functions
 from training.update import zero_sums
 
 # The environment of a process with 8 simulated devices.

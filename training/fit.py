@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
 
+import jax
 import numpy as np
 
 from data_loader.base import has_items, length, read_example
@@ -36,7 +37,7 @@ from training.runs.dry_run import DryRun
 from training.runs.recovery import best_weights, check_unchanged, point_of
 from training.runs.resume import holding
 from training.runs.sets import check_iterators, datasets
-from training.runs.shape_check import check_shapes
+from training.runs.shape_check import check_batches, check_shapes, reported_names
 from training.trainer import Trainer
 from training.update import gradient_update
 from training.watching.console import ProgressBar, show_on_console
@@ -142,13 +143,23 @@ def train_recipe(
 def trainer_of(recipe, sets):
     """The Trainer. If the parts do not fit each other or the data, raise an error that names
     them."""
+    sizes = {name: length(dataset) for name, dataset in sets.items()}
+
+    def explain(batches):
+        rows = len(jax.tree.leaves(batches["train"])[0])
+        held_out = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), [*batches.values()][-1]
+        )
+        check_batches(recipe, batches["train"], held_out, sizes)
+
     try:
-        return Trainer(recipe, sets)
+        trainer = Trainer(recipe, sets, explain=explain)
+        reported_names(recipe, trainer.metric_shapes)
+        return trainer
     except (UserError, RunError):
         raise
     except Exception:
         if has_items(sets["train"]):
-            sizes = {name: length(dataset) for name, dataset in sets.items()}
             check_shapes(recipe, read_example(sets["train"], 0), sizes)
         raise
 

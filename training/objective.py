@@ -34,7 +34,7 @@ def supervised(
     gives half of the weight to these two after shifts by one pixel along a diagonal."""
 
     def objective(params, state, batch, key, train):
-        x, target = batch
+        x, target = pair_of(batch)
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment if train else (), augment_key, x)
         if train or views == "one":
@@ -121,7 +121,7 @@ def of_mixtures(mix, model, loss, metrics, preprocess, augment):
     def objective(params, state, batch, key, train):
         if not train:
             return plain(params, state, batch, key, train)
-        x, target = batch
+        x, target = pair_of(batch)
         augment_key, model_key, mix_key = jax.random.split(key, 3)
         x, share = mix(mix_key, inputs(preprocess, augment, augment_key, x))
         output, state = model.apply(params, state, x, train=True, key=model_key)
@@ -147,6 +147,16 @@ def denoising(model, loss, metrics, preprocess, augment, noise: NonNegative = 0.
         return losses, state, values
 
     return Objective(objective, finish_means(metrics))
+
+
+def pair_of(batch):
+    """A batch, which must be a pair of inputs and targets."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch
+    form = f"one of {len(batch)}" if isinstance(batch, tuple | list) else "an array"
+    form = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, dict) else form
+    fix = "return (x, target) from the dataset, the loader or its collate_fn"
+    raise UserError(f"data: this objective needs pairs, (x, target), and a batch is {form}; {fix}")
 
 
 def x_of(batch):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from training.base import TrainState
 from training.programs import Program, RareProgram, platform_options
 
 
@@ -82,3 +83,15 @@ def as_inputs(numbers):
     """The numbers of a replica with the types that a compiled program takes."""
     kinds = {int: np.int32, float: np.float32}
     return {path: kinds[type(number)](number) for path, number in numbers.items()}
+
+
+def first_weights(model, seed):
+    """(params, state) of a replica, drawn from its seed."""
+    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has this key
+
+
+def first_state(update, params, state, seed):
+    """The TrainState before the first step, without its sums."""
+    opt, ema = update.init(params)
+    ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, {}, jnp.float32(1))
+    return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer

@@ -16,15 +16,15 @@ import numpy as np
 
 from data_loader.base import Arrays
 from training import tally
-from training.base import TrainState, key_data
+from training.base import key_data
 from training.feed import make_feeds, spec_on_device
 from training.gradient import check_per_example
 from training.metrics import phase_of
 from training.objective import shapes_of_values
 from training.programs import RareProgram, loops_are_slow, placed
-from training.replicas import Replicas, as_inputs
+from training.replicas import Replicas, as_inputs, first_state, first_weights
 from training.update import genuine, loop_for, read_of, zero_sums
-from utils import UserError, named_leaves
+from utils import RunError, UserError, named_leaves
 
 SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
@@ -32,9 +32,10 @@ SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 class Trainer:
     """Trains and evaluates the replicas of a recipe on `sets`, {"train": dataset, "test": dataset,
     ...}, where Arrays may hold specs of the arrays that `start` is called with. Without a "train"
-    set it only evaluates."""
+    set it only evaluates. If its programs cannot be traced, `explain` is called with {set: the
+    shapes of a batch}, and may raise an error that says why."""
 
-    def __init__(self, recipe, sets, stacked=None):
+    def __init__(self, recipe, sets, stacked=None, explain=None):
         options, self.plan = recipe.training, recipe.plan.on_devices()
         self.recipe, self.pool = recipe, ThreadPoolExecutor(2, "compile")
         self.replicas = Replicas(recipe.seeds, self.plan, self.pool, stacked)
@@ -42,6 +43,25 @@ class Trainer:
         self.lane_numbers = self.replicas.joined(self.numbers)
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed, self.set_specs = self.feeds.get("train"), specs_of(sets)
+        try:
+            self.begin_programs(sets)
+        except Exception as error:
+            self.close()
+            if explain and not isinstance(error, UserError | RunError):
+                explain({name: feed.shapes for name, feed in self.feeds.items()})
+            raise
+        self.rate_scale, self.states = 1.0, []
+        # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
+        self.copies = []
+        self.copy = jax.jit(
+            lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
+        )
+
+    # Programs.
+
+    def begin_programs(self, sets):
+        """Make all programs, and begin to compile those that are sure to be used."""
+        recipe = self.recipe
 
         def draw(seed, numbers):
             """The (params, state) of a replica with these numbers."""
@@ -59,14 +79,6 @@ class Trainer:
             self.begin_training_programs(of_replica)
             self.draw = RareProgram(draw, shardings, *of_replica, pool=self.pool)
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
-        self.rate_scale, self.states = 1.0, []
-        # The latest snapshot, whose memory the next one reuses: new memory costs 4 times the copy.
-        self.copies = []
-        self.copy = jax.jit(
-            lambda ts, memory: jax.tree.map(jnp.copy, ts), donate_argnums=1, keep_unused=True
-        )
-
-    # Programs.
 
     def begin_training_programs(self, of_replica):
         """Begin to compile the training step, which takes longest, and the programs that make the
@@ -76,6 +88,7 @@ class Trainer:
         self.passes = recipe.make_update(unroll, steps).passes
         values = shapes_of_values(recipe.objective, *self.weight_specs, shapes)
         metric_plan.check(values)
+        self.metric_shapes = {label: tree for label, tree in values.items() if label != "loss"}
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
         modes = metric_plan.modes(values, "TRAIN", "EPOCH")
         self.concat_rows = rows_of("train", self.feed, modes)
@@ -316,18 +329,6 @@ def evaluation_functions(recipe, name):
         return tally.merged(seen, tally.of_batch(seen, {**metrics, "loss": losses}, mask))
 
     return step, tally.without_rows
-
-
-def first_weights(model, seed):
-    """(params, state) of a replica, drawn from its seed."""
-    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))  # no step has this key
-
-
-def first_state(update, params, state, seed):
-    """The TrainState before the first step, without its sums."""
-    opt, ema = update.init(params)
-    ts = TrainState(jnp.int32(0), seed, params, state, opt, ema, {}, jnp.float32(1))
-    return jax.tree.map(jnp.copy, ts)  # no two leaves of a donated tree may be the same buffer
 
 
 def specs_of(sets):

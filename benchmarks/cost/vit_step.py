@@ -13,7 +13,8 @@ from training.base import TrainState
 from training.devices.mesh import AXES
 from training.devices.sharding import Plan, default_preset, shard_bytes
 from training.optimizers import adamw
-from training.trainer import SEED, first_weights
+from training.replicas import first_weights
+from training.trainer import SEED
 from utils import named_leaves
 
 BLOCK = "blocks/0/"

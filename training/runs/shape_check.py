@@ -23,9 +23,14 @@ from utils import UserError, format_bytes, named_leaves
 def check_shapes(recipe, example, sizes, resumed=False):
     """The TrainState of a recipe as shapes, once all parts are known to fit. `example` is one of
     the data's, `sizes` are {set: how many examples}."""
+    batches = [shapes_of_batch(example, recipe.loader, name) for name in ("train", "test")]
+    return check_batches(recipe, *batches, sizes, resumed)
+
+
+def check_batches(recipe, batch, held_out, sizes, resumed=False):
+    """As `check_shapes`, for a batch of the training set and one of a held-out set, as shapes."""
     check_phases(recipe.metric_plan, sizes)
     check_sets(recipe.callbacks, sizes)
-    batch, held_out = (shapes_of_batch(example, recipe.loader, name) for name in ("train", "test"))
     params, state, metrics = trace_shapes(recipe, batch, held_out)
     reported = {"loss": ["loss"], **reported_names(recipe, metrics)}
     in_epochs = recipe.sets_monitored(sizes)

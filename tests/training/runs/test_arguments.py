@@ -302,6 +302,32 @@ def test_a_part_that_does_not_fit_is_named_with_the_users_line(case):
         run(**settings)
 
 
+def batches(*arrays, form=tuple):
+    """The arrays batch by batch, from a loader that can be read only once."""
+    return (form(a[i : i + 32] for a in arrays) for i in range(0, 64, 32))
+
+
+def as_dict(pair):
+    return dict(zip("xy", pair, strict=True))
+
+
+IN_BATCHES = {
+    "features": (batches(X[:, :5], Y), {}, r"are \(float32\[32, 5\], int32\[32\]\): .*dot_general"),
+    "labels": (batches(X, Y * 1.5), {}, r"are \(float32\[32, 6\], float32\[32\]\): in the loss: "),
+    "columns": (batches(X, Y[:, None]), {}, r"in the loss: .* target is int32\[1\]; the"),
+    "a metric": (batches(X, Y), {"metrics": {"m": lambda o: 0}}, r"in the metric m: .*but 2 were"),
+    "dicts": (batches(X, Y, form=as_dict), {}, "needs pairs, .* a batch is a dict of x, y; return"),
+    "triples": (batches(X, Y, Y), {}, "needs pairs, .* a batch is one of 3; return"),
+}
+
+
+@pytest.mark.parametrize("case", IN_BATCHES)
+def test_what_does_not_fit_an_iterable_of_batches_is_named_as_for_arrays(case):
+    train, settings, message = IN_BATCHES[case]
+    with pytest.raises(UserError, match=message):
+        run(train, **settings)
+
+
 def update_of(**changes):
     """A plain update with other functions; each change is a function of the plain Update."""
 
@@ -368,6 +394,8 @@ def test_an_update_that_no_run_can_use_is_refused_before_the_first_step(case):
             {"model": mlp((5,), 2, dims=(4,))},
             r"do not fit the data, .*128, 6.*dot_general",
         ),
+        ({"metrics": [lambda o, l: o]}, r"metrics: <lambda> ends with shape \(2,\); return a num"),
+        ({"metrics": {"m": lambda o, l: None}}, "metrics: m returns nothing; return a number"),
         ({"loss": mse}, r"the target \(\); .*store those of a regression as floats"),
         ({"model": linen.Dense(2)}, r"model: Dense is of another library; wrap it: docs/"),
         ({"model": OfLinen()}, r"model: OfLinen is of another library; wrap it: docs/"),
