@@ -310,12 +310,29 @@ def test_a_generator_is_refused_unless_it_is_read_once():
     def generator():
         return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 288, 32))
 
-    with pytest.raises(UserError, match=r"^train: is an iterator, .* epochs is 2; pass a list"):
+    with pytest.raises(UserError, match=r"^train: is an iterator, .* epochs is 2; pass an object"):
         run(generator())
     with pytest.raises(UserError, match=r"^test: is an iterator, .*a held-out set is read"):
         run(test=generator(), epochs=1)
     assert run(generator(), epochs=1).step == 9
     assert run(generator(), max_steps=4).step == 4
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+@pytest.mark.parametrize(("end", "fix"), [(300, "np.concatenate.$"), (288, "stack them")])
+def test_a_list_of_batches_is_refused_since_a_list_is_read_as_examples(name, end, fix):
+    batches = [(X[i : i + 32], Y[i : i + 32]) for i in range(0, end, 32)]
+    with pytest.raises(UserError, match=rf"^{name}: looks like a list of \d+ batches.*{fix}"):
+        run(**{name: batches})
+
+
+def test_a_list_of_examples_is_no_list_of_batches():
+    assert run(list(zip(X, Y, strict=True)), epochs=1).step == 10
+    each = MODEL._replace(  # one output for each of the six elements of an example
+        init=lambda key: ({"w": np.ones(3, np.float32)}, {}),
+        apply=lambda params, state, x, **_: (x[..., None] * params["w"], state),
+    )
+    assert run(list(zip(X, np.tile(Y[:6], (300, 1)), strict=True)), model=each, epochs=1).step == 10
 
 
 @pytest.mark.slow

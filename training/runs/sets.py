@@ -8,7 +8,7 @@ import numpy as np
 
 from data_loader.base import Arrays, has_items, length
 from data_loader.loader import first_batches, split
-from data_loader.nest import map_nest
+from data_loader.nest import map_nest, named_nest
 from training.runs.argument_checks import check_data, check_side
 from utils import UserError
 
@@ -19,6 +19,8 @@ def datasets(train, val, test, loader, overfit=0):
     check_names(held_out)
     sets = {"train": as_dataset("train", train)}
     sets |= {name: as_dataset(name, data) for name, data in {**held_out, "test": test}.items()}
+    for name, dataset in sets.items():
+        check_items(name, dataset, loader.of(name))
     if loader.val_size:
         if "val" in held_out and held_out["val"] is not None:
             raise UserError(
@@ -57,8 +59,26 @@ def check_iterators(sets, training):
             if training.epochs == 1 or ends_early:
                 continue
             why = f"epochs is {training.epochs}"
-        fix = "pass a list of batches, or an object whose __iter__ begins again"
+        fix = "pass an object whose __iter__ begins again, as a DataLoader's does"
         raise UserError(f"{name}: is an iterator, which can be read only once, and {why}; {fix}")
+
+
+def check_items(name, data, options):
+    """Refuse a list of batches, which would be read as a list of examples."""
+    if not isinstance(data, list | tuple) or options.collate_fn:
+        return
+    rows = set()
+    for item in data:
+        leaves = [leaf for _, leaf in named_nest(item)]
+        sizes = {tuple(getattr(leaf, "shape", ()))[:1] for leaf in leaves}
+        if len(leaves) < 2 or len(sizes) != 1 or sizes == {()}:
+            return  # an example, such as an image with its label
+        rows |= sizes
+    if len(rows) > 1 or (rows == {(options.batch_size,)} and options.batch_size > 1):
+        fix = "pass an object whose __iter__ yields them, or whole arrays (np.concatenate)"
+        fix += "" if len(rows) > 1 else "; if each is one example, stack them (np.stack)"
+        what = f"a list of {len(data)} batches, and a list is read as examples"
+        raise UserError(f"{name}: looks like {what}; {fix}")
 
 
 def check_names(sets):
