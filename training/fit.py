@@ -29,9 +29,10 @@ from training.loss import cross_entropy
 from training.objective import supervised
 from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
-from training.runs.argument_checks import check_callbacks, check_pairs
+from training.runs.argument_checks import check_pairs
 from training.runs.arguments import ALL_DEVICES, EVERY_EPOCH, check_known, own_record, recipe_of
 from training.runs.budget import Budget
+from training.runs.callback_checks import check_callbacks
 from training.runs.divergence import Divergence
 from training.runs.dry_run import DryRun
 from training.runs.recovery import best_weights, check_unchanged, point_of

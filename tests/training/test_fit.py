@@ -29,6 +29,7 @@ from training.runs.divergence import Diverged
 from training.schedules import linear
 from training.trainer import Trainer
 from training.update import gradient_update
+from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.pictures import png
 from utils import UserError
 
@@ -543,6 +544,44 @@ def test_callbacks_apply_the_model_that_is_evaluated(ema, tmp_path):
     [shown] = Page(write_report(tmp_path)).all("img")
     assert shown[1]["alt"] == "samples/a"
     assert base64.b64decode(shown[1]["src"].partition(",")[2]) == newest
+
+
+class Auc:
+    """Reports a value of its own after each evaluation: these numbers, one for each epoch."""
+
+    reports = ("val_auc",)
+
+    def __init__(self, *values, **attributes):
+        self.values = values
+        vars(self).update(attributes)
+
+    def on_validation_end(self, view):
+        value = self.values[view.epoch - 1]
+        return None if value is None else {"values": {"val_auc": np.float32(value)}}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_value_of_a_callback_can_stop_the_run_and_choose_the_best_checkpoint(order, tmp_path):
+    stop = early_stopping(monitor="val_auc", patience=2)
+    settings = {"val": (X, Y), "folder": tmp_path, "epochs": 9, "checkpoint": {"keep": 1}}
+    settings["checkpoint"] |= {"monitor": "val_auc"}
+    result = run(callbacks=[Auc(0.5, 0.75, 0.25, 0.625), stop][::order], **settings)
+    assert result.completed == 4 and result.history[1]["val_auc"] == 0.75
+    assert {path.name for path in tmp_path.glob("*.params")} == {
+        "checkpoint-epoch_2.params",
+        "checkpoint-epoch_4.params",
+    }
+
+
+def test_a_value_that_a_callback_reports_must_arrive():
+    message = r"Auc reports 'val_auc', but epoch 2 has no such value; on_validation_end must return"
+    with pytest.raises(UserError, match=message):
+        run(callbacks=[Auc(0.5, None)], val=(X, Y))
+    with pytest.raises(
+        UserError, match=r"'val_auc' is not measured; no epoch evaluates a set 'val"
+    ):
+        run(callbacks=[Auc(0.5), early_stopping(monitor="val_auc")])
+    assert run(callbacks=[Auc(0.5, 0.5, every_n_epochs=2)], val=(X, Y)).metrics["val_auc"] == 0.5
 
 
 @pytest.mark.slow

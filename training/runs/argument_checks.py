@@ -4,7 +4,6 @@ gets: what was passed, and what to pass instead."""
 import importlib
 import inspect
 import pkgutil
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 
@@ -14,13 +13,12 @@ import numpy as np
 
 from data_loader.base import Data
 from data_loader.nest import named_nest
-from training.base import Callback, Optimizer, Schedule, Tracked, Tracker
+from training.base import Callback, Optimizer, Schedule, Tracker
 from training.loss import cross_entropy
-from training.metrics import NEEDS, accuracy, f1, perplexity, top_k_accuracy
+from training.metrics import accuracy, f1, perplexity, top_k_accuracy
 from training.objective import cutmix, mixup, outputs, supervised
 from training.recipe import part_name
 from training.runs.shape_check import shapes_of_batch
-from training.watching.hooks import HOOKS, callback_name
 from utils import PACKAGE, UserError, first_line
 
 # Where the parts of each kind are, for the message about a name that was passed for a part.
@@ -206,61 +204,6 @@ def check_side(name, side, values, pair):
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):
         fix = f"pass one array: np.stack({side})"
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
-
-
-def check_hooks(callbacks):
-    """Refuse a hook that would never be called, and a need that is never measured."""
-    if not isinstance(callbacks, list | tuple):
-        raise UserError(f"callbacks: must be a list, got {callbacks!r}")
-    for callback in callbacks:
-        if isinstance(callback, type):
-            call = f"{callback.__name__}({', '.join(required(callback))})"
-            raise UserError(f"callbacks: {callback.__name__} is a class; pass an object: {call}")
-        name, every = callback_name(callback), getattr(callback, "every_n_epochs", 1)
-        for hook in dir(callback):
-            if hook.startswith("on_") and hook not in HOOKS:
-                raise UserError(
-                    f"callbacks: {name} has {hook!r}, which is not a hook ({', '.join(HOOKS)})"
-                )
-            if hook in HOOKS and not takes_one(getattr(callback, hook)):
-                form = f"def {hook}(self, view)"
-                raise UserError(f"callbacks: {name}.{hook} must take the view of the run: {form}")
-        for need in getattr(callback, "needs", ()):
-            if need not in NEEDS:
-                raise UserError(
-                    f"callbacks: {name} needs {need!r}, which is not measured ({', '.join(NEEDS)})"
-                )
-        for label, rule in getattr(callback, "metrics", {}).items():
-            if not isinstance(rule, Tracked):
-                where = f"callbacks: {name}.metrics[{label!r}]"
-                raise UserError(f"{where} must be tracked(function, ...) of training.base")
-        if not isinstance(every, int) or every < 1:
-            raise UserError(
-                f"callbacks: {name}.every_n_epochs must be a whole number from 1, got {every!r}"
-            )
-        has_any = any(hasattr(callback, name) for name in (*HOOKS, "needs", "metrics"))
-        if isinstance(callback, str) or not has_any:
-            raise UserError(
-                f"callbacks: {callback!r} has no hook; "
-                "a callback is an object, as early_stopping(patience=3) returns one"
-            )
-
-
-def takes_one(function):
-    """Whether a function can be called with one argument, as far as Python knows."""
-    with suppress(ValueError):  # it has no signature
-        try:
-            inspect.signature(function).bind(None)
-        except TypeError:
-            return False
-    return True
-
-
-def check_callbacks(recipe, data):
-    """Let callbacks refuse a model, or a Data or dataset, before the run has a folder."""
-    for callback in recipe.callbacks:
-        if hasattr(callback, "check"):
-            callback.check(recipe.model, data)
 
 
 def check_classes(parts, recipe, template):

@@ -22,12 +22,12 @@ from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
     check_function,
-    check_hooks,
     check_list,
     check_model,
     check_optimizer,
     check_schedule,
 )
+from training.runs.callback_checks import check_hooks
 from training.transforms import scheduled
 from training.update import gradient_update
 from training.watching.metric_log import EVERY_50_STEPS

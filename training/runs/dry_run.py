@@ -8,7 +8,7 @@ import jax
 from training.devices.sharding import shard_bytes
 from training.options import monitor_for
 from training.runs.shape_check import check_monitors
-from training.watching.hooks import callback_name
+from training.watching.hooks import callback_name, reported_by
 from utils import format_bytes
 
 logger = logging.getLogger("main")
@@ -38,6 +38,7 @@ class DryRun:
             for c in recipe.callbacks
         }
         monitors |= {"checkpoint.monitor": self.monitor}
+        measured += [name for c in recipe.callbacks for name in reported_by(c, evaluated)]
         check_monitors(monitors, [name for name in measured if "/" not in name])
         if self.monitor is None and "test" in trainer.feeds and {*evaluated} - {"test"}:
             logger.info(

@@ -17,6 +17,7 @@ from training.options import monitor_for
 from training.runs.tracing import attempt, trace_numbers, trace_shapes, trace_update
 from training.tally import per_leaf, plain
 from training.update import zero_sums
+from training.watching.hooks import reported_by
 from utils import UserError, format_bytes, named_leaves
 
 
@@ -129,7 +130,8 @@ def measured_names(sets, reported, recipe):
         labels = metric_plan.modes(reported, phase_of(set_name), "EPOCH")
         names += [f"{set_name}_{name}" for label in labels for name in reported[label]]
     norms = [norm for norm in ("gradient_norm", "parameter_norm") if norm in metric_plan.needs]
-    return [*names, *norms, *recipe.rates]
+    own = [name for c in recipe.callbacks for name in reported_by(c, sets)]
+    return [*names, *own, *norms, *recipe.rates]
 
 
 def check_monitors(monitors, measured):

@@ -24,7 +24,8 @@ from training.preprocess import bound, fitted, recorded_statistics, with_statist
 from training.recipe import compose
 from training.runs import folder as run_folder
 from training.runs import recovery, resume
-from training.runs.argument_checks import check_callbacks, check_classes, check_hooks
+from training.runs.argument_checks import check_classes
+from training.runs.callback_checks import check_callbacks, check_hooks
 from training.runs.changes import changes
 from training.runs.sets import split_sets
 from training.runs.shape_check import check_shapes, count

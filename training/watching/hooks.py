@@ -16,6 +16,8 @@ monitor         the name of a metric, which is checked before the run
 every_n_epochs  call the hooks of epochs, validation and test only in every n-th epoch
 needs           what must be measured for it, of training.metrics.NEEDS: "gradient_norm", ...
 lowers_rate     True: it may return an lr_scale, so that a run with `lookahead` is refused at once
+reports         the names of the values that it returns, such as ("val_auc",), which a `monitor` may
+                then name; or a function that returns them from the names of the held-out sets
 metrics         {label: tracked(function, mode, ...)}: measured with the others, on the device; the
                 results are in the View's `arrays`
 observer        True: its on_step_end returns nothing and does not read states(), so that the steps
@@ -29,25 +31,23 @@ To add a callback, write a function that returns such an object, annotated `-> C
 training/watching/callbacks/, and name it in the config.
 """
 
-import json
 import logging
 import math
 import re
 import traceback
 from contextlib import suppress
 
-from jax.tree_util import tree_structure
-
-from file_io import is_alike
 from training.devices.processes import agreed, from_first, is_first, several
 from training.transforms import check_rate
 from training.watchers import NEVER, Reply
-from utils import RunError, UserError, cut, relative_path
+from training.watching.memory import as_number, callback_name, memories, remember
+from utils import RunError, UserError, relative_path
 
 logger = logging.getLogger("main")
 
 OF_EPOCHS = ("on_epoch_start", "on_validation_start", "on_validation_end", "on_test_start")
 OF_EPOCHS += ("on_test_end", "on_epoch_end")
+AFTER_EVALUATION = ("on_validation_end", "on_test_end")  # only these may return values
 LARGEST = 3.4e38  # about the largest number of float32
 HOOKS = ("on_training_start", "on_step_end", *OF_EPOCHS, "on_training_end")
 
@@ -105,6 +105,7 @@ class Callbacks:
         return None if run.position else self.call("on_epoch_start")
 
     def on_epoch_end(self, run):
+        check_reported(self.all, self.view)
         return self.call("on_epoch_end")
 
     def on_training_end(self, run):
@@ -147,11 +148,6 @@ def is_called_here(callback):
     return is_first() or not is_observer(callback)
 
 
-def callback_name(callback):
-    """The name of a callback."""
-    return type(callback).__name__
-
-
 def notify(callbacks, hook, view, always=False):
     """Call one hook of the callbacks that have it and whose turn it is, or of all that have it if
     `always`. Merge what they return: {"stop": the name of the last that stops the run, or None,
@@ -168,6 +164,27 @@ def notify(callbacks, hook, view, always=False):
     return replies
 
 
+def reported_by(callback, sets):
+    """The names of the values that a callback reports about these held-out sets."""
+    names = getattr(callback, "reports", ())
+    names = names(sets) if callable(names) else names
+    return [name for name in names if name.split("_")[0] in sets]
+
+
+def check_reported(callbacks, view):
+    """Refuse an epoch that ends without a value that a callback reports, since early stopping, or
+    the choice of the best checkpoint, may wait for it."""
+    for callback in (c for c in callbacks if hasattr(c, "reports")):
+        for name in reported_by(callback, view.evaluated):
+            if name not in view.metrics and is_its_turn(callback, "on_epoch_end", view):
+                hook = f"on_{'test' if name.startswith('test_') else 'validation'}_end"
+                raise UserError(
+                    f"callbacks: {callback_name(callback)} reports {name!r}, but epoch "
+                    f"{view.epoch} has no such value; {hook} must return "
+                    f'{{"values": {{{name!r}: number}}}}'
+                )
+
+
 def common(reply, hook, callbacks):
     """The Reply of process 0, in every process: callbacks may use a clock, and observers run only
     in process 0."""
@@ -177,7 +194,7 @@ def common(reply, hook, callbacks):
     numbers = [reply.stop is not None, reply.lr_scale is not None, reply.lr_scale or 0.0]
     stop, scaled, scale = agreed([float(number) for number in numbers])
     stop, values = (reply.stop or "a callback") if stop else None, reply.values
-    if hook in ("on_validation_end", "on_test_end"):
+    if hook in AFTER_EVALUATION:
         values = from_first(lambda: {name: float(value) for name, value in values.items()})
     return reply._replace(stop=stop, lr_scale=scale if scaled else None, values=values)
 
@@ -225,7 +242,8 @@ def checked(callback, hook, reply):
     if unknown := reply.keys() - {"stop", "lr_scale", "values"}:
         known = "'stop', 'lr_scale' and 'values'"
         raise UserError(f"{where} returned {sorted(unknown)}; a callback may return {known}")
-    check_values(where, reply.get("values", {}), hook)
+    if values := reply.get("values"):
+        reply = reply | {"values": checked_values(where, values, hook)}
     scale = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
@@ -233,42 +251,13 @@ def checked(callback, hook, reply):
     raise UserError(f"{where} returned lr_scale={scale!r}; it must be from 0 to {LARGEST:.1e}")
 
 
-def check_values(where, values, hook):
-    """Refuse values that are not numbers, or that come from a hook that follows no evaluation."""
-    if values and hook not in ("on_validation_end", "on_test_end"):
-        raise UserError(f"{where} returned values; only on_validation_end and on_test_end may")
-    named = isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(n)) for n in values)
-    if not named or not all(isinstance(v, int | float) for v in values.values()):
-        raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')
-
-
-def memories(callbacks):
-    """What the callbacks remember, as plain JSON."""
-    pairs = []
-    for callback in callbacks:
-        try:
-            copy = json.loads(json.dumps(memory := getattr(callback, "memory", None)))
-            if tree_structure(copy) != tree_structure(memory):
-                raise TypeError("it holds a tuple, or a key that is not text")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(
-                f"callbacks: the memory of {callback_name(callback)} is not JSON ({error}); "
-                "keep plain numbers, lists and dicts"
-            ) from error
-        pairs.append([callback_name(callback), copy])
-    return pairs
-
-
-def remember(callbacks, pairs, path):
-    """Give each callback its memory back. Return False if the callbacks are not those of the
-    checkpoint, so that nothing is given back."""
-    if [callback_name(callback) for callback in callbacks] != [name for name, _ in pairs]:
-        logger.warning("The callbacks are not those of the checkpoint, so their memory is reset")
-        return False
-    for callback, (_, memory) in zip(callbacks, pairs, strict=True):
-        if hasattr(callback, "memory"):
-            if not is_alike(memory, callback.memory):
-                it, why = cut(repr(memory), 200), f"is not a memory of {callback_name(callback)}"
-                raise UserError(f"{path}: callbacks: {it} {why}, such as {callback.memory!r}")
-            callback.memory = memory
-    return True
+def checked_values(where, values, hook):
+    """{name: number} that a hook returned. Refuse values that are no numbers, or that come from a
+    hook that follows no evaluation."""
+    if hook not in AFTER_EVALUATION:
+        raise UserError(f"{where} returned values; only {' and '.join(AFTER_EVALUATION)} may")
+    if isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
+        plain = {name: as_number(value) for name, value in values.items()}
+        if all(isinstance(value, int | float) for value in plain.values()):
+            return plain
+    raise UserError(f'{where} returned values={values!r}; they must be {{"test_x": number}}')

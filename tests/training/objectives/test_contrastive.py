@@ -1,6 +1,7 @@
 """SimCLR: the loss against PyTorch's cross entropy and by hand, masks, and the linear probe."""
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,11 @@ from training.fit import fit
 from training.gradient import gradient
 from training.objectives.contrastive import nt_xent, simclr
 from training.optimizers import adam
+from training.runs.start import checked_recipe
 from training.watching.callbacks.linear_probe import fitted, linear_probe
 from utils import UserError
+from wiring.build import build
+from wiring.config import read_layers
 
 T = 0.3
 ALL = np.ones(5, bool)
@@ -126,3 +130,13 @@ def test_a_run_reports_the_accuracy_of_the_probe_as_a_metric(caplog):
     assert last["test_probe_accuracy"] > 0.95
     line = f"Epoch 3 [test] probe_accuracy @ {last['test_probe_accuracy']:.4f}"
     assert line in [record.getMessage() for record in caplog.records]
+
+
+def test_the_accuracy_of_the_probe_may_choose_the_best_checkpoint():
+    config = Path(__file__).resolve().parents[3] / "configs" / "digits_simclr.json"
+    config, _ = read_layers(config, ["checkpoint.monitor=test_probe_accuracy"], True)
+    recipe, _ = checked_recipe(build(config, "digits_simclr.json"))
+    assert recipe.checkpoint.sign() == -1
+    config["callbacks"] = []
+    with pytest.raises(UserError, match="'test_probe_accuracy' is not measured"):
+        checked_recipe(build(config, "digits_simclr.json"))

@@ -3,11 +3,12 @@
 import json
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from training.base import tracked
-from training.runs.argument_checks import check_hooks
+from training.runs.callback_checks import check_hooks
 from training.watching.callbacks.early_stopping import early_stopping
 from training.watching.hooks import (
     CallbackFailed,
@@ -62,6 +63,18 @@ def test_values_of_an_evaluation_are_merged():
         SimpleNamespace(on_test_end=lambda run, i=i: {"values": {f"test_{i}": i}}) for i in (1, 2)
     ]
     assert notify(made, "on_test_end", VIEW)["values"] == {"test_1": 1, "test_2": 2}
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), jnp.float32(0.5), np.int8(3)])
+def test_numbers_of_numpy_and_jax_are_numbers(number):
+    callback = SimpleNamespace(
+        on_test_end=lambda view: {"values": {"test_x": number}}, memory={"best": [number]}
+    )
+    values = notify([callback], "on_test_end", VIEW)["values"]
+    [[_, memory]] = memories([callback])
+    assert repr(values["test_x"]) == repr(memory["best"][0]) == repr(number.item())
+    remember([callback], [[type(callback).__name__, {"best": [0.25]}]], "run/a.params")
+    assert callback.memory == {"best": [0.25]}
 
 
 class Scale:
@@ -145,6 +158,9 @@ def test_every_n_epochs_skips_the_other_epochs(hook, epochs):
     [
         ({"needs": ("gradients",)}, "needs 'gradients', which is not measured"),
         ({"metrics": {"mine": abs}}, r"metrics\['mine'\] must be tracked"),
+        ({"reports": "val_auc"}, "reports must be names as .*, got 'val_auc'"),
+        ({"reports": ("auc",), "on_test_end": repr}, "reports must be names as"),
+        ({"reports": ("val_auc",)}, "'val_auc', and has no on_validation_end or on_test_end"),
         ({"every_n_epochs": 0}, "every_n_epochs must be a whole number from 1, got 0"),
     ],
 )
@@ -152,6 +168,7 @@ def test_the_attributes_of_a_callback_are_checked(attributes, message):
     with pytest.raises(UserError, match=message):
         check_hooks([SimpleNamespace(**attributes)])
     valid = {"needs": ("gradient_norm",), "metrics": {"mine": tracked(abs)}, "every_n_epochs": 3}
+    valid |= {"reports": ("val_auc",), "on_validation_end": repr}
     check_hooks([SimpleNamespace(**valid)])
 
 

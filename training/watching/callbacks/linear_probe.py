@@ -38,6 +38,9 @@ class LinearProbe:
         self.examples, self.batch_size, self.ridge = examples, batch_size, ridge
         self.sets, self.every_n_epochs = sets, every_n_epochs
 
+    def reports(self, sets):
+        return [f"{name}_probe_accuracy" for name in sets if name in (self.sets or sets)]
+
     def on_training_start(self, view):
         common.check_sets("linear_probe", self.sets, view)
         names = [name for name in view.sets if name == "train" or name in (self.sets or view.sets)]
