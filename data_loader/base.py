@@ -98,6 +98,11 @@ def fingerprint(dataset):
     return digest.hexdigest()[:16]
 
 
+def fingerprints_of(sets):
+    """{set: its fingerprint} of the sets that can be read by index."""
+    return {name: fingerprint(dataset) for name, dataset in sets.items() if has_items(dataset)}
+
+
 class Tokenizer(Protocol):
     """Turns text into tokens, 0 to vocab_size-1, and back. `from_json` of
     data_loader/tokenizers/saved.py reads what `to_json` writes. An object that must be trained on

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -103,9 +104,27 @@ def test_a_checkpoint_is_evaluated_to_the_same_numbers(trained):
     assert evaluation["checkpoint"] == "checkpoint-epoch_1"
     assert (evaluation["epoch"], evaluation["step"]) == (1, 5)
     assert json.loads((folder / "evaluation-checkpoint-epoch_1.json").read_text()) == evaluation
+    environment = json.loads((folder / "environment.json").read_text())
+    assert evaluation["data"] == {"test": environment["data"]["test"]["fingerprint"]}
+    assert evaluation["overrides"] == {}
     code, _, err = call(directory, "--evaluate", folder / "checkpoint-epoch_7.params")
     assert code == 2 and "checkpoint-epoch_7.params: there is no such checkpoint" in err
     assert "checkpoint-epoch_2.params" in err
+
+
+@pytest.mark.slow
+def test_an_evaluation_with_overrides_has_a_file_of_its_own_that_names_them(trained):
+    directory, folder, _ = trained
+    checkpoint, files = folder / "checkpoint-epoch_2.params", {}
+    for override in ("data.args.test_size=60", "data.args.test_size=40", "checkpoint.dir=other"):
+        code, out, err = run(directory, "--evaluate", checkpoint, override)
+        assert code == 0, err
+        files[override] = err.split("Written to ")[1].splitlines()[0]
+        assert json.loads(Path(files[override]).read_text()) == json.loads(out)
+    few, fewer, same = (json.loads(Path(file).read_text()) for file in files.values())
+    assert few["overrides"] == {"data.args.test_size": 60} and same["overrides"] == {}
+    assert len({row["data"]["test"] for row in (few, fewer, same)}) == 3 == len(set(files.values()))
+    assert files["checkpoint.dir=other"].endswith("/evaluation-checkpoint-epoch_2.json")
 
 
 @pytest.mark.slow

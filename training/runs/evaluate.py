@@ -1,6 +1,7 @@
 """Checkpoints evaluated outside of training: one that is named, or every checkpoint of a run as it
 appears."""
 
+import hashlib
 import json
 import logging
 import re
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 
-from data_loader.base import loaded
+from data_loader.base import fingerprints_of, loaded
 from file_io import MOST_LINES, lines_of, parse_json, read_json
 from training.checkpoint import storage
 from training.checkpoint.pretrained import with_base
@@ -27,7 +28,7 @@ from training.feed import spec_on_device
 from training.options import monitor_for
 from training.preprocess import with_recorded
 from training.recipe import compose
-from training.runs.folder import FINISHED, write_json
+from training.runs.folder import FINISHED, FREE, SILENT, plain, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.runs.sets import split_sets
@@ -37,6 +38,8 @@ from utils import DONE, Damaged, UserError
 
 logger = logging.getLogger("main")
 
+# The keys of a config that change no evaluation.
+UNUSED = (*SILENT, *FREE, "title", "callbacks", "optimizer", "schedule", "update", "augment")
 EVALUATIONS = "evaluations.jsonl"
 PAUSE = 2.0  # seconds between two looks at a folder
 
@@ -52,11 +55,30 @@ def evaluate(parts, named):
     if name not in present:
         names = ", ".join(present) or "none"
         raise UserError(f"--evaluate {named}: is no checkpoint; {folder} has {names}")
-    with closing(CheckpointEvaluation(with_statistics_of(folder, parts))) as evaluation:
+    parts = with_statistics_of(folder, parts)
+    config = json.loads(json.dumps(parts.config, default=plain))
+    overrides = changed(read_json(folder / "config.json"), config)
+    with closing(CheckpointEvaluation(parts)) as evaluation:
         row = evaluation.row(folder, name)
+        row |= {"overrides": overrides, "data": fingerprints_of(evaluation.sets)}
     print(json.dumps(row, indent=2))
-    write_json(folder / f"evaluation-{name}.json", row)
+    digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
+    path = folder / f"evaluation-{name}{f'-{digest[:8]}' if overrides else ''}.json"
+    write_json(path, row)
+    print(f"Written to {path}", file=sys.stderr)
     return DONE
+
+
+def changed(config, other, path=""):
+    """{path: the value in the `other` config} of each value of a config that differs there, and
+    that may change an evaluation. Lists are compared as a whole."""
+    if path in UNUSED or config == other:
+        return {}
+    if not isinstance(config, dict) or not isinstance(other, dict):
+        return {path: other}
+    # A key that only the other config has is new in this version of the toolkit.
+    pairs = [(f"{path}.{key}".lstrip("."), key) for key in config]
+    return {k: v for at, key in pairs for k, v in changed(config[key], other.get(key), at).items()}
 
 
 def watch(parts, named):

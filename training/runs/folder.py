@@ -15,7 +15,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from data_loader.base import fingerprint, has_items, length
+from data_loader.base import fingerprints_of, has_items, length
 from file_io import atomic_write, inside, locked, parse_json, read_file
 from training.watching import metric_log
 from training.watching.metric_log import json_safe
@@ -81,9 +81,8 @@ def record(config, facts, datasets, fingerprints=(), classes=None, tokenizer=Non
     """The part of a checkpoint's record that describes the run, as plain JSON; `fingerprints` are
     those of the objective, `classes` are the names of the classes, `tokenizer` is the text of its
     file."""
-    with_items = {name: dataset for name, dataset in datasets.items() if has_items(dataset)}
-    data = {name: fingerprint(dataset) for name, dataset in with_items.items()}
-    content = {"config": config, "facts": facts, "data": data, "classes": classes}
+    content = {"config": config, "facts": facts, "data": fingerprints_of(datasets)}
+    content |= {"classes": classes}
     content |= {"objective": dict(fingerprints)} if fingerprints else {}
     content |= {"tokenizer": tokenizer} if tokenizer else {}
     return json.loads(json.dumps(content, default=plain))
