@@ -32,7 +32,7 @@ from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
 from training.checkpoint.record import check_known
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
-from training.preprocess import with_recorded
+from training.preprocess import check_described, with_recorded
 from utils import UserError, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read
@@ -125,6 +125,8 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
         inputs = own_inputs(model) or probed_spec(weights.probe)
     model, params, state = checked_weights(weights, model, inputs, config, str(checkpoint))
     trees, record = (model, params, state), weights.record
+    if record.get("written_by") == "fit":
+        check_described(checkpoint, record.get("preprocess"), preprocess)
     return Loaded(checkpoint, *trees, config, classes, tuple(preprocess), raw, record, inputs)
 
 

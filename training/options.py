@@ -77,6 +77,9 @@ def check_pretrained(value):
     """Raise all problems of `training.pretrained` in one ValueError, one per line."""
     if value is None or (isinstance(value, str | PathLike) and value):
         return
+    if holds_weights(value):
+        fix = "model._replace(init=lambda key: (run.params, run.state)) as the model"
+        raise ValueError(f"pretrained: names a file; to start from weights in memory, pass {fix}")
     if not isinstance(value, dict):
         raise ValueError(f"pretrained: must be a path, an object with one, or null, got {value!r}")
     keys, problems = list(PretrainedOptions.__annotations__), []
@@ -100,6 +103,14 @@ def check_pretrained(value):
         problems.append(f"probe must be true or false, got {value['probe']!r}")
     if problems:
         raise ValueError("\n".join(f"pretrained: {problem}" for problem in problems))
+
+
+def holds_weights(value):
+    """Whether this is a run or its weights, rather than a path with options."""
+    if not isinstance(value, dict):
+        return isinstance(value, tuple) or hasattr(value, "params")
+    is_tree = any(isinstance(a, dict | list | tuple) or hasattr(a, "shape") for a in value.values())
+    return is_tree and not value.keys() & PretrainedOptions.__annotations__.keys()
 
 
 def is_list(value):

@@ -7,9 +7,10 @@ import pytest
 
 from inference.load import load
 from model.mlp import mlp
+from training.checkpoint import storage
 from training.fit import fit
 from training.optimizers import adam
-from training.preprocess import to_unit
+from training.preprocess import normalize, to_unit
 from utils import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (150, 28, 28, 1), np.uint8)
@@ -79,6 +80,27 @@ def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
         load(folder, mlp((5,), 2, dims=(7,)))
     with pytest.raises(UserError, match="must be what its function returns, as mlp"):
         load(folder, mlp)
+
+
+def test_a_run_of_fit_is_used_with_the_preprocess_of_its_training(tmp_path):
+    x, y, model = np.ones((8, 3), np.float32), np.arange(8) % 2, mlp((3,), 2)
+    centred = partial(normalize, mean=np.float32([0.1, 0.2, 0.3]), std=3 * (2.0,))
+    settings = {"optimizer": adam(), "folder": tmp_path}
+    fit(model, (x, y), epochs=1, preprocess=[centred, lambda x: x], **settings)
+    same = [partial(normalize, std=[2, 2, 2], mean=(0.1, 0.2, 0.3)), lambda x: x]
+    assert load(tmp_path, model, preprocess=same).predict(x).shape == (8, 2)
+    other = partial(normalize, mean=np.float32([0.1, 0.2, 0.4]), std=3 * (2.0,))
+    for wrong, given in (([], ""), ([other, lambda x: x], r"normalize\(mean=\[0.1, 0.2, 0.4\]")):
+        trained = r"preprocess=\[normalize\(mean=\[0.1, 0.2, 0.3\], std=\[2, 2, 2\]\), <lambda>\]"
+        with pytest.raises(UserError, match=rf"was trained with {trained}, got \[{given}"):
+            load(tmp_path, model, preprocess=wrong)
+        with pytest.raises(UserError, match="functions in preprocess"):
+            fit(model, (x, y), epochs=2, preprocess=wrong, resume=True, **settings)
+    assert fit(model, (x, y), epochs=2, preprocess=same, resume=True, **settings).completed == 2
+    [*_, newest] = sorted(tmp_path.glob("*.params"))
+    arrays, record = storage.load(newest)
+    storage.save(newest, arrays, {k: v for k, v in record.items() if k != "preprocess"})
+    assert load(tmp_path, model).predict(x).shape == (8, 2)  # of a version that did not record it
 
 
 @pytest.mark.slow

@@ -152,8 +152,9 @@ class Pretrained:
         check_regexes("interpolate", interpolate)
         renaming = read_rules(rename, f"{OPTION}.rename")
         self.rules = [*renaming, *read_rules(rules, f"{OPTION}.rules")]
-        if (path / "config.json").exists() and (names := checkpoints(path)):
-            what = f"is a run's folder; name one of its checkpoints ({', '.join(names)})"
+        if path.is_dir() and (found := checkpoints(path)):
+            files = [*found.values()][-1]
+            what = f"is a run's folder; name one of its checkpoints, such as the newest, {files[0]}"
             raise UserError(f"{path}: {what}")
         arrays, self.record = load_weights(path)  # the record is empty in another program's file
         self.path, self.fresh, self.interpolate = path, fresh, interpolate

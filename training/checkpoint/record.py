@@ -72,6 +72,8 @@ RECORD = {  # {key: whether its value is valid}; a correct digest does not prove
     "regular": lambda value: is_list(value, lambda name: type(name) is str),
     "best": lambda value: is_list(value, lambda entry: is_pair(entry, is_number)),
     "callbacks": lambda value: is_list(value, lambda entry: is_pair(entry, lambda memory: True)),
+    # the text of the functions, in runs of `fit`
+    "preprocess": lambda value: value is None or is_list(value, lambda text: type(text) is str),
     # by which the callbacks multiply updates; earlier versions did not write it
     "lr_scales": lambda value: value is None or is_list(value, is_scale),
 }

@@ -18,6 +18,7 @@ from training.options import (
     LoggingOptions,
     TrainingOptions,
 )
+from training.preprocess import described
 from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
@@ -177,8 +178,8 @@ def whole_number(name, value):
 
 
 def own_record(recipe, sets, config=None):
-    """The record of a run of `fit`: its options, and the user's `config`. Functions are not
-    compared when a run is resumed, so a collate_fn is left out."""
+    """The record of a run of `fit`: its options, the user's `config`, and what preprocesses its
+    inputs. Other functions are not compared when a run is resumed, so a collate_fn is left out."""
     if config is not None and not isinstance(config, dict):
         fix = "pass vars(config)" if hasattr(config, "__dict__") else "pass {name: value}"
         raise UserError(f"config: must be a dict, got {type(config).__name__}; {fix}")
@@ -192,4 +193,4 @@ def own_record(recipe, sets, config=None):
     record = run_folder.record(
         own | (config or {}), {}, sets, recipe.objective.fingerprints, *named
     )
-    return record | {"written_by": "fit"}
+    return record | {"written_by": "fit", "preprocess": described(recipe.preprocess)}

@@ -12,6 +12,7 @@ FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "traini
 FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
 FREE += ("model.args.scan", "data.args.threads", "data.args.cache_mb", "data.args.workers")
 SILENT = ("resume", "run_name", "$schema")  # keys that do not change what the run computes
+COMPARED = {"objective": "fingerprint of the objective", "preprocess": "functions in preprocess"}
 ABSENT = "(absent)"
 TOKENIZER = "fingerprint of the tokenizer"
 
@@ -64,8 +65,8 @@ def differences(old, new):
         extra = {"facts": record["facts"], "fingerprint of the data": record["data"]}
         if tokenizer := record.get("tokenizer"):
             extra[TOKENIZER] = hashlib.sha256(tokenizer.encode()).hexdigest()
-        if "objective" in old and "objective" in new:  # not in the records of older runs
-            extra["fingerprint of the objective"] = record["objective"]
+        both = [key for key in COMPARED if key in old and key in new]  # older records lack them
+        extra |= {COMPARED[key]: record[key] for key in both}
         return flat({**record["config"], **extra})
 
     old, new = facts_of(old), facts_of(new)

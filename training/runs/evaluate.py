@@ -28,7 +28,8 @@ from training.feed import spec_on_device
 from training.options import monitor_for
 from training.preprocess import with_recorded
 from training.recipe import compose
-from training.runs.folder import FINISHED, FREE, SILENT, plain, write_json
+from training.runs.changes import FREE, SILENT
+from training.runs.folder import FINISHED, plain, write_json
 from training.runs.recovery import weights_of
 from training.runs.resume import run_folder_of
 from training.runs.sets import split_sets

@@ -3,6 +3,7 @@
 import logging
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -284,6 +285,17 @@ def test_an_invalid_option_is_an_error_that_names_its_key(option, lines):
         TrainingOptions(pretrained=option)
     for line, start in zip(str(caught.value).splitlines(), lines, strict=True):
         assert line.startswith(f"pretrained: {start}")
+
+
+WEIGHTS = {"a tree": STORED, "a pair": FRESH, "a run": SimpleNamespace(params=STORED)}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_weights_in_memory_are_passed_as_the_models(kind):
+    with pytest.raises(
+        ValueError, match=r"model._replace\(init=lambda key: \(run.params, run.state"
+    ):
+        TrainingOptions(pretrained=WEIGHTS[kind])
 
 
 # --- the probe detects changed code

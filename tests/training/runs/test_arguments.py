@@ -192,6 +192,17 @@ def test_a_cell_that_runs_again_says_what_to_do(tmp_path, caplog):
     assert "resuming after step 2" in caplog.text
 
 
+def test_a_run_starts_from_the_weights_of_another_in_memory_or_in_a_file(tmp_path):
+    first = run(folder=tmp_path, epochs=10)
+    with pytest.raises(UserError, match=r"run's folder; .* the newest, .*/checkpoint-epoch_10.pa"):
+        run(pretrained=str(tmp_path))
+    from_file = run(pretrained=tmp_path / "checkpoint-epoch_10.params")
+    with pytest.raises(UserError, match=r"pretrained: .*_replace\(init=lambda key: \(run.params"):
+        run(pretrained=first.params)
+    in_memory = run(model=MODEL._replace(init=lambda key: (first.params, first.state)))
+    jax.tree.map(np.testing.assert_array_equal, in_memory.params, from_file.params)
+
+
 @pytest.mark.slow
 def test_a_run_is_shown_in_one_line():
     def many(output, target):
