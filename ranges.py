@@ -107,7 +107,8 @@ def out_of_range(name, value, annotation):
     if origin is Annotated:
         limits = [limit for limit in inner[1:] if isinstance(limit, Range)]
         missed = [limit.words for limit in limits if not limit.holds(value)]
-        return [f"{name}: must be {words}, got {value}" for words in missed]
+        shown = repr(value) if isinstance(value, str) else value
+        return [f"{name}: must be {words}, got {shown}" for words in missed]
     pairs = []
     if origin in (Union, UnionType):
         literals = [choice for choice in inner if get_origin(choice) is Literal]

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items, read_example
-from data_loader.nest import map_nest, named_nest
+from data_loader.nest import check_readable, map_nest, named_nest
 from ranges import check_minimums
 from utils import UserError, where_and_why
 
@@ -258,6 +258,7 @@ def padded(iterable, rows=None, start=0):
     """
     form = None
     for i, batch in enumerate(iterable, start):
+        check_readable(batch, f"batch {i}")
         # A copy, since a loader may overwrite its buffer while batches are read ahead.
         batch = map_nest(np.array, batch)
         size, batch_form = _form(f"batch {i}", batch)

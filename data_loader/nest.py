@@ -26,7 +26,18 @@ def named_nest(nest, name=""):
         yield from named_nest(child, f"{name}/{key}" if name else str(key))
 
 
-def check_integers(nest, bits=32):
+def check_readable(nest, place):
+    """Refuse arrays that NumPy cannot read, or reads without their mask."""
+    for name, leaf in named_nest(nest):
+        if isinstance(leaf, np.ma.MaskedArray):
+            fix = "fill its gaps, as by .filled(0)"
+            raise UserError(f"{place}: {name} is a masked array; {fix}")
+        if getattr(leaf, "requires_grad", False) is True:
+            fix = "pass .detach()"
+            raise UserError(f"{place}: {name} is a tensor that requires its gradient; {fix}")
+
+
+def check_integers(nest, bits=32, place="data"):
     """Refuse integers that JAX would wrap around to so many bits without a word."""
     for name, leaf in named_nest(nest):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
@@ -36,6 +47,6 @@ def check_integers(nest, bits=32):
         limits = np.iinfo(f"{leaf.dtype.kind}{bits // 8}")
         for value in (leaf.min(), leaf.max()):
             if not limits.min <= value <= limits.max:
-                what = f"data: {name or 'an array'} holds the integer {value}"
+                what = f"{place}: {name or 'an array'} holds the integer {value}"
                 fix = "convert it to floats, or subtract an offset"
                 raise UserError(f"{what}, and integers of devices have {bits} bits; {fix}")

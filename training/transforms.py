@@ -227,7 +227,11 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
     A param that no rule matches is an error."""
     if not rules:
         raise ValueError("rules: must hold at least one [regex, optimizer], got none")
-    for rule, optimizer in rules:
+    for pair in rules:
+        rule, optimizer = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, 0)
+        if not isinstance(rule, str) or not hasattr(optimizer, "init"):
+            form = 'groups([["head/.*", adamw(lr=0.01)], [".*", frozen()]])'
+            raise ValueError(f"rules: {pair!r} is no [regex, optimizer]; pass pairs, as {form}")
         regex(rules=rule)
         if kind_of(optimizer) == "gradients":
             raise ValueError(f"rules: {rule!r}: {NO_STEP}")

@@ -341,5 +341,10 @@ def test_arguments_out_of_range_are_refused(factory, args, argument):
         factory(**args)
 
 
+def test_text_is_shown_as_text_where_a_number_is_needed():
+    with pytest.raises(ValueError, match=r"lr: must be a .* above 0, got '0\.1'"):
+        adam(lr="0.1")
+
+
 def test_chain_is_not_a_part_of_a_config():
     assert "return" not in chain.__annotations__

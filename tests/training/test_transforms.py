@@ -208,6 +208,15 @@ def test_clipping_does_not_hide_a_nan():
     assert jnp.isnan(updates["a"]).all() and jnp.isnan(updates["b"]).all()
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [[["head/.*", "adam"]], {"head/.*": adam()}, [[".*", frozen]], [".*", adam()], [adam()], [3]],
+)
+def test_what_is_no_rule_of_groups_is_refused_with_the_right_form(rules):
+    with pytest.raises(ValueError, match=r'rules: .* pass pairs, as groups\(\[\["head/.*", adamw'):
+        groups(rules)
+
+
 def test_groups_equal_optax():
     ours = groups(
         [

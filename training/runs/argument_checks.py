@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import Data
-from data_loader.nest import named_nest
+from data_loader.nest import check_integers, check_readable, named_nest
 from training.base import Callback, Optimizer, Schedule, Tracker
 from training.loss import cross_entropy
 from training.metrics import accuracy, f1, perplexity, top_k_accuracy
@@ -84,6 +84,10 @@ def check_schedule(schedule):
         raise UserError(f"schedule: fails on a step: {why}") from error
     if getattr(value, "shape", None) != ():
         raise UserError(f"schedule: must return one number for a step, got {value}")
+    first = float(jax.jit(schedule)(0))
+    if not 0 <= first <= 1 + 1e-6:
+        why = "it multiplies the optimizer's rate, so it must be from 0 to 1"
+        raise UserError(f"schedule: returns {first:g} for the first step; {why}")
 
 
 def check_function(kind, function):
@@ -192,18 +196,37 @@ def check_data(name, data):
 
 def check_side(name, side, values, pair):
     """Refuse lists of numbers, lists of examples, and arrays that do not hold numbers."""
+    check_readable({side: values}, name)
     for path, leaf in named_nest({side: values}):
         if isinstance(leaf, int | float | complex | bool | str | bytes | np.generic):
             raise UserError(f"{name}: {side} is a list; pass an array: np.asarray({side})")
-        kind = np.asanyarray(leaf).dtype.kind
-        if kind in "OUSMm":
-            fix = "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
-            raise UserError(f"{name}: {path} holds {np.asanyarray(leaf).dtype}, not numbers; {fix}")
+        array = np.asanyarray(leaf)
+        if array.dtype.kind in "OUSMm":
+            found = f"holds {array.dtype}, not numbers"
+            raise UserError(f"{name}: {path} {found}; {numbers_from(path, leaf, array)}")
+        check_integers({path: array}, 64 if jax.config.jax_enable_x64 else 32, name)
     other = pair[1] if side == "x" else pair[0]
     is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)
     if is_list and any(np.shape(leaf)[:1] != (len(other),) for leaf in values):
         fix = f"pass one array: np.stack({side})"
         raise UserError(f"{name}: {side} is a list of {len(values)} arrays; {fix}")
+
+
+def numbers_from(path, leaf, array):
+    """How numbers can be made of what is not numbers."""
+    if hasattr(leaf, "toarray"):  # a sparse matrix of SciPy
+        return f"pass {path}.toarray()"
+    if array.dtype.kind in "Mm":
+        return f'pass the days since the first: ({path} - {path}.min()) / np.timedelta64(1, "D")'
+    if hasattr(leaf, "columns"):  # a table of pandas
+        odd = [f"{name} ({kind})" for name, kind in leaf.dtypes.items() if kind.kind not in "biuf"]
+        return f"drop or encode the columns {', '.join(odd)}; pd.get_dummies encodes names"
+    first = next(iter(array.ravel()), "")
+    if isinstance(first, np.ndarray):
+        return f"pass one array: np.stack({path})"
+    if array.dtype.kind == "O" and not isinstance(first, str):
+        return f"pass {path}.astype({'int' if isinstance(first, int) else 'float'})"
+    return "pass numbers; np.unique(names, return_inverse=True)[1] numbers the names"
 
 
 def check_classes(parts, recipe, template):

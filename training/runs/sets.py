@@ -6,9 +6,9 @@ from types import FunctionType
 
 import numpy as np
 
-from data_loader.base import Arrays, has_items, length
+from data_loader.base import Arrays, has_items, length, read_example
 from data_loader.loader import first_batches, split
-from data_loader.nest import map_nest, named_nest
+from data_loader.nest import check_readable, map_nest, named_nest
 from training.runs.argument_checks import check_data, check_side
 from utils import UserError
 
@@ -64,7 +64,10 @@ def check_iterators(sets, training):
 
 
 def check_items(name, data, options):
-    """Refuse a list of batches, which would be read as a list of examples."""
+    """Refuse examples that cannot be read, and a list of batches, since a list is read as a list of
+    examples."""
+    if data is not None and has_items(data) and type(data) is not Arrays and length(data):
+        check_readable(read_example(data, 0), f"{name}: an example")
     if not isinstance(data, list | tuple) or options.collate_fn:
         return
     rows = set()

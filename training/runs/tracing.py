@@ -92,7 +92,13 @@ def trace_objective(objective, params, state, batch, key, train):
     what = f"model, loss or metrics do not fit the data, whose batches are ({forms(batch)})"
     if not train:
         what += ", in an evaluation (train=False; `supervised` passes key=None)"
-    results = attempt(what, call, params, state, batch, key)
+    try:
+        results = attempt(what, call, params, state, batch, key)
+    except UserError as error:
+        if "the same dtypes, got uint8" not in str(error):
+            raise
+        fix = "the preprocess to_unit makes floats of images that are bytes"
+        raise UserError(f"{error}; {fix}") from error
     if not isinstance(results, tuple) or len(results) != 3:
         raise UserError("objective: must return (losses, state, metrics)")
     losses, new_state, metrics = results

@@ -11,8 +11,10 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from scipy.sparse import csr_matrix
 
 from data_loader.digits import digits
+from model.convnext import convnext
 from model.layers.linear import linear as linear_layer
 from model.mlp import mlp
 from model.resnet import resnet
@@ -74,6 +76,15 @@ class OfLinen(linen.Module):
     pass
 
 
+class Tensor:
+    """As a tensor of PyTorch that requires its gradient."""
+
+    requires_grad = True
+
+
+IMAGE_MODEL, BYTES = convnext((8, 8, 3), 2, dims=(4,)), (np.zeros((64, 8, 8, 3), np.uint8), Y)
+
+
 def smooth(scale):
     return lambda step: 1 / (1 + scale * step)
 
@@ -101,6 +112,11 @@ MISTAKES = {
     "a schedule's factory": ({"schedule": linear}, r"linear is a function .* call it: linear\("),
     "one of one's own": ({"schedule": smooth}, r"schedule: smooth is .* call it: smooth\(scale\)"),
     "one of vectors": ({"schedule": lambda step: X}, "schedule: must return one number for a"),
+    "one of rates": ({"schedule": lambda step: 5.0}, "returns 5 for the first step; it multiplies"),
+    "one below 0": (
+        {"schedule": lambda step: step - 1.0},
+        "returns -1 for the first step; it mult",
+    ),
     "a schedule of two": ({"schedule": lambda a, b: a}, "schedule: <lambda> is a function"),
     "an objective": ({"objective": "mixup"}, "from training.objective import mixup"),
     "an update": ({"update": "gradient_update"}, "from training.update import gradient_update"),
@@ -131,6 +147,22 @@ MISTAKES = {
     "lists of a test set": ({"test": ({"a": [1.0, 2.0]}, Y)}, "test: x is a list"),
     "a list of examples": ({"train": (list(X), Y)}, r"a list of 64 arrays; .* np.stack\(x\)"),
     "text": ({"train": (X, Y.astype(str))}, "train: y holds <U11, not numbers"),
+    "a masked array": ({"train": (np.ma.masked_less(X, 0), Y)}, r"train: x is a masked .*filled"),
+    "one in a dataset": (
+        {"train": [(np.ma.masked_less(X[0], 0), 1)]},
+        "train: an example: 0 is a m",
+    ),
+    "one in a batch": ({"train": iter([(np.ma.masked_less(X, 0), Y)])}, "batch 0: 0 is a masked"),
+    "a tensor": ({"train": (Tensor(), Y)}, r"train: x is a tensor .*; pass .detach\(\)"),
+    "dates": (
+        {"train": (X.astype("M8[s]"), Y)},
+        "x holds datetime64.*, not numbers; pass the days",
+    ),
+    "objects": ({"train": (X, Y.astype(object))}, r"y holds object, .*; pass y.astype\(int\)$"),
+    "objects that are floats": ({"train": (X.astype(object), Y)}, r"; pass x.astype\(float\)$"),
+    "a sparse matrix": ({"train": (csr_matrix(X), Y)}, r"x holds object, .*; pass x.toarray\(\)"),
+    "large integers": ({"train": ((X * 1e12).astype(int), Y)}, "train: x holds the integer -"),
+    "bytes": ({"model": IMAGE_MODEL, "train": BYTES}, "to_unit makes floats of images that are by"),
     "a single array": ({"train": X, "test": Y}, r"train: is one array, float32\[64, 6\]"),
     "three": ({"train": (X, Y, Y)}, "train: is a tuple of 3"),
     "a dict": ({"train": {"x": X, "y": Y}}, "train: is a dict of x, y"),
@@ -145,6 +177,13 @@ def test_the_message_for(mistake):
     settings, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message):
         run(**settings)
+
+
+def test_the_columns_of_a_table_that_are_no_numbers_are_named():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": X[:, 0], "b": "name", "c": pandas.Timestamp("2020-01-01")})
+    with pytest.raises(UserError, match=r"drop or encode the columns b \(\w+\), c \(datetime64"):
+        run((table, Y))
 
 
 @pytest.mark.slow
