@@ -242,8 +242,7 @@ def checked(callback, hook, reply):
     if unknown := reply.keys() - {"stop", "lr_scale", "values"}:
         known = "'stop', 'lr_scale' and 'values'"
         raise UserError(f"{where} returned {sorted(unknown)}; a callback may return {known}")
-    if values := reply.get("values"):
-        reply = reply | {"values": checked_values(where, values, hook)}
+    reply = reply | {"values": checked_values(where, reply.get("values", {}), hook)}
     scale = reply.get("lr_scale", 1.0)
     with suppress(TypeError, ValueError):
         if 0 <= scale <= LARGEST:
@@ -254,9 +253,10 @@ def checked(callback, hook, reply):
 def checked_values(where, values, hook):
     """{name: number} that a hook returned. Refuse values that are no numbers, or that come from a
     hook that follows no evaluation."""
-    if hook not in AFTER_EVALUATION:
+    is_dict = isinstance(values, dict)
+    if is_dict and values and hook not in AFTER_EVALUATION:
         raise UserError(f"{where} returned values; only {' and '.join(AFTER_EVALUATION)} may")
-    if isinstance(values, dict) and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
+    if is_dict and all(re.match(r"[a-z0-9-]+_", str(name)) for name in values):
         plain = {name: as_number(value) for name, value in values.items()}
         if all(isinstance(value, int | float) for value in plain.values()):
             return plain

@@ -43,6 +43,7 @@ def test_unknown_keys_and_unknown_hooks_are_errors():
     [
         *({"lr_scale": scale} for scale in (float("nan"), -1, "half", None, 1e39, 10**400)),
         *({"values": values} for values in ({"test_x": "high"}, {"x": 1.0}, [1.0], {"test_x": 1})),
+        *({"values": values} for values in (None, np.ones(2), {"test_x": None})),
         True,
         0.5,
     ],
@@ -50,6 +51,13 @@ def test_unknown_keys_and_unknown_hooks_are_errors():
 def test_invalid_return_values_are_errors(returned):
     with pytest.raises(UserError, match=r"SimpleNamespace\.on_epoch_end returned"):
         notify([SimpleNamespace(on_epoch_end=lambda run: returned)], "on_epoch_end", VIEW)
+
+
+@pytest.mark.parametrize("value", ["high", None, np.ones(2), 1j])
+def test_values_that_are_no_numbers_are_errors(value):
+    callback = SimpleNamespace(on_test_end=lambda view: {"values": {"test_x": value}})
+    with pytest.raises(UserError, match=r"on_test_end returned values=.*\{\"test_x\": number\}"):
+        notify([callback], "on_test_end", VIEW)
 
 
 def test_the_message_about_values_names_the_hooks_that_may_return_them():
