@@ -186,6 +186,8 @@ def group_norms():
         axis, place = (1, 1) if layout is channels_first else (-1, -2)
 
         def candidates(aval, part, axis=axis, place=place):
+            if len(aval.shape) < 2:  # without channels
+                return
             rank = len(aval.shape) + 1
             shapes = [x.outvars[0].aval.shape for x in part if x.primitive.name == "reshape"]
             for groups in {shape[place] for shape in shapes if len(shape) == rank}:

@@ -12,7 +12,7 @@ from flax import nnx
 from inference.lowering.formulas import ACTIVATIONS as ACTIVATION_FORMS
 from inference.lowering.formulas import SOFTMAX
 from inference.lowering.formulas_of_norms import NORMS
-from inference.lowering.recognize import Pattern
+from inference.lowering.recognize import Pattern, Recognition
 from inference.lowering.trace import trace
 from inference.runtimes import open_model
 from inference.to_tflite import write_tflite
@@ -292,3 +292,29 @@ def test_a_model_of_flax_in_bfloat16():
     function, weights = learned(module, x)
     proto = exported(function, weights, x)
     assert "LayerNormalization" in {node.op_type for node in proto.graph.node}
+
+
+def test_formulas_of_scalars_and_rows():
+    """A cosine of two matrices has the primitives of a normalization, but no channels."""
+
+    def function(_, x):
+        def cosine(a, b):
+            return jnp.dot(a.ravel(), b.ravel()) / jnp.sqrt((a * a).sum() * (b * b).sum())
+
+        a, b = x[0], x[1]
+        return {"scalar": cosine(a, b), "row": jax.vmap(cosine)(a.reshape(2, -1), b.reshape(2, -1))}
+
+    x = images(4, 6)
+    proto = exported(function, {}, x, batch=len(x))
+    assert_equal_to_jax(proto, function, {}, x)
+
+
+def test_an_error_while_comparing_formulas_is_a_warning(monkeypatch):
+    def fail(*args):
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(Recognition, "replacement", fail)
+    x = images(5, 8)
+    with pytest.warns(UserWarning, match=r"not recognized: .*test_recognize.py:\d+.*: IndexError"):
+        found = ops(lambda _, x: jax.nn.softmax(x, axis=1), x)
+    assert found["ReduceMax"] and not found["Softmax"]
