@@ -69,10 +69,12 @@ def needed_equations(jaxpr):
 
 
 def can_fold(eqn, operands):
-    """Whether the results are constants of known size, not much larger than their operands."""
+    """Whether the results are constants, not much larger than their operands; all sizes, also those
+    to which an operand is broadcast, must be known."""
     if not all(value.constant for value in operands) or eqn.primitive.name == "dim_as_value":
         return False
-    if not all(isinstance(d, int) for var in eqn.outvars for d in var.aval.shape):
+    shapes = [x.shape for x in operands] + [var.aval.shape for var in eqn.outvars]
+    if not all(isinstance(d, int) for shape in shapes for d in shape):
         return False
     size = sum(var.aval.size for var in eqn.outvars)
     return size <= max(LARGE, 2 * sum(value.data.size for value in operands))

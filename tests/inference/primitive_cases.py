@@ -88,6 +88,11 @@ ALONG = {
     "broadcast": lambda x: jnp.broadcast_to(x[:, :1], x.shape),
     "repeat": lambda x: (jnp.repeat(x, 2, axis=1), jnp.tile(x, (1, 2, 1))),
     "iota": lambda x: (jnp.arange(6) + x, jnp.arange(x.shape[0]), jnp.eye(4) @ x),
+    "constants as large as the batch": lambda x: (
+        x / jnp.ones_like(x).sum(0),
+        x + 2 * jnp.ones_like(x)[:1],
+        (x > 0) & jnp.ones_like(x, bool).all(0),
+    ),
     "size of the batch": lambda x: (jnp.ones((x.shape[0], 2)), x.shape[0] * x),
     "fft": lambda x: (jnp.abs(jnp.fft.rfft(x)), jnp.fft.fft(x, axis=1).imag),
     "fft, inverse": lambda x: (
