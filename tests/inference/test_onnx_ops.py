@@ -131,6 +131,24 @@ def test_division_of_int64():
         assert_close(outputs, {key: np.asarray(y) for key, y in function(None, x).items()})
 
 
+def test_the_extremes_of_uint32_and_int64():
+    """Numbers that differ in their lower 32 bits alone, with and without the highest of these."""
+    x = np.array([[0, 1, 2**31 - 1, 2**31, 2**31 + 5, 2**32 - 1], [2**32 - 1, 3, 5, 2**31, 7, 9]])
+
+    def function(_, x):
+        low, high, least = map(x.dtype.type, (3, 2**31 + 3, np.iinfo(x.dtype).min))
+        return {
+            "pairs": (jnp.maximum(x, x[:, ::-1]), jnp.minimum(x, x[:, ::-1])),
+            "clip": jnp.clip(x, low, high),
+            "rows": (x.max(1), x.min(1), x.max((0, 1)), jax.lax.cummax(x, axis=1)),
+            "windows": jax.lax.reduce_window(x, least, jax.lax.max, (1, 2), (1, 1), "VALID"),
+        }
+
+    with jax.enable_x64(True):
+        for numbers in (x.astype(np.uint32), x, x - 2**32):
+            assert_equal_to_jax(exported(function, {}, numbers), function, None, numbers)
+
+
 def test_the_order_of_uint64_is_refused():
     def function(_, x):
         return x < 5

@@ -8,6 +8,7 @@ from inference.lowering.onnx_ops import (
     activations,
     attention,
     control,
+    conversions,
     convolutions,
     cumulative,
     elementwise,
@@ -25,8 +26,8 @@ from inference.lowering.onnx_ops import (
 )
 
 WITH_LAYERS = [activations, attention, convolutions, layers, recurrent, reductions, windows]
-WITH_PRIMITIVES = [control, convolutions, cumulative, elementwise, gathering, integers]
-WITH_PRIMITIVES += [products, reductions, scattering, shapes, sorting, special, windows]
+WITH_PRIMITIVES = [control, conversions, convolutions, cumulative, elementwise, gathering]
+WITH_PRIMITIVES += [integers, products, reductions, scattering, shapes, sorting, special, windows]
 LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
 PRIMITIVES = {
     name: function for file in WITH_PRIMITIVES for name, function in file.PRIMITIVES.items()

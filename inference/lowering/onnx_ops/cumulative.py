@@ -3,7 +3,7 @@
 import numpy as np
 
 from inference.lowering.onnx_ops.dims import is_number
-from inference.lowering.onnx_ops.elementwise import wide
+from inference.lowering.onnx_ops.elementwise import extreme, wide
 from inference.lowering.onnx_ops.windows import highest, lowest
 from inference.lowering.value import Value
 
@@ -36,8 +36,8 @@ def shifted(t, x, start, axis, distance, reverse):
     return Value(t.Pad(x, pads, start), x.shape, x.dtype)
 
 
-def combined(op):
-    return lambda t, x, y: wide(t, lambda a, b: t.add(op, a, b), x, y)
+def product(t, x, y):
+    return wide(t, t.Mul, x, y)
 
 
 def log_of_sum(t, x, y):
@@ -49,8 +49,8 @@ def log_of_sum(t, x, y):
 
 PRIMITIVES = {
     "cumsum": cumsum,
-    "cumprod": cumulative(combined("Mul"), lambda dtype: np.ones((), dtype)),
-    "cummax": cumulative(combined("Max"), lowest),
-    "cummin": cumulative(combined("Min"), highest),
+    "cumprod": cumulative(product, lambda dtype: np.ones((), dtype)),
+    "cummax": cumulative(extreme("Max"), lowest),
+    "cummin": cumulative(extreme("Min"), highest),
     "cumlogsumexp": cumulative(log_of_sum, lowest),
 }

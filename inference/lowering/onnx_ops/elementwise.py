@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from inference.lowering.onnx_ops.activations import erf
-from inference.lowering.onnx_ops.graph import stored_type, tensor_type
+from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import Value
 
 # ONNX Runtime does not compute in these dtypes. Operands are cast to the wider one and results are
@@ -62,6 +62,19 @@ def never_of_uint64(name, function):
         return function(t, *operands, **params)
 
     return refusing
+
+
+def extreme(op):
+    """The larger or smaller of two numbers."""
+    compare = {"Max": "Greater", "Min": "Less"}[op]
+
+    def function(t, x, y):
+        if x.dtype != np.int64:
+            return t.add(op, x, y)
+        # ONNX Runtime's Max compares the lower halves of int64 as if they had signs.
+        return t.Where(t.add(compare, x, y), x, y)
+
+    return lambda t, x, y, **_: wide(t, lambda a, b: function(t, a, b), x, y)
 
 
 def comparison(op):
@@ -134,43 +147,6 @@ def in_total_order(op):
     return function
 
 
-def convert(t, x, *, new_dtype, **_):
-    dtype = np.dtype(t.checked(new_dtype))
-    if dtype.kind == "b":
-        return t.Not(t.Equal(x, np.zeros((), stored_type(x.dtype))))
-    if dtype.kind in "iu" and x.dtype.kind not in "biu":
-        return to_integer(t, x, dtype)
-    return t.cast(x, dtype)
-
-
-def to_integer(t, x, dtype):
-    """Clamps to the range of the integer, and nan to 0; Cast leaves both undefined."""
-    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    exact = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
-    x = t.cast(x, exact)
-    x = t.Where(t.IsNaN(x), np.zeros((), exact), x)
-    if dtype.itemsize < 8:
-        return t.to(t.Min(t.Max(x, exact.type(low)), exact.type(high)), dtype)
-    end = exact.type(2.0 ** (63 if dtype.kind == "i" else 64))  # high + 1: high is not a float64
-    inside = t.to(t.Min(t.Max(x, exact.type(low)), np.nextafter(end, 0)), dtype)
-    # Where is computed in int64, which it supports
-    highest = np.asarray(high, dtype).astype(np.int64)
-    return t.to(t.Where(t.GreaterOrEqual(x, end), highest, t.to(inside, np.int64)), dtype)
-
-
-def reduce_precision(t, x, *, exponent_bits, mantissa_bits):
-    """Casts to a dtype with these bits and back; subnormal numbers become 0, as in JAX."""
-    narrow = {(5, 10): np.float16, (8, 7): jax.numpy.bfloat16}.get((exponent_bits, mantissa_bits))
-    if narrow is None:
-        t.refuse("reduce_precision", f"to {exponent_bits} and {mantissa_bits} bits")
-    rounded = t.to(t.add("Cast", x, to=tensor_type(narrow)), x.dtype)
-    if exponent_bits == 8:
-        return rounded
-    smallest = np.asarray(np.finfo(narrow).tiny, stored_type(x.dtype))
-    is_normal = t.GreaterOrEqual(t.Abs(rounded), smallest)
-    return t.Where(t.Or(is_normal, t.IsNaN(rounded)), rounded, t.Mul(x, t.number(0)))
-
-
 def integer_pow(t, x, *, y, **_):
     if abs(y) in (2, 3):
         power = square(t, x) if abs(y) == 2 else wide(t, lambda a: t.Mul(t.Mul(a, a), a), x)
@@ -202,7 +178,8 @@ def square(t, x, **_):
 
 
 def clamp(t, low, x, high, **_):
-    return wide(t, lambda a, b, c: t.Min(t.Max(b, a), c), low, x, high)
+    above = Value(extreme("Max")(t, x, low), t.out[0].shape, x.dtype)
+    return extreme("Min")(t, above, high)
 
 
 def select(t, which, *cases, **_):
@@ -263,16 +240,17 @@ def has_minus(t, x):
 
 # primitives that are one node of the same name
 SAME_NAME = """
-    add sub mul max min abs neg sign exp log sqrt
+    add sub mul abs neg sign exp log sqrt
     sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor
 """
 PRIMITIVES = {
     **{name: node(name.capitalize()) for name in SAME_NAME.split()},
     "add_any": node("Add"),
+    "max": extreme("Max"),
+    "min": extreme("Min"),
     "eq_to": in_total_order("Equal"),
     "lt_to": in_total_order("Less"),
     "le_to": in_total_order("LessOrEqual"),
-    "reduce_precision": reduce_precision,
     "logistic": node("Sigmoid"),
     "eq": comparison("Equal"),
     "ne": different,
@@ -287,7 +265,6 @@ PRIMITIVES = {
     "square": square,
     "clamp": clamp,
     "select_n": select,
-    "convert_element_type": convert,
     "is_finite": is_finite,
     "round": rounded,
     "rsqrt": lambda t, x, **_: t.Reciprocal(t.Sqrt(x)),

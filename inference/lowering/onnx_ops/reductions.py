@@ -22,6 +22,22 @@ def over(t, op, x, axes):
     return t.add(op, x, np.array(sorted(axes), np.int64), keepdims=0)
 
 
+def extreme(op):
+    """The largest or smallest number. ONNX Runtime compares the lower halves of int64 as if they
+    had signs, but not in TopK."""
+
+    def function(t, x, *, axes, **params):
+        if WIDER.get(x.dtype.name, x.dtype) != np.int64:
+            return reduction(op)(t, x, axes=axes, **params)
+        result = t.cast(x, np.int64)
+        for axis in axes:
+            largest = int(op == "ReduceMax")
+            result, _ = t.TopK(result, np.array([1]), axis=int(axis), largest=largest, outputs=2)
+        return t.to(t.Squeeze(result, np.array(axes, np.int64)), x.dtype)
+
+    return function
+
+
 def logical(op):
     """A reduction of booleans, computed on 0 and 1."""
 
@@ -43,7 +59,7 @@ def only_booleans(t, x):
         t.refuse("a bitwise reduction", f"of {x.dtype}")
 
 
-def extreme(op):
+def index_of(op):
     """The index of the largest or smallest number, the first of equal ones."""
 
     def function(t, x, *, axes, index_dtype, **_):
@@ -71,12 +87,12 @@ LAYERS = {"global_max_pool": global_max_pool, "global_avg_pool": global_avg_pool
 PRIMITIVES = {
     "reduce_sum": reduction("ReduceSum"),
     "reduce_prod": reduction("ReduceProd"),
-    "reduce_max": reduction("ReduceMax"),
-    "reduce_min": reduction("ReduceMin"),
+    "reduce_max": extreme("ReduceMax"),
+    "reduce_min": extreme("ReduceMin"),
     "reduce_and": logical("ReduceMin"),
     "reduce_or": logical("ReduceMax"),
     "reduce_xor": odd,
-    "argmax": extreme("ArgMax"),
-    "argmin": extreme("ArgMin"),
+    "argmax": index_of("ArgMax"),
+    "argmin": index_of("ArgMin"),
     "mean": mean,
 }

@@ -6,7 +6,8 @@ import numpy as np
 from jax import lax
 
 from inference.lowering.onnx_ops.convolutions import padded
-from inference.lowering.onnx_ops.elementwise import never_in_float64, wide
+from inference.lowering.onnx_ops.elementwise import PRIMITIVES as ELEMENTWISE
+from inference.lowering.onnx_ops.elementwise import never_in_float64
 from inference.lowering.onnx_ops.shapes import cut, pad
 from inference.lowering.value import Value, constant
 from model.layers.pool import geometry
@@ -92,7 +93,7 @@ def by_slices(t, combine, start, x, window, strides, padding, base_dilation, win
         part = cut(t, padded, start_indices=low, limit_indices=high, strides=strides)
         part = Value(t.tensor(part), t.out[0].shape, x.dtype)
         if total is not None:
-            result = wide(t, lambda a, b: t.add(combine, a, b), total, part)
+            result = ELEMENTWISE[combine](t, total, part)
             part = Value(result, t.out[0].shape, x.dtype)
         total = part
     return total
@@ -108,7 +109,7 @@ def highest(dtype):
 
 LAYERS = {"max_pool": max_pool, "avg_pool": never_in_float64(avg_pool)}
 PRIMITIVES = {
-    "reduce_window_max": window_op("MaxPool", "Max", lowest),
-    "reduce_window_min": window_op(None, "Min", highest),
-    "reduce_window_sum": window_op("AveragePool", "Add", lambda dtype: np.zeros((), dtype)),
+    "reduce_window_max": window_op("MaxPool", "max", lowest),
+    "reduce_window_min": window_op(None, "min", highest),
+    "reduce_window_sum": window_op("AveragePool", "add", lambda dtype: np.zeros((), dtype)),
 }
