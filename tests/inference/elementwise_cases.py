@@ -32,7 +32,7 @@ UNARY = {
     "NaN as an integer": lambda x: (jnp.log(x).astype(jnp.int32), jnp.log(x).astype(jnp.uint8)),
     "is_finite": lambda x: jnp.isfinite(1 / jnp.floor(x)),
     "isnan": lambda x: jnp.isnan(jnp.log(x)),
-    "integer_pow": lambda x: (x**2, x**3, x**4, x**-1, x**-2),
+    "integer_pow": lambda x: (x**2, x**3, x**4, x**-1, x**-2, jnp.log(x) ** 0),
     "integer_pow that wraps": lambda x: (
         (300 * jnp.sign(x)).astype(jnp.int32) ** 4,
         (100 * jnp.abs(jnp.sign(x))).astype(jnp.uint8) ** 5,
@@ -95,7 +95,16 @@ BINARY = {
 }
 
 INTEGERS = {
-    "integer arithmetic": lambda i, j: (i + j, i - j, i * j, -i, jnp.abs(i), jnp.sign(i), i**3),
+    "integer arithmetic": lambda i, j: (
+        i + j,
+        i - j,
+        i * j,
+        -i,
+        jnp.abs(i),
+        jnp.sign(i),
+        i**3,
+        i**0,
+    ),
     "integer division": lambda i, j: (lax.div(i, j), i // j),  # one truncates, one floors
     "integer division by 0": lambda i, j: (i // (j - 3), lax.rem(i, j - 3), jnp.gcd(i, j)),
     "leading zeros": lambda i, j: (lax.clz(i), lax.clz(j.astype(jnp.uint8))),

@@ -139,7 +139,6 @@ def integer_pow(target, x, *, y):
             result = factor if result is None else result * factor
         exponent >>= 1
         factor = tf.square(factor) if exponent else factor
-    result = tf.ones_like(x) if result is None else result
     return left(np.float32(1), result) / result if y < 0 else result
 
 
