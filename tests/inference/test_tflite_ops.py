@@ -99,6 +99,40 @@ TRAPS = {
         jnp.minimum(x, 0.5),
         jnp.argmax(x, -1),
     ),
+    "nan as a limit": lambda x, i: (
+        jnp.maximum(x, jnp.nan),
+        jnp.minimum(jnp.nan, x),
+        jnp.clip(x, jnp.nan, 1.0),
+    ),
+    "exponentials of nan": lambda x, i: (
+        *(function(x) for function in (jnp.exp, jnp.expm1, jnp.sinh, jnp.cosh)),
+        jax.nn.elu(x, 0.3),
+        jax.nn.logsumexp(x, axis=1),
+        jax.lax.cumlogsumexp(x, axis=1),
+    ),
+    "inverse roots of 0": lambda x, i: (
+        jax.lax.rsqrt(x),
+        1 / jnp.sqrt(x),
+        x / jnp.sqrt(x[:, :1] - 1),
+        jnp.abs(x) ** -0.5,
+        jnp.sqrt(x) ** -1,
+        (1 / jnp.sqrt(x)).T,
+    ),
+    "the order of inf": lambda x, i: [
+        compare(*pair)
+        for compare in (operator.lt, operator.le, operator.gt, operator.ge)
+        for pair in ((x, jnp.inf), (x, -jnp.inf), (jnp.full_like(x, jnp.inf), x))
+    ],
+    "the lowest integer": lambda x, i: [
+        jax.lax.rem(jnp.where(i > 0, np.int32(-(2**31)), i), y) for y in (i, np.int32(7))
+    ],
+    "shifts by any count": lambda x, i: [
+        shift(dtype(-100) + i.astype(dtype), count)
+        for shift in (jax.lax.shift_right_arithmetic, jax.lax.shift_right_logical)
+        for dtype in (jnp.int32, jnp.int8)
+        for count in (i.astype(dtype) * 9, dtype(3), dtype(-1), dtype(40))
+    ],
+    "angles of -0": lambda x, i: jnp.arctan2(x, x[:, 1:2]),
     "integers clipped to 0 to 6": lambda x, i: jnp.clip(i, 0, 6),
     "half of the input of a gelu": lambda x, i: (gelu(x), 0.5 * x),
     "a constant on the left": lambda x, i: jnp.einsum(
@@ -143,13 +177,26 @@ TRAPS = {
 @pytest.mark.slow
 def test_ops_that_the_converter_or_tflite_would_get_wrong(tmp_path):
     x = np.array(
-        [[1, np.inf, -np.inf, 0, 2], [np.nan, 1, 2, 3, 9], [3, 2, np.nan, np.inf, 1]], np.float32
+        [[1, np.inf, -np.inf, 0, 2], [np.nan, 1, 2, 3, 9], [3, -0.0, np.nan, np.inf, 1]], np.float32
     )
     group = Group({"x": x, "i": np.arange(-5, 10, dtype=np.int32).reshape(3, 5)}, TRAPS)
     write(group, tmp_path / "traps.tflite")
     outputs = open_model(tmp_path / "traps.tflite")(group.inputs)
     for path, leaf in named_leaves(together(group)(None, group.inputs)).items():
         assert_close(path, outputs[path], np.asarray(leaf))
+
+
+def test_an_inverse_root_is_guarded_only_where_it_may_be_of_0(tmp_path):
+    """A number that is added to it, as in every normalization, makes the guard unneeded."""
+
+    def ops(number):
+        function = lambda _, x: x * jax.lax.rsqrt(jnp.abs(x) + number)  # noqa: E731
+        write_tflite(trace(function, {}, ROW), tmp_path / "root.tflite")
+        interpreter = open_model(tmp_path / "root.tflite").interpreter
+        return {op["op_name"] for op in interpreter._get_ops_details()} - {"DELEGATE"}
+
+    assert ops(1e-5) == {"ABS", "ADD", "RSQRT", "MUL"}
+    assert "SELECT_V2" in ops(0)
 
 
 NEGATIVE = {  # {padding: the part of the image that it leaves}

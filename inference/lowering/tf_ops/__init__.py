@@ -8,6 +8,7 @@ from inference.lowering.tf_ops import (
     activations,
     attention,
     bits,
+    comparisons,
     control,
     elementwise,
     indexing,
@@ -21,7 +22,7 @@ from inference.lowering.tf_ops import (
 )
 
 WITH_LAYERS = [layers, norms, activations, attention]
-WITH_PRIMITIVES = [elementwise, bits, special, shapes, indexing]
+WITH_PRIMITIVES = [elementwise, comparisons, bits, special, shapes, indexing]
 WITH_PRIMITIVES += [reductions, products, windows, control]
 LAYERS = {name: function for file in WITH_LAYERS for name, function in file.LAYERS.items()}
 PRIMITIVES = {

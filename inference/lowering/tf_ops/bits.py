@@ -42,20 +42,24 @@ def shift_left(target, x, count):
 
 
 def shift_right(target, x, count):
-    """An arithmetic shift, which keeps the sign."""
-    bits = 8 * np.dtype(target.out[0].dtype).itemsize
-    return tf.bitwise.right_shift(x, limited(count, 0, bits - 1))
+    """An arithmetic shift, which keeps the sign; JAX reads the count as unsigned."""
+    last = 8 * np.dtype(target.out[0].dtype).itemsize - 1
+    all_but_sign = np.asarray(last, count.dtype.name)
+    return tf.bitwise.right_shift(x, tf.where(is_within(count, last), count, all_but_sign))
 
 
 def shift_right_logical(target, x, count):
     """A shift that fills the highest bits with zeros."""
-    bits = 8 * np.dtype(x.dtype.name).itemsize
-    unsigned = tf.cast(x, f"uint{bits}")
-    wide = tf.uint32 if bits == 32 else tf.int32
+    last = 8 * np.dtype(x.dtype.name).itemsize - 1
+    unsigned, wide = tf.cast(x, f"uint{last + 1}"), tf.uint32 if last == 31 else tf.int32
     count = tf.cast(count, tf.int32)
-    by = tf.cast(limited(count, 0, bits - 1), wide)
+    by = tf.cast(limited(count, 0, last), wide)
     shifted = tf.cast(tf.bitwise.right_shift(tf.cast(unsigned, wide), by), tf.int32)
-    return tf.cast(tf.where(count < bits, shifted, 0), x.dtype)
+    return tf.cast(tf.where(is_within(count, last), shifted, 0), x.dtype)
+
+
+def is_within(count, last):
+    return tf.logical_and(count >= 0, count <= last)
 
 
 def population_count(target, x):

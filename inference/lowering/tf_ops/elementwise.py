@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, comparisons and selections.
+"""Elementwise arithmetic, selections and conversions.
 
 TFLite computes in float32, int32 and int64. Narrower integers are cast to a wider dtype, and the
 results back, so that an overflow wraps around as in JAX.
@@ -79,6 +79,9 @@ def divide(target, x, y):
     if is_float(x):
         if isinstance(y, np.ndarray) and not y.all():
             target.refuse("div", "by a constant 0, for which the converter puts a finite number")
+        if tf.is_tensor(y) and y.op.type == "Sqrt":  # the converter makes it an RSQRT
+            inverse = inverse_root(y.op.inputs[0])
+            return inverse if np.all(tf.get_static_value(x) == 1) else x * inverse
         return tf.divide(left(x, y), y)
     if x.dtype.name == "int64":
         target.refuse("div", "of int64")
@@ -117,8 +120,11 @@ def divide_unsigned(x, y):
 def remainder(target, x, y):
     """The remainder with the sign of x; for integers, that by 0 is x."""
     divisor = y if is_safe_divisor(y) else one_instead(y)
-    size = tf.math.floormod(magnitude(x), magnitude(divisor))
-    result = tf.where(x < 0, -size, size)
+    if x.dtype.name == "int32":  # of which the lowest number has no magnitude
+        result = x - divisor * tf.truncatediv(x, divisor)
+    else:
+        size = tf.math.floormod(magnitude(x), magnitude(divisor))
+        result = tf.where(x < 0, -size, size)
     return result if divisor is y else tf.where(tf.equal(y, np.zeros((), y.dtype.name)), x, result)
 
 
@@ -127,8 +133,39 @@ def magnitude(x):
 
 
 def power(target, x, y):
+    if isinstance(y, np.ndarray) and np.all(y == -0.5):  # the converter makes it an RSQRT
+        return inverse_root(x, tf.abs)
     y = tf.cast(y, x.dtype)
     return tf.pow(left(x, y), y)
+
+
+def rsqrt(target, x, **_):
+    return inverse_root(x)
+
+
+def inverse_root(x, before=lambda x: x):
+    """1 / sqrt(x), which TFLite computes as nan where x is 0; there it is 1 / before(x)."""
+    result = tf.math.rsqrt(x)
+    if is_positive(x):
+        return result
+    zeros = before(x)
+    return tf.where(tf.equal(x, np.float32(0)), left(np.float32(1), zeros) / zeros, result)
+
+
+def is_positive(x):
+    """Whether x cannot be 0, as a variance to which a number is added; unknown is False."""
+    if not tf.is_tensor(x):
+        return bool(np.all(x > 0))
+    if x.op.type in ("Reshape", "ExpandDims", "Squeeze", "BroadcastTo", "Transpose", "Identity"):
+        return is_positive(x.op.inputs[0])
+    numbers = map(tf.get_static_value, x.op.inputs)
+    has_positive = any(number is not None and np.all(number > 0) for number in numbers)
+    return x.op.type in ("Add", "AddV2", "Maximum") and has_positive
+
+
+def exp(target, x, **_):
+    """TFLite's op is 0 where x is nan."""
+    return tf.where(tf.equal(x, x), tf.exp(x), x)
 
 
 def integer_pow(target, x, *, y):
@@ -139,7 +176,7 @@ def integer_pow(target, x, *, y):
             result = factor if result is None else result * factor
         exponent >>= 1
         factor = tf.square(factor) if exponent else factor
-    return left(np.float32(1), result) / result if y < 0 else result
+    return divide(target, np.ones((), np.float32), result) if y < 0 else result
 
 
 def maximum(target, x, y):
@@ -148,7 +185,7 @@ def maximum(target, x, y):
         return tf.logical_or(x, y)
     if isinstance(x, np.ndarray):
         x, y = y, x
-    if isinstance(y, np.ndarray) or not is_float(x):
+    if not may_be_nan(y):
         return tf.maximum(x, y)
     return tf.where(tf.logical_or(x > y, tf.not_equal(x, x)), x, y)
 
@@ -158,58 +195,13 @@ def minimum(target, x, y):
         return tf.logical_and(x, y)
     if isinstance(x, np.ndarray):
         x, y = y, x
-    if isinstance(y, np.ndarray) or not is_float(x):
+    if not may_be_nan(y):
         return tf.minimum(x, y)
     return tf.where(tf.logical_or(x < y, tf.not_equal(x, x)), x, y)
 
 
-def equal(target, x, y):
-    """In TFLite no number equals inf, not even inf: equality with inf is computed as >= or <=."""
-    x, y, sign = infinite_last(x, y)
-    return tf.equal(x, y) if sign == 0 else x >= y if sign > 0 else x <= y
-
-
-def not_equal(target, x, y):
-    x, y, sign = infinite_last(x, y)
-    if sign == 0:
-        return tf.not_equal(x, y)
-    return tf.logical_or(x < y if sign > 0 else x > y, tf.not_equal(x, x))  # true for nan
-
-
-def ordered(compare, swapped):
-    """A comparison, and the one with its operands exchanged; booleans are compared as integers."""
-
-    def function(target, x, y):
-        if is_bool(x):
-            x, y = tf.cast(x, tf.int32), tf.cast(y, tf.int32)
-        return compare(x, y) if tf.is_tensor(x) else swapped(y, x)
-
-    return function
-
-
-def less_in_total_order(target, x, y):
-    """x < y, where nan is the largest number."""
-    if not is_float(x):
-        return tf.less(x, y)
-    return tf.logical_or(x < y, tf.logical_and(tf.equal(x, x), tf.not_equal(y, y)))
-
-
-def less_equal_in_total_order(target, x, y):
-    return tf.logical_or(x <= y, tf.not_equal(y, y)) if is_float(x) else tf.less_equal(x, y)
-
-
-def equal_in_total_order(target, x, y):
-    both_nan = tf.logical_and(tf.not_equal(x, x), tf.not_equal(y, y)) if is_float(x) else False
-    return tf.logical_or(equal(target, x, y), both_nan)
-
-
-def infinite_last(x, y):
-    """(x, y, sign) with an infinite constant as y, and its sign; the sign is 0 without one."""
-    for a, b in ((x, y), (y, x)):
-        is_constant = isinstance(b, np.ndarray) and b.size and is_float(b)
-        if is_constant and np.isinf(b).all() and len(np.unique(b)) == 1:
-            return a, b, int(np.sign(b.flat[0]))
-    return x, y, 0
+def may_be_nan(x):
+    return is_float(x) and not (isinstance(x, np.ndarray) and not np.isnan(x).any())
 
 
 def limited(x, low, high):
@@ -277,18 +269,14 @@ def rounded(target, x, *, rounding_method):
 PLAIN = {
     **{"add": tf.add, "add_any": tf.add, "mul": tf.multiply},
     **{"neg": tf.negative, "abs": tf.abs, "sign": tf.sign},
-    **{"exp": tf.exp, "log": tf.math.log, "sqrt": tf.sqrt, "rsqrt": tf.math.rsqrt},
+    **{"log": tf.math.log, "sqrt": tf.sqrt},
     **{"square": tf.square, "sin": tf.sin, "cos": tf.cos, "tanh": tf.tanh},
     **{"logistic": tf.sigmoid, "ceil": tf.math.ceil, "floor": tf.floor},
 }
 OWN = {
-    "sub": subtract,
+    **{"sub": subtract, "exp": exp, "rsqrt": rsqrt},
     **{"rem": remainder, "pow": power, "integer_pow": integer_pow, "select_n": select_n},
     **{"max": maximum, "min": minimum, "clamp": clamp, "is_finite": is_finite, "round": rounded},
-    **{"eq": equal, "ne": not_equal, "eq_to": equal_in_total_order},
-    **{"lt": ordered(tf.less, tf.greater), "le": ordered(tf.less_equal, tf.greater_equal)},
-    **{"gt": ordered(tf.greater, tf.less), "ge": ordered(tf.greater_equal, tf.less_equal)},
-    **{"lt_to": less_in_total_order, "le_to": less_equal_in_total_order},
 }
 PRIMITIVES = {
     **{name: widened(plain(function)) for name, function in PLAIN.items()},

@@ -100,8 +100,9 @@ def highest(dtype):
 
 
 def log_add_exp(target, x, y):
-    largest = tf.maximum(x, y)
-    origin = tf.where(tf.abs(largest) < np.float32(np.inf), largest, tf.zeros_like(largest))
+    largest = maximum(target, x, y)
+    is_infinite = tf.abs(largest) >= np.float32(np.inf)
+    origin = tf.where(is_infinite, tf.zeros_like(largest), largest)  # nan stays nan
     return tf.math.log(tf.exp(x - origin) + tf.exp(y - origin)) + origin
 
 

@@ -15,7 +15,7 @@ from inference.lowering.approximations import (
     ERFC_BELOW_2,
 )
 from inference.lowering.complex_numbers import dft_matrix
-from inference.lowering.tf_ops.elementwise import is_bool, left
+from inference.lowering.tf_ops.elementwise import exp, is_bool, left
 
 LARGEST_PRODUCT = 512  # numbers, up to which a Fourier transform is a product
 
@@ -56,8 +56,8 @@ def erf_inv(target, x, **_):
 
 def expm1(target, x, **_):
     """tanh(x / 2) (exp(x) + 1) near 0, where exp(x) - 1 would round x away."""
-    exp = tf.exp(x)
-    return tf.where(tf.abs(x) < 0.5, tf.tanh(x * 0.5) * (exp + 1), exp - 1)
+    power = tf.exp(x)  # 0 for nan, which tanh is not
+    return tf.where(tf.abs(x) >= 0.5, power - 1, tf.tanh(x * 0.5) * (power + 1))
 
 
 def log1p(target, x, **_):
@@ -86,8 +86,8 @@ def atan(target, x, **_):
 def atan2(target, y, x, **_):
     """TFLite's op does not broadcast."""
     if tuple(y.shape) != tuple(x.shape):
-        zeros = tf.zeros_like(x + y)
-        x, y = x + zeros, y + zeros
+        ones = tf.ones_like(x + y)
+        x, y = x * ones, y * ones  # which keeps -0, as adding 0 does not
     return tf.atan2(y, x)
 
 
@@ -95,11 +95,11 @@ def sinh(target, x, **_):
     """exp(x) / 2 as exp(x - log 2), which overflows no sooner than the result."""
     m = expm1(target, x)
     large = tf.exp(x - math.log(2)) - tf.exp(-x - math.log(2))
-    return tf.where(tf.abs(x) < 1, 0.5 * (m + m / (m + 1)), large)
+    return tf.where(tf.abs(x) >= 1, large, 0.5 * (m + m / (m + 1)))  # which is nan for nan
 
 
 def cosh(target, x, **_):
-    return tf.exp(x - math.log(2)) + tf.exp(-x - math.log(2))
+    return exp(target, x - math.log(2)) + tf.exp(-x - math.log(2))
 
 
 def asinh(target, x, **_):
@@ -130,7 +130,7 @@ def real_dft(target, x):
     """An RFFT2D, which TFLite has for powers of 2, else a product with cosines and sines."""
     count = x.shape[-1]
     if count is None:
-        target.refuse("fft", "over the batch")
+        target.refuse("fft", "over a free axis")
     if count > 1 and count & (count - 1) == 0:
         y = tf.signal.rfft(x)
         return tf.stack([tf.math.real(y), tf.math.imag(y)], -1)
