@@ -111,6 +111,23 @@ def test_a_multiple_of_a_number_can_be_divided_by_it(tmp_path):
             assert_equal(open_model(path)({"input": x}), patches(None, x))
 
 
+def test_a_free_axis_can_be_split(tmp_path):
+    def halves(_, x):
+        return jnp.concatenate(jnp.split(x, 2, 1)[::-1], 1)
+
+    def parts(_, x):
+        first, second, rest = jnp.split(x, [2, 5], 1)
+        return {"first": first, "second": second, "rest": rest}
+
+    for format, write in WRITE.items():
+        for function, free in ((halves, "1:2*rows"), (parts, "1:rows:6-")):
+            path = tmp_path / f"split.{format}"
+            write(traced(function, (6, 2), [free]), path)
+            for size in (6, 10):
+                x = np.random.default_rng(0).normal(size=(2, size, 2)).astype(np.float32)
+                assert_equal(open_model(path)({"input": x}), function(None, x))
+
+
 def test_a_range_decides_what_the_model_may_do():
     def cut(_, x):
         return x[:, :4] * 2 if x.shape[1] >= 4 else x

@@ -48,7 +48,7 @@ def tile(t, x, *, reps, **_):
 def split(t, x, *, sizes, axis, **_):
     if len(sizes) == 1:
         return [x]
-    return t.Split(x, np.array(sizes, np.int64), axis=axis, outputs=len(sizes))
+    return t.Split(x, t.shape(sizes), axis=axis, outputs=len(sizes))
 
 
 def cut(t, x, *, start_indices, limit_indices, strides, **_):

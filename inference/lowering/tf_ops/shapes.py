@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import tensorflow as tf
 
 from inference.lowering.tf_ops.elementwise import WIDER_TO_MOVE, widened
@@ -47,8 +46,8 @@ def tile(target, x, *, reps):
 
 
 def split(target, x, *, sizes, axis):
-    edges = np.cumsum([0, *sizes])
-    return [cut(x, {axis: (int(a), int(b), 1)}) for a, b in itertools.pairwise(edges)]
+    edges = map(target.size, itertools.accumulate(sizes, initial=0))
+    return [cut(x, {axis: (start, end, 1)}) for start, end in itertools.pairwise(edges)]
 
 
 def slice_(target, x, *, start_indices, limit_indices, strides):
