@@ -10,8 +10,13 @@ KEPT = "stays_in_float32"  # in the names of these ops
 
 
 def is_kept(graph, op):
-    """Whether an op reads weights that stay in float32."""
-    return any(KEPT in graph.tensors[i].name.decode() for i in op.outputs)
+    """Whether an op reads weights that stay in float32. An op that computes an output of the model
+    has the name of the output instead, so there the names of its weights decide."""
+    named = list(op.outputs)
+    if not set(named).isdisjoint(graph.outputs):
+        computed = {*graph.inputs, *(i for each in graph.operators for i in each.outputs)}
+        named += [i for i in op.inputs if i >= 0 and i not in computed]
+    return any(KEPT in graph.tensors[i].name.decode() for i in named)
 
 
 def check_kept(model):

@@ -320,6 +320,12 @@ EXCLUDED = {  # {model: (its inputs, a regex, the sizes of the weights that it m
         "layers/0/0/hidden/weight",
         [32 * 128],
     ),
+    "mlp": (  # the last op, which has the name of the output
+        mlp((64,), 32, dims=(64,)),
+        images(64, count=8),
+        "head/.*",
+        [64 * 32],
+    ),
 }
 
 
