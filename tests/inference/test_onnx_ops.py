@@ -11,6 +11,7 @@ from inference.lowering.trace import trace
 from inference.lowering.walk import Missing
 from inference.to_onnx import OPSETS, onnx_model, write_onnx
 from model.convnext import convnext
+from model.layers.activations import sigmoid
 from tests.inference import coverage
 from tests.inference.cases import (
     BATCH,
@@ -205,6 +206,15 @@ def test_gaps_and_remarks_belong_to_cases():
 def test_logsumexp_equals_jax_after_a_masked_number():
     rows = [[-np.inf, -104.0], [-np.inf, -np.inf], [np.inf, 1.0], [200.0, 201.0]]
     assert_exact(lambda weights, x: jax.nn.logsumexp(x, axis=1), np.array(rows, np.float32))
+
+
+def test_the_logarithm_of_a_small_sigmoid():
+    def function(_, x):
+        by_hand = 1 / (1 + jnp.exp(-x[:, ::-1]))
+        return jnp.stack([jnp.log(jax.nn.sigmoid(x)), jnp.log(by_hand), jnp.log(sigmoid(x))])
+
+    x = np.array([[-80, -40, -20, -3, 0, 3], [20, np.inf, np.nan, 40, 1, -1]], np.float32)
+    assert_equal_to_jax(exported(function, {}, x), function, {}, x)
 
 
 def assert_exact(function, x):

@@ -8,6 +8,8 @@ import numpy as np
 from inference.lowering.onnx_ops.activations import erf
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import Value
+from inference.lowering.walk import op_name
+from model.layers.op import marked_p
 
 # ONNX Runtime does not compute in these dtypes. Operands are cast to the wider one and results are
 # cast back, so that an overflow wraps around as in JAX.
@@ -206,6 +208,20 @@ def rounded(t, x, *, rounding_method, **_):
     return t.Where(is_near, whole, t.Add(whole, t.Sign(x)))
 
 
+def log(t, x, **_):
+    """That of a sigmoid is -softplus(-x), since ONNX Runtime's Sigmoid is 0 below -18."""
+    eqn, operands = x.origin or (None, ())
+    if x.dtype != np.float32 or not is_sigmoid(eqn) or operands[0].data_shape != x.data_shape:
+        return t.Log(x)
+    return t.Neg(t.Softplus(t.Neg(operands[0])))
+
+
+def is_sigmoid(eqn):
+    if eqn is None or eqn.primitive is not marked_p:
+        return eqn is not None and eqn.primitive.name == "logistic"
+    return op_name(eqn.params["function"]) == "sigmoid"
+
+
 def log1p(t, x, **_):
     """2 atanh(x / (2 + x)) near 0, where 1 + x would round x away."""
     near = t.Mul(t.Atanh(t.Div(x, t.Add(x, t.number(2)))), t.number(2))
@@ -240,7 +256,7 @@ def has_minus(t, x):
 
 # primitives that are one node of the same name
 SAME_NAME = """
-    add sub mul abs neg sign exp log sqrt
+    add sub mul abs neg sign exp sqrt
     sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor
 """
 PRIMITIVES = {
@@ -270,6 +286,7 @@ PRIMITIVES = {
     "rsqrt": lambda t, x, **_: t.Reciprocal(t.Sqrt(x)),
     "exp2": lambda t, x, **_: t.Pow(t.number(2), x),
     "erf": lambda t, x, **_: erf(t, x),
+    "log": log,
     "log1p": log1p,
     "expm1": expm1,
     "cbrt": cube_root,
