@@ -134,6 +134,7 @@ def parsed(path, batched, options):
 
 def as_exportable(function, params, state, example, batch, classes=()):
     """The function, its weights and its inputs as those of a checkpoint."""
+    check_example(example)
     names, static, structure = named_leaves(params), {}, jax.tree.structure(params)
     for name, leaf in names.items():
         if not hasattr(leaf, "dtype"):
@@ -179,6 +180,21 @@ def as_tree(function, example):
     if len(names) != len(example) or len(example) == 1:
         names = [f"input_{i}" for i in range(len(example))]
     return OrderedDict(zip(names, example, strict=True))
+
+
+def check_example(example):
+    """Raise unless the example has numbers, on which the file can be verified."""
+    for name, leaf in named_leaves(example).items():
+        array, name = np.asarray(leaf), f" {name}" if name else ""
+        if array.dtype.kind in "OSUMm":
+            raise UserError(
+                f"export: the example{name} has the type {array.dtype}; pass numbers or booleans"
+            )
+        if 0 in array.shape:
+            raise UserError(
+                f"export: the example{name} has the shape {list(array.shape)}; pass one with at "
+                "least one number along each axis, on which the file can be verified"
+            )
 
 
 def example_spec(leaf):

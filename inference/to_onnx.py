@@ -5,12 +5,14 @@ import tempfile
 from pathlib import Path
 
 from file_io import atomic_write
+from inference.lowering.complex_numbers import is_complex_type
 from inference.lowering.onnx_ops import LAYERS, PRIMITIVES
 from inference.lowering.onnx_ops.graph import graph_proto
 from inference.lowering.onnx_ops.target import OnnxTarget
 from inference.lowering.onnx_ops.tidy import tidy
 from inference.lowering.walk import Walk, located
 from inference.onnx_graphs import PRODUCER
+from utils import UserError
 
 OPSETS = range(18, 24)
 LARGE = 2**31 - 2**24  # bytes of weights; a protobuf message has less than 2**31, with its nodes
@@ -43,6 +45,7 @@ def onnx_model(traced, opset=20):
     """A traced function as a ModelProto; raises Missing for a primitive without a table entry."""
     from onnx import helper
 
+    check_types(traced)
     target = OnnxTarget(LAYERS, PRIMITIVES, opset, traced.inputs)
     target.taken.update(traced.outputs)
     with located(walk := Walk(target)):
@@ -56,6 +59,15 @@ def onnx_model(traced, opset=20):
     return helper.make_model(
         graph, opset_imports=opsets, ir_version=version, producer_name=PRODUCER
     )
+
+
+def check_types(traced):
+    for name, aval in traced.inputs.items():
+        if is_complex_type(aval.dtype):
+            raise UserError(
+                f"{name}: ONNX Runtime takes no {aval.dtype}; pass its real and its imaginary part "
+                "as two inputs"
+            )
 
 
 def check(model):

@@ -19,6 +19,14 @@ def symbols(inputs):
     return sources
 
 
+def fix_of_size(error, symbols):
+    """What to do about the free size that an error of JAX is about."""
+    named = [name for name in symbols if re.search(rf"\b{name}\b", str(error))]
+    if "batch" in named or not named:
+        return "set the batch with --batch N"
+    return f"leave out the free size {named[0]}"
+
+
 def evaluate(dimension, symbol, operations):
     """The value of a size; `symbol(name)` is the value of a symbol.
 

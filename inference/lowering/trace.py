@@ -50,6 +50,8 @@ def trace(function, weights, inputs, batch=None):
     arrays = {name.removeprefix("params/"): leaf for name, leaf in named_leaves(weights).items()}
     in_shapes = named(shapes, "input")
     out_shapes = named(traced.out_info, "output", in_shapes)
+    if not out_shapes:
+        raise UserError("the model has no outputs: it returns None or an empty tree; return arrays")
     jaxpr = with_ops(traced.jaxpr)
     narrowest = precision(traced.jaxpr)
     return Traced(jaxpr, arrays, in_shapes, out_shapes, narrowest, tuple(compared))

@@ -27,6 +27,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal
 
 from inference.lowering.complex_numbers import Pair, is_complex, is_complex_type, on_pairs
+from inference.lowering.dims import fix_of_size
 from inference.lowering.equations import (
     CALLS,
     ELEMENTWISE,
@@ -52,7 +53,7 @@ class Missing(UserError):
     """A primitive that the target's table lacks."""
 
     def __init__(self, primitive, place):
-        super().__init__(f"{primitive} ({place})")
+        super().__init__(f"{primitive} ({place or 'the model'})")
         self.primitive, self.place = primitive, place
 
 
@@ -69,7 +70,7 @@ def located(walk):
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         # JAX has two classes of this name, of which one is public.
         is_free = type(error).__name__ == "InconclusiveDimensionOperation"
-        fix = "; set the batch with --batch N" if is_free else ""
+        fix = f"; {fix_of_size(error, walk.target.symbols)}" if is_free else ""
         message = f"cannot convert {walk.place or 'the model'}: {reason} ({where}){fix}"
         raise UserError(message) from error
 
@@ -239,7 +240,8 @@ class Walk:
         try:
             jaxpr = jax.make_jaxpr(function)(*avals)
         except jax.errors.InconclusiveDimensionOperation as error:
-            raise Missing(f"{name} over the batch", self.place) from error
+            what = f"{name} of a free size; {fix_of_size(error, self.target.symbols)}"
+            raise Missing(what, self.place) from error
         outer, self.fixed_place = self.fixed_place, self.fixed_place or self.place
         results = self.jaxpr(jaxpr, list(operands))
         self.fixed_place = outer

@@ -171,6 +171,22 @@ def test_inputs_without_a_common_batch_are_refused(tmp_path):
         export(lambda a, b: a @ b, None, (X[:, 0], WEIGHT), tmp_path / "a.onnx")
 
 
+@pytest.mark.parametrize(
+    ("function", "example", "message"),
+    [
+        (jnp.sin, X[:, :0], r"the example has the shape \[2, 0, 6\]; pass one with at least one"),
+        (jnp.sin, X[:0], r"the example has the shape \[0, 5, 6\]; pass one with at least one"),
+        (lambda x: x["a"], {"a": np.array(["b"])}, "the example a has the type <U1; pass numbers"),
+        (lambda x: None, X, "the model has no outputs: it returns None or an empty tree"),
+        (jnp.real, X + 1j, "input: ONNX Runtime takes no complex64; pass its real and its imag"),
+    ],
+)
+def test_an_example_or_a_result_without_numbers_is_refused(function, example, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        export(function, None, example, tmp_path / "a.onnx", route="native")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_size_at_which_the_model_itself_fails_is_named(tmp_path):
     def function(x):
         if x.shape[1] == 8:

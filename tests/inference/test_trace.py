@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from inference.lowering.compared import equal_sizes
+from inference.lowering.onnx_ops import PRIMITIVES
 from inference.lowering.trace import trace
 from inference.packages import quiet
 from inference.progress import Progress
 from inference.runtimes import open_model
+from inference.sizes import free_axes, free_shapes, parse_free
 from inference.to_onnx import write_onnx
 from utils import UserError
 
@@ -109,16 +111,22 @@ def test_precision_is_the_narrowest_float_anywhere_in_the_model():
     assert precision(lambda x: jax.lax.reduce_precision(x, 8, 7)) == "bfloat16"
 
 
-def test_what_a_table_cannot_convert_is_named_with_the_line_of_the_user(tmp_path):
+@pytest.mark.parametrize(
+    ("axis", "fix"), [(0, "set the batch with --batch N"), (1, "leave out the free size length")]
+)
+def test_what_a_table_cannot_convert_is_named_with_the_line_of_the_user(
+    axis, fix, monkeypatch, tmp_path
+):
     def function(_, x):
-        return jnp.concatenate(jnp.split(x, [1])[::-1])  # a split
+        return jnp.sin(x["x"])  # a wave
 
-    traced = trace(function, {}, ROW)
-    with pytest.raises(
-        UserError, match=r"cannot convert .*; set the batch with --batch N"
-    ) as error:
+    inputs = {"x": jax.ShapeDtypeStruct((6,), jnp.float32)}
+    free = free_axes(inputs, parse_free(["1:length"]))
+    traced = trace(function, {}, free_shapes(inputs, free))
+    monkeypatch.setitem(PRIMITIVES, "sin", lambda t, x, **_: np.ones(int(x.shape[axis])))
+    with pytest.raises(UserError, match=f"cannot convert .*; {fix}$") as error:
         write_onnx(traced, tmp_path / "a.onnx")
-    assert line_of("a split") in str(error.value) and "InconclusiveDimension" in str(error.value)
+    assert line_of("a wave") in str(error.value) and "InconclusiveDimension" in str(error.value)
 
 
 def test_a_long_export_says_what_it_does(capfd):

@@ -45,7 +45,7 @@ def real_dft(t, x, **_):
     """A DFT node, whose numbers have their two parts in the last axis and at least one axis before
     the one that it transforms."""
     if not is_number(x.shape[-1]):
-        t.refuse("fft", "over the batch")
+        t.refuse("fft", "over a free axis")
     axes = np.array([0, -1] if len(x.shape) == 1 else [-1], np.int64)
     numbers = t.Unsqueeze(x, axes)
     if t.opset >= 20:
