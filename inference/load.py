@@ -29,10 +29,10 @@ from model.layers.activations import softmax
 from model.layers.blocks import unrolled
 from training.checkpoint.pretrained import Pretrained, merged, with_base
 from training.checkpoint.probe import EXAMPLES, Probe, probed_spec
-from training.checkpoint.record import check_known
+from training.checkpoint.record import check_described, check_known
 from training.checkpoint.restore import check_meaning
 from training.checkpoint.storage import checkpoints
-from training.preprocess import check_described, with_recorded
+from training.preprocess import with_recorded
 from utils import UserError, named_leaves, quoted
 from wiring.build import build_to_ship
 from wiring.config import override, read

@@ -9,7 +9,6 @@ run's config from then on. `fit` must also work for a single example of zeros.
 import inspect
 import math
 from functools import partial
-from hashlib import sha256
 from types import SimpleNamespace
 
 import jax
@@ -280,31 +279,3 @@ def is_statistic(value):
     if isinstance(value, list):
         return bool(value) and all(item == [] or is_statistic(item) for item in value)
     return type(value) in (int, float) and abs(value) < 2**127
-
-
-def described(preprocess):
-    """The name of each function, with its functools.partial arguments, as text to compare."""
-    return [text_of(function) for function in preprocess]
-
-
-def text_of(value):
-    """A function, or one of its arguments, as text; a long array by its digest."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, list | tuple):
-        text = f"[{', '.join(map(text_of, value))}]"
-        return text if len(text) < 200 else f"[{sha256(text.encode()).hexdigest()[:8]}...]"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if value is None or isinstance(value, int | str):
-        return repr(value)
-    if not isinstance(value, partial):
-        return getattr(value, "__name__", type(value).__name__)
-    named = [f"{name}={text_of(given)}" for name, given in sorted(value.keywords.items())]
-    return f"{text_of(value.func)}({', '.join([*map(text_of, value.args), *named])})"
-
-
-def check_described(path, trained, preprocess):
-    """Refuse other preprocessing than that with which a run of `fit` was trained."""
-    if trained is not None and trained != (given := described(preprocess)):
-        text = f"preprocess=[{', '.join(trained)}], got [{', '.join(given)}]"
-        raise UserError(f"{path}: was trained with {text}; pass the same functions")

@@ -44,7 +44,7 @@ class Trainer:
         self.feeds = make_feeds(sets, recipe.loader, self.replicas, options.limit_batches)
         self.feed, self.set_specs = self.feeds.get("train"), specs_of(sets)
         try:
-            self.begin_programs(sets)
+            self.begin_programs(recipe, sets)
         except Exception as error:
             self.close()
             if explain and not isinstance(error, UserError | RunError):
@@ -59,9 +59,8 @@ class Trainer:
 
     # Programs.
 
-    def begin_programs(self, sets):
+    def begin_programs(self, recipe, sets):
         """Make all programs, and begin to compile those that are sure to be used."""
-        recipe = self.recipe
 
         def draw(seed, numbers):
             """The (params, state) of a replica with these numbers."""

@@ -1,8 +1,10 @@
-"""The record of a checkpoint: which values are valid. It may come from an untrusted source."""
+"""The record of a checkpoint: which values are valid, since it may come from an untrusted source,
+and the text by which preprocessing is compared."""
 
 from functools import partial
+from hashlib import sha256
 
-from utils import Damaged
+from utils import Damaged, UserError
 
 FORMAT = 2  # 1 had other sums, and no `lined`
 
@@ -111,3 +113,31 @@ def check_record(path, record):
         formats = f"format {record['format']}; this one reads up to {FORMAT}"
         raise Damaged(f"{path}: was written by a newer version ({formats})")
     return record
+
+
+def described(preprocess):
+    """The name of each function, with its functools.partial arguments, as text to compare."""
+    return [text_of(function) for function in preprocess]
+
+
+def text_of(value):
+    """A function, or one of its arguments, as text; a long array by its digest."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        text = f"[{', '.join(map(text_of, value))}]"
+        return text if len(text) < 200 else f"[{sha256(text.encode()).hexdigest()[:8]}...]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is None or isinstance(value, int | str):
+        return repr(value)
+    if not isinstance(value, partial):
+        return getattr(value, "__name__", type(value).__name__)
+    named = [f"{name}={text_of(given)}" for name, given in sorted(value.keywords.items())]
+    return f"{text_of(value.func)}({', '.join([*map(text_of, value.args), *named])})"
+
+
+def check_described(path, trained, preprocess):
+    """Refuse other preprocessing than that with which a run of `fit` was trained."""
+    if trained is not None and trained != (given := described(preprocess)):
+        text = f"preprocess=[{', '.join(trained)}], got [{', '.join(given)}]"
+        raise UserError(f"{path}: was trained with {text}; pass the same functions")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from data_loader.base import class_names, tokenizer_json
 from training.base import Tracked
+from training.checkpoint.record import described
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.loss import cross_entropy
@@ -18,7 +19,6 @@ from training.options import (
     LoggingOptions,
     TrainingOptions,
 )
-from training.preprocess import described
 from training.recipe import Recipe, compose
 from training.runs import folder as run_folder
 from training.runs.argument_checks import (
