@@ -208,8 +208,11 @@ def check_binary(loss, metrics):
     if getattr(loss, "func", loss) is not binary_cross_entropy:
         return
     for label, metric in metrics.items():
-        if getattr(metric, "func", metric) in (accuracy, top_k_accuracy, f1):
+        function = getattr(metric, "func", metric)
+        if function in (accuracy, top_k_accuracy, f1):
             raise UserError(
                 f"metrics: {label} is for one class per example, but the loss binary_cross_entropy "
-                "is for labels that are independent; use binary_accuracy, or the loss cross_entropy"
+                "is for labels that are independent; use binary_accuracy, or the loss "
+                "cross_entropy (if the classes exclude each other after all, pass a function that "
+                f"calls {function.__name__})"
             )
