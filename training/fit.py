@@ -27,6 +27,7 @@ from training.devices.utilisation import utilisation
 from training.loop import Loop
 from training.loss import cross_entropy
 from training.objective import supervised
+from training.optimizers import sgd
 from training.options import CheckpointOptions, LoggingOptions, PretrainedOptions
 from training.run import Clock, LearningRates, Run
 from training.runs.argument_checks import check_pairs
@@ -47,10 +48,12 @@ from training.watching.metric_log import EVERY_50_STEPS, MetricLog
 from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
-from utils import RunError, UserError, shown_if_slow
+from utils import RunError, UserError, named_leaves, shown_if_slow
 
 # Arguments of `fit` that are not part of the recipe.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
+# Arguments of `evaluate` that are not part of the recipe.
+EVALUATED = ("model", "params", "state", "data")
 
 
 # The signature repeats the fields of LoaderOptions and TrainingOptions, so that editors know them;
@@ -112,6 +115,54 @@ def fit(
     with holding(folder, resume, record) as checkpoint:
         return train_recipe(recipe, sets, folder, record, checkpoint, watchers=watchers)
 # fmt: on
+# fmt: on
+
+
+def evaluate(
+    model,
+    params,
+    state,
+    data,
+    *,
+    loss=cross_entropy,
+    metrics=None,
+    preprocess=(),
+    objective=supervised,
+    precision="float32",
+    batch_size=128,
+    collate_fn=None,
+    seed=0,
+    device_budget_mb=2048,
+    prefetch=2,
+) -> dict[str, float]:
+    """{"loss": ..., "accuracy": ...} of these weights, exactly as `fit` evaluates a test set. The
+    arguments are those of `fit`; of a Run, or of what `load` returns, pass `params` and `state`."""
+    options = {name: value for name, value in locals().items() if name not in EVALUATED}
+    ignored = getattr(data, "ignore_label", None)
+    unused = sgd(lr=1.0)  # no step is taken
+    recipe = recipe_of(model, optimizer=unused, ignored=ignored, **options)
+    if data is None:
+        raise UserError("data: is None; pass a dataset, as (x, y)")
+    check_pairs({"data": data}, objective)
+    sets = datasets(None, None, data, recipe.loader)
+    with closing(trainer_of(recipe, sets)) as trainer:
+        check_weights(trainer.weight_specs, (params, state))
+        weights = trainer.replicas.stack([trainer.put_weights((params, state))])
+        values = recipe.reader().values("test", trainer.evaluate("test", weights=weights))
+    return {name.removeprefix("test_"): value for name, value in values.items()}
+
+
+def check_weights(specs, weights):
+    """Refuse a (params, state) that is not the model's."""
+    for what, expected, given in zip(("params", "state"), specs, weights, strict=True):
+        expected, given = (
+            {name: np.shape(leaf) for name, leaf in named_leaves(tree).items()}
+            for tree in (expected, given)
+        )
+        for name in {**expected, **given}:
+            if (own := expected.get(name, "absent")) != (found := given.get(name, "absent")):
+                fix = "pass the model with its own weights"
+                raise UserError(f"{what}: {name} is {found}, and {own} in the model; {fix}")
 
 
 def plain(value):
@@ -146,12 +197,14 @@ def trainer_of(recipe, sets):
     them."""
     sizes = {name: length(dataset) for name, dataset in sets.items()}
 
+    first, *_, last = [*sets, *sets]
+
     def explain(batches):
-        rows = len(jax.tree.leaves(batches["train"])[0])
+        rows = len(jax.tree.leaves(batches[first])[0])
         held_out = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), [*batches.values()][-1]
+            lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), batches[last]
         )
-        check_batches(recipe, batches["train"], held_out, sizes)
+        check_batches(recipe, batches[first], held_out, sizes)
 
     try:
         trainer = Trainer(recipe, sets, explain=explain)
@@ -160,8 +213,8 @@ def trainer_of(recipe, sets):
     except (UserError, RunError):
         raise
     except Exception:
-        if has_items(sets["train"]):
-            check_shapes(recipe, read_example(sets["train"], 0), sizes)
+        if has_items(sets[first]):
+            check_shapes(recipe, read_example(sets[first], 0), sizes)
         raise
 
 

@@ -73,21 +73,21 @@ class Trainer:
         self.leaf_names = tuple(named_leaves(params))
         shapes = next(iter(self.feeds.values())).shapes
         self.looped = not loops_are_slow(recipe.objective, *self.weight_specs, shapes)
+        values = shapes_of_values(recipe.objective, *self.weight_specs, shapes)
+        self.metric_shapes = {label: tree for label, tree in values.items() if label != "loss"}
         self.program, self.empty_tallies = None, {}
         if self.feed:
-            self.begin_training_programs(of_replica)
+            self.begin_training_programs(values, of_replica)
             self.draw = RareProgram(draw, shardings, *of_replica, pool=self.pool)
         self.begin_evaluation_programs([*recipe.sets_in_epochs(sets), *recipe.sets_at_end(sets)])
 
-    def begin_training_programs(self, of_replica):
+    def begin_training_programs(self, values, of_replica):
         """Begin to compile the training step, which takes longest, and the programs that make the
-        first state and its sums. `of_replica` are the specs of a replica's seed and numbers."""
+        first state and its sums. Specs are of the objective's values, a replica's seed, numbers."""
         recipe, metric_plan, shapes = self.recipe, self.recipe.metric_plan, self.feed.shapes
         unroll, steps = not self.looped, self.feed.steps  # unroll microbatches where loops are slow
         self.passes = recipe.make_update(unroll, steps).passes
-        values = shapes_of_values(recipe.objective, *self.weight_specs, shapes)
         metric_plan.check(values)
-        self.metric_shapes = {label: tree for label, tree in values.items() if label != "loss"}
         check_per_example(values, jax.tree.leaves(shapes)[0].shape[0])
         modes = metric_plan.modes(values, "TRAIN", "EPOCH")
         self.concat_rows = rows_of("train", self.feed, modes)

@@ -18,7 +18,7 @@ from tests.training.report.saved_run import Page
 from training.devices.options import MeshOptions
 from training.devices.sharding import Plan
 from training.feed import Resident, make_feeds
-from training.fit import fit, recipe_of
+from training.fit import evaluate, fit, recipe_of
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions
 from training.programs import QUICKLY, compile_lowered
@@ -76,6 +76,33 @@ def assert_same(a, b):
 
 def assert_close(a, b, rtol=1e-4, atol=1e-5):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def test_weights_are_evaluated_as_fit_evaluates_them():
+    run = fit(MODEL, (X, Y), (X[:77], Y[:77]), **DEFAULTS)
+    row, weights = run.history[-1], (MODEL, run.params, run.state)
+    expected = {name: row[f"test_{name}"] for name in ("loss", "accuracy")}
+    for data in ((X[:77], Y[:77]), Streamed(X[:77], Y[:77])):
+        assert evaluate(*weights, data, batch_size=32) == expected
+    halved = evaluate(*weights, (2 * X[:77], Y[:77]), preprocess=[lambda x: x / 2], metrics=[])
+    assert halved == {"loss": pytest.approx(expected["loss"], rel=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": (X[:, :3], Y)}, r"whose batches are \(float32\[128, 3\]"),
+        ({"data": None}, "data: is None"),
+        ({"data": X}, "data: is one array"),
+        ({"model": mlp((6,), 3, dims=(7,))}, r"params: \w+/\w+ is \(16,?.*\), and \(7,?.*\) in"),
+        ({"metrics": {"logits": lambda output, label: output}}, "metrics: logits ends with shape"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(change, message):
+    params, state = MODEL.init(jax.random.key(0))
+    arguments = {"model": MODEL, "params": params, "state": state, "data": (X, Y)} | change
+    with pytest.raises(UserError, match=message):
+        evaluate(**arguments)
 
 
 @pytest.mark.slow
