@@ -33,14 +33,25 @@ from utils import UserError, open_closed_streams, run_command  # noqa: E402
 
 BROKEN_PIPE = 141  # the exit code that shells use for SIGPIPE
 MAX_NUMBERS = 8  # printed per output
+# Options that only count for inputs, and for a text.
+OF_INPUTS = ("config", "trust", "key", "prepared", "top", "batch", "csv")
+OF_TEXT = ("tokens", "temperature", "top_k", "top_p", "seed", "tokenizer")
 FIRST_COLUMN = b"input,"  # with which a table of predictions begins
 
 
 def main(argv=None):
     """Run the command line; a user's mistake ends in one message and an exit code."""
-    arguments = parse(argv)
-    is_text = arguments.prompt is not None or arguments.prompt_file
-    return run_command(lambda: (write if is_text else predict)(arguments))
+    return run_command(lambda: run(parse(argv)))
+
+
+def run(arguments):
+    """Continue a text, or print predictions."""
+    (write if is_text(arguments) else predict)(arguments)
+
+
+def is_text(arguments):
+    """Whether an exported language model is to continue a text."""
+    return arguments.prompt is not None or arguments.prompt_file is not None
 
 
 def parse(argv):
@@ -78,13 +89,17 @@ def parse(argv):
     for name in ("top", "batch"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name}: must be at least 1")
+    unused, of = (OF_INPUTS, "inputs") if is_text(arguments) else (OF_TEXT, "--prompt")
+    for name in unused:
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')}: goes with {of}; leave it out")
     return arguments
 
 
 def write(arguments):
     """Print a text that an exported language model continues, as it is written."""
-    if arguments.inputs or arguments.csv:
-        raise UserError("--prompt: the model continues this text; leave out the inputs and --csv")
+    if arguments.inputs:
+        raise UserError("--prompt: the model continues this text; leave out the inputs")
     prompt, sampling = checked_text(arguments)
     from inference.writer import open_writer
 

@@ -253,6 +253,9 @@ def test_mistakes_are_named(exported, tmp_path):
         (tmp_path / "none", ("--prompt", "a"), "no such file or folder"),
         (exported.checkpoint, ("--prompt", "a"), "python -m inference.generate"),
         (folder, ("x.png", "--prompt", "a"), "leave out the inputs"),
+        (folder, ("--prompt", "a", "--top", 2), "--top: goes with inputs; leave it out"),
+        (folder, ("--prompt", "a", "--csv", "a.csv"), "--csv: goes with inputs; leave it out"),
+        (folder, ("x.npz", "--top-k", 2), "--top-k: goes with --prompt; leave it out"),
         (folder, (), "INPUT: is missing"),
     ]:
         code, out, err = write(model, *options)
