@@ -387,7 +387,7 @@ def test_an_error_in_the_evaluation_is_raised_before_the_first_step():
 
     broken.finish = lambda mean: 1 / 0
     started = Recorder(on_epoch_start=lambda view: started.seen.append(1))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UserError, match=r"the means cannot be finished: .*ZeroDivisionError"):
         run(metrics=[tracked(broken, phase="TEST")], callbacks=[started])
     assert started.seen == []
 

@@ -81,7 +81,7 @@ def reported_names(recipe, metrics):
     for name, leaf in named_leaves(finished).items():
         reported.setdefault(name.split("/")[0], {})[name] = leaf
     for label, leaves in reported.items():
-        if not leaves:
+        if not jax.tree.leaves((leaves, metrics.get(label))):  # a `finish` may leave values out
             raise UserError(f"metrics: {label} returns nothing; return a number")
         for name, leaf in leaves.items():
             if leaf.shape != ():
