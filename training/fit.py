@@ -2,7 +2,7 @@
 recipe, for `fit` and for the command line alike."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never
@@ -208,7 +208,10 @@ def trainer_of(recipe, sets):
 
     try:
         trainer = Trainer(recipe, sets, explain=explain)
-        reported_names(recipe, trainer.metric_shapes)
+        with ExitStack() as on_error:
+            on_error.callback(trainer.close)
+            reported_names(recipe, trainer.metric_shapes)
+            on_error.pop_all()
         return trainer
     except (UserError, RunError):
         raise
