@@ -115,7 +115,6 @@ def fit(
     with holding(folder, resume, record) as checkpoint:
         return train_recipe(recipe, sets, folder, record, checkpoint, watchers=watchers)
 # fmt: on
-# fmt: on
 
 
 def evaluate(
