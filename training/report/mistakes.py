@@ -1,4 +1,4 @@
-"""What a run got wrong: its confusion matrices and worst mistakes, from its pictures/ folder."""
+"""What a run got wrong: its confusion matrices and worst predictions, from its pictures/ folder."""
 
 import base64
 
@@ -10,8 +10,10 @@ from training.report.numbers import plain
 from training.report.read import picture_files, read_json, unlinked
 
 NUMBERED = 20  # classes; a matrix of more is drawn without numbers
+# The strength of a colour, in percent, from which white is easier to read on it than black.
+DEEP = {"right": 72, "wrong": 87}
 CELLS = 8_000  # of a drawing; of more, the most frequent ones are drawn
-WORST = 64  # mistakes that are shown
+WORST = 64  # predictions that are shown
 LARGEST = 4 * 2**20  # bytes of a picture
 FILES = 24  # of one kind, a file for each set
 
@@ -111,7 +113,7 @@ def numbered(counts, shares, names, normalized):
         cells = [tag("th", names[row], scope="row")]
         for column, count in enumerate(line):
             kind, strength, tip = cell(row, column, counts, shares, names)
-            kind += " deep" if strength > 60 else "" if count else " none"
+            kind += " deep" if strength > DEEP[kind] else "" if count else " none"
             text = f"{100 * shares[row, column]:.1f}" if normalized else f"{count:.0f}"
             cells.append(tag("td", text, class_=kind, style=f"--s:{strength}%", data_tip=tip))
         rows.append(cells)
@@ -132,6 +134,7 @@ def drawn(counts, shares, names):
     left = f" The {CELLS:,} largest counts are shown." if len(cells) == CELLS else ""
     remark = note(f"Rows: true label, 0 to {size - 1}. Columns: predicted.{left}")
     look = {"viewBox": f"0 0 {size} {size}", "class_": "heat", "shape_rendering": "crispEdges"}
+    look |= {"role": "img", "aria_label": f"a confusion matrix of {size} classes"}
     return [tag("svg", squares, **look), remark]
 
 
@@ -143,9 +146,9 @@ def worst(value):
     names = names_of(value)
     cards = [card(example, names) for example in examples[:WORST] if isinstance(example, dict)]
     if cards:
-        return tag("figure.worst", caption("worst mistakes", value), tag("div.cards", cards))
+        return tag("figure.worst", caption("worst predictions", value), tag("div.cards", cards))
     where = set_and_epoch(value)
-    return note(f"No mistake{f' on {where}' if where else ''}.")
+    return note(f"No predictions{f' on {where}' if where else ''}.")
 
 
 def card(example, names):
@@ -157,7 +160,9 @@ def card(example, names):
     except (TypeError, ValueError):
         content = b""
     picture = image(content, f"example {index}") or tag("div.blank", "no picture")
-    verdict = tag("div", tag("b", label), " taken for ", tag("b.bad", predicted))
+    right = example.get("label") == example.get("predicted") is not None
+    verdict = [", right"] if right else [" taken for ", tag("b.bad", predicted)]
+    verdict = tag("div", tag("b", label), verdict)
     return tag("div.card", picture, verdict, tag("small", f"loss {loss}{DOT}#{index}"))
 
 
@@ -169,7 +174,7 @@ def name_of(label, names):
 
 def short_text(value):
     """A float with few digits; the beginning of any other value; "?" for None."""
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
+    text = f"{value + 0.0:.3g}" if isinstance(value, float) else str(value)[:40]
     return "?" if value is None else text
 
 

@@ -11,7 +11,7 @@ def plain(value):
     """A number as short as is readable: 0.9612, 24,900, 3e-05."""
     if value is None or math.isnan(value):
         return "\N{EM DASH}"
-    size = abs(value)
+    size, value = abs(value), value + 0.0  # which is 0, not -0
     if value != 0 and not 1e-4 <= size < 1e7:
         return f"{value:.3g}"
     if size >= 1000 or value == int(value):

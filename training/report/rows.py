@@ -105,6 +105,7 @@ def add_row(metrics, row, epoch, step):
     """Add one row of metrics.jsonl to the columns."""
     values = {name: number(value) for name, value in row.items() if name not in ROW_KEYS}
     values = {name: value for name, value in values.items() if value is not None}
+    metrics.last_step = max(metrics.last_step, step)
     if row.get("initial") or row.get("final"):
         columns = metrics.initial if row.get("initial") else metrics.final
         columns.update({name: value for name, value in values.items() if math.isfinite(value)})
@@ -115,7 +116,6 @@ def add_row(metrics, row, epoch, step):
         columns, metrics.epoch_at[step] = metrics.epochs, epoch
     if len(columns) > MOST_NAMES:
         values = {name: value for name, value in values.items() if name in columns}
-    metrics.last_step = max(metrics.last_step, step)
     for name, value in values.items():
         steps, column = columns.get(name) or columns.setdefault(name, (array("d"), array("d")))
         steps.append(step)

@@ -155,7 +155,9 @@ class Page(HTMLParser):
         """{title: the data that its script shows}"""
         figures = [text for _, a, text, _ in self.all("figure") if a["class"].startswith("chart")]
         titles = [e[2] for e in self.all("h3") if e[3][-2:] == ["figure", "figcaption"]]
-        titles = [title for title in titles if title not in ("confusion matrix", "worst mistakes")]
+        titles = [
+            title for title in titles if title not in ("confusion matrix", "worst predictions")
+        ]
         pairs = zip(titles, figures, strict=True)
         return {title: json.loads(text[text.index("{") :]) for title, text in pairs}
 

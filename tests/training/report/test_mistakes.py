@@ -1,4 +1,4 @@
-"""The confusion matrices and worst mistakes of a report."""
+"""The confusion matrices and worst predictions of a report."""
 
 import base64
 import json
@@ -6,8 +6,10 @@ import os
 from urllib.parse import quote
 
 import numpy as np
+import pytest
 
 from tests.training.report.saved_run import report, save, save_pictures
+from training.report.mistakes import DEEP
 from training.watching.pictures import png
 
 
@@ -25,6 +27,36 @@ def test_a_confusion_matrix(tmp_path):
     assert "0 taken for 1" in page.texts("div", class_="card")[0]
     sources = [e[1]["src"].removeprefix("data:image/png;base64,") for e in page.all("img")]
     assert [base64.b64decode(source) for source in sources] == [picture, picture]
+
+
+@pytest.mark.parametrize("kind, colour", [("right", (8, 81, 156)), ("wrong", (200, 64, 0))])
+def test_the_numbers_of_a_matrix_stand_out_from_their_cells(kind, colour):
+    """The contrast of WCAG is at least 3.8, on all strengths of both colours in style.css."""
+    for strength in range(101):
+        ground = luminance([255 + (part - 255) * strength / 100 for part in colour])
+        text = luminance([255] * 3 if strength > DEEP[kind] else (29, 29, 27))
+        assert (max(ground, text) + 0.05) / (min(ground, text) + 0.05) > 3.8
+
+
+def luminance(colour):
+    linear = [
+        x / 12.92 if x <= 0.04 else ((x + 0.055) / 1.055) ** 2.4 for x in np.divide(colour, 255)
+    ]
+    return np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+
+def test_a_right_prediction_is_not_called_a_mistake(tmp_path):
+    """A model that is nearly always right has right predictions among its worst ones."""
+    folder = save(tmp_path / "run")
+    save_pictures(folder)
+    path = folder / "pictures" / "worst-test.json"
+    example = json.loads(path.read_text())["examples"][0]
+    pairs = [(1, 1, -0.0), (0, 1, 2.0), (None, None, 1.0)]
+    examples = [example | {"label": a, "predicted": b, "loss": loss} for a, b, loss in pairs]
+    path.write_text(json.dumps({"set": "test", "epoch": 4, "examples": examples}))
+    right, wrong, unknown = report(folder).texts("div", class_="card")
+    assert "1, right" in right and "taken for" not in right and "loss 0 " in right
+    assert "0 taken for 1" in wrong and "? taken for ?" in unknown
 
 
 def test_the_newest_pictures_of_callbacks_are_in_the_page(tmp_path):

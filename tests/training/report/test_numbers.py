@@ -9,7 +9,7 @@ from training.report.numbers import duration, log_ticks, plain, short, thinned, 
 
 
 def test_numbers_are_short_and_readable():
-    values = (0.96123, 24900.4, 3e-5, 0.0, 12.345, 5, math.nan)
+    values = (0.96123, 24900.4, 3e-5, -0.0, 12.345, 5, math.nan)
     assert [plain(v) for v in values] == [
         *("0.9612", "24,900", "3e-05", "0", "12.35", "5", "\N{EM DASH}")
     ]

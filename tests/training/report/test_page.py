@@ -36,6 +36,12 @@ def test_the_numbers_at_a_glance(tmp_path):
     assert page.texts("title") == ["Sample \N{MIDDLE DOT} run"]
 
 
+def test_the_steps_of_a_run_that_ended_within_an_epoch_are_counted(tmp_path):
+    final = {"epoch": 5, "step": 47, "final": "the last weights", "test_loss": 0.5}
+    (strip,) = report(save(tmp_path / "run", [*rows(), final])).texts("dl", class_="strip")
+    assert strip.startswith("epochs4 of 4steps47parameters")
+
+
 def test_the_name_or_the_config_decides_which_value_is_best(tmp_path):
     lines = [
         {"epoch": e, "step": e, "test_loss": 1.0, "test_score": s, "end_of_epoch": True}
