@@ -8,7 +8,7 @@ const ready = openModel(async (ort, session) => {
   const tensor = (values, shape) => new ort.Tensor(type, array(values), shape);
   const zeros = tensor(new Array(SIZE).fill(0), [1, ...facts.shape]);
   await session.run({[name]: zeros});  // the first run is slower
-  return {session, name, tensor, output: session.outputMetadata[0].shape};
+  return {session, name, type, tensor, output: session.outputMetadata[0].shape};
 });
 
 // Raise if this page cannot provide the model's input.

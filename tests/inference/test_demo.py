@@ -223,3 +223,8 @@ def test_any_other_input_is_entered_as_numbers(chromium, tmp_path):
     enter("[1, 2]")
     message = wait_for(problem, lambda value: "JSON" not in value)
     assert message == "2 numbers; an example has 4"
+    for value, fault in (("null", "null is not a number"), ('"a"', '"a" is not a number')):
+        enter(f"[1, 2, 3, {value}]")
+        wait_for(problem, lambda message, fault=fault: message == fault)
+    enter("[1, 2, 3, 1.5]")
+    wait_for(problem, lambda message: message == "1.5 is not a number of type int64")
