@@ -137,6 +137,8 @@ def predict(arguments):
 def check_output(arguments):
     """Refuse to replace what is read, or any file but a table that this program wrote."""
     path = Path(arguments.csv or os.devnull)
+    if path.is_dir():
+        raise UserError(f"--csv: {path} is a folder; name a file, as {path / 'predictions.csv'}")
     try:
         if not path.is_file():
             return

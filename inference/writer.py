@@ -66,7 +66,7 @@ def step_of(path, folder):
     if not report.is_file():
         raise UserError(
             f"{folder}: is no export, it has no {REPORT}; name the folder that convert_tflite.py "
-            "has written"
+            f"has written (a run writes by `python -m inference.generate {folder} --prompt ...`)"
         )
     try:
         formats = parse_json(read_file(report))["formats"]

@@ -106,6 +106,8 @@ def test_train_accepts_every_command_line(page, words):
 def test_the_export_accepts_every_command_line(page, words):
     if words:
         arguments = convert_tflite.parse(words)
+        folder = ROOT / "inference" / (arguments.name or "MNIST_Sample")  # not one of our own
+        assert not folder.exists() or (folder / "verification.json").exists()
         check_overrides(page, arguments.config or "config.json", arguments.overrides)
 
 

@@ -250,6 +250,7 @@ def test_mistakes_are_named(exported, tmp_path):
         (without, ("--prompt", "a", "--tokenizer", other), "has 257 tokens, the model knows"),
         (plain, ("--prompt", "a"), "is no language model, it has no decode step"),
         (tmp_path / "empty", ("--prompt", "a"), "is no export, it has no verification.json"),
+        (exported.checkpoint.parent, ("--prompt", "a"), "python -m inference.generate"),
         (tmp_path / "none", ("--prompt", "a"), "no such file or folder"),
         (exported.checkpoint, ("--prompt", "a"), "python -m inference.generate"),
         (folder, ("x.png", "--prompt", "a"), "leave out the inputs"),

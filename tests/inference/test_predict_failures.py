@@ -186,6 +186,9 @@ def test_the_table_of_predictions_replaces_no_other_file(
 ):
     (tmp_path / "notes.csv").write_text("name,price\n")
     (tmp_path / "link.csv").symlink_to("some.npy")
+    (tmp_path / "folder").mkdir()
+    code, out, err = run_predict("linear.onnx", "some.npy", "--csv", "folder")
+    assert code == 2 and "--csv: folder is a folder; name a file, as" in err and not out, err
     before = (tmp_path / output).read_bytes()
     code, out, err = run_predict("linear.onnx", "some.npy", "--csv", output)
     assert code == 2 and message in err and not out, err

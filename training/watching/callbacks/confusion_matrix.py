@@ -32,8 +32,10 @@ def pairs(output, target):
     label, valid = common.class_label("confusion_matrix", output, target)
     count = output.shape[-1]
     if count > MOST:
-        found = f"there are {count} classes, too many for a readable matrix"
-        raise UserError(f"confusion_matrix: {found}; {MOST} at most")
+        raise UserError(
+            f"confusion_matrix: draws at most {MOST} classes, and there are {count}; "
+            "leave this callback out"
+        )
     actual = jax.nn.one_hot(label.reshape(-1), count)
     predicted = jax.nn.one_hot(jnp.argmax(output, axis=-1).reshape(-1), count)
     return {"counts": actual.T @ predicted, "invalid": ~valid}
