@@ -95,7 +95,7 @@ def channels_first(inputs):
     """The spec of one image with its channels first."""
     leaves = jax.tree.leaves(inputs)
     if len(leaves) != 1 or len(leaves[0].shape) != 3:
-        shapes = {name: leaf.shape for name, leaf in named_leaves(inputs).items()}
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
         raise UserError(
             "--input-layout nchw: needs a model with one image input of (height, width, channels); "
             f"this one takes {shapes}"

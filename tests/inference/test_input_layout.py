@@ -1,14 +1,16 @@
 """The export command's --input and --input-layout: shapes as they are written, and layouts."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from inference import convert_tflite
-from inference.input_shape import channels_last
+from inference.input_shape import channels_first, channels_last
 from inference.load import load_to_export
 from inference.runtimes import open_model
 from tests.inference.conftest import read_report
+from utils import UserError
 
 ONNX = ("--name", "small", "--formats", "onnx")
 
@@ -66,3 +68,8 @@ def test_a_shape_that_can_be_read_both_ways_is_in_the_stated_layout(shape, known
     turned = (*shape[1:], shape[0]) if len(shape) == 3 else shape
     assert channels_last(shape, "nchw", known) == (turned, "nchw")
     assert capsys.readouterr().out == ""
+
+
+def test_only_images_have_channels():
+    with pytest.raises(UserError, match=r"channels\); this one takes \[2\]$"):
+        channels_first(jax.ShapeDtypeStruct((2,), jnp.float32))

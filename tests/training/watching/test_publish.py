@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from model.mlp import mlp
 from tests.training.watching.recorder import ABOUT, Recorder, output_of, warnings_of
+from training.fit import fit
+from training.optimizers import sgd
 from training.watching.publish import Publisher
 from utils import UserError
 
@@ -124,6 +127,17 @@ def test_an_object_without_any_method_of_a_tracker_is_refused():
     for wrong in (object(), "csv", Recorder):
         with pytest.raises(UserError, match="is not a tracker: an object with any of start, scal"):
             Publisher([wrong])
+
+
+def test_the_means_of_an_epoch_are_never_drawn_into_the_curve_of_the_lines(tmp_path):
+    """Not even where a budget ends the run within an epoch."""
+    recorder, data = Recorder(), (np.ones((40, 2), "f"), np.zeros(40, int))
+    log, options = {"every_steps": 2, "trackers": [recorder]}, {"epochs": 2, "batch_size": 4}
+    options |= {"max_steps": 13, "folder": tmp_path / "run", "log": log}
+    fit(mlp((2,), 2, (2,)), data, optimizer=sgd(0.1), **options)
+    drawn = [call[1:] for call in recorder.calls if call[0] == "scalars"]
+    steps = {name: [step for step, values in drawn if name in values] for name in drawn[-1][1]}
+    assert "train_loss" not in steps and steps["train_loss_epoch"] == [10, 13]
 
 
 def test_without_trackers_nothing_is_copied_and_no_thread_runs():
