@@ -36,7 +36,7 @@ def curves(runs):
         tag("div.charts.three", small[:FEW]) if small else None,
         folded(f"{len(more)} more", tag("div.charts", more)) if more else None,
         None if several else leaf_table(runs[0]),
-        None if large or small else note("Nothing has been measured yet."),
+        None if large or small or faulty else note("Nothing has been measured yet."),
     )
 
 

@@ -54,7 +54,9 @@ def test_each_part_of_the_page_reports_its_missing_or_damaged_file(tmp_path):
     for name, matrix in matrices.items():
         path = folder / "pictures" / f"confusion_matrix-{name}.json"
         path.write_text(json.dumps({"matrix": matrix}))
-    problems = report(folder).texts("p", class_="problem")
+    page = report(folder)
+    assert "Nothing has been measured yet." not in page.source  # which the first problem says
+    problems = page.texts("p", class_="problem")
     matrix = "confusion_matrix-{}.json cannot be shown: its matrix "
     for problem in (
         "there is no metrics.jsonl: nothing has been measured yet",
