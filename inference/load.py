@@ -105,6 +105,8 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
     `model`, and the `preprocess` with which it was trained. `config` is a file to use instead of
     the stored config; only with `trust` may a stored config import its dotted names.
     """
+    if model is None and preprocess:
+        raise UserError("load: preprocess goes with a model; the config of a run has its own")
     checkpoint = checkpoint_at(path)
     weights = Pretrained(checkpoint)
     check_known(checkpoint, weights.record)

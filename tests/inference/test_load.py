@@ -80,6 +80,8 @@ def test_a_run_of_fit_needs_its_model(of_fit, convert, run_predict):
         load(folder, mlp((5,), 2, dims=(7,)))
     with pytest.raises(UserError, match="must be what its function returns, as mlp"):
         load(folder, mlp)
+    with pytest.raises(UserError, match="preprocess goes with a model; the config of a run has"):
+        load(folder, preprocess=[np.sqrt])
 
 
 def test_a_run_of_fit_is_used_with_the_preprocess_of_its_training(tmp_path):
