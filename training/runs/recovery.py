@@ -3,6 +3,7 @@
 import logging
 
 import jax
+import numpy as np
 
 from training.base import evaluated_part, with_frozen
 from training.checkpoint.pretrained import check_frozen
@@ -16,7 +17,8 @@ logger = logging.getLogger("main")
 
 
 def point_of(checkpoint, trainer, folder):
-    """The Point of a checkpoint in the folder of a run."""
+    """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint, which
+    a rollback may have changed, or those of the config if that has other ones now (--override)."""
     record = checkpoint.record
     now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
     trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
@@ -25,6 +27,9 @@ def point_of(checkpoint, trainer, folder):
         tree |= {"sums": {}, "state": with_frozen(tree["state"], ts.state)}
         if record["position"]:
             tree["sums"], line_continues = sums_so_far(arrays, zeros)
+    if has_other_seeds(trainer.recipe, record["config"]):
+        for tree, seed in zip(trees, trainer.recipe.seeds, strict=True):
+            tree["seed"] = np.uint32(seed)
     if not line_continues:
         record = record | {"lined": record["position"]}
     completed = record["epoch"] - bool(record["position"])
@@ -32,6 +37,13 @@ def point_of(checkpoint, trainer, folder):
     history = [row for row in rows if row["epoch"] <= completed]
     fresh = not record["step"] and not record["lengths"].get(metric_log.FILE)
     return Point([now._replace(**tree) for tree in trees], record, history, checkpoint, fresh)
+
+
+def has_other_seeds(recipe, config):
+    """Whether a recipe has other seeds than the config of a checkpoint."""
+    before, now = config.get("training", {}).get("vary") or {}, recipe.training.vary or {}
+    same_list = list(before.get("seed", ())) == list(now.get("seed", ()))
+    return config.get("seed", recipe.seed) != recipe.seed or not same_list
 
 
 def check_fits(checkpoint, template, replicas):

@@ -293,13 +293,25 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("form", ["resident", "streamed"])
-def test_a_run_that_had_not_begun_follows_the_seed_of_its_checkpoint(tmp_path, form):
+def test_a_run_that_had_not_begun_may_be_resumed_with_another_seed(tmp_path, form):
     settings = {"data": (X, Y) if form == "resident" else Streamed(), "epochs": 1}
     for name in ("a", "b"):
         train(tmp_path / name, watchers=[Interrupt(0)], **settings)
     settings |= {"seed": 6, "resume": "override"}
     train(tmp_path / "a", watchers=[Interrupt(3)], **settings)
     assert_same(train(tmp_path / "a", **settings), train(tmp_path / "b", **settings))
+
+
+def test_another_seed_with_override_is_used_from_the_checkpoint_on(tmp_path):
+    """Also in the next checkpoints, from which the run is then resumed without it."""
+    settings = {"data": (X, Y), "resume": "override"}
+    for name in ("same", "other", "cut"):
+        train(tmp_path / name, epochs=1, **settings)
+    same = train(tmp_path / "same", epochs=3, **settings)
+    other = train(tmp_path / "other", seed=6, epochs=3, **settings)
+    assert not np.array_equal(same.params["head"]["weight"], other.params["head"]["weight"])
+    train(tmp_path / "cut", seed=6, epochs=2, **settings)
+    assert_same(train(tmp_path / "cut", seed=6, epochs=3, data=(X, Y), resume=True), other)
 
 
 @pytest.mark.slow
