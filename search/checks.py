@@ -37,6 +37,14 @@ def checked_sweep(file, overrides, spec, trusted=True):
             f"training.eval_every: must divide halving.first, {spec.halving.first}, so that the "
             f"metric is known where trials pause; found {training.eval_every}"
         )
+    evaluated = (checkpoint.monitor or "").split("_")[0] in recipe.sets_in_epochs(sets)
+    by_epochs = training.max_steps is None and training.max_seconds is None
+    epochs = min(values.get("training.epochs", training.epochs) for values in to_check(spec))
+    if evaluated and by_epochs and training.eval_every > epochs:
+        problems.append(
+            f"training.eval_every: must be at most training.epochs, {epochs}, so that "
+            f"{checkpoint.monitor} is measured; found {training.eval_every}"
+        )
     if problems:
         raise UserError("\n".join(f"{file.name}: {problem}" for problem in problems))
     base = Path(config.get("checkpoint", {}).get("dir", "saved")).expanduser()

@@ -133,9 +133,9 @@ def test_a_changed_config_is_refused_with_its_differences_without_override(workd
     folder = only_run(workdir)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
     changes = ["training.epochs=3", "optimizer.args.lr=0.5", "loader.shuffle=false"]
-    changes = ["-c", "small.json", *changes]
+    changes = ["-c", "small.json", "title=Renamed", *changes]
     code, _, err = run(workdir, *changes, "--resume", folder)
-    assert code == 2
+    assert code == 2 and "title" not in err
     assert "optimizer.args.lr: 0.01 -> 0.5" in err and "loader.shuffle: true -> false" in err
     assert "training.epochs: " not in err and "--override" in err
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before

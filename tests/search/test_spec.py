@@ -183,6 +183,9 @@ def test_a_sweep_needs_a_metric_that_is_known_where_trials_pause(tmp_path):
     every = {"training": {"epochs": 4, "eval_every": 2}, "checkpoint": {"monitor": "test_loss"}}
     with pytest.raises(UserError, match=r"training.eval_every: must divide halving.first, 1"):
         checked(tmp_path, spec_of(keys=seeds, halving={}), **every)
+    epochs = spec_of(keys={"training.epochs": [4, 1]})
+    with pytest.raises(UserError, match=r"eval_every: must be at most training.epochs, 1, .* 2"):
+        checked(tmp_path, epochs, **every)
     with pytest.raises(UserError, match=r"checkpoint.monitor"):
         checked(tmp_path, spec_of(keys=seeds), checkpoint={"monitor": "test_los"})
     made = checked(tmp_path, spec_of(keys=seeds), loader={"val_size": 40, "batch_size": 64})

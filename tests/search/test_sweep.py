@@ -456,9 +456,10 @@ def test_a_sweep_that_is_killed_or_stopped_continues_exactly(whole, tmp_path, nu
     folder = tmp_path / "saved/Small/grid"
     done = [trial.name for trial in read_sweep(folder).trials if trial.finished]
     assert done and not all(trial.over for trial in read_sweep(folder).trials)
-    arguments = (
-        ("--resume", folder) if number == signal.SIGINT else ("-c", "small.json", "grid.json")
-    )
+    arguments = ("-c", "small.json", "grid.json")
+    if number == signal.SIGINT:
+        folder = folder.rename(tmp_path / "moved")
+        arguments = ("--resume", folder)
     out, _ = run_sweep(tmp_path, *arguments)
     assert not any(f"{name} " in out for name in done)
     for trial in read_sweep(folder).trials:

@@ -11,7 +11,7 @@ from utils import UserError, cut
 FREE = ("training.epochs", "training.max_steps", "training.max_seconds", "training.on_nonfinite")
 FREE += ("training.rollbacks", "training.detect_nans", "checkpoint", "logging", "mesh", "sharding")
 FREE += ("model.args.scan", "data.args.threads", "data.args.cache_mb", "data.args.workers")
-SILENT = ("resume", "run_name", "$schema")  # keys that do not change what the run computes
+SILENT = ("title", "resume", "run_name", "$schema")  # keys that do not change what the run computes
 COMPARED = {"objective": "fingerprint of the objective", "preprocess": "functions in preprocess"}
 ABSENT = "(absent)"
 TOKENIZER = "fingerprint of the tokenizer"
