@@ -199,8 +199,8 @@ class Builder:
                     message = f"{label!r} is in the list twice; give labels: {{label: metric, ...}}"
                     self.nodes.problem(path, message)
                 built[label], paths[label] = metric, path
-        for label in [label for label in built if label == "loss" or "/" in label]:
-            message = f"the label {label!r} is reserved or has a '/'; give another: "
+        for label in [label for label in built if label in ("", "loss") or "/" in label]:
+            message = f"the label {label!r} is empty, reserved or has a '/'; give another: "
             self.nodes.problem(paths[label], message + "{label: metric, ...}")
         return built
 

@@ -190,7 +190,7 @@ def parse_words(parser, argv):
 def override(config, text):
     """The config with one `path.to.key=value` applied; a value that is not JSON is a string."""
     key_path, equals, value = text.partition("=")
-    if not equals or not key_path:
+    if not equals or not all(key_path.split(".")):
         raise UserError(
             f"{text!r}: an override has the form path.to.key=value, as in optimizer.args.lr=0.01"
         )

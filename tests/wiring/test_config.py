@@ -72,6 +72,9 @@ def test_an_override_does_not_change_its_argument():
     ("text", "message"),
     [
         ("a", "path.to.key=value"),
+        ("a..0=1", "'a..0=1': an override has the form path.to.key=value"),
+        (".b=1", "path.to.key=value"),
+        ("b.=1", "path.to.key=value"),
         ("a.5=1", "no key or index '5' in"),
         ("b.c=1", "no key or index 'c' in 3"),
         ("a." + "9" * 5000 + "=1", "there is no key or index"),

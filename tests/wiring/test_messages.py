@@ -130,8 +130,9 @@ def changed(config, *overrides):
         ('metrics={"top1": null}', "c: metrics.top1: must be a name or"),
         (
             'metrics={"loss": "accuracy"}',
-            "c: metrics.loss: the label 'loss' is reserved or has a '/'; give another",
+            "c: metrics.loss: the label 'loss' is empty, reserved or has a '/'; give another",
         ),
+        ('metrics={"": "accuracy"}', "c: metrics.: the label '' is empty"),
         (
             'optimizer=[{"name": "clip_by_value", "args": {"limit": 1}}]',
             "c: optimizer: takes no step, as it only changes gradients; end a chain",
