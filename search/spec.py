@@ -154,7 +154,9 @@ def section(given, problems):
     """The Halving of a JSON value; its problems are added to the list."""
     known = list(Halving.__dataclass_fields__)
     if not isinstance(given, dict):
-        problems.append(f'halving: must be an object {{"first": 1, "factor": 3}}, found {show(given)}')
+        problems.append(
+            f'halving: must be an object {{"first": 1, "factor": 3}}, found {show(given)}'
+        )
         return None
     for key in [key for key in given if key not in known]:
         hint = f"{did_you_mean(key, known)} ({', '.join(known)})"

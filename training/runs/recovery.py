@@ -17,8 +17,8 @@ logger = logging.getLogger("main")
 
 
 def point_of(checkpoint, trainer, folder):
-    """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint, which
-    a rollback may have changed, or those of the config if that has other ones now (--override)."""
+    """The Point of a checkpoint in the folder of a run. Its seeds are those of the checkpoint,
+    which a rollback may have changed, or new ones if the config has changed (--override)."""
     record = checkpoint.record
     now = jax.eval_shape(lambda ts: ts, trainer.replica_states()[0])
     trees = check_fits(checkpoint, now, len(trainer.replicas.seeds))
