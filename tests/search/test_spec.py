@@ -98,6 +98,10 @@ MISTAKES = {
         "keys": {"seed": [1]},
         "halving": {"frist": 1},
     },
+    'halving: must be an object {"first": 1, "factor": 3}, found true': {
+        "keys": {"seed": [1]},
+        "halving": True,
+    },
     "halving.factor: must be at least 2, got 1": {"keys": {"seed": [1]}, "halving": {"factor": 1}},
     "keys.training.epochs: all trials of successive halving have the same": {
         "keys": {"training.epochs": [1]},
