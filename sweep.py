@@ -60,7 +60,9 @@ def parse(argv):
 def run(arguments):
     """Do what the command line says."""
     from search import sweep_folder
+    from training.devices.signals import end_at_signals
 
+    end_at_signals()  # until the trials run, or JAX might lose the KeyboardInterrupt of Ctrl-C
     if arguments.report:
         from search.page import write_page
 

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from contextlib import chdir, contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from search.sweep_folder import Sweep, Trial, merged, read_sweep
 from search.trial import Pause
 from search.workers import run_all
 from sweep import best_config, main
-from tests.processes import call, captured, finished, start, wait_for_line
+from tests.processes import ROOT, call, captured, finished, start, wait_for_line
 from tests.processes import run as run_train
 from tests.test_resume import SMALL
 from tests.training.browser import PROGRAM, browser
@@ -419,6 +421,25 @@ def test_a_trial_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     assert "starts" not in out
     out, _ = run_sweep(tmp_path, "--resume", sweep.folder, "--retry")
     assert "trial_000 starts" in out and "trial_001" not in out
+
+
+def test_ctrl_c_ends_the_checks_of_a_sweep_even_where_python_ignores_exceptions(tmp_path):
+    write(tmp_path, {"keys": RATES})
+    code = """
+import os, signal, sys, weakref
+import search.checks, sweep
+def interrupted(*arguments):
+    lost = set()
+    callback = weakref.ref(lost, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del lost
+    raise SystemExit("continued")
+search.checks.checked_sweep = interrupted
+sys.exit(sweep.main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "-c", "small.json", "grid.json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "Interrupted; nothing was saved\n")
 
 
 def children(process):
