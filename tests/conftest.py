@@ -44,3 +44,14 @@ def clean_imports(monkeypatch):
     for name in set(sys.modules) - before:
         if name.startswith(("my_", "vast_")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def cudnn_attention(monkeypatch):
+    """Attention is traced as on a GPU with cuDNN's kernel, by JAX's own checks of the shapes."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91200)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+    monkeypatch.setattr("model.layers.forms.has_flash_attention", lambda: True)

@@ -74,7 +74,8 @@ class Replicas:
 
     def program(self, name, function, axes, shardings=None):
         """The Program of a lane; `axes` says which arguments have an axis of replicas."""
-        function = jax.vmap(function, in_axes=axes) if self.stacked else function
+        if self.stacked:  # model/layers/forms.py looks for the name of the axis
+            function = jax.vmap(function, in_axes=axes, axis_name="replicas")
         options = {"options": platform_options(), "shardings": shardings, "pool": self.pool}
         return Program(function, self.plan.whole, name, **options)
 

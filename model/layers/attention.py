@@ -68,7 +68,7 @@ def attend(q, k, v, mask=None, *, causal=False):
     forms = {"default": partial(whole, causal)}
     if causal and (blocks := query_blocks(q.shape[1], k.shape[1])) > 1:
         forms["cpu"] = partial(in_blocks, blocks)
-    if fused_attention(q, k):
+    if fused_attention(q, k, mask):
         forms["cuda"] = partial(fused, causal)
     arrays = [q, k, v] if mask is None else [q, k, v, mask]
     return whole(causal, *arrays) if len(forms) == 1 else lax.platform_dependent(*arrays, **forms)

@@ -119,14 +119,26 @@ def query_blocks(queries, keys):
     return max(1, min(QUERY_BLOCKS, queries // QUERIES))
 
 
-def fused_attention(q, k):
+def fused_attention(q, k, mask=None):
     """Whether attention is one kernel of cuDNN, which never holds a score for each pair of
     positions. It computes in 16 bits, with heads of up to 128 features; its gradient needs even
-    lengths."""
+    lengths. With several seeds in one call, it takes no mask: JAX's rule for vmap fails with most
+    of them."""
+    if mask is not None and among_replicas():
+        return False
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
     fits = is_half and q.shape[-1] % 8 == 0 < q.shape[-1] <= 128
     even = all(isinstance(n, int) and n % 2 == 0 for n in (q.shape[1], k.shape[1]))
     return fits and even and has_flash_attention()
+
+
+def among_replicas():
+    """Whether several seeds are computed in one call, by the vmap of training/replicas.py."""
+    try:
+        lax.axis_size("replicas")
+    except NameError:
+        return False
+    return True
 
 
 def has_flash_attention():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data_loader.base import Arrays
+from model.gpt import gpt
 from model.mlp import mlp
 from model.resnet import resnet
 from training.fit import fit, recipe_of, train_recipe
@@ -83,3 +84,26 @@ def test_a_restored_snapshot_continues_to_the_same_bits(replicas):
     trainer.begin(1, start=2)
     trainer.train(2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(trainer.replica_states()), after)
+
+
+@pytest.mark.usefixtures("cudnn_attention")
+@pytest.mark.parametrize("apart", [False, True])
+def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
+    """With separate documents, attention has a mask, which JAX's rule for vmap does not take."""
+    tokens = RNG.integers(0, 5, (16, 8))
+    x = {"tokens": tokens, "segments": np.sort(tokens, axis=1)} if apart else tokens
+    sets = {"train": Arrays(x, tokens), "test": Arrays(x, tokens)}
+    model = gpt((8,), 5, dim=16, depth=1, heads=2)
+    recipe = recipe_of(model, **SETTINGS, precision="bfloat16", replicas=2)
+    with closing(Trainer(recipe, sets, stacked=True)) as trainer:
+        trainer.start(sets)
+        trainer.begin(1)
+        trainer.feeds["test"].begin(1)
+        training = trainer.program, trainer.lane_numbers[0], trainer.states[0]
+        consts, tallies = trainer.with_epoch(trainer.weights(), 0), trainer.empty_tallies["test"]()
+        evaluation = trainer.evaluation_programs["test"], consts[0], tallies
+        for name, (program, *own) in {"train": training, "test": evaluation}.items():
+            arguments = *own, *trainer.feeds[name].peek()
+            traced = jax.jit(program.function).trace(*arguments)
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+            assert ("__cudnn$fmha" in text) != apart

@@ -92,14 +92,9 @@ def test_a_mask_that_is_added_to_scores_is_refused(dtype):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [(64, 64), (63, 63), (1, 64), (64, 63)])
 @pytest.mark.parametrize("mask", [None, (B, 1, 1, -1), (1, 1, 1, -1), (B, 1, -2, -1)])
-def test_cudnn_takes_what_attend_gives_it(monkeypatch, mask, lengths, causal):
-    """By JAX's own checks of the shapes, which need no GPU; values are compared below."""
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91200)
-    monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
-    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
-    monkeypatch.setattr("model.layers.forms.has_flash_attention", lambda: True)
+@pytest.mark.usefixtures("cudnn_attention")
+def test_cudnn_takes_what_attend_gives_it(mask, lengths, causal):
+    """This needs no GPU; values are compared below."""
     sizes = {-1: lengths[1], -2: lengths[0]}
     mask = mask and jax.ShapeDtypeStruct([sizes.get(size, size) for size in mask], bool)
     queries, keys = (jax.ShapeDtypeStruct((B, n, 4, 16), jnp.bfloat16) for n in lengths)
