@@ -44,6 +44,11 @@ CPU_OPTIONS = {
     # a small perceptron 0.8 to 0.9, and a large one 1.06.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
 }
+# The errors of cuDNN's attention, which devices may share by whole heads only.
+CUT_HEADS = (
+    "Query, key and value should have same sharding",
+    "Sharding on head dim is not allowed",
+)
 # Options that this XLA does not know: jaxlib 0.11.1 has no xla_cpu_use_fusion_emitters.
 refused = set()
 
@@ -154,6 +159,11 @@ def compile_lowered(lowered, options):
         try:
             return lowered.compile(known)
         except jax.errors.JaxRuntimeError as error:
+            if any(text in str(error) for text in CUT_HEADS):
+                fix = "let mesh.tensor divide the heads, and the heads of keys, or leave attention "
+                fix += 'whole, by the sharding [[".*attention/.*", []], "tensor"]'
+                why = "cuts a head of attention in two, which a GPU cannot compute in bfloat16"
+                raise UserError(f"mesh.tensor: {why}; {fix}") from error
             option = re.search(r"No such compile option: '(\w+)'", str(error))
             if not option or option[1] not in known:
                 raise

@@ -149,6 +149,32 @@ def test_options_that_xla_does_not_know_are_left_out():
         compile_lowered(lowered, {"xla_backend_optimization_level": "no number"})
 
 
+HEADS_CUT, FEATURES_CUT, WHOLE_HEADS = (
+    (None, None, "tensor", None),
+    (None, None, None, "tensor"),
+    (None, None, None, None),
+)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(HEADS_CUT, WHOLE_HEADS), (FEATURES_CUT, FEATURES_CUT)]
+)
+def test_a_mesh_that_cuts_heads_of_the_kernel_of_attention_is_an_error(queries, keys):
+    """By the checks of JAX, which it makes on a GPU."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    layout = cudnn.AttentionLayout.BTNH.value
+    with pytest.raises(ValueError, match="harding") as refused:
+        cudnn._check_qkv_bias_mask_spec(queries, keys, keys, None, layout)
+
+    class Lowered:
+        def compile(self, _options):
+            raise jax.errors.JaxRuntimeError(f"INTERNAL: custom_partitioner: {refused.value}")
+
+    with pytest.raises(UserError, match=r"^mesh\.tensor: cuts a head .*; let mesh\.tensor divide"):
+        compile_lowered(Lowered(), None)
+
+
 def test_while_debugging_every_call_runs_the_function_itself_on_concrete_arrays():
     seen = []
 
