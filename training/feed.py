@@ -37,7 +37,6 @@ class Resident:
 
     def __init__(self, arrays, options, replicas, shuffle, limit=None):
         self.options, self.replicas, self.shuffle = options, replicas, shuffle
-        replicas.plan.check_batch(options.batch_size)
         only_specs = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(arrays))
         self.data = None if only_specs else replicas.plan.put(arrays)
         self.spec = jax.tree.map(spec_on_device, arrays)
@@ -211,6 +210,8 @@ def make_feeds(sets, options, replicas, limit=None):
     try:
         for name, dataset in sets.items():
             shuffle = name == "train" and options.shuffle
+            if has_items(dataset):
+                replicas.plan.check_batch(options.of(name).batch_size, options.size_option(name))
             feed = make_feed(
                 dataset, options.of(name), replicas, shuffle=shuffle, budget=budget, limit=limit
             )

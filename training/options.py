@@ -59,6 +59,11 @@ class LoaderOptions:
             return self
         return replace(self, batch_size=size, collate_fn=collate_fn)
 
+    def size_option(self, set_name):
+        """The option that gives the size of a set's batches."""
+        of_held_out = set_name != "train" and self.eval_batch_size
+        return "loader.eval_batch_size" if of_held_out else "loader.batch_size"
+
 
 class PretrainedOptions(TypedDict, total=False):
     """Which weights a run starts from. The regexes match the names in the model's table of

@@ -74,12 +74,12 @@ def parts_of_batch(mesh):
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def check_divides(size, mesh):
-    """Refuse a batch that does not divide evenly over the devices."""
+def check_divides(size, mesh, option):
+    """Refuse a batch size, given by this option, that does not divide evenly over the devices."""
     parts = parts_of_batch(mesh)
     if size % parts:
         raise UserError(
-            f"loader.batch_size: {size} examples do not divide over {parts} devices; "
+            f"{option}: {size} examples do not divide over {parts} devices; "
             f"use a multiple, such as {-(-size // parts) * parts}, or another mesh"
         )
 

@@ -67,9 +67,9 @@ class Plan(NamedTuple):
         """The sharding of a batch, whose examples lie along one axis."""
         return meshes.sharded(self.mesh, axis)
 
-    def check_batch(self, size):
-        """Refuse a batch size that does not divide over the devices."""
-        meshes.check_divides(size, self.mesh)
+    def check_batch(self, size, option):
+        """Refuse a batch size, given by this option, that does not divide over the devices."""
+        meshes.check_divides(size, self.mesh, option)
 
     def put(self, tree, shardings=None):
         """A tree of host arrays on the devices; whole on each of them unless `shardings` are

@@ -49,7 +49,8 @@ def check_batches(recipe, batch, held_out, sizes, resumed=False):
         if pretrained:
             pretrained.check(params, state)
     for name in ("train", "test"):
-        recipe.plan.check_batch(recipe.loader.of(name).batch_size)
+        size, option = recipe.loader.of(name).batch_size, recipe.loader.size_option(name)
+        recipe.plan.check_batch(size, option)
     recipe.plan.cuts(params)
     update = recipe.make_update(unroll=False)
     opt, ema = attempt("update: its state cannot be made", update.init, params)

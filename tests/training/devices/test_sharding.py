@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
+from data_loader.base import Arrays
 from model.convnext import convnext
 from model.mlp import mlp
 from model.resnet import resnet
@@ -22,7 +23,9 @@ from training import optimizers
 from training.devices.mesh import AXES, check_divides, make_mesh, mesh_shape
 from training.devices.options import DistributedOptions, MeshOptions, check_sharding
 from training.devices.sharding import Plan, shard_bytes
-from training.replicas import first_state
+from training.feed import make_feeds
+from training.options import LoaderOptions
+from training.replicas import Replicas, first_state
 from training.update import gradient_update
 from utils import UserError, named_leaves
 
@@ -73,10 +76,24 @@ def test_a_mesh_that_does_not_fit_the_machine_is_an_error():
 
 def test_a_batch_divides_over_data_and_fsdp_alone():
     mesh = AbstractMesh((2, 3, 4), AXES)
-    check_divides(12, mesh)
+    check_divides(12, mesh, "loader.batch_size")
     message = r"loader\.batch_size: 16 examples do not divide over 6 devices; .* such as 18"
     with pytest.raises(UserError, match=message):
-        check_divides(16, mesh)
+        check_divides(16, mesh, "loader.batch_size")
+
+
+def test_the_error_of_a_batch_that_does_not_divide_names_what_gives_its_size():
+    replicas = Replicas([0], Plan(AbstractMesh((2, 1, 1), AXES)))
+    arrays = Arrays(np.zeros((9, 3)), np.zeros(9, int))
+
+    def refused(where, options, dataset=arrays):
+        with pytest.raises(UserError, match=f"^{where}: 3 examples do not divide over 2 devices"):
+            make_feeds({"test": dataset}, options, replicas)
+
+    for streamed in ({}, {"device_budget_mb": 0}):
+        refused("loader.batch_size", LoaderOptions(3, **streamed))
+        refused("loader.eval_batch_size", LoaderOptions(4, eval_batch_size=3, **streamed))
+    refused("the batches of the data", LoaderOptions(4), [arrays[[0, 1, 2]]].__iter__())
 
 
 def test_data_parallel_shards_no_leaf():
@@ -250,6 +267,7 @@ PROGRAM = """
 import json, sys
 import jax, numpy as np
 jax.config.update("jax_enable_x64", True)
+from data_loader.base import Arrays
 from model.convnext import convnext
 from model.mlp import mlp
 from model.resnet import resnet
