@@ -9,7 +9,7 @@ import numpy as np
 from training.base import TrainState
 from training.programs import Program, RareProgram, platform_options
 
-OF_USER = "the batches of the data"  # what the error of another size names
+USER_BATCHES = "the batches of the data"  # what the error of another size names
 
 
 class Replicas:
@@ -47,12 +47,12 @@ class Replicas:
 
     def rows(self, size):
         """Which rows of a batch this process reads."""
-        self.plan.check_batch(size, OF_USER)
+        self.plan.check_batch(size, USER_BATCHES)
         return self.plan.rows(size)
 
     def put_batch(self, pieces, size):
         """This process's rows of a batch of `size` for each replica, put onto the devices."""
-        self.plan.check_batch(size, OF_USER)
+        self.plan.check_batch(size, USER_BATCHES)
         return [self.lanes_plan.put_batch(piece, size) for piece in self.joined(pieces)]
 
     def put_orders(self, orders):
