@@ -58,7 +58,7 @@ def parse(argv):
 
 
 def run(arguments):
-    """Do what the command line says."""
+    """Do what the arguments of the command line request."""
     from search import sweep_folder
     from training.devices.signals import end_at_signals
 
@@ -89,22 +89,22 @@ def run(arguments):
     trusted = bool(arguments.config or arguments.trust or Path.cwd() == ROOT)
     sweep = checked_sweep(file, arguments.overrides, spec, trusted)
     if arguments.check:
-        from search.workers import say, values_of
+        from search.workers import print_line, values_of
 
         for each in sweep.trials:
-            say(each.name, values_of(each))
+            print_line(each.name, values_of(each))
         print(sweep.form_text())
         return DONE
     return train_all(arguments, sweep, trusted)
 
 
 def best_config(sweep):
-    """The resolved config of the best trial, to train with it, as a run of its own."""
+    """The resolved config of the best trial, to train with it again as a run of its own."""
     trial = sweep.ranked()[0] if sweep.trials else None
     if trial is None or trial.failed is not None or trial.score(math.inf) is None:
         raise UserError(f"{sweep.folder}: no trial has a value of {sweep.monitor} yet")
     config = read_json(sweep.run_dir(trial) / "config.json")
-    own = ("$schema", "title", "run_name")  # of a run that belongs to no sweep
+    own = ("$schema", "title", "run_name")  # a run outside of a sweep has its own
     kept = {key: value for key, value in config.items() if key not in own}
     config = {key: sweep.config[key] for key in own if key in sweep.config} | kept
     base = sweep.config.get("checkpoint", {}).get("dir", "saved")

@@ -52,7 +52,7 @@ class ExampleFailed(UserError):
 
 
 def read_example(dataset, index):
-    """The example of an index. An error that is no message for the user names the example."""
+    """The example at an index. An error that is not a message for the user names the example."""
     try:
         return dataset[index]
     except (UserError, RunError, MemoryError):

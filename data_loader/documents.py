@@ -174,7 +174,7 @@ def of_whole(error, tokenizer, document):
 
 def pieces_of(text, size=2**20):
     """A long text in pieces. They end at a single line break between two characters that are not
-    spaces, of which the second is no slash, since no token of the usual encodings reaches across
+    spaces, and the second is not a slash, since no token of the usual encodings reaches across
     such a place."""
     start = 0
     while start < len(text):

@@ -20,7 +20,7 @@ def text_files(name):
         is_plan = file.name == PLAN and file.parent.name == PARTS
         if file.suffix.lower() in (".bin", ".npy") or file.name == ABOUT or is_plan:
             raise UserError(
-                f"{file}: belongs to prepared tokens, and is no text; move the tokens out of "
+                f"{file}: belongs to prepared tokens, and is not text; move the tokens out of "
                 f"{name}, or name the text files alone, as with a pattern; the dataset `tokens` "
                 "reads prepared tokens"
             )

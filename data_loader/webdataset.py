@@ -106,4 +106,4 @@ def label(ending, data, field, classes):
         found = f"its .{ending} holds {cut(repr(value), 40)}"
         fix = "; set `field`" if isinstance(value, dict) and not field else ""
         fix = f"; allowed: {cut(', '.join(classes), 200)}" if classes else fix or "; set `classes`"
-        raise UserError(f"{found}, which is no label{fix}") from error
+        raise UserError(f"{found}, which is not a label{fix}") from error

@@ -1,4 +1,4 @@
-"""The cases on which files are verified: inputs, real and random, and what JAX computes of them."""
+"""The cases on which files are verified: real and random inputs, and JAX's outputs for them."""
 
 import sys
 
@@ -45,19 +45,19 @@ def check_sizes(exportable, tried, batch):
             jax.eval_shape(exportable.function, exportable.weights, of_batch(shapes, batch or 2))
         except Exception as error:  # the model may be the user's own
             raise UserError(
-                f"--free: the model itself fails with {text_of(sizes)}: {describe(error)}; give "
+                f"--free: the model itself fails with {in_words(sizes)}: {describe(error)}; give "
                 "the sizes that it takes, as in --free 1:length:8-512, or leave out --free"
             ) from error
 
 
-def text_of(sizes):
+def in_words(sizes):
     return " ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def known_inputs(examples, own, size):
-    """{kind: inputs that are not random}, at least `size` where there are as many."""
+    """{kind: inputs that are not random}, at least `size` of them where there are enough."""
     known = {}
-    if examples:  # more than one, since their range is that of random inputs
+    if examples:  # more than one, since random inputs get the range of these
         known["real"] = examples.first(size if size == UNBATCHED else max(size, *BATCHES))
     if own:
         known["own"] = own
@@ -65,7 +65,7 @@ def known_inputs(examples, own, size):
 
 
 def inputs_of(exportable, known, size, tables, tried, is_real_only):
-    """{kind: a batch of inputs}; other free sizes have kinds as `random, length 9`."""
+    """{kind: a batch of inputs}; the kinds of other free sizes are such as `random, length 9`."""
     inputs = {kind: repeated(take(x, 0, size), size) for kind, x in known.items()}
     seen = next(iter(known.values()), None)
     if not is_real_only:
@@ -76,7 +76,7 @@ def inputs_of(exportable, known, size, tables, tried, is_real_only):
             other = resized_inputs(inputs[kind], of_batch(shapes, size))
         else:
             other = random_inputs(exportable._replace(inputs=shapes), size, seen, tables)
-        inputs[f"{kind}, {text_of(sizes)}"] = other
+        inputs[f"{kind}, {in_words(sizes)}"] = other
     return inputs
 
 

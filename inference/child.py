@@ -19,7 +19,7 @@ from typing import NamedTuple
 from inference.packages import quiet
 from utils import PACKAGE, RunError, UserError
 
-ROOT = Path(__file__).resolve().parents[2 if PACKAGE else 1]  # where its first name is found
+ROOT = Path(__file__).resolve().parents[2 if PACKAGE else 1]  # the folder that imports start from
 # -P: nothing is imported from the working folder.
 OPTIONS = ("-P", "-X", "faulthandler")
 PROGRAM = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import serve; serve()"
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     number: int
 
 
-def here(step, function, *args):
+def locally(step, function, *args):
     """Call a function in this process; `Child.call` calls it in another one."""
     with quiet():
         return function(*args)
@@ -108,7 +108,7 @@ class Child:
         """End the process, if it runs."""
         if self.process is not None:
             self.process.kill()
-            with suppress(OSError):  # what was not yet sent to it
+            with suppress(OSError):  # closing sends what was not sent yet
                 self.process.stdin.close()
             self.process.stdout.close()
             self.process.wait()
@@ -124,8 +124,8 @@ class Child:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
         if how == "Killed":
             how += "; this is how the system ends a process when memory runs out"
-        said = f" ({fatal[0].decode(errors='replace').strip()})" if fatal else ""
-        return f"{step} ended its process: {how}{said}"
+        printed = f" ({fatal[0].decode(errors='replace').strip()})" if fatal else ""
+        return f"{step} ended its process: {how}{printed}"
 
 
 def serve():
@@ -144,7 +144,7 @@ def serve():
 
 
 def outcome(request, kept):
-    """("", the result) of a call, or (the error's type, its message); changes what is `kept`."""
+    """("", the result) of a call, or (the error's type, its message); updates the dict `kept`."""
     try:
         function, args, number = pickle.loads(request)
         if not any(isinstance(a, Kept) for a in args):

@@ -36,8 +36,8 @@ PRECISIONS = ("float16", "dynamic", "int8")
 # exit codes when other files were written
 FAILED_ALONE = {"tflite": 3, "onnx": 4, "demo": 5, "stablehlo": 6}
 MANY = {"nargs": "+", "action": "extend"}  # given twice, such an option has the values of both
-# options of many values, which also take the overrides that follow them; [] by default
-SWALLOWING = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
+# Options of many values, to which argparse also adds the overrides that follow; [] by default.
+MANY_VALUES = ("formats", "input", "batches", "exclude", "free", "input_names", "output_names")
 
 
 def main(argv=None):
@@ -45,10 +45,10 @@ def main(argv=None):
     open_closed_streams()
     # Exit through the context managers, which remove half-written files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return run_command(lambda: exported(argv), STOPPED)
+    return run_command(lambda: run_export(argv), STOPPED)
 
 
-def exported(argv):
+def run_export(argv):
     """Export as the command line specifies; returns the exit code."""
     with interrupts() as check:
         arguments = parse(argv)
@@ -113,7 +113,7 @@ def add_input_options(add):
         "--free",
         **MANY,
         metavar="AXIS:NAME",
-        help="other axes of any size, as 1:length; of one input, in a range, or a multiple, as "
+        help="other axes of any size, as 1:length; for one input in a range, or for multiples, as "
         "tokens:1:length:1-512 1:8*height (axis 0 is the batch)",
     )
     for side in ("input", "output"):
@@ -205,7 +205,7 @@ def add_verification_options(add):
 
 def checked(arguments):
     """The validated arguments, with the parsed `shape` of `input`."""
-    give_back_overrides(arguments)
+    separate_overrides(arguments)
     formats = arguments.formats or DEFAULT_FORMATS
     arguments.formats = list(
         dict.fromkeys(name for text in formats for name in text.lower().split(","))
@@ -232,9 +232,9 @@ def checked(arguments):
     return arguments
 
 
-def give_back_overrides(arguments):
-    """Move the overrides that options of many values have swallowed to where they belong."""
-    for option in SWALLOWING:
+def separate_overrides(arguments):
+    """Move the overrides among the values of MANY_VALUES to `overrides`."""
+    for option in MANY_VALUES:
         values = getattr(arguments, option) or []
         arguments.overrides += [text for text in values if "=" in text]
         setattr(arguments, option, [text for text in values if "=" not in text])
@@ -266,7 +266,7 @@ def check_exclude(arguments):
         except re.error as error:
             raise UserError(f"--exclude: {pattern!r} is not a regex: {error}") from error
     if arguments.exclude and not arguments.quantize:
-        raise UserError("--exclude: says what --quantize leaves in float32; add --quantize")
+        raise UserError("--exclude: names what --quantize leaves in float32; add --quantize")
     if arguments.exclude and arguments.route == "jax2tf" and "tflite" in arguments.formats:
         raise UserError(NO_NAMES)
 

@@ -64,7 +64,7 @@ def stream(decoder, prompt, count, sampling, *, seed=0, stop=None):
     """Up to `count` tokens that follow a prompt, one by one; the text ends before `stop`."""
     random = np.random.default_rng(seed)
     (rows, *_), _ = decoder.inputs[TOKEN]
-    prompts = [prompt] * (rows or 1)  # of a file for a fixed number of texts, the first one is read
+    prompts = [prompt] * (rows or 1)  # a file may take several texts only; the first one is read
     for token, *_ in steps(decoder, prompts, count, lambda x: draw(random, x, sampling)):
         if token == stop:
             return

@@ -14,18 +14,18 @@ MOST_NAMES = 10  # in a message
 
 
 def excluded_names(names, patterns, place=""):
-    """The names of the weights `place` that match one of the regexes, each of which must match
-    one."""
+    """The names that match one of the regexes; each regex must match at least one. `place` follows
+    "no weight" in the message."""
     matching = {pattern: {n for n in names if re.fullmatch(pattern, n)} for pattern in patterns}
     for pattern, found in matching.items():
         if not found:
             message = f"--exclude: {pattern!r} matches no weight{place}"
-            raise UserError(f"{message}; {known(names, pattern)}")
+            raise UserError(f"{message}; {names_near(names, pattern)}")
     return set().union(*matching.values())
 
 
-def known(names, pattern):
-    """The names that there are; of many, those nearest to the pattern."""
+def names_near(names, pattern):
+    """The names, in words; if there are many, only those nearest to the pattern."""
     names = sorted(names)
     if len(names) <= MOST_NAMES:
         return f"there are {', '.join(names) or 'none'}"

@@ -37,7 +37,7 @@ from inference.verify import (
 from utils import RunError, UserError
 
 NEEDED = {"tflite": ("tensorflow", "ai_edge_litert"), "onnx": ("onnx", "onnxruntime")}
-MOST_OUTPUTS = 2**30  # bytes that are scored; those of a language model may be without end
+MOST_OUTPUTS = 2**30  # bytes that are scored; those of a language model may be unlimited
 MAX_LOSS = 0.005  # the accuracy that quantization may lose without a warning
 
 
@@ -167,12 +167,12 @@ class Exporter:
         return verify(self.opened(path), *given)
 
     def opened(self, path):
-        """The model in a file, in the child process; that of StableHLO is in this one, as JAX."""
+        """The model in a file: StableHLO runs in this process, by JAX, and others in the child."""
         is_stablehlo = path.suffix.lower() == ".stablehlo"
         return open_model(path) if is_stablehlo else IsolatedModel(self.child, path)
 
     def call(self, format, step, function, *args):
-        """A call in the child process."""
+        """Call a function in the child process."""
         self.progress(f"{format}: {step}")
         result = self.child.call(step, function, *args)
         self.check()

@@ -90,7 +90,7 @@ def export_signatures(functions, params, path, *, batched=True, **options):
 @contextmanager
 def working(path):
     """(a folder beside a file, a Child in which TensorFlow and the runtimes work), for a while."""
-    folder = tempfile.TemporaryDirectory(dir=existing(path.parent))
+    folder = tempfile.TemporaryDirectory(dir=existing_folder(path.parent))
     formats = [path.suffix[1:].lower()]
     with folder as name, Child(first_import(formats)) as child:
         if formats != ["stablehlo"]:  # it starts while JAX computes what the file must return
@@ -157,7 +157,7 @@ def as_exportable(function, params, state, example, batch, classes=()):
 
 
 def caller(function, has_params):
-    """call(params, state, *inputs) of whatever the user passed as the function."""
+    """call(params, state, *inputs) for each kind of function that a user may pass."""
     if isinstance(function, Model):
         return lambda params, state, *xs: function.apply(params, state, *xs)[0]
     if hasattr(function, "init") and hasattr(function, "apply"):  # a module of Flax or Haiku
@@ -225,8 +225,8 @@ def example_arrays(exportable, arguments, example):
     return dict(zip(names, arrays, strict=False))
 
 
-def existing(folder):
-    """The folder of a path; raises if there is none."""
+def existing_folder(folder):
+    """The folder itself; raises if it does not exist."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; create it first")
     return folder

@@ -1,5 +1,5 @@
-"""What one input of an exported file is, by the model, the data or the shape that a user passes as
---input, and where it has its channels."""
+"""The shape and dtype of one input of an exported file, from the model, the data or --input, and
+the axis of its channels."""
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +80,7 @@ def raw_input(parts, facts):
 
 
 def own_inputs(model):
-    """The shapes of one example that the model says it takes; None if it takes those of the
-    data."""
+    """The shapes of one example that the model declares; None if it takes those of the data."""
     inputs = getattr(model, "inputs", None)
     return inputs() if inputs else None
 

@@ -35,8 +35,7 @@ def is_decoder(exportable):
 
 
 class LanguageExporter(Exporter):
-    """Exports a decoder as both functions: it is the exporter of the first one, and has another for
-    the `step`."""
+    """Exports a decoder as both functions: it exports the first one, and its `step` the other."""
 
     def __init__(self, arguments, exportable, *rest):
         self.trained, self.context = exportable, context_of(exportable.parts.model)
@@ -58,23 +57,23 @@ class LanguageExporter(Exporter):
             except Exception as error:  # converters raise many kinds
                 del reports[name]
                 failures[name] = f"{name}: the decode step: {described(error)}"
-                for path in (stem, with_end(stem)):
-                    remove(path.with_name(f"{path.name}.{name}"))
+                path = stem.with_name(f"{stem.name}.{name}")
+                remove(path)
+                remove(step_path(path))
             self.check()
         return reports, failures
 
     def write_page(self, path, page):
-        """Write a web page on which the decode step beside the ONNX file of the logits writes."""
-        step = path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
-        write_text_page(step, page, path.stem, self.context, self.tokenizer)
+        """Write a web page that generates text with the decode step beside the ONNX file `path`."""
+        write_text_page(step_path(path), page, path.stem, self.context, self.tokenizer)
 
     def step_report(self, format, stem, whole):
         """The report of the step, which is written beside the file of the report `whole`."""
-        path = with_end(stem).with_name(f"{with_end(stem).name}.{format}")
+        file = stem.with_name(f"{stem.name}.{format}")
+        path = step_path(file)
         report = self.step.report(format, path)
         signature = None
         if format == "tflite":
-            file = path.with_name(whole["file"])
             self.merge(file, path)
             path, signature = file, SIGNATURE
             both = {"file": path.name, "bytes": path.stat().st_size}
@@ -136,8 +135,9 @@ def changed(arguments, **values):
     return Namespace(**vars(arguments) | values)
 
 
-def with_end(stem):
-    return stem.with_name(f"{stem.name}_{SIGNATURE}")
+def step_path(path):
+    """The file of the decode step beside the file of the logits."""
+    return path.with_name(f"{path.stem}_{SIGNATURE}{path.suffix}")
 
 
 def step_function(model, structure, names, weights, inputs):
@@ -173,7 +173,7 @@ def step_exporter(forward, rest):
 
 
 def filled_caches(model, weights, texts):
-    """{input: array} of a step after the beginnings of texts, of all lengths."""
+    """{input: array} of a step that follows beginnings of texts, from short to whole ones."""
     rows, context = texts.shape
 
     @jax.jit

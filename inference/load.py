@@ -133,7 +133,7 @@ def load(path, model=None, *, preprocess=(), config=None, trust=False) -> Loaded
 
 
 def checkpoint_at(path):
-    """The checkpoint at a path; of a run's folder the newest, and of several replicas the first."""
+    """The checkpoint at a path, or the newest one in a run's folder, of its first replica."""
     path = Path(path).expanduser()
     if not path.is_dir() or path.name.startswith("checkpoint-"):  # Orbax writes folders
         return path
@@ -158,8 +158,8 @@ def check_given(model, preprocess):
 
 
 def checked_weights(weights, model, inputs, config, source):
-    """(the model, params, state) of a checkpoint, once they are known to belong together; of a
-    model with factors, such as `lora`, the plain one with merged weights."""
+    """(the model, params, state) of a checkpoint, after a check that they belong together. A model
+    with factors, such as `lora`, is replaced by the plain one with merged weights."""
     shapes = model_shapes(model, source)
     weights.check(*shapes)
     params, state = weights(*shapes)
@@ -229,8 +229,8 @@ def prepare(preprocess, form, raw):
 
 
 def find_config(config_file, checkpoint, record, overrides, trusted):
-    """(config, its name for messages, whether it may import, and from which folders): the given
-    file, or the stored one, with the numbers of the checkpoint's replica."""
+    """(config, its name in messages, whether it may import, the folders that it may import from).
+    It is the given file, or the stored one, with the numbers of the checkpoint's replica."""
     replica = record.get("replica", 0)
     if config_file:
         folders, name = look_in(Path(config_file).parent), Path(config_file).name

@@ -25,7 +25,7 @@ class Loaded:
     model: Model  # model.apply(params, state, x) takes preprocessed inputs
     params: Any
     state: Any  # the model's running statistics
-    config: dict  # of the run, with all defaults; of a run of `fit`, what was passed to it
+    config: dict  # of the run, with all defaults; after `fit`, what was passed to it
     classes: list[str]  # the class names, as far as they are known
     preprocess: tuple  # functions of one raw input
     inputs: Any  # shape and dtype of one raw input; None if unknown
@@ -94,7 +94,7 @@ class Loaded:
 
     @property
     def shapes(self):
-        """The function that returns what must be equal: of a text, all but its length."""
+        """The function that returns the shapes that must be equal; texts may have any length."""
         return any_length if getattr(self.model, "cache", None) else exact_shapes
 
     @cached_property

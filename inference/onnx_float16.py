@@ -7,7 +7,7 @@ only constants, declared types and casts have to be changed.
 
 import numpy as np
 
-from inference.onnx_graphs import excluded_nodes, graphs, in_order
+from inference.onnx_graphs import excluded_nodes, graphs, sort_nodes
 
 LIMIT = np.finfo(np.float16).max
 SMALLEST = 1e-7  # a smaller number, such as the eps of a norm, would become 0
@@ -42,7 +42,7 @@ def to_float16(model, exclude=()):
             narrow(tensor)
     cast_ends(model.graph, floats)
     for graph in graphs(model.graph):
-        in_order(graph)
+        sort_nodes(graph)
 
 
 def convert_nodes(graph, floats, wide, kept, version):

@@ -8,12 +8,12 @@ import numpy as np
 from inference.excluded import excluded_names
 
 LARGE = 1024  # numbers; a smaller weight is not worth two more nodes
-# The axes of the output channels of the weights of these ops; of any other weight it is the last.
+# {op: the axis of its weight with the output channels}; for any other op it is the last axis.
 CHANNELS = {"Conv": 0, "ConvTranspose": 1, "LSTM": 1, "GRU": 1}
 # The ops whose large constants are weights, whatever their names.
 WEIGHTS = {"Gather", "MatMul", "Gemm", "Transpose", *CHANNELS}
-PRODUCER = "rawtree"  # of the files of the native route, which name their weights
-UNNAMED = "constant_"  # how the names of constants begin that are no weights of the model
+PRODUCER = "rawtree"  # the producer_name of files of the native route, which name their weights
+UNNAMED = "constant_"  # begins the name of each constant that is not a weight of the model
 
 
 def graphs(graph):
@@ -34,7 +34,7 @@ def reads(node):
     return names.union(*(reads(inner) for graph in subgraphs(node) for inner in graph.node))
 
 
-def in_order(graph):
+def sort_nodes(graph):
     """Put the nodes of a graph into an order in which each comes after those that it reads."""
     nodes = list(graph.node)
     makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
@@ -120,7 +120,7 @@ def store_in_8_bits(model, exclude, named=()):
         if any(not is_table(node, parts[0]) for _, node in readers):
             model.graph.node.append(restored(parts, name, axis))
     for graph in graphs(model.graph):
-        in_order(graph)
+        sort_nodes(graph)
 
 
 def restored(parts, name, axis):

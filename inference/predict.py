@@ -36,7 +36,7 @@ MAX_NUMBERS = 8  # printed per output
 # Options that only count for inputs, and for a text.
 OF_INPUTS = ("config", "trust", "key", "prepared", "top", "batch", "csv")
 OF_TEXT = ("tokens", "temperature", "top_k", "top_p", "seed", "tokenizer")
-FIRST_COLUMN = b"input,"  # with which a table of predictions begins
+FIRST_COLUMN = b"input,"  # the beginning of a table of predictions
 
 
 def main(argv=None):
@@ -112,7 +112,7 @@ def write(arguments):
 def predict(arguments):
     """Print the likeliest classes or the first numbers of each input; write all with --csv."""
     if not arguments.inputs:
-        fix = "name images, arrays or a table, or a text that begins, --prompt"
+        fix = "name images, arrays or a table, or pass the beginning of a text as --prompt"
         raise UserError(f"INPUT: is missing; {fix}")
     with ended_by_interrupt("interrupted"):
         from inference.predictor import open_predictor, predictions
@@ -144,7 +144,7 @@ def check_output(arguments):
             return
         read = [Path(name) for name in [arguments.model, *arguments.inputs]]
         if any(path.samefile(other) for other in read if other.exists()):
-            raise UserError(f"--csv: {path} is what is read; choose another name")
+            raise UserError(f"--csv: {path} is one of the files that are read; choose another name")
         with open(path, "rb") as file:
             begin = file.read(len(FIRST_COLUMN))
     except OSError as error:

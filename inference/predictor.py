@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from file_io import parse_json, read_file
+from inference.folders import REPORT
 from inference.input_shape import raw_input
 from inference.inputs import batches
 from inference.load import (
@@ -29,7 +30,6 @@ from utils import RunError, UserError, first_line
 from wiring.build import build_preprocess
 from wiring.config import read
 
-REPORT = "verification.json"
 OUTPUT_KINDS = ("logits", "probabilities", "numbers")
 
 
@@ -44,9 +44,9 @@ class Predictor(NamedTuple):
     output_kind: str  # one of OUTPUT_KINDS
     classes: list  # the class names, as far as they are known
     table: dict | None = None  # how the rows of a table are read; None if it was not trained on one
-    structure: Any = None  # of the nest of the inputs, if known
-    raw_shape: tuple | None = None  # of an image before the preprocessing, if known
-    vocab_size: int | None = None  # of a language model, if known
+    structure: Any = None  # how the inputs are nested, if known
+    raw_shape: tuple | None = None  # the shape of an image before preprocessing, if known
+    vocab_size: int | None = None  # for a language model, if known
 
 
 def open_predictor(arguments):
@@ -63,7 +63,7 @@ def open_predictor(arguments):
     described = exportable.preprocess, exportable.form, kind, as_names(exportable.classes)
     table = exportable.table
     if table and not is_table(table):
-        raise UserError(f"{path}: its config does not say how to read a table, in data.args")
+        raise UserError(f"{path}: data.args of its config does not describe how to read a table")
     structure = jax.tree.structure(exportable.inputs)
     shape = getattr(raw_input(exportable.parts, exportable.parts.facts), "shape", ())
     known = {"structure": structure, "raw_shape": shape if len(shape) == 3 else None}

@@ -16,7 +16,7 @@ PACKAGES = {".onnx": "onnxruntime", ".tflite": "ai_edge_litert", ".stablehlo": "
 
 
 def open_model(path, signature=None):
-    """The model in a file, by its suffix; of a TFLite file, one of its signatures."""
+    """The model in a file, by its suffix; `signature` names one of a TFLite file's signatures."""
     path = Path(path)
     suffix = path.suffix.lower()
     package = PACKAGES.get(suffix)

@@ -56,7 +56,7 @@ def move_subgraphs(options, first):
 
 
 def check_signatures(path, files, inputs):
-    """Raise unless each signature computes bit for bit what the file does from which it comes.
+    """Raise unless each signature computes bit for bit what its original file computes.
 
     `files` are {signature: path}, `inputs` {signature: {input: array}}.
     """

@@ -4,7 +4,7 @@ import tempfile
 import warnings
 
 from file_io import atomic_write
-from inference.child import here
+from inference.child import locally
 from inference.excluded import excluded_names
 from inference.packages import import_tensorflow, needed, quiet
 from inference.tflite_weights import check_kept, is_kept, restored
@@ -14,7 +14,7 @@ CONVOLUTIONS = {"CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CO
 PRODUCTS = CONVOLUTIONS | {"FULLY_CONNECTED", "BATCH_MATMUL"}  # the ops that int8 quantizes
 
 
-def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=here):
+def write_tflite(traced, path, *, quantize=None, samples=None, exclude=(), call=locally):
     """Write the file; `quantize` is None, float16, dynamic or int8.
 
     int8 is calibrated with `samples`, a list of {input: array}. Weights whose names match one of
@@ -79,7 +79,7 @@ def save(function, owner, folder):
     tf.saved_model.save(owner, folder, {"serving_default": function}, options)
 
 
-def converted(folder, quantize, samples, call=here, keeps=False):
+def converted(folder, quantize, samples, call=locally, keeps=False):
     """The bytes of the file of a SavedModel; `keeps`: some of its ops stay float32 (KEPT)."""
     if quantize != "int8":
         step = f"converting to TFLite{f' in {quantize}' if quantize else ''}"
@@ -95,7 +95,7 @@ def converted(folder, quantize, samples, call=here, keeps=False):
 
 
 def convert(folder, quantize, samples=None):
-    """The bytes of the file, of builtin ops of TFLite only; for int8, what it is calibrated to."""
+    """The bytes of a file of builtin TFLite ops only; for int8, those of the calibrated model."""
     import tensorflow as tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(folder)

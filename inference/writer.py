@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from data_loader.tokenizers.saved import first_tokens, streamed, tokenizer_file
 from file_io import parse_json, read_file
 from inference.decoding import LOGITS, POSITION, TOKEN, Decoder, stream
+from inference.folders import REPORT
 from inference.generate import check_tokenizer
 from inference.runtimes import PACKAGES, open_model
 from model.sampling import check
 from utils import RunError, UserError, first_line
 
-REPORT, TOKENIZER = "verification.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 
 
 class Writer(NamedTuple):
@@ -48,7 +49,7 @@ def open_writer(path, tokenizer=None):
     file = folder / Path(step["file"]).name
     model = open_model(file, step.get("signature"))
     if missing := {TOKEN, POSITION} - {*model.inputs} or {LOGITS} - {*model.outputs}:
-        raise UserError(f"{file}: is no decode step, it has no {min(missing)}; export again")
+        raise UserError(f"{file}: is not a decode step: it has no {min(missing)}; export again")
     decoder = Decoder(model, model.inputs, step["context"])
     return Writer(decoder, tokenizer_of(folder, tokenizer, model), file)
 
@@ -59,14 +60,15 @@ def step_of(path, folder):
         raise UserError(f"{path}: no such file or folder; name an export, or one of its files")
     if path.is_file() and path.suffix.lower() not in PACKAGES:
         raise UserError(
-            f"{path}: is not an exported file; a checkpoint writes by "
+            f"{path}: is not an exported file; for a checkpoint, run "
             f"`python -m inference.generate {path} --prompt ...`"
         )
     report = folder / REPORT
     if not report.is_file():
         raise UserError(
-            f"{folder}: is no export, it has no {REPORT}; name the folder that convert_tflite.py "
-            f"has written (a run writes by `python -m inference.generate {folder} --prompt ...`)"
+            f"{folder}: is not an export: it has no {REPORT}; name the folder that "
+            f"convert_tflite.py has written (for a run, `python -m inference.generate {folder} "
+            "--prompt ...`)"
         )
     try:
         formats = parse_json(read_file(report))["formats"]
@@ -79,7 +81,7 @@ def step_of(path, folder):
             f"{report}: is not a report of an export ({error}); export again"
         ) from error
     if not known:
-        raise UserError(f"{path}: is no language model, it has no decode step; name one that has")
+        raise UserError(f"{path}: has no decode step; name the export of a language model")
     runs = [step for key, (step, *_) in known.items() if importlib.util.find_spec(PACKAGES[key])]
     return runs[0] if runs else next(iter(known.values()))[0]
 

@@ -86,7 +86,7 @@ def check_chosen(shapes, rank):
     for name, shape in shapes.items():
         own = shape[is_stacked(name) :]
         if len(own) < 2:
-            why = f"{name} {shape} is no matrix; name it in `whole`, or match fewer"
+            why = f"{name} {shape} is not a matrix; name it in `whole`, or match fewer"
             raise ValueError(f"leaves: {why}")
         highest[name] = min(math.prod(own[:-1]), own[-1])
     largest = max(highest, key=highest.get)
@@ -142,7 +142,7 @@ def matching(argument, regexes, names):
             if any(re.fullmatch(regex, name) for name in names):
                 continue
         except re.error as error:
-            raise ValueError(f"{argument}: {regex!r} is no regular expression: {error}") from error
+            raise ValueError(f"{argument}: {regex!r} is an invalid regex: {error}") from error
         near = difflib.get_close_matches(regex, names, n=4, cutoff=0.5) or list(names)[:4]
         raise ValueError(f"{argument}: {regex!r} matches no name; near ones are {', '.join(near)}")
     return [name for name in names if any(re.fullmatch(regex, name) for regex in regexes)]

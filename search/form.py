@@ -8,7 +8,7 @@ from wiring.build import build
 from wiring.config import show
 from wiring.vary import COMPILED
 
-# {section: {option: the value that it must have}}: any other is for a run as a whole.
+# {section: {option: the value that it must have}}: other values are for a run as a whole.
 OF_A_RUN = {
     "training": {
         "replicas": 1,
@@ -28,12 +28,12 @@ OF_A_RUN = {
 
 def with_form(sweep, recipe, source, trusted, folders):
     """The sweep with the form that its trials will have: a program where that is possible, unless
-    the spec says otherwise. If the spec demands one that is not possible, raises a UserError."""
+    the spec chooses processes. Raises a UserError if it demands a program that is not possible."""
     wanted = sweep.spec.form
     if wanted == "processes":
         return sweep
-    reasons = of_the_spec(sweep.spec, sweep.trials) + of_the_options(recipe)
-    reasons = reasons or not_compiled(sweep, source, trusted, folders)
+    reasons = reasons_in_spec(sweep.spec, sweep.trials) + reasons_in_options(recipe)
+    reasons = reasons or reasons_in_trace(sweep, source, trusted, folders)
     if not reasons:
         return replace(sweep, form="program")
     if wanted == "program":
@@ -43,8 +43,8 @@ def with_form(sweep, recipe, source, trusted, folders):
     return replace(sweep, why=first_line(reasons[0]))
 
 
-def of_the_spec(spec, trials):
-    """Why its trials cannot be one program, one line for each reason."""
+def reasons_in_spec(spec, trials):
+    """Why the trials of a spec cannot be one program, one line for each reason."""
     reasons = []
     if spec.how == "optuna":
         reasons.append("sampler: optuna proposes a trial from the results of those before it")
@@ -53,7 +53,7 @@ def of_the_spec(spec, trials):
     if spec.halving:
         reasons.append("halving: the trials of a program train equally long")
     if spec.workers > 1:
-        reasons.append(f"workers: {spec.workers} processes are to train at once")
+        reasons.append(f"workers: {spec.workers} processes train at the same time")
     for key in spec.keys:
         other = [t.values[key] for t in trials if type(t.values[key]) not in (int, float)]
         if key.split(".")[0] not in COMPILED and key != "seed":
@@ -64,8 +64,8 @@ def of_the_spec(spec, trials):
     return reasons
 
 
-def of_the_options(recipe):
-    """The same, for the options of the config."""
+def reasons_in_options(recipe):
+    """Why a run with the options of the config cannot be one program, one line for each reason."""
     reasons = [
         f"{section}.{name}: is for a run as a whole, and a program is one run"
         for section, options in OF_A_RUN.items()
@@ -80,8 +80,8 @@ def of_the_options(recipe):
     return reasons
 
 
-def not_compiled(sweep, source, trusted, folders):
-    """The same, once a program of the first two trials was traced."""
+def reasons_in_trace(sweep, source, trusted, folders):
+    """Why tracing a program of the first two trials fails, one line for each reason."""
     from training.runs.start import checked_recipe
 
     try:

@@ -70,7 +70,7 @@ def share_of(metrics, replica):
 
 
 def standings(sweep, trials, runs, target):
-    """The table of all trials, the best first; a trial that failed says why."""
+    """The table of all trials, the best first, with the reason why a trial failed."""
     rows, problems, order = [], [], list(runs)
     for i, trial in enumerate(trials):
         run, state, value = runs.get(trial.number), sweep.state(trial), trial.score(math.inf)

@@ -1,5 +1,5 @@
 """Trials as one program: a run whose replicas are the trials (training.vary), in a process of its
-own, and then a folder for each trial, like that of a run by itself."""
+own, and then a folder for each trial, like that of a single run."""
 
 import json
 import shutil
@@ -27,8 +27,8 @@ OF_ALL = ("examples_per_second", "tokens_per_second")  # of all trials together
 
 class EachTrial:
     """The watcher of a program for what concerns single trials: a checkpoint is written and kept
-    where it is among the best of any trial, by `options`; and a trial of which a step is not finite
-    has failed, if that is to stop it (`may_fail`)."""
+    if it is among the best of any trial, by `options`; and a trial with a step that is not finite
+    has failed, if such a step stops it (`may_fail`)."""
 
     def __init__(self, folder, options, count, may_fail):
         self.folder, self.options, self.count, self.may_fail = folder, options, count, may_fail
@@ -60,7 +60,7 @@ class EachTrial:
         return Reply(save="best") if checkpoint_after(run.epoch) in dict(best) else None
 
     def best(self, replica, history):
-        """[name, value] of the best checkpoints of a replica, of those that its epochs end with."""
+        """[name, value] of a replica's best checkpoints among those at the ends of its epochs."""
         kept = Kept()
         for row in history if replica not in self.failed else ():
             value = row.get(f"{self.options.monitor}/{replica}")
@@ -78,7 +78,7 @@ def failed_in(record):
 
 
 def train_program(root, sweep, number, trusted):
-    """Begin or resume a program, and at its end write the folders of its trials; the exit code."""
+    """Train a program, then write the folders of its trials; returns the exit code."""
     from training.runs.program_cache import keep_programs
     from training.runs.start import train
 
@@ -100,8 +100,8 @@ def train_program(root, sweep, number, trusted):
 
 
 def write_trials(sweep, program, trials, first):
-    """The folder of each trial of a finished program, and the file that says what became of them.
-    `first` are the parts of the first trial by itself."""
+    """Write the folder of each trial of a finished program, and the file of what became of them.
+    `first` are the parts of the first trial as a single run."""
     from training.runs.start import write_report
 
     records = storage.records(program)
@@ -131,7 +131,7 @@ def write_trials(sweep, program, trials, first):
 
 
 def own_values(row, replica, count):
-    """The values of a replica under their usual names, of a row with those of all."""
+    """The values of one replica, under their usual names, from a row with those of all."""
     own = {}
     for name, value in row.items():
         base, _, end = name.rpartition("/")

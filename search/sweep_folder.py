@@ -7,7 +7,7 @@ runs next is computed from that alone, so a sweep that was killed continues wher
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from file_io import atomic_write, locked, read_json
@@ -26,8 +26,8 @@ PATIENCE = 10.0  # seconds in which the processes of a killed sweep end
 
 @dataclass
 class Trial:
-    """One trial. `scores` are [epochs, the best value of the metric until then] at every pause, and
-    at the end."""
+    """One trial. `scores` are [epochs, the best value of the metric until then], one for each pause
+    and one for the end."""
 
     number: int
     values: dict  # {path.to.key: value}
@@ -62,7 +62,7 @@ class Sweep:
     epochs: int  # of a trial; with halving it is the same for all
     trials: list
     form: str = "processes"  # or "program"
-    why: str = ""  # it has this form
+    why: str = ""  # why it has this form
     programs: list = field(default_factory=list)  # the numbers of the trials of each
 
     def save(self):
@@ -126,8 +126,8 @@ class Sweep:
         return f"Each trial runs in a process of its own{self.why and f' ({self.why})'}"
 
     def retry(self):
-        """Have the trials run again that failed: by themselves if others of their program did
-        not."""
+        """Let the failed trials run again: outside of their program if its other trials did not
+        fail."""
         failed = {trial.number for trial in self.trials if trial.failed is not None}
         self.programs = [
             members if failed.issuperset(members) else [t for t in members if t not in failed]
@@ -140,14 +140,14 @@ class Sweep:
         return self.spec.halving.rungs(self.epochs) if self.spec.halving else [self.epochs]
 
     def due(self):
-        """(the trials that are to run next, until which epoch; None: to their end)."""
-        group, until = self.in_the_race()
+        """(the trials to run next, the epoch until which they run, or None: to their end)"""
+        group, until = self.continuing()
         waiting = [t for t in group if not t.over and (until is None or t.epochs < until)]
         return waiting, until
 
-    def in_the_race(self):
-        """(the trials that halving has not stopped, until which epoch they run now; None: to their
-        end). All of them reach a pause before the better ones continue."""
+    def continuing(self):
+        """(the trials that halving has not stopped, the epoch until which they run now, or None: to
+        their end). All of them reach a pause before the better ones continue."""
         group = self.trials
         for epochs in self.rungs()[:-1]:
             waiting = any(not t.over and t.epochs < epochs for t in group)
@@ -157,7 +157,7 @@ class Sweep:
         return group, None
 
     def best_of(self, group, epochs):
-        """The better trials of those that paused together, without those that failed before."""
+        """The best trials of a group that has paused, without those that failed before."""
         there = [trial for trial in group if trial.failed is None or trial.epochs >= epochs]
         scored = [trial for trial in there if trial.score(epochs) is not None]
         scored.sort(key=lambda trial: (self.sign * trial.score(epochs), trial.number))
@@ -184,7 +184,7 @@ class Sweep:
         self.save()
 
     def record(self, trial, finished):
-        """Note how far a trial came, and the best value of its metric until now."""
+        """Store how far a trial came, and the best value of its metric until now."""
         metrics = read_run(self.run_dir(trial)).metrics
         trial.finished, trial.epochs = finished, max(metrics.epoch_at.values(), default=0)
         curve = metrics.epochs.get(self.monitor)
@@ -203,7 +203,7 @@ class Sweep:
         """What became of a trial, in a word."""
         if trial.over:
             return "failed" if trial.failed is not None else "finished"
-        group, _ = self.in_the_race()
+        group, _ = self.continuing()
         if trial not in group:
             return "stopped"
         return "paused" if trial.epochs else "waiting"
@@ -237,7 +237,7 @@ def read_sweep(folder):
 
 
 def merged(new, resumed):
-    """The stored sweep with what may change; raises if it was made with another spec or config."""
+    """The new sweep with what the stored one has done; raises if its spec or config differ."""
     before, now = ({**as_json(s.spec), "config": s.config} for s in (resumed, new))
     pairs = {key: (before[key], now[key]) for key in now if key not in FREE}
     changed = {key: pair for key, pair in flat_pairs(pairs).items() if pair[0] != pair[1]}
@@ -246,7 +246,7 @@ def merged(new, resumed):
         changed["trials"] = show(resumed.spec.trials), show(new.spec.trials)
     if changed:
         lines = [f"{key}: {old} -> {value}" for key, (old, value) in changed.items()]
-        fix = "begin another sweep with another name, or continue this one as it was with --resume"
+        fix = "begin another sweep with another name, or continue this one unchanged with --resume"
         raise UserError(
             "\n  ".join(
                 [
@@ -260,9 +260,8 @@ def merged(new, resumed):
         Trial(number, values)
         for number, values in list(enumerate(planned(new.spec)))[len(resumed.trials) :]
     ]
-    new.trials = trials
-    new.form, new.why, new.programs = resumed.form, resumed.why, resumed.programs
-    return new
+    progress = {name: getattr(resumed, name) for name in ("form", "why", "programs")}
+    return replace(new, trials=trials, **progress)
 
 
 def flat_pairs(pairs):

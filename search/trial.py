@@ -10,7 +10,7 @@ from utils import RunError, UserError
 from wiring.build import build
 from wiring.own_modules import look_in
 
-MARK = "The trial failed: "  # begins the line by which its process says why
+MARK = "The trial failed: "  # begins the line in which its process prints the reason
 
 
 class Pause:
@@ -41,7 +41,7 @@ def reported(run):
 
 
 def train_trial(root, sweep, number, until, trusted):
-    """Begin or resume a trial, to its end or until an epoch; the exit code."""
+    """Begin or resume a trial, to its end or until an epoch; returns the exit code."""
     from training.runs.program_cache import keep_programs
     from training.runs.start import train
 

@@ -1,5 +1,5 @@
-"""Run the trials of a sweep in processes, so many at once, or many trials in one process, as a
-program; a signal stops them to be resumed."""
+"""Run the trials of a sweep in parallel processes, or many trials in one process, as a program; a
+signal stops them so that they can be resumed."""
 
 import json
 import shutil
@@ -30,8 +30,8 @@ class Worker(NamedTuple):
 
 
 def run_all(sweep, command, environment, lock):
-    """Run what is left of a sweep; the exit code. `command` is that of its processes, without what
-    they train. They inherit `lock`."""
+    """Run the trials that are left; returns the exit code. The processes inherit `lock`; `command`
+    starts one of them, but for the arguments that name its trial."""
     workers, processes, slots = [], [], set(range(sweep.spec.workers))
     interrupts = Interrupts(processes)
     if sweep.due()[0] or sweep.may_propose():
@@ -73,37 +73,37 @@ def run_all(sweep, command, environment, lock):
 
 
 def run_program(sweep, number, processes, interrupts, how):
-    """Run a program to its end, or until a signal, and note what became of its trials."""
+    """Run a program to its end, or until a signal, and record what became of its trials."""
     folder, trials = sweep.program_dir(number), sweep.trials_of(number)
     doing = "continues" if folder.exists() else "starts"
     process, errors = spawned(["--program", str(sweep.folder), str(number)], {}, *how)
     processes.append(process)
-    say(folder.name, f"{doing} with {len(trials)} trials")
+    print_line(folder.name, f"{doing} with {len(trials)} trials")
     if interrupts.count:  # it came while the process started
         process.terminate()
     while process.poll() is None:
         time.sleep(0.05)
     processes.remove(process)
-    code, text = process.returncode, printed_by(errors)
+    code, text = process.returncode, read_stderr(errors)
     left = [trial for trial in trials if not trial.over]
     if interrupts.count and code != DONE:
-        say(folder.name, "stopped, to be continued")
+        print_line(folder.name, "stopped, to be continued")
     elif code == DONE:
         outcome = read_json(folder / OUTCOME)
         for trial in left:
             why = outcome[str(trial.number)]
             if why is None:
                 sweep.record(trial, finished=True)
-                say_end(sweep, trial)
+                print_end(sweep, trial)
             else:
                 note_failure(sweep, trial, why)
         shutil.rmtree(folder, ignore_errors=True)  # all of it is in the folders of the trials
     elif sweep.spec.form == "auto" and code != STOPPED:
         why = first_line(reason(code, text))
-        printed(sweep, folder.name).write_text(text, encoding="utf-8")
+        stderr_file(sweep, folder.name).write_text(text, encoding="utf-8")
         sweep.use_processes(f"{folder.name} failed: {why}")
         shutil.rmtree(folder, ignore_errors=True)
-        say(folder.name, f"failed, so each trial runs in a process of its own: {why}")
+        print_line(folder.name, f"failed, so each trial runs in a process of its own: {why}")
     else:
         for trial in left:
             note_failure(sweep, trial, reason(code, text), text)
@@ -113,16 +113,16 @@ def started(sweep, trial, until, slot, how):
     """The Worker of a trial."""
     words = ["--trial", str(sweep.folder), str(trial.number), str(until or 0)]
     shares = share_of_gpus(slot, sweep.spec.workers, option="workers:")
-    printed(sweep, trial.name).unlink(missing_ok=True)
+    stderr_file(sweep, trial.name).unlink(missing_ok=True)
     process, errors = spawned(words, shares, *how)
     doing = "continues" if trial.epochs else "starts"
-    say(trial.name, f"{doing}{ending(until)}; {values_of(trial)}")
+    print_line(trial.name, f"{doing}{ending(until)}; {values_of(trial)}")
     return Worker(process, trial, until, errors, slot)
 
 
 def spawned(words, variables, command, environment, lock):
-    """(a process in a session of its own, so that Ctrl-C reaches it only through us; the file that
-    its stderr goes to)"""
+    """(a process in a session of its own, so that Ctrl-C reaches it only through this process; the
+    file that its stderr goes to)"""
     own = {} if WINDOWS else {"start_new_session": True, "pass_fds": [lock]}
     errors = tempfile.TemporaryFile()  # noqa: SIM115
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
@@ -130,8 +130,8 @@ def spawned(words, variables, command, environment, lock):
     return subprocess.Popen(command, env=environment | variables, **streams, **own), errors
 
 
-def printed_by(errors):
-    """What a process wrote into this file."""
+def read_stderr(errors):
+    """The text that a process wrote into the file of its stderr, which is closed."""
     errors.seek(0)
     text = errors.read().decode(errors="replace")
     errors.close()
@@ -139,46 +139,46 @@ def printed_by(errors):
 
 
 def settle(sweep, worker, interrupted):
-    """Note what became of a trial whose process has ended."""
-    code, trial, text = worker.process.returncode, worker.trial, printed_by(worker.errors)
+    """Record what became of a trial whose process has ended."""
+    code, trial, text = worker.process.returncode, worker.trial, read_stderr(worker.errors)
     if interrupted and code != DONE:
-        say(trial.name, "stopped, to be continued")
+        print_line(trial.name, "stopped, to be continued")
         return
     if code == DONE or (code == STOPPED and worker.until):
         sweep.record(trial, finished=code == DONE)
         if trial.finished or trial.epochs >= worker.until:
-            say_end(sweep, trial)
+            print_end(sweep, trial)
             return
     note_failure(sweep, trial, reason(code, text), text)
 
 
-def say_end(sweep, trial):
+def print_end(sweep, trial):
     """Print how far a trial came, and its score."""
     score = trial.score(trial.epochs)
     none = f"no finite {sweep.monitor} at the end of an epoch"
     value = none if score is None else f"{sweep.monitor} {score:.4f}"
     how = "finished" if trial.finished else "paused"
-    say(trial.name, f"{how} after epoch {trial.epochs}: {value}")
+    print_line(trial.name, f"{how} after epoch {trial.epochs}: {value}")
 
 
 def note_failure(sweep, trial, why, text=""):
-    """Note why a trial has failed, and what its process printed."""
+    """Record why a trial has failed, and what its process printed."""
     sweep.record_failure(trial, why)
-    say(trial.name, f"failed: {first_line(why)}")
+    print_line(trial.name, f"failed: {first_line(why)}")
     if text:
-        printed(sweep, trial.name).write_text(text, encoding="utf-8")
+        stderr_file(sweep, trial.name).write_text(text, encoding="utf-8")
 
 
-def printed(sweep, name):
-    """The file that keeps what a trial, or a program, that failed printed on stderr."""
+def stderr_file(sweep, name):
+    """The file that keeps what a failed trial or program printed on stderr."""
     return sweep.folder / f"{name}.stderr.txt"
 
 
 def reason(code, text):
-    """Why a process failed: what it said, or how it ended."""
-    said = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
-    if said:
-        return cut(json.loads(said[-1]), 1000)
+    """Why a process failed: the reason that it printed, or how it ended."""
+    printed = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
+    if printed:
+        return cut(json.loads(printed[-1]), 1000)
     if code == STOPPED:
         return "was stopped by a signal from outside of the sweep"
     return f"was ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -193,12 +193,12 @@ def values_of(trial):
     return ", ".join(f"{key}={show(value)}" for key, value in trial.values.items())
 
 
-def say(name, text):
+def print_line(name, text):
     print(f"{name} {text}", flush=True)
 
 
 def command_of(script, trusted):
-    """The command of the processes of a sweep, without what they train."""
-    # -P: Python imports nothing from the folder in which the user stands.
+    """The command of the processes of a sweep, without the arguments that name their trial."""
+    # -P: Python imports nothing from the working folder.
     program = ["-P", "-m", "rawtree", "sweep"] if PACKAGE else [str(Path(script))]
     return [*program, *(["--trust"] if trusted else [])]

@@ -120,7 +120,7 @@ def from_huggingface(text, source):
         raise
     except Exception as error:  # the package raises plain exceptions
         why = cut(str(error), 1000)
-        raise UserError(f"{source}: is no tokenizer.json of `tokenizers`: {why}") from error
+        raise UserError(f"{source}: is not a tokenizer.json of `tokenizers`: {why}") from error
     if made.vocab_size > MOST_TOKENS:  # the package tries all numbers, also those of no token
         number = made.vocab_size - 1
         raise UserError(f"{source}: a token has the number {number}, above {MOST_TOKENS - 1}")

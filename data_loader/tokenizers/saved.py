@@ -15,7 +15,7 @@ def from_json(text, source="tokenizer"):
         content = parse_json(text)
         kind = content.get("type") if "model" not in content else "huggingface"
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{source}: is no tokenizer ({error}); name {FORMS}") from error
+        raise UserError(f"{source}: is not a tokenizer ({error}); name {FORMS}") from error
     if kind == "bytes":
         from data_loader.tokenizers.plain import ByteTokenizer
 
@@ -28,7 +28,7 @@ def from_json(text, source="tokenizer"):
         from data_loader.tokenizers.bpe import from_huggingface
 
         return from_huggingface(text, source)
-    raise UserError(f"{source}: is no tokenizer, its type is {cut(repr(kind), 40)}; name {FORMS}")
+    raise UserError(f"{source}: its type is {cut(repr(kind), 40)}, not a tokenizer; name {FORMS}")
 
 
 def tokenizer_file(path, pattern=None):
@@ -46,7 +46,7 @@ def tokenizer_file(path, pattern=None):
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; name {FORMS}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is no tokenizer, but binary; name {FORMS}") from error
+        raise UserError(f"{path}: is not a tokenizer, but binary; name {FORMS}") from error
 
 
 def first_tokens(tokenizer, prompt):

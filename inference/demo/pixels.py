@@ -60,8 +60,8 @@ def linear_pixels(black, grey, white, noise, shares):
     """The pixel values; raises unless they are linear and the same at every position. `noise` is
     the image of these shares of white."""
     alike = "--demo: the config's preprocess does not treat all pixels alike, as the page does; "
-    span, is_even = white - black, black.shape == shares.shape
-    if not is_even or any(np.ptp(image, axis=(0, 1)).any() for image in (black, white)):
+    span, is_same_shape = white - black, black.shape == shares.shape
+    if not is_same_shape or any(np.ptp(image, axis=(0, 1)).any() for image in (black, white)):
         raise UserError(alike + FIX)
     near = 1e-5 * max(np.abs(span).max(), 1e-6)
     if not np.allclose(grey, black + span / 5, atol=near):

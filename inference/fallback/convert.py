@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from file_io import atomic_write
-from inference.child import Crash, here
+from inference.child import Crash, locally
 from inference.excluded import NO_NAMES
 from inference.fallback.onnx_of_tflite import onnx_of_tflite
 from inference.fallback.saved_module import save_module, with_plain_names
@@ -24,7 +24,7 @@ from utils import UserError, first_line
 
 
 def tflite_by_jax2tf(
-    function, weights, inputs, batch, path, *, quantize=None, samples=None, exclude=(), call=here
+    function, weights, inputs, batch, path, *, quantize=None, samples=None, exclude=(), call=locally
 ):
     """Write (weights, inputs) -> outputs as a TFLite file; see `trace` and `write_tflite`."""
     if exclude:
@@ -34,7 +34,7 @@ def tflite_by_jax2tf(
     atomic_write(path, file_bytes(as_tflite, function, weights, inputs, batch, **options))
 
 
-def onnx_by_jax2tf(function, weights, inputs, batch, path, opset=20, call=here):
+def onnx_by_jax2tf(function, weights, inputs, batch, path, opset=20, call=locally):
     """Write (weights, inputs) -> outputs as an ONNX file of this opset; see `trace`."""
     needed("tensorflow", "tf2onnx", "onnx", "onnxruntime")
     options = {"opset": opset, "call": call}
@@ -54,7 +54,7 @@ def file_bytes(convert, function, weights, inputs, batch, **options):
         return attempt(plain, batch)
     except UserError:
         raise
-    except Exception as error:  # no step of this route can say beforehand what it supports
+    except Exception as error:  # what this route supports is only known by trying
         tried = partial(convert, call=options["call"])
         culprit = find_culprit(tried, plain.equations) or f"this model: {first_line(error)}"
         works_fixed = batch is None and succeeds(partial(attempt, Plain(), 2))
@@ -64,7 +64,7 @@ def file_bytes(convert, function, weights, inputs, batch, **options):
 
 
 def find_culprit(convert, equations):
-    """The first equation that cannot be converted by itself, with its location in the user's code.
+    """The first equation that cannot be converted alone, with its location in the user's code.
 
     A cast to a dtype that the format does not accept as an input or output is only reported if no
     other equation fails, since usually the use of its result fails.
@@ -112,7 +112,7 @@ def one_result(eqn, operands, index):
     return function, inputs, {"y": eqn.outvars[index].aval}
 
 
-def as_tflite(function, inputs, outputs, quantize=None, samples=None, call=here):
+def as_tflite(function, inputs, outputs, quantize=None, samples=None, call=locally):
     """The bytes of a TFLite file of builtin ops.
 
     `inputs` and `outputs` are {name: shape and dtype} in the function's order.
@@ -129,7 +129,7 @@ def as_tflite(function, inputs, outputs, quantize=None, samples=None, call=here)
     return call("reading the TFLite file", with_plain_names, data)
 
 
-def as_onnx(function, inputs, outputs, opset=18, call=here):
+def as_onnx(function, inputs, outputs, opset=18, call=locally):
     """The bytes of an ONNX file of the same function."""
     data = as_tflite(function, inputs, outputs, call=call)
     shapes = {

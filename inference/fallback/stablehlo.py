@@ -105,7 +105,7 @@ def is_constant_gather(eqn, operand, indices):
 
 
 def gather_by_slices(eqn, operand, indices):
-    """Such a gather as slices, one for each row of the indices."""
+    """The gather as slices, one for each row of the indices."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     slices = []
     for row in indices.reshape(-1, indices.shape[-1]):

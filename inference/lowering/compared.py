@@ -1,6 +1,6 @@
-"""Notes where a model compares a size that is free with a number.
+"""Records where a model compares a free size with a number.
 
-JAX takes such a comparison as unequal, and traces only what the model does then.
+JAX treats such a comparison as unequal, and traces only what the model does in that case.
 """
 
 import operator

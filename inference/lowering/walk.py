@@ -64,7 +64,7 @@ def located(walk):
         yield
     except UserError:
         raise
-    except Exception as error:  # a combination of operands that no one has thought of
+    except Exception as error:  # a combination of operands that the table does not handle
         *_, frame = traceback.extract_tb(error.__traceback__)
         reason = f"{type(error).__name__}: {first_line(error)}"
         where = f"{Path(frame.filename).name}:{frame.lineno}"
@@ -76,7 +76,7 @@ def located(walk):
 
 
 class Walk:
-    """Walks jaxprs and has the target compute whatever is not constant."""
+    """Walks jaxprs and has the target compute everything that is not constant."""
 
     def __init__(self, target):
         self.target = target

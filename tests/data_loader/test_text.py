@@ -102,7 +102,7 @@ def test_an_unknown_character_is_named_with_its_place():
 def test_what_is_no_tokenizer_is_an_error(tmp_path):
     deep = "[" * 20_000 + "]" * 20_000
     for content in ("[]", "3", "nothing", '{"type": "words"}', '{"type": "characters"}', deep):
-        with pytest.raises(UserError, match=r"here: is no tokenizer"):
+        with pytest.raises(UserError, match=r"here: is not a tokenizer"):
             from_json(content, "here")
     with pytest.raises(UserError, match=r"U\+D800 of the alphabet is half of a character"):
         from_json(r'{"type": "characters", "alphabet": "a\ud800"}')

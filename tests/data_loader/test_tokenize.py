@@ -258,7 +258,7 @@ def test_prepared_tokens_are_not_read_as_text(folder, monkeypatch, capsys, name)
     run("texts/*.txt", "--out", "texts")
     run("texts/*.txt", "--out", "again")  # a pattern may leave them out
     run(name, "--out", "out", code=2)
-    assert "belongs to prepared tokens, and is no text" in capsys.readouterr().err
+    assert "belongs to prepared tokens, and is not text" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"texts/tokens\.json: belongs to prepared tokens"):
         text(name, length=8)
     for file in ("train.bin", "val.bin", "tokens.json"):
@@ -319,7 +319,7 @@ def test_a_separator_that_is_nowhere_in_the_text_is_logged(folder, capsys, caplo
             ["tiny.txt"],
             "tiny.txt: 4 characters are too few for the sets train, val: the val set is",
         ),
-        (["texts", "--tokenizer", "texts/0.txt"], "0.txt: is no tokenizer"),
+        (["texts", "--tokenizer", "texts/0.txt"], "0.txt: is not a tokenizer"),
         (["bad.txt"], "bad.txt: byte 2 (0xff, in line 1) is not UTF-8"),
         (
             ["marked.txt"],

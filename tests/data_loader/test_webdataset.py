@@ -103,8 +103,8 @@ def test_labels_of_json_by_name_as_numbers_and_arrays_of_numbers(tmp_path):
     assert y == 2.5 and y.dtype == np.float32
     for text, arguments, message in (
         ("{}", {"field": "animal"}, r"record 0 \(a\): its .json is not JSON with a key 'animal'"),
-        ('{"a": 1}', {}, r"its .json holds .*'a': 1.*, which is no label; set `field`"),
-        ('{"a": "cow"}', {"field": "a"}, r"holds 'cow', which is no label; set `classes`"),
+        ('{"a": 1}', {}, r"its .json holds .*'a': 1.*, which is not a label; set `field`"),
+        ('{"a": "cow"}', {"field": "a"}, r"holds 'cow', which is not a label; set `classes`"),
         ('{"a": "cow"}', {"field": "a", "classes": ("cat",)}, r"no label; allowed: cat"),
         ("9", {"num_classes": 3}, r"a\.tar: record 0 \(a\): .*label 9 .* the 3 classes"),
     ):

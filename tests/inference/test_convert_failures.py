@@ -341,7 +341,7 @@ def test_missing_packages_are_named(convert, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--exclude", "dense/.*"], "--exclude: says what --quantize leaves in float32"),
+        (["--exclude", "dense/.*"], "--exclude: names what --quantize leaves in float32"),
         (["--exclude", "(", "--quantize", "int8"], "--exclude: '(' is not a regex: missing )"),
         (
             ["--exclude", "haed/.*", "--quantize", "dynamic"],

@@ -175,9 +175,9 @@ def test_bad_input_is_one_message(small, run_predict, drawn, tmp_path, arguments
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("some.npy", "--csv: some.npy is what is read; choose another name"),
-        ("./linear.onnx", "--csv: linear.onnx is what is read"),
-        ("link.csv", "--csv: link.csv is what is read"),
+        ("some.npy", "--csv: some.npy is one of the files that are read; choose another name"),
+        ("./linear.onnx", "--csv: linear.onnx is one of the files"),
+        ("link.csv", "--csv: link.csv is one of the files"),
         ("notes.csv", "--csv: notes.csv exists and is not a table of predictions; choose another"),
     ],
 )

@@ -56,7 +56,7 @@ def peak_of(devices, precision):
     if len(kinds) != 1:
         return None
     [kind] = kinds
-    # "NVIDIA H100 80GB HBM3" is an "NVIDIA H100"; "NVIDIA L40" is no "NVIDIA L4".
+    # "NVIDIA H100 80GB HBM3" is an "NVIDIA H100"; "NVIDIA L40" is not an "NVIDIA L4".
     names = [name for name in PEAKS if kind == name or kind.startswith((f"{name} ", f"{name}-"))]
     name = max(names, key=len, default=kind)
     if not names or OTHERS & {*kind.removeprefix(name).split()}:

@@ -109,7 +109,7 @@ def extra_names(runs):
 
 
 def extra_chart(name, runs, axis, most):
-    """A chart of a value that is no metric: one line per run, or per learning rate of one run."""
+    """A chart of a value other than a metric: one line per run, or per learning rate of one run."""
     lines, title, is_rate = [], TITLES.get(name, words(name)), name == "learning_rate"
     for index, run in enumerate(runs):
         names = run.metrics.names()

@@ -55,7 +55,7 @@ def evaluate(parts, named):
         name = Path(named).stem.split("-replica_")[0]
     if name not in present:
         names = ", ".join(present) or "none"
-        raise UserError(f"--evaluate {named}: is no checkpoint; {folder} has {names}")
+        raise UserError(f"--evaluate {named}: is not a checkpoint; {folder} has {names}")
     parts = with_statistics_of(folder, parts)
     config = json.loads(json.dumps(parts.config, default=plain))
     overrides = changed(read_json(folder / "config.json"), config)

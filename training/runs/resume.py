@@ -157,7 +157,7 @@ def chosen(folder, named):
     names = list(checkpoints(folder))
     if Path(named) not in files(folder, name):
         present = ", ".join(names) or "none"
-        raise UserError(f"--resume {named}: is no checkpoint; {folder} has {present}")
+        raise UserError(f"--resume {named}: is not a checkpoint; {folder} has {present}")
     checkpoint = read_all(name, files(folder, name), whole=True)
     if later := names[names.index(name) + 1 :]:
         raise UserError(

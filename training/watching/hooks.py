@@ -251,8 +251,8 @@ def checked(callback, hook, reply):
 
 
 def checked_values(where, values, hook):
-    """{name: number} that a hook returned. Refuse values that are no numbers, or that come from a
-    hook that follows no evaluation."""
+    """{name: number} that a hook returned. Refuse values that are not numbers, or that come
+    from a hook that follows no evaluation."""
     is_dict = isinstance(values, dict)
     if is_dict and values and hook not in AFTER_EVALUATION:
         raise UserError(f"{where} returned values; only {' and '.join(AFTER_EVALUATION)} may")

@@ -34,7 +34,7 @@ def shape(t, dimensions):
 
 
 def reshape_argument(t, dimensions):
-    """The shape for a Reshape, which computes one unknown dimension by itself."""
+    """The shape for a Reshape, which infers one unknown dimension."""
     free = [d for d in dimensions if not is_number(d)]
     if len(free) == 1 and not any(map(is_zero, dimensions)):
         return np.array([d if is_number(d) else -1 for d in dimensions], np.int64)

@@ -69,7 +69,7 @@ def absorb(t, op, product, by):
         product.inputs[2:] = [t.weight(bias + numbers, t.stems[by])]
         return True
     along = [-1 if axis == weight_axis else 1 for axis in range(weight.ndim)]
-    factors = [numbers.reshape(along), numbers]  # of the weight, of the bias
+    factors = [numbers.reshape(along), numbers]  # for the weight, for the bias
     product.inputs[1:] = [
         t.weight(t.weights[name] * factor, t.stems[name])
         for name, factor in zip(product.inputs[1:], factors, strict=False)

@@ -6,7 +6,7 @@ from inference.lowering.onnx_ops import dims
 from inference.lowering.onnx_ops.graph import stored_type
 from inference.lowering.value import constant
 
-# The gates of ours, in the order in which ONNX has them.
+# The indices of this project's gates, in ONNX's order.
 LSTM, GRU = (0, 3, 1, 2), (1, 0, 2)
 
 
@@ -15,7 +15,7 @@ def lstm(t, params, x, lengths, *, reverse):
 
 
 def gru(t, params, x, lengths, *, reverse):
-    # The reset gate comes after the product, as in ours.
+    # The reset gate comes after the product, as in model/layers/recurrent.py.
     return recurrent(t, "GRU", GRU, params, x, lengths, reverse, linear_before_reset=1)
 
 

@@ -129,7 +129,7 @@ class OnnxTarget:
         if isinstance(x, Value) and x.constant and all(isinstance(d, int) for d in shape):
             return constant(x.data.reshape(shape), x.name)
         name = self.tensor(x)
-        source = self.reshaped.get(name, name)  # of two reshapes in a row, the second is enough
+        source = self.reshaped.get(name, name)  # the second of two reshapes is enough
         if self.shapes.get(source) == shape:
             return source
         allowzero = 1 if any(map(dims.is_zero, shape)) else None

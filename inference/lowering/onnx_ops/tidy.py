@@ -125,7 +125,7 @@ def reshape_instead(t, node):
 
 
 def join_reshapes(t, graph):
-    """Of two Reshapes in a row, the second is enough."""
+    """Replace two Reshapes in a row by the second one."""
     sources = {}
     for node in graph.nodes:
         if node.op != "Reshape":

@@ -36,7 +36,7 @@ def pads_of(target, padding, size, kernel, stride, dilation=(1, 1)):
 
 
 def is_same(pads, size, kernel, stride, dilation=(1, 1)):
-    """Whether a padding is that of SAME; of a free size it is the same for every size or named."""
+    """Whether a padding is that of SAME; for a free size, it must be so for every size."""
     if isinstance(pads, str):
         return pads == "SAME"
     if any(n is None and s > 1 for n, s in zip(size, stride, strict=True)):

@@ -75,7 +75,7 @@ def subtract(target, x, y):
 
 
 def divide(target, x, y):
-    """Division; of integers it truncates, as in TFLite, which only divides signed 32-bit ones."""
+    """Division; it truncates integers, as in TFLite, which only divides signed 32-bit ones."""
     if is_float(x):
         if isinstance(y, np.ndarray) and not y.all():
             target.refuse("div", "by a constant 0, for which the converter puts a finite number")

@@ -225,14 +225,14 @@ def scatter(combine, repeated=None):
 
 
 def last_of_equal(at, allowed, write, x):
-    """Of the updates to one position, the last one is written."""
+    """Write only the last of several updates to one position."""
     order, is_first = grouped(at[::-1])
     is_last = tf.scatter_nd(order, is_first, tf.shape(at))[::-1]
     return write(x, allowed * is_last)
 
 
 def one_after_another(at, allowed, write, x):
-    """Of the updates to each position, the first ones are written, then the second ones, ..."""
+    """Write the first update to each position, then the second one to each, and so on."""
     order, is_first = grouped(at)
     index = tf.range(tf.shape(at)[0])
     group = tf.cumsum(tf.cast(is_first, tf.int32)) - 1

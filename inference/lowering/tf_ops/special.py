@@ -135,7 +135,7 @@ def real_dft(target, x):
         y = tf.signal.rfft(x)
         return tf.stack([tf.math.real(y), tf.math.imag(y)], -1)
     if count > LARGEST_PRODUCT:
-        target.refuse("fft", f"of {count} numbers, which is no power of 2")
+        target.refuse("fft", f"of {count} numbers, which is not a power of 2")
     y = tf.matmul(x if len(x.shape) > 1 else x[None], dft_matrix(count))
     y = tf.reshape(y, target.new_sizes((*target.operand_shapes[0][:-1], 2, count // 2 + 1)))
     rank = len(x.shape)

@@ -82,7 +82,7 @@ class LinearProbe:
             output = output["features"] if isinstance(output, dict) else output
             parts.append((np.asarray(output, np.float64).reshape(size, -1), y))
         x, y = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
-        labelled = y >= 0  # -1 is no class
+        labelled = y >= 0  # -1 is not a class
         return x[labelled], y[labelled].astype(np.int64)
 
     def examples_of(self, view, name, rows):
