@@ -34,7 +34,7 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
     if is_json_lines(path) and (text.strip() or first_line > 1):
         lines = enumerate(text.split("\n"), first_line)
         places = ((f"{path}: line {number}", line) for number, line in lines)
-        return [Document(under(field, *place), place[0]) for place in places if place[1].strip()]
+        return [Document(text_in(field, *place), place[0]) for place in places if place[1].strip()]
     if not text.strip():
         raise UserError(f"{path}: is empty; remove it, or put text into it")
     separator = separator_of(separator)
@@ -58,12 +58,12 @@ def documents_of(path, text, separator=None, first_line=1, field=FIELD):
 
 
 def separator_of(named):
-    """What separates the documents in the text of a file."""
+    """The separator of the documents in the text of a file."""
     return unix_lines(named or SEPARATOR)
 
 
-def under(field, place, line):
-    """The text under a key of the JSON object in a line."""
+def text_in(field, place, line):
+    """The text under the key `field` of the JSON object in a line."""
     try:
         found = parse_json(line)
     except ValueError as error:
@@ -93,24 +93,24 @@ def under(field, place, line):
 
 
 def divided(documents, sizes, seed):
-    """{set: documents}, where `sizes` are the shares of val and test; train has the rest. A single
-    document is cut."""
+    """{set: documents}, where `sizes` are the shares of val and test; train has the rest. If there
+    is only one document, it is cut."""
     sizes = {name: size for name, size in sizes.items() if size}
     if len(documents) == 1:
         return cut(documents[0], sizes)
-    indices = drawn(len(documents), sizes, seed, documents[0].name)
+    indices = split_indices(len(documents), sizes, seed, documents[0].name)
     return {name: [documents[i] for i in rows] for name, rows in indices.items()}
 
 
 def chosen_of(documents, rows, sizes):
-    """{set: its documents}, by {set: their indices}, or {set: None} if there is only one, which is
-    cut."""
+    """{set: its documents}, where `rows` is {set: their indices}, or {set: None} if there is only
+    one document, which is cut."""
     if None in rows.values():
         return divided(documents, sizes, 0)
     return {name: [documents[i] for i in own] for name, own in rows.items()}
 
 
-def drawn(count, sizes, seed, name):
+def split_indices(count, sizes, seed, name):
     """{set: the sorted indices of its documents}, drawn from the seed; `name` is for messages."""
     counts = {key: max(1, round(size * count)) for key, size in sizes.items() if size}
     if sum(counts.values()) >= count:
@@ -157,14 +157,14 @@ def encoded(tokenizer, documents, several):
             try:
                 pieces.append(np.asarray(tokenizer.encode(text)).astype(dtype))
             except UserError as error:
-                found = of_whole(error, tokenizer, document)
+                found = error_of_document(error, tokenizer, document)
                 raise UserError(f"{document.name}: {found}") from error
         pieces += ending
     return np.concatenate(pieces)
 
 
-def of_whole(error, tokenizer, document):
-    """The error of a piece with the lines of its document."""
+def error_of_document(error, tokenizer, document):
+    """The error with line numbers of the whole document instead of a piece."""
     try:
         tokenizer.encode(document.text)
     except UserError as whole:
@@ -225,7 +225,7 @@ def parts_of(file, separator, field=FIELD):
     if end <= SIZE:
         return [Part(file, 0, end, 1, field)]
     parts, start, line = [], 0, 1
-    most = int(min(main_memory(), end))  # of a part, which is read as a whole
+    most = int(min(main_memory(), end))  # bytes of a part, which is read as a whole
     with open_file(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         while start < end:
             found = mark.search(data, start + SIZE, start + most)

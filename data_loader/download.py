@@ -17,7 +17,7 @@ from file_io import atomic_write
 from utils import RunError, UserError, format_bytes
 
 TIMEOUT = 5  # seconds without data after which a mirror is given up
-MOST_BYTES = 2**28  # of a file, as received and unpacked; the largest has 170 million
+MOST_BYTES = 2**28  # in a file, as received and unpacked; the largest has 170 million
 SLOWEST = 10_000  # bytes per second on average, below which a mirror is given up
 
 
@@ -40,7 +40,7 @@ def fetch(urls, path, digest=None, timeout=TIMEOUT, most=MOST_BYTES):
         try:
             data = _try(url, timeout, most)
             _check(data, digest, most)
-        except Exception as error:  # whatever a mirror sends, the next one is tried
+        except Exception as error:  # after any failure, the next mirror is tried
             errors[url] = str(error) or type(error).__name__
             reached |= isinstance(error, WrongContent)
         else:
@@ -120,8 +120,8 @@ def _check(data, digest, most):
 
 
 def _digest_unpacked(data, kind, most):
-    """The digest of what is inside gzip data, of which only a part is in memory; None for other
-    data. A few bytes may unpack to gigabytes."""
+    """The digest of the content of gzip data, unpacked piece by piece since a few bytes may unpack
+    to gigabytes; None for other data."""
     if not data.startswith(b"\x1f\x8b"):
         return None
     digest, size = hashlib.new(kind), 0

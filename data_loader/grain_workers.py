@@ -204,8 +204,8 @@ def signals_blocked():
 @contextmanager
 def safe_path():
     """Processes started inside import nothing from the working folder before they have this
-    process's sys.path. It may be a stranger's, and would come first, since multiprocessing starts
-    `python -c`."""
+    process's sys.path. That folder may be another user's, and would come first, since
+    multiprocessing starts `python -c`."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

@@ -143,7 +143,7 @@ class FirstBatches:
 
 
 def first_batches(dataset, count, batch_size):
-    """The first `count` batches of a dataset, or of an iterable of batches, of the same kind."""
+    """The first `count` batches of a dataset, or of an iterable of batches, as the same kind."""
     if not has_items(dataset):
         return FirstBatches(dataset, count)
     return _subset(dataset, np.arange(min(len(dataset), count * batch_size)))

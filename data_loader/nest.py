@@ -38,7 +38,7 @@ def check_readable(nest, place):
 
 
 def check_integers(nest, bits=32, place="data"):
-    """Refuse integers that JAX would wrap around to so many bits without a word."""
+    """Refuse integers that JAX would silently wrap around to `bits` bits."""
     for name, leaf in named_nest(nest):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu":
             continue

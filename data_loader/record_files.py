@@ -94,7 +94,7 @@ def paths(pattern, ending=".array_record"):
 
 
 def check_numbers(files):
-    """Of files numbered `-00000-of-00010`, all must be there."""
+    """Refuse files numbered as `-00000-of-00010` if some are missing."""
     numbered = [re.fullmatch(r"(.*-)(\d+)(-of-0*(\d+).*)", path) for path in files]
     series = {(m[1], len(m[2]), m[3], int(m[4])) for m in numbered if m}
     counts = {}
@@ -111,8 +111,7 @@ def check_numbers(files):
 
 
 def refuse_pipes(files):
-    """Each of the files must be a regular one: others may never end, or wait for what is not
-    there."""
+    """Raise unless all files are regular: others, such as pipes, may never end."""
     for path in files:
         try:
             check_kind(path)

@@ -1,7 +1,7 @@
 """Little stories that the program writes: a text for language models without files or network.
 
-A story keeps what it says: who loses what, and where; who knows it; what is found at the end. So
-a model has spelling, grammar, agreement and coherence over some hundred characters to learn.
+A story is consistent: who loses what, and where; who knows it; what is found at the end. So a model
+can learn spelling, grammar, agreement and coherence over some hundred characters.
 """
 
 from typing import Literal
@@ -9,7 +9,7 @@ from typing import Literal
 from data_loader.base import Data, Tokenizer
 from data_loader.documents import Document, divided
 from data_loader.loader import random_stream
-from data_loader.text import identity, kept, prepared, text_data
+from data_loader.text import cached, identity, prepared, text_data
 from data_loader.tokenizers.plain import characters
 from ranges import Count, CountOrZero, Fraction, checked
 
@@ -112,7 +112,7 @@ def stories(
 
     settings = [VERSION, seed, count, val_size, identity(tokenizer)]
     return text_data(
-        kept("stories", settings, make),
+        cached("stories", settings, make),
         dict.fromkeys(("train", "val", "test"), "stories"),
         length,
         documents,

@@ -23,8 +23,8 @@ from utils import UserError, check_memory, cut
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_BYTES = 2**32  # of a file
 LONGEST_LINE = 2**22  # characters
-TIMES_LARGER = 6  # than their file the cells of a table are at least, as Python's texts
-BYTES_OF_CELL = 16  # at least: two places in lists
+TIMES_LARGER = 6  # the cells, as Python's texts, take at least this many times the file's size
+BYTES_OF_CELL = 16  # the least that a cell takes: two places in lists
 FEW = 100  # different texts that any column may have
 
 
@@ -157,7 +157,7 @@ def read_parquet(path):
 
 
 def as_text(value):
-    """A cell as a CSV file would hold it. Whole numbers are equal whatever their type is: a column
+    """A cell as a CSV file would hold it. Whole numbers of all types are equal: a column
     of integers with a gap is often stored as floats."""
     if value is None or value != value:
         return None

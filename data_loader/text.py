@@ -31,7 +31,7 @@ from ranges import Count, CountOrZero, Fraction, checked
 from utils import PACKAGE, RunError, UserError, user_cache
 
 LARGEST = 2**28  # bytes of text that are turned into tokens each time a run starts
-SLOW = 0.5  # seconds after which the result is kept for the next run
+SLOW = 0.5  # seconds; a result that took longer is cached for the next run
 
 
 class Prepared(NamedTuple):
@@ -93,7 +93,7 @@ def text(
     }
     settings = [content, separator, field, shares, split_seed, identity(tokenizer)]
     sources = {name: path or train for name, path in given.items()}
-    return text_data(kept("text", settings, make), sources, length, documents)
+    return text_data(cached("text", settings, make), sources, length, documents)
 
 
 def prepared(sets, tokenizer, several):
@@ -134,8 +134,8 @@ def identity(tokenizer):
     return tokenizer.to_json() if hasattr(tokenizer, "to_json") else repr(tokenizer)
 
 
-def kept(name, settings, make):
-    """make(), kept in the user's cache folder under a hash of the settings if it takes long."""
+def cached(name, settings, make):
+    """make(), cached in the user's folder under a hash of the settings if it takes long."""
     if settings[-1] is None:
         return make()
     digest = hashlib.sha256(json.dumps([VERSION, settings]).encode()).hexdigest()

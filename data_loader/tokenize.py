@@ -19,10 +19,10 @@ from data_loader.documents import (
     FIELD,
     VERSION,
     chosen_of,
-    drawn,
     encoded,
     parts_of,
     separator_of,
+    split_indices,
 )
 from data_loader.processes import mapped, progress
 from data_loader.text_files import PARTS, PLAN, text_files
@@ -120,8 +120,8 @@ def prepared(arguments, files, folder, out):
 
 
 def files_of(name, out):
-    """The text files of an input, which must not be a folder that is to hold the results, too:
-    they would be read as text the next time."""
+    """The text files of an input. It must not be a folder around the results, which would be read
+    as text the next time."""
     if Path(name).is_dir() and Path(out).resolve().is_relative_to(Path(name).resolve()):
         raise UserError(
             f"--out: {out} is in {name}, whose files are all read as text; name a folder outside "
@@ -151,7 +151,7 @@ def check(arguments):
 
 
 def begin_plan(arguments, files, parts):
-    """Parts of another preparation are an error: of other files, or with another tokenizer."""
+    """Write the plan of this preparation; raises if the folder holds parts of another one."""
     settings = {k: v for k, v in vars(arguments).items() if k not in ("inputs", "out", "processes")}
     if Path(arguments.tokenizer).is_file():
         content = read_file(arguments.tokenizer, MOST_BYTES)
@@ -160,7 +160,7 @@ def begin_plan(arguments, files, parts):
     settings["version"] = VERSION
     plan, wanted = parts / PLAN, json.dumps(settings, indent=1).encode()
     if parts.exists() and not plan.exists() and any(p.suffix != ".tmp" for p in parts.iterdir()):
-        raise UserError(f"{parts}: holds files of yours, not of this command; name another --out")
+        raise UserError(f"{parts}: holds files not written by this command; name another --out")
     if plan.exists() and read_file(plan, MOST_PLAN) != wanted:
         if finished_parts(parts):
             raise UserError(
@@ -173,14 +173,14 @@ def begin_plan(arguments, files, parts):
 
 
 def finished_parts(parts):
-    """The files that say that a part is complete."""
+    """The files that mark complete parts."""
     return [path for path in parts.glob("*.json") if path.stem.isdigit()]
 
 
 def sets_of(arguments, parts):
     """{set: [for each part, the indices of its documents]}; None instead of the lists if there is
     only one document, which is cut."""
-    look = partial(looked_at, separator=separator_of(arguments.separator))
+    look = partial(counted, separator=separator_of(arguments.separator))
     looks = list(mapped(look, parts, arguments.processes, "look"))
     if arguments.separator and not any(occurs for _, occurs in looks):
         given = f"--separator: {arguments.separator!r}"
@@ -190,7 +190,7 @@ def sets_of(arguments, parts):
     if sum(counts) == 1:
         return dict.fromkeys(("train", *shares))
     ends = np.cumsum(counts)
-    sets = drawn(int(ends[-1]), shares, arguments.seed, arguments.inputs[0])
+    sets = split_indices(int(ends[-1]), shares, arguments.seed, arguments.inputs[0])
     for name, rows in sets.items():
         pieces = np.split(rows, np.searchsorted(rows, ends[:-1]))
         begins = ends - counts
@@ -204,14 +204,14 @@ def shares_of(arguments):
     return {name: share for name, share in shares.items() if share}
 
 
-def looked_at(part, separator):
+def counted(part, separator):
     """(the number of documents in a part, whether the separator is in its text)"""
     text = part.text()
     return len(part.documents(separator, text)), separator in text
 
 
 def made_tokenizer(arguments, parts, sets, folder):
-    """The tokenizer that is named; a trained one is kept among the parts."""
+    """The tokenizer that was chosen; a trained one is stored among the parts."""
     name, path = arguments.tokenizer, folder / TOKENIZER
     if path.exists():
         return tokenizer_file(path)

@@ -44,7 +44,7 @@ def tokens(
         for name, pattern in {"train": train, "val": val, "test": test}.items()
         if pattern is not None
     }
-    about = described_alike(
+    about = shared_description(
         list(dict.fromkeys(Path(f).parent for each in files.values() for f in each))
     )
     dtype, own = dtype or about.get("dtype"), tokenizer or about.get("tokenizer")
@@ -82,13 +82,13 @@ def check_boundary(documents, end_of_text, vocab_size):
     return end_of_text
 
 
-def described_alike(folders):
-    """The content of tokens.json in the first folder; it is an error if another tokenizer made the
-    files of another folder."""
+def shared_description(folders):
+    """The content of tokens.json in the first folder; raises if another folder's tokens were made
+    with another tokenizer."""
     about = described(folders[0])
     for folder in folders[1:]:
         other = described(folder)
-        if about and other and made_with(about) != made_with(other):
+        if about and other and preparation_of(about) != preparation_of(other):
             raise UserError(
                 f"{folder}: its tokens were made with another tokenizer than those in "
                 f"{folders[0]}; prepare both with one --tokenizer, a tokenizer.json"
@@ -96,8 +96,8 @@ def described_alike(folders):
     return about
 
 
-def made_with(about):
-    """What must be equal for files of tokens that are used together."""
+def preparation_of(about):
+    """The parts of tokens.json that must be equal for files that are used together."""
     tokenizer = tokenizer_at(about["tokenizer"]).to_json() if "tokenizer" in about else None
     return [about[key] for key in ("dtype", "vocab_size", "end_of_text")], tokenizer
 
@@ -119,7 +119,7 @@ def described(folder):
 
 
 def facts_of(about):
-    """What is used of the object in tokens.json; an error if it cannot be what was written."""
+    """The values of tokens.json that are used; raises if they cannot be what was written."""
     kept = {key: about[key] for key in ("dtype", "vocab_size", "end_of_text")}
     kept["bytes_per_token"] = about.get("bytes_per_token")
     vocab_size, end, rate = (kept[key] for key in ("vocab_size", "end_of_text", "bytes_per_token"))

@@ -26,7 +26,7 @@ class Stream:
         # A plain view of a memory map: slices of np.memmap itself cost ten times as much.
         arrays = [np.asarray(array) for _, array in named]
         self.dtypes = [array.dtype for array in arrays]
-        # What is negative is outside every vocabulary.
+        # As unsigned numbers, negative tokens are outside of every vocabulary.
         unsigned = [f"{dtype.byteorder}u{dtype.itemsize}" for dtype in self.dtypes]
         self.arrays = [array.view(u) for array, u in zip(arrays, unsigned, strict=True)]
         self.ends = list(accumulate(map(len, self.arrays)))

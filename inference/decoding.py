@@ -21,7 +21,7 @@ class Decoder(NamedTuple):
     context: int  # the number of tokens for which the cache has room
 
     def empty(self, rows):
-        """The cache of texts of which nothing was read."""
+        """The cache of texts before their first token is read."""
         specs = {name: spec for name, spec in self.inputs.items() if name != TOKEN}
         return {name: np.zeros((rows, *shape[1:]), dtype) for name, (shape, dtype) in specs.items()}
 
@@ -36,7 +36,7 @@ class Decoder(NamedTuple):
         cache = self.empty(len(texts))
         for i in range(lengths.max()):
             _, cache = self.step([text[i] if i < len(text) else 0 for text in texts], cache)
-        # What was read behind the end of a text is hidden, and overwritten by what follows.
+        # Entries behind the end of a text are hidden, and overwritten by the following tokens.
         return cache | {POSITION: lengths}
 
 

@@ -2,7 +2,7 @@
 
 A range is declared once, in an annotation such as `depth: Count`: `checked` reads it there, as the
 checks of a config and the JSON schema do. ranges.py has the same for all other parts; a model
-imports nothing but model/, so that the copy in a run's folder works by itself.
+imports nothing but model/, so that the copy in a run's folder works alone.
 """
 
 import functools

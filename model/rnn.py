@@ -41,7 +41,7 @@ def rnn(
     cell_init, layer = CELLS[cell]
     directions = (False, True) if bidirectional else (False,)
     first = dim if vocab_size else input_shape[-1]
-    widths = [first, *[dim * len(directions)] * depth]  # of the input of each layer, of the head
+    widths = [first, *[dim * len(directions)] * depth]  # of the inputs of each layer and the head
 
     def init(key):
         k1, k2, *keys = jax.random.split(key, 2 + depth)

@@ -15,7 +15,7 @@ class Sampling(NamedTuple):
     temperature: float = 1.0  # below 1, likely tokens become more likely; 0: always the likeliest
     top_k: int | None = None  # only the k likeliest tokens
     top_p: float | None = None  # only the fewest tokens that together have this probability
-    # Only the first so many tokens: a model may have more than its tokenizer, for speed.
+    # Only the tokens below this number: a model may have more than its tokenizer, for speed.
     vocab_size: int | None = None
 
 

@@ -95,7 +95,7 @@ def can_hold(dtype, label):
 
 
 def label_and_weight(logits, label, ignore_label):
-    """The same for the labels of classes; only these, and not probabilities, can be ignored."""
+    """`target_and_weight` for labels of classes; only these, not probabilities, can be ignored."""
     shape = jnp.shape(logits)
     if not shape or shape[-1] < 2:
         raise ValueError(
@@ -169,7 +169,7 @@ def distribution(logits, label):
 
 
 def one_hot(label, count, dtype=float):
-    """1 for the class of the label, 0 for the others, and for all if there is no such class."""
+    """1 for the class of the label, 0 for all others; all 0 if there is no such class."""
     # jax.nn.one_hot numbers the classes in the type of the label: in uint8, class 261 is 5, too.
     narrow = jnp.issubdtype(label.dtype, jnp.integer) and label.dtype.itemsize < 4
     return jax.nn.one_hot(label.astype(jnp.int32) if narrow else label, count, dtype=dtype)

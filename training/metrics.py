@@ -2,7 +2,7 @@
 
 If a metric has an attribute `finish`, that function maps the means to the reported value. Labels
 may be ignored, and elements have weights, as in training/loss.py: `accuracy` is then the share of
-all tokens of a set that are right. At the end is which metrics a run measures, and where.
+all tokens of a set that are right. The end of the file decides which metrics a run measures where.
 """
 
 from collections.abc import Mapping
@@ -93,8 +93,8 @@ def bits_per_byte(
 
 
 def f1(logits, label, *, ignore_label: int | None = None) -> Metric:
-    """The harmonic mean of precision and recall, averaged over the classes that occur. Logits of
-    which one is NaN predict no class."""
+    """The harmonic mean of precision and recall, averaged over the classes that occur. Logits with
+    a NaN predict no class."""
     count = logits.shape[-1]
     label, weight = label_and_weight(logits, label, ignore_label)
     label = classes(logits, label)
@@ -121,7 +121,7 @@ f1.finish = f1_finish
 
 def likeliest(logits):
     """(the class with the largest logit, whether no logit is NaN)"""
-    best = jnp.argmax(logits, axis=-1)  # of the first NaN, if there is one
+    best = jnp.argmax(logits, axis=-1)  # the index of the first NaN, if there is one
     return best, ~jnp.isnan(jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0])
 
 
@@ -192,7 +192,7 @@ def phase_of(set_name):
 
 
 def check_ignored(loss, metrics):
-    """Refuse metrics that count what the loss ignores, unless their arguments say so."""
+    """Refuse metrics that count what the loss ignores, unless their `ignore_label` is given."""
     ignored = getattr(loss, "keywords", {}).get("ignore_label")
     for label, metric in metrics.items() if ignored is not None else ():
         could = "ignore_label" in parameters_of(getattr(metric, "func", metric))

@@ -190,7 +190,7 @@ class CheckpointOptions:
     def __post_init__(self):
         check_options(self)
         if self.save_top_k > 1 and self.monitor is None:
-            why = "no metric says which are the best; name one with `monitor`"
+            why = "no metric decides which are the best; name one with `monitor`"
             raise ValueError(f"save_top_k: is {self.save_top_k}, but {why}")
 
     def sign(self):

@@ -39,14 +39,14 @@ def kind_of(optimizer):
 
 
 def check_may_change(optimizer, by):
-    """Refuse to change the updates of an optimizer by which params go back, as by lookahead."""
+    """Refuse to change the updates of an optimizer that moves params back, such as lookahead."""
     if kind_of(optimizer) == "return":
         fix = f"write lookahead({by}(...)), not {by}(lookahead(...))"
         raise ValueError(f"optimizer: {by} would shorten the way back of lookahead; {fix}")
 
 
 def check_rate(optimizer, by, fix):
-    """Refuse to multiply all updates of a run by which params go back."""
+    """Refuse to multiply all updates of a run with an optimizer that moves params back."""
     if kind_of(optimizer) == "return":
         raise UserError(f"{by} multiplies all updates, also the way back of lookahead; {fix}")
 
@@ -231,7 +231,7 @@ def groups(rules: tuple[tuple[str, Optimizer], ...]) -> Optimizer:
         rule, optimizer = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, 0)
         if not isinstance(rule, str) or not hasattr(optimizer, "init"):
             form = 'groups([["head/.*", adamw(lr=0.01)], [".*", frozen()]])'
-            raise ValueError(f"rules: {pair!r} is no [regex, optimizer]; pass pairs, as {form}")
+            raise ValueError(f"rules: {pair!r} is not [regex, optimizer]; pass pairs, as {form}")
         regex(rules=rule)
         if kind_of(optimizer) == "gradients":
             raise ValueError(f"rules: {rule!r}: {NO_STEP}")

@@ -28,7 +28,7 @@ def from_json(text, source="tokenizer"):
         from data_loader.tokenizers.bpe import from_huggingface
 
         return from_huggingface(text, source)
-    raise UserError(f"{source}: its type is {cut(repr(kind), 40)}, not a tokenizer; name {FORMS}")
+    raise UserError(f"{source}: is not a tokenizer: type {cut(repr(kind), 40)}; name {FORMS}")
 
 
 def tokenizer_file(path, pattern=None):

@@ -36,9 +36,9 @@ KNOWN = {
 
 
 def huggingface_json(path, data, pattern=None):
-    """The text of a tokenizer.json for the bytes of a .tiktoken file. The regex and the special
-    tokens are those of the file's name; of another file, `pattern` splits the text and the end of a
-    document is the number after all others."""
+    """The text of a tokenizer.json for the bytes of a .tiktoken file. A file's published name gives
+    the regex and the special tokens; in any other file, `pattern` is the regex, and the token that
+    ends a document is the number after all others."""
     ranks = read_ranks(path, data)
     if path.stem not in KNOWN and pattern is None:
         raise UserError(

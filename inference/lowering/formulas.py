@@ -1,4 +1,4 @@
-"""Formulas of activations that other libraries and users write for what the tables have as one op.
+"""Formulas of activations, as other libraries and users write them, that the tables have as one op.
 
 A Form is a formula, and the op that computes the same. `recognize` looks for the formulas in a
 model; what it finds becomes the op.

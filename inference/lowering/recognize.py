@@ -137,7 +137,7 @@ def before(graph, root):
 
 
 def equations(form, choice, pattern, bound, eqn, consts):
-    """The op's equations for what the formula's inputs are, with their result in place of eqn's."""
+    """The op's equations for the formula's inputs, with their result in place of that of eqn."""
     numbers = {name: array for name, array in bound.items() if isinstance(name, str)}
     atoms = [bound[var][0] for var in pattern.inputs]
 

@@ -153,7 +153,7 @@ def is_commutative(name):
 
 
 def is_float(dtype):
-    """Whether a dtype is one of floats, of which bfloat16 is none of NumPy's."""
+    """Whether a dtype is one of floats, also for bfloat16, which is not one of NumPy's."""
     return jax.dtypes.issubdtype(dtype, np.floating)
 
 

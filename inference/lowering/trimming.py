@@ -1,4 +1,4 @@
-"""Smaller kernels with the same results: without the taps that only ever read padding."""
+"""Smaller kernels with the same results: without the taps that only read padding."""
 
 
 def trimmed(weight, size, stride, pads, dilation):

@@ -1,5 +1,5 @@
-"""Attention: each query gets a mean of values, weighted by how well it fits their keys. A query
-that may attend to no key gets numbers without a meaning, so leave it out of the loss."""
+"""Attention: each query gets a mean of values, weighted by how well it fits their keys. The result
+for a query that may attend to no key is meaningless, so leave it out of the loss."""
 
 import math
 from functools import partial

@@ -1,10 +1,10 @@
 """Blocks that follow each other: each separately, or equal ones as one block in a loop.
 
-Each by itself, their params are a list with one tree for each block. With `scan` they are a dict.
-There, equal blocks in a row, such as 0 to 11, are one tree with the name "0-11", whose leaves have
-the block as their first axis, and one block is compiled for all of them. Blocks of their own have
-their number as their name. Whatever treats a leaf as one matrix, such as an optimizer, sees by such
-a name that it is a stack of them.
+The params of separate blocks are a list with one tree for each block. With `scan` they are a dict:
+equal blocks in a row, such as 0 to 11, are one tree with the name "0-11", whose leaves have the
+block as their first axis, and one block is compiled for all of them; the name of any other block is
+its number. Such a name shows code that treats a leaf as one matrix, such as an optimizer, that the
+leaf is a stack of matrices.
 
 Blocks whose names match the regex `remat` are recomputed in the backward pass, instead of keeping
 their values.
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-NAME = r"(\d+)(?:-(\d+))?"  # of one block, or of equal ones
+NAME = r"(\d+)(?:-(\d+))?"  # the name of one block, or of equal ones in a row
 
 
 def equal_runs(plan):

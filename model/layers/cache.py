@@ -37,7 +37,7 @@ def written(entry, new, where):
 
 @op
 def write(cache, new, where):
-    """The same for one array."""
+    """`written` for one array."""
     # One row for each head of each text: so XLA's CPU compiler changes the cache in place. With a
     # row for each text it copies the cache, and for one text attention takes twice as long.
     _, heads, size, dim = cache.shape

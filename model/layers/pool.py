@@ -40,7 +40,7 @@ def by_views(form, plain, windows, x):
 
 def in_two_passes(form, windows, size, x):
     """A pool along the rows, then along the columns: 7 + 7 images for a window of 7x7 instead of
-    49. Of equal numbers the same one receives the gradient, the first."""
+    49. The gradient goes to the same number, the first of several equal ones."""
     (rows, columns), (down, right), (vertical, horizontal) = windows
     x = form(((1, columns), (1, right), ((0, 0), horizontal)), size, x)
     return form(((rows, 1), (down, 1), (vertical, (0, 0))), x.shape[1:3], x)

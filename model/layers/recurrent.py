@@ -24,7 +24,7 @@ def lstm_init(key, in_dim, dim, *, init=lecun_normal):
 
 def gru_init(key, in_dim, dim, *, init=lecun_normal):
     params = gates_init(key, in_dim, dim, 3, init)
-    # Of the candidate alone: its reset gate multiplies this bias, too.
+    # Only the candidate has this bias, which its reset gate multiplies, too.
     return params | {"candidate": {"bias": jnp.zeros(dim)}}
 
 

@@ -177,7 +177,7 @@ def test_a_folder_named_parts_of_the_user_is_refused_and_kept(folder, capsys):
     (folder / "out" / "parts").mkdir(parents=True)
     (folder / "out" / "parts" / "notes.md").write_text("mine")
     run("texts", "--out", "out", code=2)
-    assert "out/parts: holds files of yours" in capsys.readouterr().err
+    assert "out/parts: holds files not written by this command" in capsys.readouterr().err
     assert (folder / "out" / "parts" / "notes.md").read_text() == "mine"
 
 

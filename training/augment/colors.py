@@ -63,7 +63,7 @@ def blended(base, levels, factor):
 
 
 def gray(levels):
-    """The brightness of each pixel, with one channel; other than 3 channels stay."""
+    """The brightness of each pixel, as one channel; unchanged if there are not 3 channels."""
     if levels.shape[-1] != 3:
         return levels
     shares = jnp.array([0.299, 0.587, 0.114], levels.dtype)
@@ -91,7 +91,7 @@ def adjust_sharpness(levels, factor):
 
 
 def turn_hue(levels, turn):
-    """Turn the hue by a share of the colour circle; other than 3 channels have none."""
+    """Turn the hue by a share of the colour circle; unchanged if there are not 3 channels."""
     if levels.shape[-1] != 3:
         return levels
     red, green, blue = jnp.moveaxis(levels, -1, 0)

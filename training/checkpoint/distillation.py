@@ -73,7 +73,7 @@ def mixed(hard, soft, weight):
 
 
 def soft_loss(output, taught, target, temperature, ignore_label):
-    """The divergence of one example; of a sequence the mean over the tokens that count in the
+    """The divergence of one example; for a sequence, the mean over the tokens that count in the
     loss."""
     has_weights = isinstance(target, dict) and target.keys() == {"target", "weight"}
     if ignore_label is None and not has_weights:

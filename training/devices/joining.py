@@ -16,7 +16,7 @@ from training.devices.signals import end_at_signals, leave_to_jax
 from utils import RunError, UserError, first_line
 
 HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX waits 100
-PATIENCE = 10  # seconds after which a message says that this process waits for the others
+PATIENCE = 10  # seconds after which a message reports that this process waits for the others
 
 # The variable with the number of processes, for each launcher that JAX detects by itself, and the
 # other variables that the launcher sets.

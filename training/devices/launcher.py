@@ -1,4 +1,4 @@
-"""`train.py --processes N`: several processes on this machine that train together, for trying that.
+"""`train.py --processes N`: several processes on one machine that train together, to try this out.
 
 Each process runs the same command, with the variables by which JAX's processes find each other.
 Their output is printed with the process number in front. If one fails, all are ended, since the
@@ -64,7 +64,7 @@ def start(environment):
 
 
 def end_with_parent():
-    """Let Linux end this process when its parent has ended, for whatever reason."""
+    """Let Linux end this process when its parent has ended for any reason."""
     if sys.platform == "linux":
         import ctypes
 

@@ -12,11 +12,10 @@ from utils import UserError
 
 @checked
 def simclr(model, loss, metrics, preprocess, augment, temperature: Positive = 0.5) -> Objective:
-    """Chen et al. (2020): of all other views in the batch, an augmented view of an example must be
-    most similar to the second view of the same example. Labels, `loss` and `metrics` are not used.
-    The model's output is compared, or its "projection" (see the model `projected`). `matched` is
-    how often the second view is the most similar one. An evaluation augments, too, with other
-    keys."""
+    """Chen et al. (2020): the view most similar to an augmented view, among all other views in the
+    batch, must be the second one of its example. Labels, `loss` and `metrics` are not used. The
+    model's output is compared, or its "projection" (see the model `projected`). `matched` is how
+    often the second view is the most similar one. An evaluation augments, too, with other keys."""
 
     def objective(params, state, batch, key, train, mask):
         if train and len(mask) < 2:

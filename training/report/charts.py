@@ -70,7 +70,7 @@ def chart(title, lines, axis, most, *, log=False, low=None, remark=None, small=F
         spiked = bool(finite.max() > 50 * np.median(finite))
         box = empty("input", type="checkbox", class_="log", checked=spiked)
         switch = tag("label.switch", box, " log")
-    # Of the lines with one label, the first counts: the one that is not fine.
+    # If several lines have one label, the first counts: the one that is not fine.
     listed = [line for line in lines if line.in_tooltip]
     listed.sort(key=lambda line: line.style == "fine")
     return tag(

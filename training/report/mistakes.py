@@ -12,10 +12,10 @@ from training.report.read import picture_files, read_json, unlinked
 NUMBERED = 20  # classes; a matrix of more is drawn without numbers
 # The strength of a colour, in percent, from which white is easier to read on it than black.
 DEEP = {"right": 72, "wrong": 87}
-CELLS = 8_000  # of a drawing; of more, the most frequent ones are drawn
+CELLS = 8_000  # in a drawing; if there are more, the most frequent ones are drawn
 WORST = 64  # predictions that are shown
 LARGEST = 4 * 2**20  # bytes of a picture
-FILES = 24  # of one kind, a file for each set
+FILES = 24  # at most, of one kind; each set has one
 
 
 class Unusable(Exception):

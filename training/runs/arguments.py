@@ -122,9 +122,9 @@ def ignoring(label, function):
         return function._replace(function=ignoring(label, function.function))
     if label is None or not callable(function):
         return function
-    said = "ignore_label" in getattr(function, "keywords", {})
+    is_given = "ignore_label" in getattr(function, "keywords", {})
     can = "ignore_label" in parameters_of(function)
-    return partial(function, ignore_label=label) if can and not said else function
+    return partial(function, ignore_label=label) if can and not is_given else function
 
 
 def made_of(options, name, given):

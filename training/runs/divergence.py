@@ -174,7 +174,7 @@ class Divergence:
         try:
             ts = ts._replace(sums=cleared(ts.sums))
             sentence = first_bad_op(update.step, ts, *batches[replica])
-        except Exception as error:  # whatever becomes of the search, the run ends by its own error
+        except Exception as error:  # if the search fails, the run still ends with its own error
             return f"Looking for the operation failed: {type(error).__name__}: {first_line(error)}"
         return sentence or (
             "Taken again one operation at a time, the step is finite: "

@@ -83,7 +83,7 @@ def check_unchanged(trainer, probe, pretrained, checkpoint):
     """Refuse to start or resume from weights if model/ now computes something else with them."""
     ts = trainer.replica_states()[0]
 
-    def outputs(*weights):  # what several processes hold may fit into none of their hosts
+    def outputs(*weights):  # weights sharded over processes may be too large for a single host
         return probe(*(trainer.put_weights(weights) if several() else weights))
 
     if pretrained:

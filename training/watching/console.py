@@ -14,7 +14,7 @@ from utils import UserError
 
 SETTINGS = "logger_config.json"
 LINE = "[%(name)s %(levelname)s]    : %(asctime)s - %(message)s"  # the form of the run's own log
-TRIAL = "trial of "  # the prefix of loggers' names when settings are only checked
+CHECKED = "check of "  # the prefix of loggers' names when settings are only checked
 
 logger = logging.getLogger("main")
 
@@ -80,10 +80,10 @@ def check_logging(root):
     for handler in settings["handlers"].values():
         if isinstance(handler.get("filename"), str):
             handler["filename"] = os.devnull
-    Trial(settings).run()
+    SettingsCheck(settings).run()
 
 
-class Trial(logging.config.DictConfigurator):
+class SettingsCheck(logging.config.DictConfigurator):
     """Makes everything that settings describe. It changes no logger in use, and closes no handler,
     as `dictConfig` would."""
 
@@ -95,10 +95,10 @@ class Trial(logging.config.DictConfigurator):
         self.make("handlers", self.configure_handler)
         for name, content in self.config.get("loggers", {}).items():
             with self.place(f"loggers.{name}"):
-                self.configure_logger(f"{TRIAL}{name}", content)
+                self.configure_logger(f"{CHECKED}{name}", content)
         if "root" in self.config:
             with self.place("root"):
-                self.configure_logger(f"{TRIAL}root", self.config["root"])
+                self.configure_logger(f"{CHECKED}root", self.config["root"])
         for handler in self.config["handlers"].values():
             handler.close()
 

@@ -50,7 +50,8 @@ def remember(callbacks, pairs, path):
     for callback, (_, memory) in zip(callbacks, pairs, strict=True):
         if hasattr(callback, "memory"):
             if not is_alike(memory, map_nest(as_number, callback.memory)):
-                it, why = cut(repr(memory), 200), f"is not a memory of {callback_name(callback)}"
-                raise UserError(f"{path}: callbacks: {it} {why}, such as {callback.memory!r}")
+                found, name = cut(repr(memory), 200), callback_name(callback)
+                why = f"{found} is not a memory of {name}, such as {callback.memory!r}"
+                raise UserError(f"{path}: callbacks: {why}")
             callback.memory = memory
     return True

@@ -39,7 +39,7 @@ ITEM_SECONDS = 60.0  # a tracker that takes longer for one item hangs
 SILENT_SECONDS = 2.0  # of waiting for a tracker at the end before this is logged
 MOST_ITEMS = 1000  # that may wait for one tracker
 MOST_BYTES = 2**29
-LONGEST_NAME = 200  # characters of a file, of which most systems allow 255
+LONGEST_NAME = 200  # characters in the name of a file; most systems allow 255
 STOP = "stop"
 METHODS = ("start", "scalars", "image", "histogram", "text", "back_to", "finish")
 

@@ -103,7 +103,7 @@ class View:
     def _whole_weights(self):
         """The weights that are evaluated; with several processes, each has all of them."""
         weights = self._run.evaluated_weights()
-        if several():  # each process makes the same by itself
+        if several():  # each process makes the same one
             return jax.device_put(jax.tree.map(fetched, weights), jax.local_devices()[0])
         return weights
 

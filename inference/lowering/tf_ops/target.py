@@ -86,7 +86,7 @@ class Target:
         return size if factor == 1 else size // factor
 
     def guarded(self, name, function):
-        """A table's function that raises Missing for what TensorFlow refuses, as some rank."""
+        """A table's function that raises Missing for what TensorFlow refuses, such as a rank."""
 
         def call(target, *operands, **params):
             for aval in self.out:
