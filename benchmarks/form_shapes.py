@@ -94,7 +94,7 @@ def depthwise(rng):
     if banded > 2**24 or banded * shape[0] > PRODUCTS:
         del candidates["banded"]
     chosen = forms.depthwise_form(shape, kernel, *geometry)
-    title = f"{named(shape)}, kernel {kernel[0]}{said(*geometry)}"
+    title = f"{named(shape)}, kernel {kernel[0]}{in_words(*geometry)}"
     return Layer(title, [shape, weight], candidates, chosen)
 
 
@@ -117,7 +117,7 @@ def grouped(rng):
         form = partial(conv_forms.in_blocks, dense=whole, groups=groups, joined=joined)
         candidates[f"{joined} joined"] = form
     title = f"{named(shape)} -> {out}, kernel {kernel[0]}, {groups} groups"
-    title += said(stride, pads, dilation)
+    title += in_words(stride, pads, dilation)
     weight = (*kernel, inner, out)
     return Layer(title, [shape, weight], candidates, f"{chosen} joined")
 
@@ -168,7 +168,7 @@ def dense(rng, transposed=False):
         conv.plain, **dict(zip(("stride", "pads", "dilation"), geometry, strict=True))
     )
     candidates = {XLAS_CHOICE: function, "Eigen": function}
-    title += said(*geometry)
+    title += in_words(*geometry)
     return Layer(title, [shape, weight], candidates, "Eigen")
 
 
@@ -259,7 +259,7 @@ def named(shape):
     return "x".join(map(str, shape))
 
 
-def said(stride, _pads, dilation):
+def in_words(stride, _pads, dilation):
     words = {"stride": stride[0], "dilation": dilation[0]}
     return "".join(f", {name} {value}" for name, value in words.items() if value > 1)
 

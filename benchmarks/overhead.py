@@ -122,7 +122,7 @@ def trainer_of(recipe, sets):
 
 
 def publisher_of(loop):
-    """What hands a run's values to its trackers."""
+    """The Publisher that passes a run's values to its trackers."""
     return next(watcher for watcher in loop.watchers if isinstance(watcher, MetricLog)).publish
 
 

@@ -21,14 +21,14 @@ from benchmarks.forms import TOLERANCE, check, normal, value_and_gradients
 from benchmarks.results import markdown, record
 from training.programs import CPU_OPTIONS
 
-ROUNDS, SECONDS = 15, 0.25  # of each form: at most so many, and rounds until so many seconds passed
+ROUNDS, SECONDS = 15, 0.25  # the most rounds of each form; they end after this many seconds
 GOALS = {"median": 1.05, "95th percentile": 1.5}
-WORST = 8  # layers that are named
+WORST = 8  # layers named in the report
 HALVES = {"a": (0,), "b": (1,)}
 
 
 def sweep(count, seed, only, half, file):
-    """Measure the layers that the file does not have yet, and report all that are asked for."""
+    """Measure the requested layers that the file does not have yet, and report all of them."""
     numbers = [i for i in range(count) if i % 2 in HALVES.get(half, (0, 1))]
     layers = {i: layer_of(seed, i) for i in numbers}
     layers = {i: layer for i, layer in layers.items() if only in (None, layer.kind)}

@@ -99,7 +99,7 @@ def compare(workload, peers, data, rounds):
 
 
 def start_all(workload, peers, data):
-    """As `compare`, before the first round: one by one without huge pages, since the tables show
+    """Start the clients that `compare` needs: one by one without huge pages, since the tables show
     this time, then two at a time with them."""
     clients, missing = {}, {}
 

@@ -191,7 +191,7 @@ def with_8_bits(image, format):
         return Image.fromarray(((np.asarray(image, np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         kind = {"I": "32-bit integers", "F": "floating-point numbers"}[image.mode]
-        raise ValueError(f"its pixels are {kind}, of an unknown range; convert it to 8 or 16 bits")
+        raise ValueError(f"its pixels are {kind}, in an unknown range; convert it to 8 or 16 bits")
     return image
 
 

@@ -237,7 +237,7 @@ def first_inputs(dataset, options, limit=None):
 
 
 def prefetch(iterable, depth=2):
-    """The same items; a thread makes the next `depth` of them ahead of time."""
+    """The items of an iterable; a thread makes the next `depth` of them ahead of time."""
     iterator, end = iter(iterable), object()
     pool = ThreadPoolExecutor(1, "prefetch")
     try:

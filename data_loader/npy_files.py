@@ -39,8 +39,8 @@ def zip_file(file):
 
 
 def claimed(path):
-    """{name: how many bytes of memory the array takes} of a .npz file, {"": the same} of a .npy
-    file, without reading the arrays; {} of any other file, which NumPy refuses by its beginning."""
+    """{name: how many bytes of memory the array takes} for a .npz file, {"": that number} for a
+    .npy file, without reading arrays; {} for any other file, which NumPy refuses by its start."""
     with open_file(path) as file:
         start = file.read(len(npy.MAGIC_PREFIX))
         file.seek(0)

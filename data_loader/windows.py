@@ -86,7 +86,7 @@ class Windows:
         return ({name: a[0] for name, a in x.items()} if isinstance(x, dict) else x[0]), y[0]
 
     def in_epoch(self, seed, epoch):
-        """The same tokens in windows that begin elsewhere."""
+        """These tokens in windows that begin elsewhere, at a start drawn for the epoch."""
         shifted = copy.copy(self)
         shifted.first = int(random_stream(seed, SHIFT + epoch).integers(self.labels))
         return shifted

@@ -205,7 +205,7 @@ def load_to_export(
     if form.layout == "nchw":
         inputs = channels_first(inputs)
     function = partial(forward, parts.model, inside, form)
-    trees = unrolled({"params": params, "state": state})  # with `scan`, too, block after block
+    trees = unrolled({"params": params, "state": state})  # without stacked blocks, as of `scan`
     return Exportable(function, trees, inputs, outside, form, parts, data_error, weights.record)
 
 

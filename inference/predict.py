@@ -50,7 +50,7 @@ def run(arguments):
 
 
 def is_text(arguments):
-    """Whether an exported language model is to continue a text."""
+    """Whether the arguments pass a text for a language model to continue."""
     return arguments.prompt is not None or arguments.prompt_file is not None
 
 

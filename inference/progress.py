@@ -82,7 +82,7 @@ class Progress:
         self.thread.join()
 
     def __call__(self, step):
-        """What is done from now on."""
+        """Set the step that is printed from now on."""
         self.step = step
 
     def report(self):

@@ -97,7 +97,7 @@ def sample(
 
 
 def class_count(params):
-    """How many classes a model knows whose table `label` has a row for no class and one for each
+    """The number of classes of a model whose table `label` has a row for no class and one for each
     of them, as that of `unet`; None for other models."""
     table = params.get("label") if isinstance(params, dict) else None
     weight = table.get("weight") if isinstance(table, dict) else None

@@ -74,7 +74,7 @@ def standings(sweep, trials, runs, target):
     rows, problems, order = [], [], list(runs)
     for i, trial in enumerate(trials):
         run, state, value = runs.get(trial.number), sweep.state(trial), trial.score(math.inf)
-        tint = colour(order.index(trial.number)) if run else None  # that of its curves
+        tint = colour(order.index(trial.number)) if run else None  # the colour of its curves
         swatch = tag("i.swatch", style=tint) if run else None
         name = link(run.folder, trial.name, target) if run else trial.name
         shown = plain(value) if value is not None else None

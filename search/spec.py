@@ -12,7 +12,7 @@ from ranges import Count, CountOrZero, at_least, check_options
 from utils import UserError, did_you_mean
 from wiring.config import no_folder_name, show, without_repeats
 
-# Keys that say where a trial lives or what it is compared by, which are the same for all trials.
+# Keys of the place of a trial and of the metric that compares it, the same for all trials.
 OF_THE_SWEEP = ("title", "run_name", "resume", "distributed", "checkpoint", "logging", "$schema")
 MOST = 10_000  # trials
 
@@ -39,10 +39,10 @@ class Halving:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a spec file says."""
+    """The content of a spec file."""
 
     keys: dict  # {path.to.key: a list of values, or a range}
-    name: str  # of the sweep's folder; the stem of the file unless it says otherwise
+    name: str  # of the sweep's folder; the stem of the file by default
     sampler: Literal["auto", "grid", "random", "optuna"] = "auto"  # random if `trials` is given
     trials: Count | None = None  # how many; a grid has one for every combination
     seed: CountOrZero = 0  # of the drawn values

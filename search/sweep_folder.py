@@ -175,7 +175,7 @@ class Sweep:
         return sorted(self.trials, key=place)
 
     def may_propose(self):
-        """Whether Optuna is to propose more trials."""
+        """Whether Optuna has trials left to propose."""
         return self.spec.how == "optuna" and len(self.trials) < self.spec.trials
 
     def add_proposed(self):
@@ -200,7 +200,7 @@ class Sweep:
         self.save()
 
     def state(self, trial):
-        """What became of a trial, in a word."""
+        """The state of a trial in one word."""
         if trial.over:
             return "failed" if trial.failed is not None else "finished"
         group, _ = self.continuing()

@@ -19,7 +19,7 @@ class Pause:
     def __init__(self, epoch):
         self.epoch = epoch
 
-    def on_ready(self, run):  # it may have come that far before the sweep was killed
+    def on_ready(self, run):  # the epoch may have been reached before the sweep was killed
         return self.on_epoch_end(run)
 
     def on_epoch_end(self, run):

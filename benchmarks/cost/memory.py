@@ -103,8 +103,8 @@ def activations(layout):
     block = 2 * norm + attention + mlp
     # During the MLP's backward pass: gradients of the stream, twice, and of gelu's result.
     in_mlp = block + size * (2 * stream + step.expansion * stream / tensor)
-    # During attention's, with the MLP's values freed: gradients of the stream, of attention's
-    # result and of the scores.
+    # During attention's backward pass, with the MLP's values freed: gradients of the stream, of
+    # attention's result and of the scores.
     in_attention = block - mlp - norm + size * (stream + stream / tensor) + 4 * scores
     return Activations(size * stream, block, max(in_mlp, in_attention))
 

@@ -62,8 +62,8 @@ def shapes_of(step):
 
 def sized(parameters, batch, **others):
     """A model of about this many parameters with the usual proportions: heads of 64 features, a
-    width of 64 times the depth, 12 * dim**2 parameters per block; the width is a multiple of 128,
-    or of 512 when it is large, and the depth is what then comes nearest."""
+    width of 64 times the depth, 12 * dim**2 parameters per block. The width is a multiple of 128,
+    or of 512 when it is large, and the depth then comes nearest to the number of parameters."""
     dim = (HEAD * parameters / 12) ** (1 / 3)
     unit = 512 if dim > 1024 else 128
     dim = max(round(dim / unit), 1) * unit

@@ -1,12 +1,12 @@
-"""What a GPU can prove about this project, in less than 8 minutes, without a network.
+"""Measures on a GPU what no CPU can show, in less than 8 minutes, without a network.
 
 python -m benchmarks.gpu [--only airbench,gpt2,...] [--seconds 470] [--out DIR] [--tiny]
 needs jax with a GPU, numpy, safetensors and tqdm; Flax with Optax, PyTorch and pytest take part
 where they are installed. It writes gpu.json and a section of Markdown, by default to benchmarks/;
 with --out only into that folder. --tiny proves on any machine that every part runs
 
-Each part is a process of its own with a limit, in the order of what it is worth; the results are
-written after every part, so that one that fails or hangs takes nothing from the others.
+Each part is a process of its own with a time limit, the most useful part first; the results are
+written after every part, so that a part that fails or hangs does not affect the others.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def arguments():
 
 def run(part, limit, tiny):
     """{"rows": what the part has printed, "seconds", "problem": why it did not end well, or None},
-    of a process that is killed with all of its own after `limit` seconds."""
+    of a process that is killed with its children after `limit` seconds."""
     command = [sys.executable, "-m", "benchmarks.gpu.parts", part, "tiny" if tiny else "large"]
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -4,7 +4,7 @@ from benchmarks.results import markdown, short
 from utils import format_bytes
 
 ABOUT = {
-    "airbench": "`configs/cifar10_94.json` from its first to its last step, on made images",
+    "airbench": "`configs/cifar10_94.json` from its first to its last step, on generated images",
     "gpt2": "`configs/gpt2_124m.json` on random tokens, medians of the later half of the steps",
     "resume": "A resnet that is killed with SIGKILL after a checkpoint and resumed, and the same "
     "run again, against one that was not killed: the final weights and statistics",

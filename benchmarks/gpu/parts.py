@@ -97,7 +97,7 @@ class Run:
 
 
 def airbench(tiny):
-    """configs/cifar10_94.json from the first to the last of its steps, on made images."""
+    """configs/cifar10_94.json from the first to the last of its steps, on generated images."""
     with tempfile.TemporaryDirectory() as folder:
         made_cifar10(Path(folder))
         few = ["training.limit_batches=2", "training.max_steps=4", "loader.batch_size=16"]

@@ -39,7 +39,7 @@ def speed(model, size, emit):
 
 
 def row_of(model, form, client, rates, cost):
-    """What is known of a form so far; a later row of the same form replaces it."""
+    """The measurements of a form so far; a later row of the same form replaces it."""
     precision, peer, variant = form
     row = {"model": model, "precision": precision, "peer": f"{peer} {variant}".strip()}
     if rates:

@@ -1,4 +1,4 @@
-"""MobileNet v1 (Howard et al., 2017) for small images, of Rawtree's layers as a user writes it."""
+"""MobileNet v1 (Howard et al., 2017) for small images, as a user of Rawtree's layers writes it."""
 
 import jax
 

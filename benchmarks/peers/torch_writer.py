@@ -30,7 +30,7 @@ class Step(nn.Module):
 
 
 class ExportedStep(nn.Module):
-    """The same with the cache as inputs and outputs: (logits, *cache), as an exported file has."""
+    """A Step with the cache as inputs and outputs: (logits, *cache), as an exported file has."""
 
     def __init__(self, model, length):
         super().__init__()

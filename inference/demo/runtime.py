@@ -22,7 +22,7 @@ DIGESTS = {  # SHA-256, so that a page always contains the files that were teste
     SCRIPT: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
     PROGRAM: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
 }
-MOST_BYTES = 2**28  # of each; what is longer has another digest
+MOST_BYTES = 2**28  # read of each file; a longer one has another digest
 
 
 def runtime():

@@ -153,7 +153,7 @@ def is_matrix_product(eqn, x, y):
 
 
 def product_by_convolution(eqn, x, y):
-    """Such a product as a convolution with a kernel of one pixel."""
+    """The product as a convolution with a kernel of one pixel."""
     (_, y_axes), _ = eqn.params["dimension_numbers"]
     kernel = jnp.moveaxis(y, y_axes[0], 0)[None, None]
     pixels = x.reshape(1, -1, x.shape[-2], x.shape[-1])

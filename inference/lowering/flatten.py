@@ -13,7 +13,7 @@ from inference.lowering.value import is_key
 
 
 def flattened(closed):
-    """The same jaxpr with its calls replaced by their equations."""
+    """The jaxpr with its calls replaced by their equations."""
     jaxpr = closed.jaxpr
     flat = Flat(dict(zip(jaxpr.constvars, closed.consts, strict=True)))
     results = flat.enter(jaxpr, (), jaxpr.invars)

@@ -43,7 +43,7 @@ def like_result(aval, part):
 
 
 def like_wide_result(aval, part):
-    """As `like_result`, for functions that JAX has in float32 and float64 only."""
+    """`like_result` for functions that JAX has in float32 and float64 only."""
     if aval.dtype in (jnp.float32, jnp.float64):
         yield [aval], {}
 

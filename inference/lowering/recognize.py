@@ -23,7 +23,7 @@ from utils import first_line
 FORMS = [*ATTENTION, *NORMS, *SOFTMAX, *ACTIVATIONS]
 INNER = {"scan": ["jaxpr"], "while": ["cond_jaxpr", "body_jaxpr"], "cond": ["branches"]}
 REACH = 80  # equations that a formula has at most
-DEPTH = 6  # of the outlines that are compared before a formula is traced for its exact shapes
+DEPTH = 6  # equations deep: outlines, compared before a formula is traced for its exact shapes
 SIZES = {"axis", "groups"}  # choices that leave the outline of a formula the same
 ALIKE = {"sqrt": "rsqrt", "pow": "rsqrt", "square": "mul", "integer_pow": "mul"}
 
@@ -73,7 +73,7 @@ class Recognition:
         return eqn.replace(params=params) if names else eqn
 
     def replaced(self, eqn, graph, consts):
-        """As `replacement`; a bug in it makes the file larger, but the export does not fail."""
+        """`replacement`, or None if it fails: then the file is larger, but the export succeeds."""
         try:
             return self.replacement(eqn, graph, consts)
         except Exception as error:  # pytest's filterwarnings raise it as an error

@@ -5,7 +5,7 @@ tables of the target. A target is an object with
 
 - `layers`: {name of an `@op` function: function(target, *arguments) -> the op's results}. An op of
   model/layers has the name of its function. An op of another module has the name of the module in
-  front, so that it is never mistaken for ours;
+  front, so that it is never mistaken for one of model/layers;
 - `table`: {primitive: function(target, *operands, **params) -> one result, or a list of results};
 - `operand(value)`: converts a Value to what the functions of the tables receive;
 - `expanded(value)`: a handle of the value's data, broadcast to the value's shape.
@@ -81,7 +81,7 @@ class Walk:
     def __init__(self, target):
         self.target = target
         self.place = ""  # the user's line for the current equation; JAX's own code has its caller's
-        self.fixed_place = ""  # the user's line during equations that are ours
+        self.fixed_place = ""  # the user's line during equations that this project adds
         target.walk = self
 
     def outputs(self, traced, inputs):
@@ -267,7 +267,7 @@ class Walk:
         return self.reshaped(value, tuple(data_shape), shape)
 
     def reshaped(self, value, data_shape, shape):
-        """The same numbers with another shape of their data."""
+        """The value with its data in another shape."""
         data = value.data
         if data_shape != value.data_shape and value.constant:
             data = data.reshape(data_shape)

@@ -90,7 +90,7 @@ def apply_blocks(block, numbers, blocks, x, *extras, remat=None):
 
 
 def scanned(block, numbers, params, x, extras, remat):
-    """The same as a loop over stacked params."""
+    """Apply equal blocks in one loop over their stacked params."""
     if remat is not None and re.fullmatch(remat, f"blocks/{numbers[0]}"):
         block = jax.checkpoint(block, prevent_cse=False)
     return lax.scan(lambda x, each: block(each[0], x, *each[1:]), x, (params, *extras))
@@ -124,7 +124,7 @@ def joined(results):
 
 
 def unrolled(tree):
-    """The same tree with lists of blocks in place of stacked ones; a model takes both."""
+    """The tree with lists of blocks in place of stacked ones; a model takes both."""
     if isinstance(tree, list):
         return [unrolled(value) for value in tree]
     if not isinstance(tree, dict):

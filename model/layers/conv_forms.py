@@ -13,7 +13,7 @@ from model.layers import forms
 from model.layers.linear import matmul
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
-PARTS = 8  # of the sum of a channel: more compile longer
+PARTS = 8  # into which the sum of a channel is split; more of them compile longer
 
 
 def plain(x, weight, stride, pads, dilation=(1, 1)):
@@ -195,7 +195,7 @@ def phases(x, weight, stride, pads):
 
 
 def in_phases(form, x, weight, stride, pads):
-    """The same in one of the two forms below."""
+    """The transposed convolution in one of the two forms below."""
     axes = zip(x.shape[1:3], weight.shape[:2], stride, pads, strict=True)
     (h, *rows), (w, *columns) = (phase_taps(*axis) for axis in axes)
     y = form(x, weight, rows, columns)  # (B, H', stride, W', stride, out)

@@ -110,7 +110,7 @@ def unmarked(*operands, jaxpr, **_):
 
 
 def batch_rule(operands, axes, *, function, any_rank, tree, attributes, jaxpr, out_tree):
-    """The same op if it accepts any rank and only its data is mapped, else its batched function."""
+    """The op itself if it accepts any rank and only its data is mapped, else its vmapped jaxpr."""
     indices = iter(range(len(operands)))
     args, _ = jax.tree.unflatten(tree, [a or next(indices) for a in attributes])
     data = {i for i in args if type(i) is int}  # arrays passed directly, not in a tree of params

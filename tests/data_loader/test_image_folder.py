@@ -139,7 +139,7 @@ def test_16_bits_of_big_endian_and_turned_photographs_are_scaled_too():
 )
 def test_pixels_of_an_unknown_range_are_refused(tmp_path, array, kind):
     (tmp_path / "x.tiff").write_bytes(saved(array, "TIFF"))
-    with pytest.raises(UserError, match=rf"its pixels are {kind}, of an unknown range; convert"):
+    with pytest.raises(UserError, match=rf"its pixels are {kind}, in an unknown range; convert"):
         pixels(tmp_path / "x.tiff", (1, 2), "gray")
 
 

@@ -171,7 +171,7 @@ def crop_box(key, height, width, area, aspect, tries=10):
 def resized_crop(x, top, left, rows, columns):
     """A part of the image, enlarged bilinearly to the image's size."""
 
-    def weights(start, count, size):  # of each pixel of x, for each pixel of the result
+    def weights(start, count, size):  # (pixels of the result, pixels of x), along one axis
         position = start + (jnp.arange(size) + 0.5) * (count / size) - 0.5
         position = jnp.clip(position, start, start + count - 1)
         return jnp.maximum(0, 1 - jnp.abs(position[:, None] - jnp.arange(size)))
@@ -203,7 +203,7 @@ def resampled(x, matrix, shift):
 
 
 def nearest(x, matrix, shift):
-    """The same as `resampled`, but each pixel is the nearest one of x."""
+    """Like `resampled`, but each pixel is the nearest one of x."""
     height, width, channels = image_shape(x)
     rows, columns = jnp.floor(positions(x, matrix, shift) + 0.5).astype(int)
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)

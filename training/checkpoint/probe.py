@@ -135,7 +135,7 @@ def same_input(stored, current):
 
 
 def difference(stored, current):
-    """A text that says how two probes differ, or None if they agree within rounding errors."""
+    """A text on how two probes differ, or None if they agree within rounding errors."""
     if stored.keys() != current.keys():
         return f"its parts, now {', '.join(current) or 'none'} instead of {', '.join(stored)}"
     found = (leaf_difference(array, current[name]) for name, array in stored.items())
@@ -143,7 +143,7 @@ def difference(stored, current):
 
 
 def leaf_difference(stored, current):
-    """The same for one leaf."""
+    """`difference` for one leaf."""
     if stored.shape != current.shape:
         return f"its shape, now {current.shape} instead of {stored.shape}"
     if not np.array_equal(np.isnan(stored), np.isnan(current)):

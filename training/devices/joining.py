@@ -121,7 +121,7 @@ def from_environment():
 
 
 def from_open_mpi_5(environment):
-    """The same for Open MPI 5, which JAX does not detect, as it does not say where process 0 is."""
+    """`from_environment` for Open MPI 5, which JAX does not detect: process 0's host is unknown."""
     names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     size, rank, local_rank = map(environment.get, names)
     if size == "1" or None in (rank, local_rank):

@@ -102,10 +102,10 @@ def products(jaxpr):
             total += 2 * size * math.prod(kernel) // features
         else:
             inner = [products(each) for each in jaxprs_in(eqn.params)]
-            if name == "cond":  # also of a formulation for each platform
+            if name == "cond":  # only one branch runs; lax.platform_dependent is a cond, too
                 total += max(inner, default=0)
             else:
-                total += sum(inner) * eqn.params.get("length", 1) if inner else 0  # of a scan
+                total += sum(inner) * eqn.params.get("length", 1) if inner else 0  # steps of a scan
     return total
 
 

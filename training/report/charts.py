@@ -114,7 +114,7 @@ def linear_bounds(values, low=None):
 
 
 def log_bounds(values):
-    """The same for a logarithmic scale."""
+    """`linear_bounds` for a logarithmic scale."""
     room = (values.max() / values.min()) ** 0.05
     return [float(values.min() / room), float(values.max() * room)]
 

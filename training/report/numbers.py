@@ -55,7 +55,7 @@ def tick_labels(values, log=False):
         return [f"{v:g}" if 1e-4 <= v < 1e5 else short_power(f"{v:.0e}") for v in values]
     step = min(np.diff(values), default=1) or 1
     largest = max(map(abs, values), default=0)
-    place = math.floor(math.log10(step) + 1e-9)  # of the digit in which neighbours differ
+    place = math.floor(math.log10(step) + 1e-9)  # power of ten of the digit that differs
     if largest >= 1e7 or 0 < largest < 1e-3:
         digits = max(1, math.floor(math.log10(largest) + 1e-9) - place)
         return [short_power(f"{v:.{digits}e}") if v else "0" for v in values]

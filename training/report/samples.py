@@ -7,11 +7,11 @@ from training.report.markup import DOT, folded, note, section, tag
 from utils import cut
 
 FILE = "samples.jsonl"
-STEPS = 40  # that are shown, from the whole run; all of them are in the file
-OPEN = 1  # of these, the newest ones, which are not folded
-TEXTS = 8  # of a step
+STEPS = 40  # are shown, from the whole run; the file has all of them
+OPEN = 1  # the newest steps, whose texts are not folded
+TEXTS = 8  # shown for each step
 LONGEST = 4000  # characters of a text
-MOST_BYTES = 2**26  # that are read
+MOST_BYTES = 2**26  # read from the file
 
 
 def samples(run):

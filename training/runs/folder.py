@@ -128,7 +128,7 @@ def copy_code(folder, root, own_files):
 
 
 def changed_code(folder, own_files):
-    """Those of the user's own files of which the run's folder has no copy, or another one."""
+    """The user's own files that have no copy in the run's folder, or a different one."""
 
     def is_same(file, copy):
         return copy.is_file() and filecmp.cmp(file, copy, shallow=False)

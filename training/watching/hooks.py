@@ -200,7 +200,7 @@ def common(reply, hook, callbacks):
 
 
 def is_its_turn(callback, hook, view):
-    """Whether a hook of a callback is to be called in this epoch, by its every_n_epochs."""
+    """Whether a hook of a callback is called in this epoch, by its every_n_epochs."""
     return hook not in OF_EPOCHS or view.epoch % getattr(callback, "every_n_epochs", 1) == 0
 
 
@@ -214,7 +214,7 @@ def steps_left(callback, step):
 
 
 def called_safely(callback, method, when, argument):
-    """What a method returns; if it fails, the error says which method, where and when."""
+    """The return value of a method; if it fails, the error names the method, the line and when."""
     function = getattr(callback, method)
     try:
         return function(argument)
@@ -233,7 +233,7 @@ def called_safely(callback, method, when, argument):
 
 
 def checked(callback, hook, reply):
-    """What a callback returned, as a dict; an error if that is not valid."""
+    """A callback's return value as a dict; raises if it is not valid."""
     where = f"callbacks: {callback_name(callback)}.{hook}"
     if reply is not None and not isinstance(reply, dict):
         needed = "nothing, or a dict of 'stop', 'lr_scale' and 'values'"

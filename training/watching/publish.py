@@ -36,8 +36,8 @@ from utils import RunError, UserError, first_line, format_bytes
 logger = logging.getLogger("main")
 
 ITEM_SECONDS = 60.0  # a tracker that takes longer for one item hangs
-SILENT_SECONDS = 2.0  # of waiting for a tracker at the end before this is logged
-MOST_ITEMS = 1000  # that may wait for one tracker
+SILENT_SECONDS = 2.0  # at the end of a run, a longer wait for a tracker is logged
+MOST_ITEMS = 1000  # may wait for one tracker
 MOST_BYTES = 2**29
 LONGEST_NAME = 200  # characters in the name of a file; most systems allow 255
 STOP = "stop"

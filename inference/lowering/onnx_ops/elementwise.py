@@ -209,7 +209,7 @@ def rounded(t, x, *, rounding_method, **_):
 
 
 def log(t, x, **_):
-    """That of a sigmoid is -softplus(-x), since ONNX Runtime's Sigmoid is 0 below -18."""
+    """log(x); log(sigmoid(x)) is -softplus(-x), since ONNX Runtime's Sigmoid is 0 below -18."""
     eqn, operands = x.origin or (None, ())
     if x.dtype != np.float32 or not is_sigmoid(eqn) or operands[0].data_shape != x.data_shape:
         return t.Log(x)

@@ -31,7 +31,7 @@ def unembedding(t, params, x):
 
 
 def embedding(t, params, ids):
-    """As in JAX: nan for an id past the end, or below 0."""
+    """The rows of the ids; as in JAX, nan for an id past the end, or below 0."""
     weight = params["weight"]
     count = weight.shape[0]
     ids = ids if ids.dtype in (np.int32, np.int64) else t.cast(ids, np.int64)

@@ -1,4 +1,4 @@
-"""Where transpositions go.
+"""Places the transpositions between NHWC and NCHW in a graph.
 
 Images are NHWC here and NCHW in ONNX, so each convolution needs one transposition before it and one
 after. A transposition is delayed: nodes that can run before it do, so that it ends up where it is

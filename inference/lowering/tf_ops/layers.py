@@ -69,7 +69,7 @@ def conv_transpose2d(target, params, x, *, stride, padding):
 
 
 def cut(padding, kernel, stride, full, out):
-    """What to cut off the full result, as negative padding."""
+    """The negative padding that cuts the full result to JAX's size."""
     if padding == "VALID":
         before = [0, 0]
     elif padding == "SAME":
@@ -86,7 +86,7 @@ def same_start(kernel, stride):
 
 
 def embedding(target, params, ids):
-    """As in JAX: nan for an id past the end, or below 0."""
+    """The rows of the ids; as in JAX, nan for an id past the end, or below 0."""
     weight = params["weight"]
     count = weight.shape[0]
     ids = as_index(ids)

@@ -66,7 +66,7 @@ class DrawSamples:
             raise UserError(f"draw_samples: {found}; the data has {count}, 0 to {count - 1}")
 
     def on_training_start(self, view):
-        # `fit` knows no data with a number of classes, but the model may have a table of them.
+        # `fit` has no number of classes from the data, but the model may have a table of them.
         self.check(view.model, SimpleNamespace(num_classes=class_count(view.params)))
         self.drawn = None  # the last step after which the model has drawn
 
