@@ -42,7 +42,7 @@ AHEAD = 3  # rows per worker that are given out at a time: one is being made, tw
 
 
 class Workers:
-    """`count` processes that call make(row) of rows of `width` indices; the k-th one makes every
+    """`count` processes that call make(row) for rows of `width` indices; each of them makes every
     count-th batch."""
 
     def __init__(self, make, width, count):
@@ -107,7 +107,7 @@ class Workers:
 
 def end_workers(rows, iterators, count):
     """End the processes, once the last result of each is END, and delete the file. Grain's iterator
-    is deleted before the interpreter ends: it would complain then."""
+    is deleted before the interpreter ends, when it would print errors."""
     rows.end()
     iterator, ends = iterators.pop(), 0
     with suppress(Exception):  # such as the error of a worker that died

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files with a row per example, of numbers and of categories.
+"""Tables: CSV and Parquet files with one row per example, of numbers and of categories.
 
 An example is one row of float32: the value of a number, or NaN if it is missing; the place of a
 category in the list of the categories, from 1, or 0 if it is missing or unknown. The preprocessing
@@ -180,7 +180,7 @@ def rows_of(path, columns, missing=MISSING, separator=","):
 
 
 def tables_of(read, train, val, test):
-    """The tables that `read` reads from the paths of the three sets, of which some may be None."""
+    """The tables that `read` reads from the paths of the three sets; a path may be None."""
     paths = {"train": train, "val": val, "test": test}
     return {name: read(path) for name, path in paths.items() if path}
 

@@ -282,7 +282,7 @@ class Exporter:
 
 
 def described(error):
-    """An error in one line; what was not raised for a user is named with its place."""
+    """An error in one line, with its place in the code unless it is a message for the user."""
     if isinstance(error, UserError | RunError):
         return str(error)
     return describe(error)

@@ -73,8 +73,8 @@ def abandoned(folder, kind):
 
 
 def has_ended(process, path):
-    """Whether the process that made a path has ended. This one has made none yet: where the number
-    is its own, an earlier process had it, as in a container, in which the same numbers return."""
+    """Whether the process that made a path has ended. This process has made none yet, so its own
+    number is that of an earlier process: in a container, the same numbers are used again."""
     if process == os.getpid():
         return True
     if WINDOWS:  # os.kill would end the process there

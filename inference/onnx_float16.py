@@ -71,7 +71,7 @@ def convert_nodes(graph, floats, wide, kept, version):
 
 
 def formal(node, i, is_input, version):
-    """(the schema of a node, that of one of its operands or results)."""
+    """(the schema of a node, the schema of one of its operands or results)"""
     from onnx import defs
 
     schema = defs.get_schema(node.op_type, version, node.domain)

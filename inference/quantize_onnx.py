@@ -134,12 +134,12 @@ def left_in_float(path, exclude):
 
 
 def names_of(nodes):
-    """Their names, and those that they have after the tools have split each Gemm."""
+    """The names of nodes, and those that they have after the tools have split each Gemm."""
     return [name for node in nodes for name in (node.name, f"{node.name}_MatMul")]
 
 
 def with_small_weights(path, left, exclude, named):
-    """The model that a tool has written, with 8 bits also for the weights that it left."""
+    """The model that a tool has written, with the weights that it left in float32 in 8 bits."""
     import onnx
 
     model = onnx.load(path)

@@ -59,8 +59,8 @@ def drawn_like(seen, axis, shape, rows, random):
 
 
 def extremes(numbers, axis, shape):
-    """The smallest and largest numbers of each feature; those of all features where this shape has
-    another count of them, or there is only one row."""
+    """The smallest and largest numbers of each feature, or those of all features together if this
+    shape has another number of features, or there is only one row."""
     axes = tuple(i for i in range(numbers.ndim) if i != axis or numbers.ndim == 1)
     low, high = numbers.min(axes, keepdims=True), numbers.max(axes, keepdims=True)
     is_other_count = numbers.ndim > 1 and numbers.shape[axis] != shape[axis]

@@ -41,7 +41,7 @@ def generate(model, params, prompts, tokens, sampling=None, *, state=None, seed=
 
 
 def stream(model, params, prompts, tokens, sampling=None, *, state=None, seed=0, stop=None):
-    """Yield the same in pieces: arrays (prompts, n) with the next n tokens of every text."""
+    """`generate` in pieces: yields arrays (prompts, n) with the next n tokens of every text."""
     context, sampling = context_of(model), sampling or Sampling()
     check_amount(tokens, seed)
     check_prompts(prompts)

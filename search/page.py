@@ -45,7 +45,7 @@ def page(sweep, target):
 
 
 def run_of(sweep, trial):
-    """The Run of a trial, or its share of that of a program in progress; None if it has not
+    """The Run of a trial, or its part of the Run of a program in progress; None if it has not
     started, or failed before it had a folder."""
     programs = [number for number, members in enumerate(sweep.programs) if trial.number in members]
     with suppress(UserError):

@@ -147,8 +147,8 @@ def own_values(row, replica, count):
 
 
 def write_rows(program, folders, failed, records):
-    """Write metrics.jsonl of each trial; returns for each {the length of the program's file where a
-    checkpoint was taken: that of its own}. What a trial logged after it had failed is left out."""
+    """Write metrics.jsonl of each trial, without what it logged after it had failed. Returns for
+    each trial {length of the program's file at a checkpoint: length of the trial's file}."""
     marks = {record["lengths"].get(FILE, 0) for record in records.values()}
     lengths, at = [{0: 0} for _ in folders], 0
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ def check_installed(spec):
 
 def propose(spec, trials, sign):
     """The values of one more trial by Optuna, from the first scores of the others. The study is
-    made of the trials each time, so a sweep that was killed continues with it."""
+    built from the trials each time, so a sweep that was killed continues with the same study."""
     import optuna
     from optuna.distributions import (
         CategoricalDistribution,

@@ -51,5 +51,5 @@ def equal_sizes(compared):
 
 
 def value(size, batch):
-    """A size, for a batch of this size."""
+    """The value of a size for a batch of this size."""
     return size if isinstance(size, int) else evaluate(size, {"batch": batch}.__getitem__, NUMBERS)

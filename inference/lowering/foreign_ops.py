@@ -43,7 +43,7 @@ def log_softmax_along(x, *, axis):
 
 @op
 def weighted_mean(q, k, v, mask=None, bias=None, *, causal, scale, lowest):
-    """Attention without its projections, of arrays of (batch, position, head, feature).
+    """Attention without its projections, for arrays of (batch, position, head, feature).
 
     The mask and the bias broadcast to (batch, head, position of q, position of k); the score of a
     masked position is `lowest`.

@@ -1,4 +1,4 @@
-"""Formulas of normalizations and of attention, as `formulas` has those of activations."""
+"""Formulas of normalizations and of attention; those of activations are in formulas.py."""
 
 from functools import partial
 from itertools import product
@@ -70,7 +70,7 @@ def normalized(variance, scaling, shifted, axes):
 
 
 def params_of(scaling, shifted, args):
-    """{"scale", "bias"} of the arrays of a formula that may have either."""
+    """A norm's params, {"scale", "bias"}, from the arrays of a formula, which may lack both."""
     x, *params = args
     has_scale = scaling is not unscaled
     channels = x.shape[-1]
@@ -83,7 +83,8 @@ def params_of(scaling, shifted, args):
 
 
 def with_channels(count, rank=1, axis=-1):
-    """The candidates for an array of at least this rank, and for arrays of its channels."""
+    """The `candidates` of a formula of an array of at least this rank and `count` vectors with one
+    number for each of its channels."""
 
     def candidates(aval, part):
         if is_float(aval.dtype) and len(aval.shape) >= rank:
@@ -210,7 +211,7 @@ MASKS = ((True, False), (True, True), (False, True), (False, False))  # (causal,
 
 
 def attention_candidates(aval, part):
-    """All ways to mask, bias and scale it; the sizes are read from the products in the model."""
+    """All ways to mask, bias and scale attention; the sizes are those of the model's products."""
     products = [eqn for eqn in part if eqn.primitive.name == "dot_general"]
     if not is_float(aval.dtype) or products[0] is not part[0]:
         return

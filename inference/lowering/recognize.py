@@ -99,7 +99,7 @@ class Recognition:
                     continue
                 pattern = self.pattern(number, choice, avals)
                 comparison = Comparison(pattern.graph, pattern.inputs, graph, HOLES)
-                bound = comparison.of_results(pattern.result, result)
+                bound = comparison.match(pattern.result, result)
                 if bound and all(x in bound for x in pattern.inputs):
                     return equations(form, choice, pattern, bound, eqn, consts)
         return None

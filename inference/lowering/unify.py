@@ -33,8 +33,9 @@ class Comparison:
         self.pattern, self.inputs, self.model, self.holes = pattern, set(inputs), model, holes
         self.labels = itertools.count()
 
-    def of_results(self, formula, found):
-        """{input of the formula: (atom, the formula's axis for each of its axes)}, or None."""
+    def match(self, formula, found):
+        """How an array of the model computes a result of the formula, {input of the formula: (atom,
+        the formula's axis for each of its axes)}, or None if it does not."""
         if formula.aval.shape != found.aval.shape:
             return None
         labels = self.fresh(found.aval.shape)
@@ -44,7 +45,7 @@ class Comparison:
         return tuple(None if is_one(n) else next(self.labels) for n in sizes)
 
     def equal(self, formula, found, bound):
-        """All ways in which two arrays are equal; each is what the inputs are then."""
+        """All ways in which two arrays are equal, each as `bound` with the formula's inputs."""
         formula, found = self.pattern.settled(*formula), self.model.settled(*found)
         atom, found_atom = formula[0], found[0]
         if atom.aval.dtype != found_atom.aval.dtype:
@@ -57,7 +58,7 @@ class Comparison:
             yield from self.equal_steps(formula, found, bound)
 
     def bind(self, var, labels, found, found_labels, bound):
-        """The input of the formula is this array."""
+        """`bound` with this array as the input `var` of the formula, unless it has another one."""
         if any(label is not None and label not in labels for label in found_labels):
             return
         axes = tuple(None if label is None else labels.index(label) for label in found_labels)
@@ -137,7 +138,7 @@ class Comparison:
         return formula[1][axis] == found[1][found_axis]
 
     def other(self, formula, found, ours, theirs):
-        """The operands of an equation whose axes have a meaning: it must be the very same."""
+        """The operands of any other equation, whose parameters and axes must be the same."""
         shapes = [atom.aval.shape for atom, _ in (formula, found)]
         if formula[1] != found[1] or shapes[0] != shapes[1]:
             return None

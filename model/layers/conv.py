@@ -65,7 +65,7 @@ def conv_transpose2d(params, x, *, stride=1, padding="SAME"):
 
 
 def transposed_padding(padding, kernel, stride):
-    """As lax.conv_transpose: SAME returns `stride` times the size, VALID whatever x reaches."""
+    """As in lax.conv_transpose, SAME returns `stride` times the size, VALID all that x reaches."""
     if not isinstance(padding, str):
         return explicit_padding(padding)
     whole = [(k - 1, k - 1 + max(s - k, 0)) for k, s in zip(kernel, stride, strict=True)]

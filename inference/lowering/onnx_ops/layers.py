@@ -19,7 +19,7 @@ def linear(t, params, x):
 
 
 def linears(t, layers, x):
-    """One product for each, so that every weight keeps its name."""
+    """One product for each layer, so that every weight keeps its name."""
     return [linear(t, params, x) for params in layers]
 
 
