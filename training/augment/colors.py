@@ -58,7 +58,7 @@ def as_image(levels, x):
 
 
 def blended(base, levels, factor):
-    """The base for the factor 0, the image for 1, and beyond it for more."""
+    """The base for the factor 0, the image for 1, and an extrapolation above 1."""
     return jnp.clip(base + factor * (levels - base), 0, 255)
 
 
@@ -83,7 +83,7 @@ def adjust_saturation(levels, factor):
 
 
 def adjust_sharpness(levels, factor):
-    """Less than 1 is smoother; the pixels at the border stay."""
+    """A factor below 1 is smoother; the pixels at the border are unchanged."""
     height, width, _ = levels.shape
     around = [levels[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
     smooth = (sum(around) + 4 * levels[1:-1, 1:-1]) / 13

@@ -47,17 +47,17 @@ class Op:
             value.maker = self
 
     def frames(self):
-        """(file, line, function) of its code, innermost first, without those of JAX and Python."""
+        """(file, line, function) of the op's code, innermost first, without JAX and Python."""
         frames = [frame for eqn in self.path for frame in eqn.source_info.traceback.frames]
         own = [frame for frame in frames if not is_foreign(frame.file_name)]
         return [(f.file_name, f.line_num, f.function_name) for f in own]
 
     def is_under(self, transform):
-        """Whether it comes from this transformation of JAX (`jvp`, `transpose`, ...)."""
+        """Whether the op comes from this transformation of JAX (`jvp`, `transpose`, ...)."""
         return any(f"{transform}(" in str(eqn.source_info.name_stack) for eqn in self.path)
 
     def is_first(self, kind):
-        """Whether its output is nan (or inf) although no input is."""
+        """Whether the op's output is nan (or inf) although no input is."""
         return all(input_kind != kind for _, input_kind in self.sources[kind])
 
 
@@ -195,7 +195,7 @@ def hold(values):
 
 
 def release(values):
-    """Count one use less of each value; free arrays that are no longer needed."""
+    """Count one use fewer of each value; free arrays that are no longer needed."""
     for value in values:
         value.uses -= 1
         if value.uses == 0 and value.maker is not None:

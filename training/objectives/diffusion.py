@@ -1,4 +1,4 @@
-"""Diffusion: a model learns to see the noise in images, and can then make images from noise."""
+"""Diffusion: a model learns to predict the noise in images, and can then make images from noise."""
 
 from functools import partial
 from typing import Literal
@@ -23,8 +23,8 @@ def denoising_diffusion(
     prediction: Literal["v", "epsilon"] = "v",
     drop_label: Share = 0.1,
 ) -> Objective:
-    """Train a model such as `unet` to see the noise in images with any amount of noise, from which
-    model/diffusion.py makes images. The loss compares the model's output with the value that
+    """Train a model such as `unet` to predict the noise in images with any amount of it, so that
+    model/diffusion.py can make images. The loss compares the model's output with the value that
     `prediction` names. In training, a label is dropped with the probability `drop_label`, so that
     the model also learns to predict without labels, which guidance needs."""
     if not diffusion.sees_noise(model):

@@ -53,7 +53,7 @@ def read_samples(path):
 
 
 def spread(ordered, most):
-    """At most `most` of them, with the first and the last."""
+    """At most `most` of the steps, with the first and the last."""
     if len(ordered) <= most:
         return ordered
     return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
