@@ -105,7 +105,7 @@ def test_labels_of_json_by_name_as_numbers_and_arrays_of_numbers(tmp_path):
         ("{}", {"field": "animal"}, r"record 0 \(a\): its .json is not JSON with a key 'animal'"),
         ('{"a": 1}', {}, r"its .json holds .*'a': 1.*, which is not a label; set `field`"),
         ('{"a": "cow"}', {"field": "a"}, r"holds 'cow', which is not a label; set `classes`"),
-        ('{"a": "cow"}', {"field": "a", "classes": ("cat",)}, r"no label; allowed: cat"),
+        ('{"a": "cow"}', {"field": "a", "classes": ("cat",)}, r"not a label; allowed: cat"),
         ("9", {"num_classes": 3}, r"a\.tar: record 0 \(a\): .*label 9 .* the 3 classes"),
     ):
         with pytest.raises(UserError, match=message):
