@@ -17,6 +17,7 @@ from ranges import Count, CountOrZero, at_most, checked
 from utils import UserError, format_bytes
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+UNREAD = {".heic", ".heif", ".avif", ".jfif", ".jp2", ".jxl", ".svg", ".tga"}  # other images
 # Pillow's names of these formats. It looks at the content, and would run Ghostscript for EPS files.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 MOST_PIXELS, MOST_BYTES = 2**26, 2**30  # of one file: 67 million pixels
@@ -220,9 +221,9 @@ def _classes(root):
     return classes
 
 
-def is_image(path):
+def is_image(path, endings=ENDINGS):
     """Whether a file counts as an image; hidden ones, such as macOS's ._a.png, do not."""
-    return path.suffix.lower() in ENDINGS and not path.name.startswith(".")
+    return path.suffix.lower() in endings and not path.name.startswith(".")
 
 
 def _files(root, classes):
@@ -232,12 +233,32 @@ def _files(root, classes):
         raise UserError(
             f"{root}: has the class {unknown[0]!r}, training has only {', '.join(classes)}"
         )
+    for path in filter(is_image, root.iterdir()):
+        if path.is_file():
+            raise UserError(f"{path}: is in no class; move it into the folder of its class")
     files = []
     for label, name in enumerate(classes):
-        images = sorted(path for path in (root / name).glob("*") if is_image(path))
-        if not images and (root / name).is_dir():  # a class may be missing in the test set
-            raise UserError(
-                f"{root / name}: no images in it; known endings: {', '.join(sorted(ENDINGS))}"
-            )
-        files += [(path, label) for path in images]
+        if (root / name).is_dir():  # a class may be missing in the test set
+            files += [(path, label) for path in _images(root / name)]
     return files
+
+
+def _images(folder):
+    """The sorted images in the folder of a class. An image that would be left out is an error: in
+    a folder within this one, or with the ending of a format that is not read."""
+    with os.scandir(folder) as entries:  # which knows the folders without a call for each name
+        is_folder = {Path(entry.path): entry.is_dir() for entry in entries}
+    images = sorted(path for path in is_folder if is_image(path) and not is_folder[path])
+    for path in sorted(is_folder):
+        if is_image(path, UNREAD) and not is_folder[path]:
+            why = f"images with the ending {path.suffix} are not read"
+            raise UserError(f"{path}: {why}; convert it to PNG or JPEG, or delete it")
+        if not is_folder[path] or path.name.startswith("."):
+            continue
+        if inner := next(filter(is_image, path.rglob("*")), None):
+            where = f"is in a folder within {folder}, which is read as the folder of a class"
+            fix = f"move it into {folder}; the folders of sets are called train, val and test"
+            raise UserError(f"{inner}: {where}; {fix}")
+    if not images:
+        raise UserError(f"{folder}: no images in it; known endings: {', '.join(sorted(ENDINGS))}")
+    return images

@@ -185,13 +185,41 @@ def test_a_pipe_or_a_huge_file_is_not_read(tmp_path, monkeypatch):
             lambda root: [shutil.rmtree(root / name) for name in ("train", "test")],
             "no folders in it",
         ),
+        (
+            lambda root: shutil.copytree(root / "test" / "ants", root / "train" / "cats" / "2020"),
+            r"2020/\d\.\w+: is in a folder within .*cats, .*; move it into .*cats",
+        ),
+        (
+            lambda root: [(root / s).rename(root / s.title()) for s in ("train", "test")],
+            r"Test/ants/\d\.\w+: is in a folder .*; the folders of sets are called train, val and",
+        ),
+        (
+            lambda root: shutil.copy(root / "test" / "ants" / "1.png", root / "train" / "1.png"),
+            r"train/1\.png: is in no class; move it",
+        ),
+        (
+            lambda root: (root / "test" / "cats" / "a.HEIC").write_bytes(b"?"),
+            r"cats/a\.HEIC: images with the ending \.HEIC are not read; convert it",
+        ),
     ],
-    ids=["unknown class", "unknown set", "empty class", "no folder", "no classes"],
+    ids=[
+        *["unknown class", "unknown set", "empty class", "no folder", "no classes"],
+        *["nested", "other names of sets", "no class", "other format"],
+    ],
 )
 def test_a_wrong_folder_layout_is_named(root, change, message):
     change(root)
     with pytest.raises(UserError, match=message):
         folder(str(root), [2, 2])
+
+
+def test_folders_without_images_and_hidden_files_are_allowed_in_a_class(root):
+    for name in ("notes", "notes.png", ".thumbnails"):
+        (root / "train" / "ants" / name).mkdir()
+    (root / "train" / "ants" / "notes" / "a.txt").write_text("no image")
+    shutil.copy(root / "test" / "ants" / "1.png", root / "train" / "ants" / ".thumbnails")
+    shutil.copy(root / "test" / "ants" / "1.png", root / "train" / ".cover.png")
+    assert folder(str(root), [2, 2]).sizes == {"train": 6, "test": 4}
 
 
 def test_a_class_may_be_missing_in_the_test_set(root):
