@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_loader.base import Arrays, Data, check_labels
+from data_loader.nest import check_type
 from data_loader.npy_files import header_of, zip_file
 from file_io import open_file
 from ranges import Count, checked
@@ -39,6 +40,8 @@ def arrays(
         _check(path, headers[key], headers["train"])
     inputs, targets = headers["train"][x], headers["train"][y]
     has_labels = targets.dtype.kind in "iub"
+    for name in (x,) if has_labels else (x, y):  # labels are converted
+        check_type(f"{train}: {name}", headers["train"][name].dtype)
     for key, path in paths.items() if has_labels else ():  # they are read as a whole, as int32
         check_memory(f"{path}: {y}", 4 * math.prod(headers[key][y].shape))
     if classes and num_classes is None:

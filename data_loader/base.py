@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NewType, Protocol
 
 import numpy as np
 
-from data_loader.nest import map_nest, named_nest
+from data_loader.nest import check_type, map_nest, named_nest
 from ranges import check_takes
 from utils import RunError, UserError, where_and_why
 
@@ -66,7 +66,10 @@ class Arrays:
     """A dataset held in NumPy arrays (or nests of them), so that it can live on the device."""
 
     def __init__(self, x, y, source="arrays"):
-        lengths = {name: len(a) for name, a in named_nest({"x": x, "y": y})}
+        leaves = dict(named_nest({"x": x, "y": y}))
+        for name, leaf in leaves.items():
+            check_type(f"{source}: {name}", np.asarray(leaf).dtype)
+        lengths = {name: len(leaf) for name, leaf in leaves.items()}
         if len(set(lengths.values())) != 1:
             raise UserError(
                 f"{source}: every array needs one row per example, found the lengths {lengths}"

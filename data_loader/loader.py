@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from data_loader.base import Arrays, Batch, has_items, read_example
-from data_loader.nest import check_readable, map_nest, named_nest
+from data_loader.nest import check_readable, check_type, map_nest, named_nest
 from ranges import check_minimums
 from utils import UserError, where_and_why
 
@@ -262,6 +262,8 @@ def padded(iterable, rows=None, start=0):
         # A copy, since a loader may overwrite its buffer while batches are read ahead.
         batch = map_nest(np.array, batch)
         size, batch_form = _form(f"batch {i}", batch)
+        for name, (_, dtype) in batch_form.items():
+            check_type(f"batch {i}: {name}", dtype)
         if form is None:
             rows, form = rows or size, batch_form
         if batch_form != form:

@@ -37,6 +37,14 @@ def check_readable(nest, place):
             raise UserError(f"{place}: {name} is a tensor that requires its gradient; {fix}")
 
 
+def check_type(what, dtype):
+    """Refuse numbers in the byte order of other machines, or of more than 64 bits, which JAX cannot
+    read."""
+    own = dtype.newbyteorder("=") if dtype.itemsize <= 8 else np.dtype(np.float64)
+    if dtype.kind in "fiu" and dtype != own:
+        raise UserError(f"{what} holds {dtype}, which JAX cannot read; pass .astype('{own}')")
+
+
 def check_integers(nest, bits=32, place="data"):
     """Refuse integers that JAX would silently wrap around to `bits` bits."""
     for name, leaf in named_nest(nest):

@@ -28,9 +28,9 @@ NEEDS = (
 class RecordFiles:
     """The records of all files of a path or pattern, numbered in the order of the file names."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern, ending=".array_record"):
         with ThreadPoolExecutor(16) as pool:  # a network disk serves many requests at once
-            self.files = list(pool.map(_opened, paths(pattern)))
+            self.files = list(pool.map(_opened, paths(pattern, ending)))
         self.ends = list(accumulate(map(len, self.files)))
         self.source = f"{pattern} ({len(self.files)} files)"
         if not len(self):
@@ -62,7 +62,7 @@ class RecordFiles:
             ) from error
 
 
-def paths(pattern, ending=".array_record"):
+def paths(pattern, ending):
     """The files of a path or a pattern, sorted; the `ending` is that of the example in a message.
 
     Where a pattern with `*` matches files numbered `-00000-of-00010`, all of them must exist; and

@@ -107,22 +107,22 @@ def _array(record, start):
             "is not two arrays in .npy form; set `parse` to the function that reads it: "
             "tf_example, or your own"
         )
-    shape, dtype = _header(record[start + 8 : data])
+    shape, fortran, dtype = _header(record[start + 8 : data])
     size = math.prod(shape)
     end = data + size * dtype.itemsize
     if end > len(record):
         raise UserError(f"ends within an array of {dtype}{list(shape)}")
-    return np.frombuffer(record, dtype, size, data).reshape(shape), end
+    array = np.frombuffer(record, dtype, size, data).reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False), end  # in this machine's byte order
 
 
 # All records have the same few headers, and parsing one takes longer than everything else.
 @lru_cache(1000)
 def _header(header):
     shape, fortran, dtype = parsed(npy.read_array_header_1_0, io.BytesIO(header))
-    if dtype.hasobject or fortran:
-        order = " in Fortran order" if fortran else ""
-        raise UserError(f"has an array of {dtype}{order}; write it with write_records")
-    return shape, dtype
+    if dtype.hasobject:
+        raise UserError(f"has an array of {dtype}; it must hold numbers")
+    return shape, fortran, dtype
 
 
 def _input(name, values, shape, dtype, image_size, color):

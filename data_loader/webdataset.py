@@ -42,7 +42,7 @@ def webdataset(
     )
     num_classes = len(classes) if classes and num_classes is None else num_classes
     sets = {
-        name: Records(RecordFiles(pattern), parse, workers, num_classes)
+        name: Records(RecordFiles(pattern, ".tar"), parse, workers, num_classes)
         for name, pattern in {"train": train, "val": val, "test": test}.items()
         if pattern is not None
     }

@@ -79,14 +79,24 @@ def test_the_factory_reads_labels_but_not_the_inputs(tmp_path):
         ({"x": X, "y": np.array(list("abcde"))}, "y is <U1"),
         ({"x": X, "y": Y - 1}, "label -1 of example 0"),
         ({"x": X, "y": np.array([None] * 5)}, "y is object"),
+        ({"x": X.astype(">f4"), "y": Y}, r"x holds >f4, .* cannot read; pass .astype\('float32'\)"),
+        ({"x": X, "y": Y.astype(np.longdouble)}, r"y holds float128, .*pass .astype\('float64'\)"),
     ],
-    ids=["no x", "no y", "lengths", "scalar", "empty", "strings", "negative", "objects"],
+    ids=[
+        *["no x", "no y", "lengths", "scalar", "empty", "strings", "negative", "objects"],
+        *["byte order", "longdouble"],
+    ],
 )
 def test_unsuitable_arrays_are_named_with_what_was_found(path_of, members, message):
     train = save(path_of("train"), **members)
     with pytest.raises(UserError, match=message) as caught:
         arrays(train).load()
     assert str(caught.value).startswith(train)
+
+
+def test_labels_of_another_byte_order_are_converted(path_of):
+    labels = arrays(save(path_of("train"), x=X, y=Y.astype(">i8"))).load()["train"].arrays[1]
+    np.testing.assert_array_equal(labels, Y.astype(np.int32), strict=True)
 
 
 def test_a_label_outside_the_given_classes_is_refused(path_of):

@@ -144,6 +144,8 @@ def test_damaged_and_unsuitable_files_are_errors_that_name_them(tmp_path):
     with pytest.raises(UserError, match=r"train-001\.tar: no such file"):
         (tmp_path / "train-000.tar").write_bytes(data)
         webdataset(str(tmp_path / "train-{000..001}.tar"), num_classes=10)
+    with pytest.raises(UserError, match=r"is a folder; name the files in it, as .*/train-000\.tar"):
+        webdataset(str(tmp_path))
     with pytest.raises(UserError, match=r"\{3..1\} is not a range of up to 100000 files"):
         webdataset("x-{3..1}.tar")
     # A header that claims to be huge is not read; the file has a hole.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_loader.base import Data
-from data_loader.nest import check_integers, check_readable, named_nest
+from data_loader.nest import check_integers, check_readable, check_type, named_nest
 from training.base import Callback, Optimizer, Schedule, Tracker
 from training.loss import cross_entropy
 from training.metrics import accuracy, f1, perplexity, top_k_accuracy
@@ -204,6 +204,7 @@ def check_side(name, side, values, pair):
         if array.dtype.kind in "OUSMm":
             found = f"holds {array.dtype}, not numbers"
             raise UserError(f"{name}: {path} {found}; {numbers_from(path, leaf, array)}")
+        check_type(f"{name}: {path}", array.dtype)
         check_integers({path: array}, 64 if jax.config.jax_enable_x64 else 32, name)
     other = pair[1] if side == "x" else pair[0]
     is_list = isinstance(values, list) and hasattr(other, "shape") and len(values) == len(other)

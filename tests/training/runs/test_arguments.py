@@ -153,6 +153,11 @@ MISTAKES = {
         "train: an example: 0 is a m",
     ),
     "one in a batch": ({"train": iter([(np.ma.masked_less(X, 0), Y)])}, "batch 0: 0 is a masked"),
+    "another byte order": (
+        {"train": (X.astype(">f4"), Y)},
+        r"train: x holds >f4, which JAX cannot read; pass .astype\('float32'\)",
+    ),
+    "in a batch": ({"train": iter([(X, Y.astype(">i4"))])}, "batch 0: 1 holds >i4"),
     "a tensor": ({"train": (Tensor(), Y)}, r"train: x is a tensor .*; pass .detach\(\)"),
     "dates": (
         {"train": (X.astype("M8[s]"), Y)},
