@@ -96,7 +96,8 @@ def read_csv(path, missing, separator):
                         rows.append(row)
                         lines.append(reader.line_num)
             except csv_file.Error as error:
-                raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+                where = f"{path}, line {reader.line_num}"
+                raise UserError(f"{where}: {error}; check the quotation marks") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 ({error}); save it as UTF-8") from error
     except FileNotFoundError as error:
@@ -113,9 +114,7 @@ def read_csv(path, missing, separator):
 
 def lines_in(path, text):
     """The lines of a file that is open as text."""
-    number = 0
-    while line := text.readline(LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(partial(text.readline, LONGEST_LINE), ""), 1):
         if len(line) == LONGEST_LINE:
             raise UserError(f"{path}, line {number}: has {LONGEST_LINE} characters or more")
         yield line
@@ -223,7 +222,8 @@ def check_names(table, argument, names):
     for name in names:
         if name not in table.columns:
             known = ", ".join(table.columns)
-            raise UserError(f"{argument}: {table.path} has no column {name!r} ({known})")
+            fix = "; set `separator`" if re.search(r"[;|\t]", known) else ""
+            raise UserError(f"{argument}: {table.path} has no column {name!r} ({known}){fix}")
 
 
 def values_of(table, name, is_category):
@@ -288,13 +288,13 @@ def numbers(table, name):
 def targets(table, name, classes):
     """The labels of a table, or its numbers."""
     check_names(table, "target", [name])
-    places = {value: place for place, value in enumerate(classes)}
-    for row, cell in enumerate(table.columns[name]):
-        if cell is None:
-            raise UserError(f"{table.at(row, name)}: the target is missing; delete the row")
-        if classes and cell not in places:
-            why = f"the training set has no class {cut(repr(cell), 40)}"
-            raise UserError(f"{table.at(row, name)}: {why} ({cut(', '.join(classes), 200)})")
-    if not classes:
-        return numbers(table, name)
-    return np.array([places[cell] for cell in table.columns[name]], np.int32)
+    cells = table.columns[name]
+    if None in cells:
+        where = table.at(cells.index(None), name)
+        raise UserError(f"{where}: the target is missing; delete the row")
+    places = places_of(cells, classes) if classes else ()
+    if 0 in places:
+        row = places.index(0)
+        why = f"the training set has no class {cut(repr(cells[row]), 40)}"
+        raise UserError(f"{table.at(row, name)}: {why} ({cut(', '.join(classes), 200)})")
+    return np.array(places, np.int32) - 1 if classes else numbers(table, name)

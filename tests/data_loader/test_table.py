@@ -83,6 +83,14 @@ def test_a_category_is_found_whether_its_number_is_written_with_a_fraction(tmp_p
     assert rows_of(tmp_path / "new.csv", columns)[:, 0].tolist() == expected
 
 
+def test_a_class_is_found_whether_its_number_is_written_with_a_fraction(tmp_path):
+    (tmp_path / "train.csv").write_text("a,y\n1,2\n1,10\n")
+    (tmp_path / "test.csv").write_text("a,y\n1,10.0\n1,2.0\n")
+    paths = str(tmp_path / "train.csv"), "y", str(tmp_path / "test.csv")
+    data = csv(*paths, categories=("y",))
+    assert data.load()["test"].arrays[1].tolist() == [1, 0] and data.classes == ("2", "10")
+
+
 def test_spaces_before_quotes_are_no_part_of_a_cell(tmp_path):
     (tmp_path / "a.csv").write_text('"h", "w", "y"\n1, "1.5", "cat, big"\n2,  "2.5", "dog"\n')
     data = csv(str(tmp_path / "a.csv"), "y")
@@ -215,10 +223,11 @@ def test_half_precision_keeps_the_categories_apart():
         (("name, age", "age, age"), r"train.csv, line 1: there are two columns 'age'"),
         (("name, age", ",age"), r"train.csv, line 1: column 1 has no name"),
         (('"Rome', 'Ro"me'), r"train.csv, line 3: has 6 cells"),
-        (('Italy"', "Italy"), r"train.csv, line 5: unexpected end of data"),
+        (('Italy"', "Italy"), r"train.csv, line 5: unexpected end of data; check the quotation"),
         ((TRAIN[TRAIN.index("a,31") :], ""), r"train.csv: has no rows"),
         ((TRAIN, ""), r"train.csv: is empty$"),
         (("sold", "gone"), r"target: .*train.csv has no column 'sold' \(name, age, city, rooms, g"),
+        ((TRAIN, "age;sold\n1;yes\n"), r"no column 'sold' \(age;sold\); set `separator`"),
     ],
 )
 def test_mistakes_in_a_table_are_errors_with_their_place(tables, tmp_path, change, message):
