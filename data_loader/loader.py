@@ -264,6 +264,8 @@ def padded(iterable, rows=None, start=0):
         size, batch_form = _form(f"batch {i}", batch)
         for name, (_, dtype) in batch_form.items():
             check_type(f"batch {i}: {name}", dtype)
+            if dtype.kind in "OUSMm":
+                raise UserError(f"batch {i}: {name} holds {dtype}, not numbers; yield numbers")
         if form is None:
             rows, form = rows or size, batch_form
         if batch_form != form:

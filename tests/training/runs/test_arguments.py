@@ -158,6 +158,10 @@ MISTAKES = {
         r"train: x holds >f4, which JAX cannot read; pass .astype\('float32'\)",
     ),
     "in a batch": ({"train": iter([(X, Y.astype(">i4"))])}, "batch 0: 1 holds >i4"),
+    "text in a batch": (
+        {"train": iter([(X, Y.astype(str))])},
+        "batch 0: 1 holds <U11, not numbers",
+    ),
     "a tensor": ({"train": (Tensor(), Y)}, r"train: x is a tensor .*; pass .detach\(\)"),
     "dates": (
         {"train": (X.astype("M8[s]"), Y)},
