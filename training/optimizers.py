@@ -18,7 +18,7 @@ from training.transforms import (
 )
 from utils import is_stacked, map_named
 
-BY_ADAMW = r".*(embed|head).*"
+BY_ADAMW = r".*(embed|head).*|(.*/)?(tokens|positions|label)/weight"
 
 
 def zeros(params):

@@ -12,7 +12,7 @@ from utils import UserError, is_stacked, map_named, match_rules, named_leaves
 
 NO_DECAY = r"(.*/)?(bias|scale)"
 BLOCKS = r"blocks/(\d+)(?:-(\d+))?/.*"  # a leaf of one block, or of several that are stacked
-LAST = r"(norm|head)/.*"
+LAST = r"(norm|last|hidden|head)/.*"
 NO_STEP = "takes no step, as it only changes gradients; end a chain with an optimizer, such as sgd"
 
 

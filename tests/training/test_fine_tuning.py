@@ -14,6 +14,7 @@ from inference.runtimes import open_model
 from model.layers.blocks import unrolled
 from model.lora import lora
 from model.mlp import mlp
+from model.mobilenet import mobilenet
 from model.vit import vit
 from tests.processes import SMALL, run
 from training.checkpoint import storage
@@ -229,6 +230,16 @@ def test_updates_get_smaller_by_layer_as_in_beit(scan):
         np.testing.assert_allclose(update, -rates[name], rtol=1e-6, err_msg=name)
 
 
+def test_the_layers_after_the_blocks_of_a_mobilenet_learn_at_the_full_rate():
+    """They would otherwise count as the layer before the first block."""
+    params, _ = jax.eval_shape(mobilenet((4, 4, 1), 3, width=0.1).init, jax.random.key(0))
+    ones = jax.tree.map(lambda a: np.ones(a.shape, np.float32), params)
+    optimizer = layer_decay(sgd(lr=1.0), 0.5)
+    updates = named_leaves(optimizer.update(ones, optimizer.init(ones), ones)[0])
+    full = {name.split("/")[0] for name, update in updates.items() if update.max() == -1}
+    assert full == {"last", "hidden", "head"}
+
+
 def test_layers_need_blocks():
     params, _ = BASE.init(jax.random.key(0))
     with pytest.raises(UserError, match="layer_decay: no param is in a block"):
@@ -328,3 +339,6 @@ def test_a_teacher_of_other_classes_is_refused(base):
     objective = partial(distillation, teacher=BASE, weights=str(base))
     with pytest.raises(UserError, match=r"teacher: returns logits of the shape \(3,\), the model"):
         fit(mlp((4,), 4, dims=(6,)), (X, Y), **SETTINGS, objective=objective)
+    params, state = STUDENT.init(jax.random.key(0))
+    with pytest.raises(UserError, match="needs pairs, .* a batch is an array"):
+        objective(STUDENT, cross_entropy, {}, (), ())(params, state, X, jax.random.key(0), True)

@@ -282,10 +282,14 @@ def test_muon_checks_its_rules_against_the_whole_tree():
         muon(by_adamw="head").init(params)
 
 
-def test_muon_updates_depthwise_kernels_by_adamw():
-    params = {"kernel": jnp.ones((3, 3, 4, 8)), "depthwise": jnp.ones((3, 3, 1, 8))}
-    state = muon().init(params)
-    assert set(state["muon"]["m"]) == {"kernel"} and set(state["adamw"]["m"]) == {"depthwise"}
+def test_muon_updates_depthwise_kernels_and_embeddings_by_adamw():
+    """The embeddings of gpt, vit, rnn and unet, but no perceptron over the tokens of a mixer."""
+    table = {"weight": jnp.ones((5, 4))}
+    params = {"kernel": jnp.ones((3, 3, 4, 8)), "tokens": {"expand": table}}
+    others = {"encoder": {"tokens": table, "positions": table}, "label": table}
+    state = muon().init(params | others | {"depthwise": jnp.ones((3, 3, 1, 8))})
+    assert set(state["muon"]["m"]) == {"kernel", "tokens/expand/weight"}
+    assert set(state["adamw"]["m"]) == {*named_leaves(others), "depthwise"}
 
 
 @pytest.mark.slow

@@ -10,7 +10,14 @@ from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
 from training.checkpoint.pretrained import digest_of, pretrained_from
 from training.loss import averaged, counted, target_and_weight
-from training.objective import inputs, metrics_per_example, summed, supervised
+from training.objective import (
+    inputs,
+    metrics_per_example,
+    of_examples,
+    pair_of,
+    summed,
+    supervised,
+)
 from training.options import PretrainedOptions
 from utils import UserError
 
@@ -38,15 +45,16 @@ def distillation(
     def objective(own, own_state, batch, key, train):
         if not train:
             return plain(own, own_state, batch, key, train)
-        x, target = batch
+        x, target = pair_of(batch)
         augment_key, model_key = jax.random.split(key)
         x = inputs(preprocess, augment, augment_key, x)
         output, own_state = model.apply(own, own_state, x, train=True, key=model_key)
         taught, _ = teacher.apply(params, state, x, train=False, key=None)
-        if output.shape != taught.shape:
-            shapes = f"{taught.shape[1:]}, the model {output.shape[1:]}"
+        ours, theirs = (jax.tree.map(lambda a: a.shape[1:], each) for each in (output, taught))
+        if ours != theirs:
+            shapes = f"{theirs}, the model {ours}"
             raise UserError(f"objective.args.teacher: returns logits of the shape {shapes}")
-        losses, terms = summed(jax.vmap(loss)(output, target))
+        losses, terms = summed(of_examples("loss", loss, output, target))
         losses = mixed(losses, divergence(output, taught, target), weight)
         return losses, own_state, metrics_per_example(metrics, output, target, terms)
 
