@@ -142,6 +142,10 @@ def denoising(model, loss, metrics, preprocess, augment, noise: NonNegative = 0.
         clean = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
         noisy = clean + noise * jax.random.normal(noise_key, clean.shape, clean.dtype)
         output, state = model.apply(params, state, noisy, train=train, key=model_key)
+        if output.size != clean.size:
+            sizes = f"an example has {clean[0].size} numbers, its output {output[0].size}"
+            fix = f"as by model.args.num_classes={clean[0].size}"
+            raise UserError(f"objective: denoising: {sizes}; make them the same, {fix}")
         output = output.reshape(clean.shape)
         losses, values = scored(loss, metrics, output, clean)
         return losses, state, values

@@ -202,6 +202,8 @@ def test_denoising_targets_the_clean_input():
     np.testing.assert_allclose(losses, (clean**2).mean((1, 2, 3)), rtol=1e-5)
     assert metrics["rmse"].shape == (256,)
     assert abs(np.std(seen["noisy"] - clean) - 0.5) < 0.02
+    with pytest.raises(UserError, match=r"4 numbers, its output 16; .* model.args.num_classes=4"):
+        objective({}, {}, (x[:, :2, :2], y), KEY, True)
 
 
 @pytest.mark.parametrize(

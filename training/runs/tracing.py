@@ -21,6 +21,8 @@ from utils import UserError, is_library, named_leaves, relative_path
 TRAINING = Path(__file__).resolve().parents[1]
 # Files whose lines an error may name only together with the line that called them.
 TOOLKIT = (TRAINING, TRAINING.parent / "model" / "layers", TRAINING.parent / "utils.py")
+# JAX's messages if a layer, or an objective that adds noise, gets bytes.
+FOUND_BYTES = ("the same dtypes, got uint8", "must be a float or complex dtype, got uint8")
 
 
 def trace_shapes(recipe, batch, held_out):
@@ -95,7 +97,7 @@ def trace_objective(objective, params, state, batch, key, train):
     try:
         results = attempt(what, call, params, state, batch, key)
     except UserError as error:
-        if "the same dtypes, got uint8" not in str(error):
+        if not any(text in str(error) for text in FOUND_BYTES):
             raise
         fix = "the preprocess to_unit makes floats of images that are bytes"
         raise UserError(f"{error}; {fix}") from error

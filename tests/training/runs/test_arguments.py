@@ -22,7 +22,7 @@ from training.checkpoint.storage import load
 from training.fit import fit
 from training.loss import mse
 from training.metrics import accuracy, mae
-from training.objective import supervised
+from training.objective import denoising, supervised
 from training.optimizers import adam, sgd
 from training.options import LoaderOptions, TrainingOptions
 from training.preprocess import to_unit
@@ -172,6 +172,10 @@ MISTAKES = {
     "a sparse matrix": ({"train": (csr_matrix(X), Y)}, r"x holds object, .*; pass x.toarray\(\)"),
     "large integers": ({"train": ((X * 1e12).astype(int), Y)}, "train: x holds the integer -"),
     "bytes": ({"model": IMAGE_MODEL, "train": BYTES}, "to_unit makes floats of images that are by"),
+    "bytes with noise": (
+        {"model": mlp((8, 8, 3), 192), "train": BYTES, "objective": denoising, "loss": mse},
+        "to_unit makes floats",
+    ),
     "a single array": ({"train": X, "test": Y}, r"train: is one array, float32\[64, 6\]"),
     "three": ({"train": (X, Y, Y)}, "train: is a tuple of 3"),
     "a dict": ({"train": {"x": X, "y": Y}}, "train: is a dict of x, y"),
