@@ -340,5 +340,7 @@ def test_a_teacher_of_other_classes_is_refused(base):
     with pytest.raises(UserError, match=r"teacher: returns logits of the shape \(3,\), the model"):
         fit(mlp((4,), 4, dims=(6,)), (X, Y), **SETTINGS, objective=objective)
     params, state = STUDENT.init(jax.random.key(0))
-    with pytest.raises(UserError, match="needs pairs, .* a batch is an array"):
+    with pytest.raises(UserError, match=r"^objective\.args\.weights: none: there is no such"):
+        distillation(STUDENT, cross_entropy, {}, (), (), teacher=BASE, weights="none")
+    with pytest.raises(UserError, match=r"needs pairs, .* a batch is an array"):
         objective(STUDENT, cross_entropy, {}, (), ())(params, state, X, jax.random.key(0), True)

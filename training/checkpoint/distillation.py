@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from model.base import Model
 from ranges import Positive, Share, checked
 from training.base import Objective, Weighted, is_weighted
-from training.checkpoint.pretrained import digest_of, pretrained_from
+from training.checkpoint.pretrained import OPTION, digest_of, pretrained_from
 from training.loss import averaged, counted, target_and_weight
 from training.objective import (
     inputs,
@@ -65,10 +65,13 @@ def distillation(
 def weights_of(teacher, option):
     """(params, state) of the teacher on the host."""
     shapes = jax.eval_shape(teacher.init, jax.random.key(0))
-    pretrained = pretrained_from(option, teacher)
-    if pretrained.fresh:
-        raise UserError("objective.args.weights.fresh: a teacher needs all of its weights")
-    return pretrained(*shapes)
+    try:
+        pretrained = pretrained_from(option, teacher)
+        if pretrained.fresh:
+            raise UserError("objective.args.weights.fresh: a teacher needs all of its weights")
+        return pretrained(*shapes)
+    except UserError as error:  # the message names the option of a run's own weights
+        raise UserError(str(error).replace(OPTION, "objective.args.weights")) from error
 
 
 def mixed(hard, soft, weight):
