@@ -109,6 +109,9 @@ def check_sizes(input_shape, widths, patch, groups, heads, attended):
 
 def embedded(params, x, num_classes):
     """(B, features): the time and the class, as the blocks get them."""
+    if not isinstance(x, dict):
+        fix = "the objective denoising_diffusion makes them of images"
+        raise ValueError(f"x: needs a dict of image, time and label, got an array; {fix}")
     first, second = params["time"]
     y = sinusoids(x["time"], first["weight"].shape[0]).astype(x["image"].dtype)
     y = linear(second, silu(linear(first, y)))

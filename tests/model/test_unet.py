@@ -146,3 +146,13 @@ def test_without_classes_there_is_no_label():
 def test_a_bad_argument_is_refused_by_its_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         unet(**{"input_shape": (8, 12, 3), "num_classes": 5} | SIZES | arguments)
+
+
+def test_images_alone_are_refused_with_the_objective_that_adds_the_time():
+    model = unet((4, 4, 1), 2, widths=(8,))
+    with pytest.raises(
+        ValueError, match=r"needs a dict .*, got an array; the objective denoising_"
+    ):
+        jax.eval_shape(
+            lambda key: model.apply(*model.init(key), normal(0, 2, 4, 4, 1)), jax.random.key(0)
+        )
