@@ -17,10 +17,11 @@ from utils import UserError
 def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative = 5.0) -> Objective:
     """Goodfellow et al. (2014), for a model such as `gan`, with the update `alternating`. The loss
     has the terms "discriminator", for how well it distinguishes real examples, and "generator", for
-    how well generated examples pass for real ones. Labels, `loss` and `metrics` are not used.
-    `accuracy_discriminator` is how often the discriminator is right. `penalty` is R1 (Mescheder et
-    al., 2018): half of it times the squared length of the discriminator's gradient at real
-    examples. Without it, the discriminator soon wins, and the generator gets almost no gradient."""
+    how well generated examples pass for real ones; each has a gradient for its own network alone.
+    Labels, `loss` and `metrics` are not used. `accuracy_discriminator` is how often the
+    discriminator is right. `penalty` is R1 (Mescheder et al., 2018): half of it times the squared
+    length of the discriminator's gradient at real examples. Without it, the discriminator soon
+    wins, and the generator gets almost no gradient."""
     noise = model.inputs() if getattr(model, "inputs", None) else None
     if not isinstance(noise, jax.ShapeDtypeStruct):
         raise UserError(
@@ -32,22 +33,24 @@ def adversarial(model, loss, metrics, preprocess, augment, penalty: NonNegative 
         real = inputs(preprocess, augment if train else (), augment_key, x_of(batch))
         z = jax.random.normal(noise_key, (real.shape[0], *noise.shape), real.dtype)
 
-        def apply(x, state, key):
+        def apply(params, x, state, key):
             return model.apply(params, state, x, train=train, key=key)
 
-        made, state = apply(z, state, keys[0])
+        made, state = apply(params, z, state, keys[0])
 
         def total_of_real(real):
-            logits, new_state = apply(real, state, keys[1])
+            logits, new_state = apply(params, real, state, keys[1])
             return logits.sum(), (logits, new_state)
 
         slopes, (of_real, state) = jax.grad(total_of_real, has_aux=True)(real)
         steep = jnp.sum(jnp.square(slopes), axis=tuple(range(1, slopes.ndim)))
-        of_made, state = apply(made, state, keys[2])
+        # Each network is a constant in the loss of the other. XLA computes the two calls once.
+        to_pass, _ = apply(jax.lax.stop_gradient(params), made, state, keys[2])
+        of_made, state = apply(params, jax.lax.stop_gradient(made), state, keys[2])
         real_loss, made_loss = jax.nn.softplus(-of_real), jax.nn.softplus(of_made)
         losses = {
             "discriminator": (real_loss + made_loss) / 2 + penalty / 2 * steep,
-            "generator": jax.nn.softplus(-of_made),
+            "generator": jax.nn.softplus(-to_pass),
         }
         right = ((of_real > 0).astype(float) + (of_made < 0)) / 2
         named = {f"loss_{name}": term for name, term in losses.items()}

@@ -24,6 +24,7 @@ from utils import UserError, named_leaves
 
 MODEL = gan((8, 8, 1), latent=4, width=4)
 IMAGES = np.random.default_rng(0).uniform(size=(21, 8, 8, 1)).astype(np.float32)
+KEY = jax.random.key(2)
 UPDATE = partial(alternating, discriminator=adam(0.01, b1=0.5))
 OPTIONS = {"objective": adversarial, "update": UPDATE, "loss": None, "optimizer": adam(0.02)}
 OPTIONS |= {"batch_size": 8, "log": {"every_steps": 1}}
@@ -111,6 +112,21 @@ def test_a_run_resumes_to_the_same_bits_and_draws_pictures(tmp_path):
     pictures = [(tmp_path / name / "pictures" / "samples.png").read_bytes() for name in "ab"]
     assert pictures[0] == pictures[1] and pictures[0].startswith(b"\x89PNG")
     assert {"train_loss_generator", "train_loss_discriminator"} <= whole.history[-1].keys()
+
+
+def test_each_loss_has_a_gradient_for_its_own_network_alone():
+    """So one optimizer may train both: no network helps the other one."""
+    objective = adversarial(MODEL, None, {}, (), ())
+    params, state = quick_jit(MODEL.init)(jax.random.key(1))
+
+    def losses(params):
+        return jax.tree.map(jnp.mean, objective(params, state, IMAGES[:8], KEY, True)[0])
+
+    slopes = quick_jit(jax.jacrev(losses))(params)
+    for loss in params:
+        for network in params:
+            changes = any(map(np.any, jax.tree.leaves(slopes[loss][network])))
+            assert changes == (loss == network), (loss, network)
 
 
 def test_rules_choose_by_the_whole_names_of_the_params():
