@@ -1,7 +1,7 @@
 """Formulas of activations, as other libraries and users write them, that the tables have as one op.
 
-A Form is a formula, and the op that computes the same. `recognize` looks for the formulas in a
-model; what it finds becomes the op.
+A Replacement is a formula, and the op that computes the same. `recognize` looks for the formulas in
+a model; what it finds becomes the op.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ EPS, ALPHA, SCALE, LOWEST = 0.0068359375, 0.294921875, 0.0849609375, -7616.0
 HOLES = {EPS: "eps", ALPHA: "alpha", SCALE: "scale", LOWEST: "lowest"}
 
 
-class Form(NamedTuple):
+class Replacement(NamedTuple):
     """`op(*arrays, **choice, **numbers)` computes `formula(*arrays, **choice)`.
 
     `numbers` are those that the model has in the formula's holes. `candidates(aval, part)` yields
@@ -52,7 +52,7 @@ def like_wide_result(aval, part):
 
 
 def activation(needs, formula, op=None):
-    return Form(frozenset(needs.split()), formula, op, like_result)
+    return Replacement(frozenset(needs.split()), formula, op, like_result)
 
 
 def gelus():
@@ -153,10 +153,13 @@ def reduced_arrays(aval, part):
 
 EXP = frozenset({"exp", "reduce_sum"})
 SOFTMAX = [
-    *(Form(EXP, formula, softmax, axes_of_result) for formula in (jax.nn.softmax, plain_softmax)),
-    Form(EXP | {"log"}, jax.nn.logsumexp, foreign_ops.logsumexp, reduced_arrays),
     *(
-        Form(EXP | {"log"}, formula, log_softmax, axes_of_result)
+        Replacement(EXP, formula, softmax, axes_of_result)
+        for formula in (jax.nn.softmax, plain_softmax)
+    ),
+    Replacement(EXP | {"log"}, jax.nn.logsumexp, foreign_ops.logsumexp, reduced_arrays),
+    *(
+        Replacement(EXP | {"log"}, formula, log_softmax, axes_of_result)
         for formula in (jax.nn.log_softmax, from_logsumexp)
     ),
 ]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from inference.lowering import foreign_ops
-from inference.lowering.formulas import EPS, LOWEST, SCALE, Form
+from inference.lowering.formulas import EPS, LOWEST, SCALE, Replacement
 from inference.lowering.steps import Step, is_float
 from inference.lowering.unify import contracted_sizes
 from model.layers.norm import by_statistics, group_norm, layer_norm, rms_norm
@@ -110,7 +110,7 @@ def normalizations():
 
         formula = normalized(variance, scaling, shifted, lambda x: (-1,))
         if variance or not shifted:
-            yield Form(needs, formula, norm if variance else rms, candidates)
+            yield Replacement(needs, formula, norm if variance else rms, candidates)
         if not variance or scaling in (scaled_last, scaled_first):
             continue
 
@@ -120,7 +120,7 @@ def normalizations():
 
         candidates = with_channels((scaling is not unscaled) + shifted, rank=3)
         formula = normalized(variance, scaling, shifted, inner_axes)
-        yield Form(needs, formula, by_instance, candidates)
+        yield Replacement(needs, formula, by_instance, candidates)
 
 
 def batch_norms():
@@ -146,7 +146,7 @@ def batch_norms():
         count = 2 + (scaling is not unscaled) + shifted
         rank = 2 if axis == -1 else 3
         candidates = with_channels(count, rank, axis)
-        yield Form(frozenset({"rsqrt", "sub"}), formula, op, candidates)
+        yield Replacement(frozenset({"rsqrt", "sub"}), formula, op, candidates)
 
 
 def repeated_statistics(variance, x, scale, bias, groups):
@@ -201,7 +201,7 @@ def group_norms():
             y = group_norm(params, jnp.moveaxis(x, axis, -1), groups=groups, eps=float(eps))
             return jnp.moveaxis(y, -1, axis)
 
-        yield Form(needs, partial(layout, variance), op, candidates)
+        yield Replacement(needs, partial(layout, variance), op, candidates)
 
 
 # Attention, without the projections before and after it.
@@ -282,5 +282,5 @@ def attention(q, k, v, *extras, layout, causal, masked, biased, scaling, scale=1
 
 
 NEEDS = frozenset({"dot_general", "exp", "reduce_sum"})
-ATTENTION = [Form(NEEDS, attention_formula, attention, attention_candidates, whole=3)]
+ATTENTION = [Replacement(NEEDS, attention_formula, attention, attention_candidates, whole=3)]
 NORMS = [*normalizations(), *batch_norms(), *group_norms()]

@@ -1,8 +1,16 @@
 """Replaces formulas of other libraries by the ops of the tables, so that any model exports small.
 
-A model that calls `jax.nn.gelu`, or Flax's `LayerNorm`, is a jaxpr of their primitives. Each form
-of `formulas` is traced for the shapes at hand and compared with the equations before each result;
-where they are equal, the `@op` function takes their place.
+A model that calls `jax.nn.gelu`, or Flax's `LayerNorm`, is a jaxpr of their primitives. Each
+Replacement of `formulas` is traced for the shapes at hand and compared with the equations before
+each result; where they are equal, the `@op` function takes their place. For example, with
+
+    y = 0.5 * x * (1 + erf(x / sqrt(2)))
+
+the last multiplication is the result. The primitives before it include erf, which gelu `needs`; its
+`candidates` say that x has the shape of the result. The formula of gelu, traced for that shape, is
+a Pattern. If its outline (the operations down to a certain depth) occurs here, a Comparison binds
+the formula's input to the model's x, and the number in a hole such as EPS to the model's number.
+Then all of these equations become one call of gelu(x).
 """
 
 import warnings
@@ -20,7 +28,7 @@ from inference.lowering.unify import Comparison
 from model.layers.op import marked_p
 from utils import first_line
 
-FORMS = [*ATTENTION, *NORMS, *SOFTMAX, *ACTIVATIONS]
+REPLACEMENTS = [*ATTENTION, *NORMS, *SOFTMAX, *ACTIVATIONS]
 INNER = {"scan": ["jaxpr"], "while": ["cond_jaxpr", "body_jaxpr"], "cond": ["branches"]}
 REACH = 80  # equations that a formula has at most
 DEPTH = 6  # equations deep: outlines, compared before a formula is traced for its exact shapes
@@ -29,10 +37,10 @@ ALIKE = {"sqrt": "rsqrt", "pow": "rsqrt", "square": "mul", "integer_pow": "mul"}
 
 
 class Pattern:
-    """The formula of a form for certain shapes."""
+    """The formula of a Replacement, traced for certain shapes."""
 
-    def __init__(self, form, avals, choice):
-        closed = flattened(jax.make_jaxpr(lambda *x: form.formula(*x, **choice))(*avals))
+    def __init__(self, formula, avals, choice):
+        closed = flattened(jax.make_jaxpr(lambda *x: formula(*x, **choice))(*avals))
         self.graph, self.inputs = Graph(closed), closed.jaxpr.invars
         (self.result,) = closed.jaxpr.outvars
         root, _ = self.graph.settled(self.result, labels_of(self.result))
@@ -44,8 +52,8 @@ class Recognition:
     """One pass over a jaxpr and those within it."""
 
     def __init__(self):
-        self.patterns = {}  # {form, choice and shapes: the formula, traced}
-        self.outlines = {}  # {form, dtype and choice: (its outline, whether it ends with a view)}
+        self.patterns = {}  # {(number of the Replacement, choice, shapes): its Pattern}
+        self.outlines = {}  # {(number, dtype, choice): (its outline, whether it ends with a view)}
 
     def jaxpr(self, closed):
         """The jaxpr with ops in place of formulas."""
@@ -93,15 +101,17 @@ class Recognition:
         part = before(graph, root)
         found = {x.primitive.name for x in part}
         found |= {ALIKE[name] for name in found & ALIKE.keys()}
-        for number, form in enumerate(FORMS):
-            for avals, choice in form.candidates(result.aval, part) if form.needs <= found else ():
+        for number, entry in enumerate(REPLACEMENTS):
+            for avals, choice in (
+                entry.candidates(result.aval, part) if entry.needs <= found else ()
+            ):
                 if not self.is_possible(number, choice, avals, graph, eqn):
                     continue
                 pattern = self.pattern(number, choice, avals)
                 comparison = Comparison(pattern.graph, pattern.inputs, graph, HOLES)
                 bound = comparison.match(pattern.result, result)
                 if bound and all(x in bound for x in pattern.inputs):
-                    return equations(form, choice, pattern, bound, eqn, consts)
+                    return equations(entry, choice, pattern, bound, eqn, consts)
         return None
 
     def is_possible(self, number, choice, avals, graph, eqn):
@@ -119,7 +129,7 @@ class Recognition:
         shapes = tuple((tuple(aval.shape), str(aval.dtype)) for aval in avals)
         key = (number, *choice.items(), shapes)
         if key not in self.patterns:
-            self.patterns[key] = Pattern(FORMS[number], avals, choice)
+            self.patterns[key] = Pattern(REPLACEMENTS[number].formula, avals, choice)
         return self.patterns[key]
 
 
@@ -136,7 +146,7 @@ def before(graph, root):
     return list(part.values())
 
 
-def equations(form, choice, pattern, bound, eqn, consts):
+def equations(entry, choice, pattern, bound, eqn, consts):
     """The op's equations for the formula's inputs, with their result in place of that of eqn."""
     numbers = {name: array for name, array in bound.items() if isinstance(name, str)}
     atoms = [bound[var][0] for var in pattern.inputs]
@@ -145,8 +155,8 @@ def equations(form, choice, pattern, bound, eqn, consts):
         arranged = []
         for i, (x, var) in enumerate(zip(arrays, pattern.inputs, strict=True)):
             x = in_order(x, bound[var][1], len(var.aval.shape))
-            arranged.append(jnp.broadcast_to(x, var.aval.shape) if i < form.whole else x)
-        return form.op(*arranged, **choice, **numbers)
+            arranged.append(jnp.broadcast_to(x, var.aval.shape) if i < entry.whole else x)
+        return entry.op(*arranged, **choice, **numbers)
 
     traced = jax.make_jaxpr(replacement)(*(x.aval for x in atoms))
     flat = Flat(consts)

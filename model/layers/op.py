@@ -7,6 +7,7 @@ target format has for it. Arrays among the arguments are inputs of the op, all e
 import functools
 import inspect
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import jax
 from jax.extend import core, source_info_util
@@ -16,7 +17,7 @@ source_info_util.register_exclusion(__file__)  # JAX's messages name the layer a
 
 marked_p = core.Primitive("marked")
 marked_p.multiple_results = True
-marking = False
+marking = ContextVar("marking", default=False)  # of a thread: others may trace at the same time
 
 
 @contextmanager
@@ -25,13 +26,12 @@ def marks_shown():
 
     JAX's caches are cleared before and after, because jit would reuse a trace of the other kind.
     """
-    global marking
     jax.clear_caches()
-    marking = True
+    before = marking.set(True)
     try:
         yield
     finally:
-        marking = False
+        marking.reset(before)
         jax.clear_caches()
 
 
@@ -47,7 +47,7 @@ def op(function=None, *, any_rank=False):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if not marking:
+        if not marking.get():
             return function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from inference.lowering.formulas import ACTIVATIONS as ACTIVATION_FORMS
+from inference.lowering.formulas import ACTIVATIONS as ACTIVATION_FORMULAS
 from inference.lowering.formulas import SOFTMAX
 from inference.lowering.formulas_of_norms import NORMS
 from inference.lowering.recognize import Pattern, Recognition
@@ -263,9 +263,9 @@ def test_each_formula_can_be_traced_in_each_float_type(dtype):
     with jax.enable_x64(True):
         aval = jax.ShapeDtypeStruct((2, 3, 4), dtype)
         count = 0
-        for form in [*NORMS, *SOFTMAX, *ACTIVATION_FORMS]:
-            for avals, choice in form.candidates(aval, []):
-                assert Pattern(form, avals, choice).outline
+        for entry in [*NORMS, *SOFTMAX, *ACTIVATION_FORMULAS]:
+            for avals, choice in entry.candidates(aval, []):
+                assert Pattern(entry.formula, avals, choice).outline
                 count += 1
     assert count > 100
 
