@@ -240,10 +240,12 @@ def test_the_layers_after_the_blocks_of_a_mobilenet_learn_at_the_full_rate():
     assert full == {"last", "hidden", "head"}
 
 
-def test_layers_need_blocks():
+def test_layers_need_blocks_and_a_rule_for_the_last_one_that_matches():
     params, _ = BASE.init(jax.random.key(0))
     with pytest.raises(UserError, match="layer_decay: no param is in a block"):
         layer_decay(sgd(lr=1.0), 0.75).init(params)
+    with pytest.raises(UserError, match=r"'haed/\.\*' matches no name"):
+        layer_decay(sgd(lr=1.0), 0.75, last="haed/.*").init({"blocks": [params], "head": params})
 
 
 @pytest.mark.slow

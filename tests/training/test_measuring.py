@@ -315,7 +315,9 @@ def test_named_validation_sets_are_evaluated_before_the_test_set_with_hooks_of_t
 
 def test_the_initial_params_can_be_evaluated(tmp_path):
     start = Recorder(on_training_start=lambda view: start.seen.append(view.params))
+    start.on_epoch_start = lambda view: start.seen.append(dict(view.metrics))
     run(tmp_path, callbacks=[start], eval_initial=True, epochs=1)
+    assert start.seen[1] == {}  # what was measured belongs to no epoch
     first = rows(tmp_path)[0]
     out, _ = MODEL.apply(start.seen[0], {}, TEST[0])
     assert (first["epoch"], first["step"], first["initial"]) == (0, 0, True)
@@ -335,6 +337,7 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
     assert best < 4 and not any("test_loss" in row for row in result.history)
     final = rows(tmp_path)[-1]
     assert final["final"] == f"checkpoint-epoch_{best}"
+    assert "val_loss" not in final and "train_loss" not in final  # which are of other weights
     arrays, _ = storage.load(tmp_path / f"checkpoint-epoch_{best}.params")
     params = {"hidden": [{}], "head": {}}
     for name, array in arrays.items():
@@ -350,6 +353,13 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
     no_folder = run(**settings)  # no checkpoints, so the last params are tested
     loss = losses_of(no_folder, TEST).mean()
     assert no_folder.metrics["test_loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_the_row_of_an_epoch_that_a_budget_ends_covers_all_of_its_steps(tmp_path):
+    run(tmp_path, epochs=1, max_steps=4, log={"every_steps": 1})
+    final, lines = rows(tmp_path)[-1], lines_of(tmp_path)
+    assert final["step"] == len(lines) == 4 and "final" in final
+    assert final["train_loss"] == pytest.approx(np.mean([row["train_loss"] for row in lines]))
 
 
 def test_a_run_may_evaluate_nothing():

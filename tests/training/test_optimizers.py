@@ -282,6 +282,15 @@ def test_muon_checks_its_rules_against_the_whole_tree():
         muon(by_adamw="head").init(params)
 
 
+def test_only_included_params_decay_by_muon_and_its_adamw():
+    params = {"a": jnp.ones((2, 3)), "b": jnp.ones((2, 3)), "head": jnp.ones(3), "c": jnp.ones(3)}
+    optimizer = muon(lr=0.1, weight_decay=0.5, adamw_lr=0.01, include="a|head")
+    zero = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zero, optimizer.init(params), params)
+    expected = {"a": -0.05, "b": 0, "head": -0.005, "c": 0}
+    assert jax.tree.map(lambda u: pytest.approx(float(u.ravel()[0])), updates) == expected
+
+
 def test_muon_updates_depthwise_kernels_and_embeddings_by_adamw():
     """The embeddings of gpt, vit, rnn and unet, but no perceptron over the tokens of a mixer."""
     table = {"weight": jnp.ones((5, 4))}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import linen
 
-from model.layers.attention import attend, attention, attention_init, whole
+from model.layers.attention import attend, attention, attention_init
+from model.layers.forms import fused_attention
 from tests.model.compare import DTYPES, assert_same, normal, quick_jit, random_params
 
 pytestmark = pytest.mark.gpu
@@ -107,15 +108,30 @@ def test_cudnn_takes_what_attend_gives_it(mask, lengths, causal):
     assert ("dot_product_attention_fwd" in str(traced)) == is_even
 
 
+def test_cudnn_takes_heads_of_up_to_128_features_in_16_bits(monkeypatch):
+    monkeypatch.setattr("model.layers.forms.has_flash_attention", lambda: True)
+
+    def fits(features, dtype):
+        q = jax.ShapeDtypeStruct((B, 64, 4, features), dtype)
+        return fused_attention(q, q)
+
+    assert [n for n in (12, 16, 128, 136) if fits(n, jnp.bfloat16)] == [16, 128]
+    assert fits(16, jnp.float16) and not fits(16, jnp.float32)
+
+
 @pytest.mark.parametrize("length", [64, 63])
-def test_the_platform_s_form_in_half_precision_has_the_values_of_the_plain_one(length):
-    q, k, v = (jnp.asarray(normal(i, B, length, 2, 16), jnp.bfloat16) for i in (1, 2, 3))
+def test_shared_heads_of_keys_in_half_precision_equal_jax_in_float32(length):
+    sizes = (4, 4), (2, 1), (2, 1)  # heads and scale; so scores reach 50, where bfloat16 is coarse
+    q, k, v = (
+        jnp.asarray(scale * normal(i, B, length, heads, 16), jnp.bfloat16)
+        for i, (heads, scale) in enumerate(sizes)
+    )
     rows = jnp.arange(length)[None, None, None] < jnp.array([length, 40])[:, None, None, None]
     for causal in (True, False):
         for mask in (None, rows):
             ours = quick_jit(partial(attend, causal=causal))(q, k, v, mask)
             wide = (a.astype(jnp.float32) for a in (q, k, v))
-            expected = whole(causal, *wide, mask)
+            expected = jax.nn.dot_product_attention(*wide, mask=mask, is_causal=causal)
             np.testing.assert_allclose(ours.astype(jnp.float32), expected, atol=0.03)
 
 
