@@ -350,6 +350,8 @@ def test_the_test_set_can_be_evaluated_at_the_end_with_the_best_checkpoint(tmp_p
     ((metrics, tested),) = recorder.seen
     assert metrics["test_loss"] == final["test_loss"] == result.metrics["test_loss"]
     assert np.array_equal(tested["head"]["bias"], params["head"]["bias"])
+    latest = result.states()[0].params  # the run has them again
+    assert np.array_equal(result.params["head"]["bias"], latest["head"]["bias"])
     no_folder = run(**settings)  # no checkpoints, so the last params are tested
     loss = losses_of(no_folder, TEST).mean()
     assert no_folder.metrics["test_loss"] == pytest.approx(loss, rel=1e-4)

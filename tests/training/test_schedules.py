@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from ranges import NonNegative, Positive
+from training.base import Schedule
 from training.schedules import (
     constant,
     cosine,
@@ -17,6 +18,7 @@ from training.schedules import (
     late_decay,
     linear,
     piecewise,
+    steps_or_epochs,
     warmup_cosine,
     warmup_linear,
 )
@@ -123,6 +125,21 @@ def test_ends_are_exact():
     assert cosine(steps=7)(7) == 0 and linear(steps=7)(7) == 0 and warmup_cosine(3, steps=7)(3) == 1
 
 
+def test_a_length_in_epochs_is_the_nearest_number_of_steps():
+    schedule = linear(epochs=0.29, steps_per_epoch=100)  # 28.999999999999996 steps
+    assert schedule(28) > 0 == schedule(29)
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"total_steps": 0}])
+def test_a_schedule_of_ones_own_without_a_range_gets_one_step_or_more(given):
+    @steps_or_epochs
+    def own(steps: int | None = None) -> Schedule:
+        return lambda step: step / steps
+
+    with pytest.raises(ValueError, match="^steps: must be at least 1, got 0"):
+        own(**given)
+
+
 @pytest.mark.parametrize(
     "factory, args, message",
     [
@@ -139,6 +156,7 @@ def test_ends_are_exact():
             {"epochs": 0.01, "steps_per_epoch": 10},
             "^epochs: 0.01 is 0 steps; must be at least 1",
         ),
+        (linear, {"epochs": 1e9, "steps_per_epoch": 5}, "^epochs: .* is more than 2147483647 steps"),
         (linear, {"end": 1.5, "steps": 3}, "^end: .* got 1.5"),
         (constant, {"value": -0.1}, "^value: .* got -0.1"),
         (exponential, {"rate": 2.0, "steps": 3}, "^rate: .* got 2.0"),
