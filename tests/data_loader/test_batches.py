@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_loader.base import Arrays, ExampleFailed
-from data_loader.loader import Subset, batches, collate, padded, prefetch
+from data_loader.loader import Subset, batches, collate, first_batches, padded, prefetch, split
 from training.runs.failure import failed
 from utils import FAILED, UserError
 
@@ -193,6 +193,16 @@ def test_padded_refuses_an_iterator_that_is_used_up():
     list(padded(used_up))
     with pytest.raises(UserError, match="an earlier epoch exhausted"):
         list(padded(used_up))
+    assert list(padded(used_up, rows=3, start=2)) == []  # an epoch that is resumed at its end
+
+
+@pytest.mark.parametrize("kind", [Arrays, Subset])
+def test_a_part_of_a_file_of_an_array_is_not_read_into_memory(tmp_path, kind):
+    np.save(tmp_path / "x.npy", np.arange(6.0))
+    data = Arrays(np.load(tmp_path / "x.npy", mmap_mode="r" if kind is Subset else None), np.ones(6))
+    for part in (*split(data, 2, seed=0), first_batches(data, 1, 4)):
+        assert type(part) is kind
+        np.testing.assert_array_equal(part[np.arange(2)][1], [1, 1])
 
 
 class Damaged:

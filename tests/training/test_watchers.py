@@ -72,3 +72,11 @@ def test_an_integer_of_numpy_is_a_number_of_steps():
     )
     assert run_with(mine).step == 12 and {3, 6, 9, 12} <= set(seen)
     assert run_with(watcher(steps_left=lambda ahead: NEVER)).step == 12
+
+
+def test_the_first_interruption_is_kept_and_the_most_complete_checkpoint_is_saved():
+    kinds = []
+    replies = Reply(interrupt="SIGTERM", save="best"), Reply(interrupt="the sweep", save="whole")
+    watchers = [watcher(on_epoch_end=lambda run, reply=reply: reply) for reply in replies]
+    run = run_with(*watchers, watcher(on_save=lambda run, take, kind: kinds.append(kind)))
+    assert (run.completed, run.signal, kinds) == (1, "SIGTERM", ["whole"])
