@@ -18,7 +18,7 @@ from data_loader.documents import (
 )
 from data_loader.loader import collate
 from data_loader.stories import KINDS, THINGS, stories, written
-from data_loader.text import text
+from data_loader.text import prepared, text
 from data_loader.text_files import text_of
 from data_loader.tokenizers.bpe import Bpe, bpe
 from data_loader.tokenizers.plain import ByteTokenizer, CharacterTokenizer, characters
@@ -198,10 +198,11 @@ def test_documents_are_drawn_into_sets_and_a_single_one_is_cut_at_lines():
     assert sorted(d for part in sets.values() for d in part) == sorted(some)
     assert divided(some, {"val": 0.1}, 3) != divided(some, {"val": 0.1}, 4)
     one = documents(["".join(f"line {i:02}\n" for i in range(50))])
-    sets = divided(one, {"val": 0.1, "test": 0.1}, seed=0)
+    sets = divided(one, {"val": 0.09, "test": 0.11}, seed=0)  # 36 and 44 of 400 characters
     joined = "".join(part[0].text for part in sets.values())
     assert list(sets) == ["train", "val", "test"] and joined == one[0].text
-    assert [part[0].text.count("\n") for part in sets.values()] == [40, 5, 5]
+    assert [part[0].text.count("\n") for part in sets.values()] == [39, 5, 6]
+    assert all(part[0].text.endswith("\n") for part in sets.values())
     with pytest.raises(UserError, match=r"a\.txt: document from line 1: 2 documents are too few"):
         divided(documents(["a", "b"]), {"val": 0.5, "test": 0.5}, 0)
 
@@ -384,6 +385,9 @@ def test_slow_work_is_kept_and_found_again_until_the_text_changes(tmp_path, monk
     again = text(str(path), length=16)
     assert texts_of(again, "train") == texts_of(first, "train")
     assert again.bytes_per_token == first.bytes_per_token == 1
+    for other in ({"split_seed": 1}, {"val_size": 0.2}, {"separator": "e"}, {"field": "body"}):
+        with pytest.raises(TypeError):
+            text(str(path), length=8, **other)
     kept.write_bytes(kept.read_bytes()[:100])
     with pytest.raises(TypeError):
         text(str(path), length=8)
@@ -403,6 +407,21 @@ def test_the_tokens_of_a_users_own_tokenizer_are_not_kept(tmp_path, monkeypatch,
     own = Own("".join(sorted(set("some words\n"))))
     text(str(tmp_path / "a.txt"), length=8, tokenizer=own)
     assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_a_tokenizer_is_trained_on_the_training_set_alone():
+    """But `characters` on all sets, so that it knows all their characters."""
+    seen = []
+
+    class Untrained:
+        def train(self, texts):
+            seen.extend(texts)
+            return bytes_part()
+
+    sets = {"train": documents(["one", "two"]), "val": documents(["three"])}
+    assert prepared(sets, Untrained(), True).tokenizer.vocab_size == 257
+    assert seen == ["one", "two"]
+    assert prepared(sets, characters(), True).tokenizer.alphabet == "ehnortw"
 
 
 def test_the_stories_are_drawn_from_the_seed_and_agree_with_themselves():

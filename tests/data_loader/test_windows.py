@@ -224,6 +224,11 @@ def test_a_file_of_another_type_or_size_is_an_error(tmp_path, content, arguments
         tokens(str(tmp_path / "a.bin"), **{"length": 16, "vocab_size": 997} | arguments)
 
 
+def test_one_window_and_the_token_after_it_are_enough(tmp_path):
+    data = tokens(write(tmp_path / "a.bin", TOKENS[:17]), length=16, vocab_size=997)
+    assert len(loaded(data)["train"]) == 1
+
+
 def test_a_token_outside_the_vocabulary_in_the_middle_of_a_file_is_named_when_it_is_read(tmp_path):
     array = np.zeros(10**6, np.uint16)
     array[::7] = 3
