@@ -270,8 +270,7 @@ def test_any_iterable_of_batches_works_and_a_short_last_batch_counts_by_its_exam
             return ((X[i : i + 32], Y[i : i + 32]) for i in range(0, 300, 32))
 
     result = run(Batches(), test=Batches(), epochs=1)
-    # The tolerance is wide because the last batch is filled differently.
-    assert_close(result.params, run(shuffle=False, epochs=1).params, rtol=0.05, atol=0.01)
+    assert_close(result.params, run(shuffle=False, epochs=1).params)
     logits = np.asarray(MODEL.apply(result.params, {}, X)[0])
     assert result.history[-1]["test_accuracy"] == pytest.approx(
         (logits.argmax(1) == Y).mean(), rel=1e-6
