@@ -201,6 +201,16 @@ def test_chunks_take_half_a_second_and_log_lines_have_the_true_speed(
     assert np.isclose(np.mean(1 / np.array(lines or [1 / step])), step, rtol=0.1)
 
 
+def test_the_seconds_of_an_epoch_include_those_before_a_resume_and_of_no_other(
+    tmp_path, monkeypatch
+):
+    Machine(monkeypatch, host=1.0, device=0.1, queue=32)
+    settings = {"epochs": 2, "batch_size": 10, "test": None}
+    run(tmp_path, max_steps=5, **settings)
+    history = run(tmp_path, resume=True, **settings).history
+    assert [row["seconds"] for row in history] == pytest.approx([10, 10], abs=0.5)
+
+
 @pytest.mark.slow
 def test_log_lines_by_the_clock_do_not_change_the_params(tmp_path):
     logs = {"a": {"every_steps": 0, "every_seconds": 0.15}, "b": {"every_steps": 0}}

@@ -15,7 +15,7 @@ from training.base import TrainState
 from training.checkpoint import storage
 from training.checkpoint.background import Background
 from training.checkpoint.keeper import Keeper
-from training.checkpoint.retention import protect
+from training.checkpoint.retention import Kept, protect
 from training.options import CheckpointOptions
 from training.watchers import Ahead, Point, Report, Snapshot
 from utils import RunError, UserError
@@ -99,6 +99,14 @@ def test_the_last_and_the_best_are_kept(tmp_path, losses, options, kept):
     assert epochs_kept(tmp_path, losses, **options) == kept
 
 
+def test_a_value_that_equals_the_best_is_no_reason_to_write(tmp_path):
+    keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss", every_epochs=0))
+    end_epoch(keeper, a_run(1, test_loss=2.0))
+    assert keeper.on_epoch_end(a_run(2, test_loss=2.0)) is None
+    assert keeper.on_epoch_end(a_run(2, test_loss=1.9)).save == "best"
+    assert keeper.on_epoch_end(a_run(99, test_loss=1.9)).save == "last"  # of all epochs
+
+
 @pytest.mark.parametrize(
     ("monitor", "best"),
     [
@@ -174,6 +182,9 @@ def test_the_best_checkpoints_are_ranked_again_when_the_config_has_changed(tmp_p
         end_epoch(keeper, run)
     keeper.wait()
     assert names(tmp_path) == [f"checkpoint-epoch_{n}" for n in (1, 2, 3, 4)]
+    within = a_run(4, position=3, test_loss=0.1)  # which earlier params had
+    keeper.on_save(within, snapshot_of(within), "last")
+    keeper.wait()
     keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss", keep=1))
     resume(keeper, tmp_path)
     assert keeper.kept.best == (["checkpoint-epoch_1", 1.0],)
@@ -198,6 +209,9 @@ def test_the_best_checkpoint_stays_the_best_when_it_is_written_again(tmp_path):
         end_epoch(keeper, run)
     keeper.wait()
     assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_4"]
+    two = CheckpointOptions(monitor="test_loss", save_top_k=2)
+    kept = Kept().add("a", 1.0, two).add("b", 2.0, two).add("a", 1.5, two)
+    assert kept.best == (["a", 1.5], ["b", 2.0])
 
 
 def test_a_file_that_cannot_be_deleted_is_deleted_later(tmp_path, monkeypatch, caplog):
