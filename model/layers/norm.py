@@ -67,7 +67,7 @@ def batch_norm(params, state, x, *, train, momentum=0.9, eps=1e-5):
     if not train:
         return by_statistics(params, state, x, eps=eps), state
     y, batch = by_own_statistics(eps, params, widen(x))
-    state = {name: blend(state[name], lax.stop_gradient(batch[name]), momentum) for name in batch}
+    state = {name: blend(state[name], batch[name], momentum) for name in batch}
     return y.astype(x.dtype), state
 
 

@@ -7,7 +7,7 @@ import pytest
 from flax import linen
 
 from model.layers import norm
-from tests.model.compare import DTYPES, assert_same, normal, random_params
+from tests.model.compare import DTYPES, assert_same, normal, quick_jit, random_params
 
 pytestmark = pytest.mark.gpu
 
@@ -80,6 +80,16 @@ def test_second_derivatives_of_batch_norm_equal_flax():
 
     ours = curvature(lambda x: norm.batch_norm(params, state, x, train=True)[0])
     np.testing.assert_allclose(ours, curvature(reference), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_half_precision_is_rounded_once(name):
+    init, ours, _ = CASES[name]
+    params = init(DIM)
+    x = jnp.asarray(normal(1, *rows_of(name), len(params["scale"])), jnp.bfloat16)
+    ours = quick_jit(ours)
+    expected = ours(params, x.astype(jnp.float32))
+    np.testing.assert_allclose(ours(params, x).astype(jnp.float32), expected, rtol=1.01 * 2**-8)
 
 
 # Rms norm does not subtract the mean.

@@ -1,12 +1,13 @@
 """Pooling against Flax's."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
 
 from model.layers.pool import avg_pool, global_avg_pool, global_max_pool, max_pool
-from tests.model.compare import DTYPES, assert_same, normal
+from tests.model.compare import DTYPES, assert_same, normal, quick_jit
 
 WINDOWS = [
     (2, None, "VALID"),
@@ -17,6 +18,13 @@ WINDOWS = [
     (5, 2, "SAME"),
     (2, 3, "VALID"),
 ]
+
+
+def test_a_mean_in_half_precision_is_rounded_once():
+    x = jnp.asarray(1 + normal(0, 9, 6, 6, 3) / 8, jnp.bfloat16)
+    ours = quick_jit(lambda x: avg_pool(x, 6))(x)
+    expected = np.asarray(x, np.float32).mean((1, 2), keepdims=True)
+    np.testing.assert_allclose(ours.astype(jnp.float32), expected, rtol=1.01 * 2**-8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
