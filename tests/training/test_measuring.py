@@ -205,9 +205,10 @@ def test_the_seconds_of_an_epoch_include_those_before_a_resume_and_of_no_other(
     tmp_path, monkeypatch
 ):
     Machine(monkeypatch, host=1.0, device=0.1, queue=32)
-    settings = {"epochs": 2, "batch_size": 10, "test": None}
-    run(tmp_path, max_steps=5, **settings)
-    history = run(tmp_path, resume=True, **settings).history
+    settings = {"batch_size": 10, "test": None}
+    run(tmp_path, epochs=1, max_steps=5, **settings)
+    for epochs in (1, 2):
+        history = run(tmp_path, epochs=epochs, resume=True, **settings).history
     assert [row["seconds"] for row in history] == pytest.approx([10, 10], abs=0.5)
 
 

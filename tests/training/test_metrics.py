@@ -90,8 +90,9 @@ def test_binary_accuracy():
     hits = (1 / (1 + np.exp(-LOGITS)) > 0.5) == labels
     assert report(binary_accuracy, LOGITS, labels) == pytest.approx(hits.mean())
     assert report(binary_accuracy, LOGITS[:, :1], labels[:, 0]) == pytest.approx(hits[:, 0].mean())
-    given = np.float32([[np.nan, 1, -1, np.nan, 0]]), np.float32([[1, 2, -1, 0, 0]])
-    assert report(binary_accuracy, *given) == pytest.approx(1 / 5)
+    given = zip([np.nan, 1, -1, np.nan, 0, 0], [1, 2, -1, 0, 0, 1], strict=True)
+    each = [binary_accuracy(np.float32(logit), np.float32(label)) for logit, label in given]
+    assert each == [0, 0, 0, 0, 1, 0]
     known = np.where(DRAW.random((40, 6)) < 0.3, -1, labels)
     counted = jax.vmap(lambda x, y: binary_accuracy(x, y, ignore_label=-1))(LOGITS, known)
     mean = np.average(counted.value, weights=counted.weight)
@@ -140,6 +141,13 @@ def test_f1(predicted, labels):
     assert report(f1, outputs, labels) == pytest.approx(expected, rel=1e-5)
     counts = {name: np.asarray(v).sum(0) for name, v in jax.vmap(f1)(outputs, labels).items()}
     assert f1.finish(counts) == pytest.approx(expected, rel=1e-5)  # sums give the same as means
+
+
+def test_f1_counts_labels_by_their_weights():
+    weights = np.arange(40) % 3
+    ours = f1(LOGITS, {"target": LABELS, "weight": weights.astype("float32")})
+    repeated = f1(np.repeat(LOGITS, weights, axis=0), np.repeat(LABELS, weights))
+    jax.tree.map(np.testing.assert_allclose, ours, repeated)
 
 
 def test_f1_of_labels_in_a_narrow_type():

@@ -80,3 +80,18 @@ def test_the_first_interruption_is_kept_and_the_most_complete_checkpoint_is_save
     watchers = [watcher(on_epoch_end=lambda run, reply=reply: reply) for reply in replies]
     run = run_with(*watchers, watcher(on_save=lambda run, take, kind: kinds.append(kind)))
     assert (run.completed, run.signal, kinds) == (1, "SIGTERM", ["whole"])
+
+
+@pytest.mark.parametrize(("result", "published"), [(None, True), (False, False)])
+def test_a_run_says_whether_a_watcher_was_stuck_when_it_was_closed(result, published):
+    assert run_with(watcher(close=lambda run: result)).published == published
+
+
+def test_an_overdue_watcher_is_due_after_the_next_chunk():
+    seen = []
+    mine = watcher(
+        overdue=lambda ahead: True,
+        on_chunk=lambda run, report: seen.append(mine in report.due),
+    )
+    run_with(mine)
+    assert seen and all(seen)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -271,6 +272,38 @@ def test_each_replica_has_a_file_and_a_checkpoint_needs_all_of_them(tmp_path):
     checkpoint, errors = storage.newest(tmp_path)
     assert checkpoint.name == "checkpoint-epoch_1"
     assert "is one of 11 replicas, and the file of replica 7 is missing" in str(errors[0])
+    shutil.copy(*(tmp_path / f"checkpoint-epoch_1-replica_{r}.params" for r in (3, 4)))
+    checkpoint, errors = storage.newest(tmp_path)
+    assert checkpoint is None and "the file of replica 4 is missing" in str(errors[1])
+
+
+def test_the_file_of_replica_0_is_written_last(tmp_path, monkeypatch):
+    """Where it exists, the checkpoint is whole."""
+    written = []
+    monkeypatch.setattr(storage, "save", lambda path, tree, record: written.append(path.stem[-1]))
+    keeper = Keeper(tmp_path, CheckpointOptions())
+    end_epoch(keeper, a_run(1), snapshot_of(a_run(1), replicas=3))
+    keeper.wait()
+    assert written == ["2", "1", "0"]
+
+
+def test_a_checkpoint_of_the_same_name_in_another_format_is_replaced(tmp_path):
+    (tmp_path / "checkpoint-epoch_1.orbax").mkdir()
+    keeper = Keeper(tmp_path, CheckpointOptions())
+    end_epoch(keeper, a_run(1))
+    keeper.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-epoch_1.params"]
+
+
+def test_checkpoints_after_the_one_that_a_run_goes_back_to_do_not_count(tmp_path):
+    keeper = Keeper(tmp_path, CheckpointOptions())
+    for epoch in (1, 2, 3):
+        end_epoch(keeper, a_run(epoch))
+    keeper.wait()
+    [path] = storage.files(tmp_path, "checkpoint-epoch_1")
+    first = storage.read_all("checkpoint-epoch_1", [path])
+    keeper.on_resume(None, Point([], {}, [], first))
+    assert keeper.kept.regular == ("checkpoint-epoch_1",)
 
 
 def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path):
@@ -415,6 +448,9 @@ def test_go_on_continues_without_a_checkpoint_that_failed(tmp_path, monkeypatch,
     assert names(tmp_path) == ["checkpoint-epoch_2", "checkpoint-epoch_3"]
     message = "checkpoint-epoch_1.params: cannot be written: No space left on device; "
     assert message + "continuing without it" in caplog.text
+    fill_disk(monkeypatch, times=1)
+    end_epoch(keeper, run := a_run(99, test_loss=5.0))
+    assert keeper.on_stop(run).save == "last"  # again, as the last epoch is not on the disk
 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
