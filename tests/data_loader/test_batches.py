@@ -199,7 +199,9 @@ def test_padded_refuses_an_iterator_that_is_used_up():
 @pytest.mark.parametrize("kind", [Arrays, Subset])
 def test_a_part_of_a_file_of_an_array_is_not_read_into_memory(tmp_path, kind):
     np.save(tmp_path / "x.npy", np.arange(6.0))
-    data = Arrays(np.load(tmp_path / "x.npy", mmap_mode="r" if kind is Subset else None), np.ones(6))
+    data = Arrays(
+        np.load(tmp_path / "x.npy", mmap_mode="r" if kind is Subset else None), np.ones(6)
+    )
     for part in (*split(data, 2, seed=0), first_batches(data, 1, 4)):
         assert type(part) is kind
         assert (np.diff(part[np.arange(len(part))][0]) > 0).all()  # in the order of the data

@@ -100,6 +100,13 @@ def test_the_last_and_the_best_are_kept(tmp_path, losses, options, kept):
     assert epochs_kept(tmp_path, losses, **options) == kept
 
 
+def test_a_lost_checkpoint_that_was_the_best_is_named(tmp_path):
+    assert epochs_kept(tmp_path, [1, 2], keep=1) == [1, 2]
+    (tmp_path / "checkpoint-epoch_1.params").unlink()
+    why = "checkpoint-epoch_2 was not the first one: there was checkpoint-epoch_1"
+    assert storage.lost(tmp_path, []) == [why]
+
+
 def test_a_value_that_equals_the_best_is_no_reason_to_write(tmp_path):
     keeper = Keeper(tmp_path, CheckpointOptions(monitor="test_loss", every_epochs=0))
     end_epoch(keeper, a_run(1, test_loss=2.0))

@@ -43,10 +43,11 @@ def test_resuming_is_strict_about_types_and_lists_every_difference():
     arrays = {
         "params/a": np.zeros(3, np.float16),
         "params/b": np.zeros(3, np.float32),
+        "params/d": np.zeros((2, 3), np.float32),
         "ema/a": np.zeros(3, np.float32),
         "opt/key": np.zeros(2, np.int32),
     }
-    params = {"a": jnp.zeros(3), "b": jnp.zeros(4), "c": jnp.zeros(5)}
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(4), "c": jnp.zeros(5), "d": jnp.zeros((3, 2))}
     like = {"params": params, "ema": None, "opt": {"key": jax.random.key(0)}}
     with pytest.raises(UserError) as caught:
         filled("x.params", arrays, like)
@@ -57,6 +58,7 @@ def test_resuming_is_strict_about_types_and_lists_every_difference():
         "  opt/key: the file has int32 (2,), the run has uint32 (2,)",
         "  params/a: the file has float16 (3,), the run has float32 (3,)",
         "  params/b: the file has (3,), the run has (4,)",
+        "  params/d: the file has (2, 3), the run has (3, 2) (transpose it)",
     ]
 
 
@@ -107,6 +109,11 @@ def test_sums_without_their_rounding_errors_continue_as_exact_ones(caplog):
     stored = {f"sums/{name}": a for name, a in named_leaves(filled_in).items()}
     exact, _ = sums_so_far(stored, zeros)
     np.testing.assert_array_equal(exact["epoch"]["lost"]["x"], [7, 7, 7])
+    other = stored | {"sums/epoch/values/x/MEAN": np.ones(4, "f"), "sums/freeze": np.int32(1)}
+    sums, continues = sums_so_far(other, zeros | {"ring": np.zeros(2)})
+    assert not sums["epoch"]["values"]["x"]["MEAN"].any() and sums["freeze"] == 0
+    assert not continues and "The metrics have changed since the checkpoint" in caplog.text
+    caplog.clear()
     older = {name: a for name, a in stored.items() if "/lost/" not in name}
     sums, continues = sums_so_far(older, zeros)
     np.testing.assert_array_equal(sums["epoch"]["values"]["x"]["MEAN"], [7, 7, 7])
