@@ -187,3 +187,10 @@ def test_values_of_replicas_are_averaged_and_also_reported_separately():
     ]
     expected = {"val_loss": 2.0, "val_loss/0": 1.0, "val_loss/1": 3.0}
     assert Reader().values("val", tallies) == expected
+
+
+def test_norms_of_half_precision_are_computed_in_float32():
+    leaf = jnp.asarray(RNG.normal(size=999), jnp.bfloat16)
+    expected = np.linalg.norm(np.asarray(leaf, np.float64))
+    norm = tally.norms_of({"w": leaf}, {"w": leaf})("gradient_norm")
+    np.testing.assert_allclose(norm, expected, rtol=1e-5)
