@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data_loader.base import Arrays
+from data_loader.loader import epoch_order
 from model.gpt import gpt
 from model.mlp import mlp
 from model.resnet import resnet
@@ -107,3 +108,14 @@ def test_several_seeds_in_half_precision_are_one_program_for_a_gpu(apart):
             traced = jax.jit(program.function).trace(*arguments)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
             assert ("__cudnn$fmha" in text) != apart
+
+
+def test_the_seed_and_the_rate_of_restored_states_count():
+    trainer = Trainer(recipe_of(MODEL, **SETTINGS), SETS)
+    trainer.start(SETS)
+    [ts] = jax.device_get(trainer.snapshot())
+    trainer.restore([ts._replace(seed=np.uint32(7), lr_scale=np.float32(0.5))])
+    rows, _ = epoch_order(70, 16, seed=7, epoch=1, shuffle=True)
+    [((x, _), _)] = trainer.feed.batch(1, 2)
+    np.testing.assert_array_equal(x, X[rows[2]].astype(np.float32))
+    assert trainer.rate_scale == 0.5  # by which learning rates are logged
