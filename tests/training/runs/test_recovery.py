@@ -322,8 +322,9 @@ def test_a_loader_without_a_position_is_read_again_with_a_warning(tmp_path, capl
         train(folder, loader, callbacks=[Stop(10)])
         caplog.clear()
         with caplog.at_level(logging.WARNING, "main"):
-            train(folder, loader, callbacks=[Stop(10**9)], resume=True)
+            again = train(folder, loader, callbacks=[Stop(10**9)], resume=True)
         assert (message in caplog.text) == warned
+        assert_same(again, train(None, loader))
 
 
 @pytest.mark.slow
