@@ -140,11 +140,11 @@ def checkpoint_at(path):
     if not (found := checkpoints(path)):
         newest = lambda folder: folder.stat().st_mtime_ns  # noqa: E731
         runs = sorted({file.parent for file in path.glob("*/checkpoint-*")}, key=newest)
-        exported = [file for file in path.glob("*.*") if file.suffix in (".onnx", ".tflite")]
-        # The decode step of a language model takes no inputs of a user.
-        runs += sorted(file for file in exported if not file.stem.endswith("_decode"))
-        hint = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
-        raise UserError(f"{path}: holds no checkpoint; {hint}")
+        exported = sorted(file for file in path.glob("*.*") if file.suffix in (".onnx", ".tflite"))
+        fix = f"did you mean {quoted(runs[-1])}?" if runs else "name a checkpoint or a run"
+        if exported and not runs:
+            fix = f"for exported files, run `python inference/predict.py {quoted(exported[0])} ...`"
+        raise UserError(f"{path}: holds no checkpoint; {fix}")
     return list(found.values())[-1][0]
 
 

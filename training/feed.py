@@ -151,7 +151,7 @@ class Streamed:
         if start and not self.seekable:
             logger.warning(
                 "The training data has no start_at(epoch, batch): "
-                "reading %d batches again to skip them",
+                "reading %d of its batches again to skip them",
                 start,
             )
             self.items = islice(self.items, start, None)

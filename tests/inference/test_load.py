@@ -125,7 +125,7 @@ def test_a_folder_without_checkpoints_names_the_run_that_is_meant(small, tmp_pat
         load(small.checkpoint.parents[1])
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "a.onnx").write_bytes(b"")
-    with pytest.raises(UserError, match=r"holds no checkpoint; did you mean .*a\.onnx"):
+    with pytest.raises(UserError, match=r"for exported files, run .*predict\.py .*a\.onnx"):
         load(tmp_path / "exported")
     with pytest.raises(UserError, match="holds no checkpoint; name a checkpoint"):
         load(tmp_path)

@@ -97,10 +97,9 @@ def trace_objective(objective, params, state, batch, key, train):
     try:
         results = attempt(what, call, params, state, batch, key)
     except UserError as error:
-        if not any(text in str(error) for text in FOUND_BYTES):
-            raise
-        fix = "the preprocess to_unit makes floats of images that are bytes"
-        raise UserError(f"{error}; {fix}") from error
+        if fix := fix_for(str(error), batch):
+            raise UserError(f"{error}; {fix}") from error
+        raise
     if not isinstance(results, tuple) or len(results) != 3:
         raise UserError("objective: must return (losses, state, metrics)")
     losses, new_state, metrics = results
@@ -117,6 +116,16 @@ def trace_objective(objective, params, state, batch, key, train):
             f"from ({named_forms(state)}) to ({named_forms(new_state)})"
         )
     return metrics
+
+
+def fix_for(message, batch):
+    """What helps if the message says that something got bytes or a dict; None for any other one."""
+    if any(text in message for text in FOUND_BYTES):
+        return "the preprocess to_unit makes floats of images that are bytes"
+    x = x_of(batch)
+    if isinstance(x, dict) and "'dict'" in message:
+        return f"x is a dict of {', '.join(x)}: use a model, or a preprocess, that takes one"
+    return None
 
 
 def trace_optimizer(optimizer, params):

@@ -176,6 +176,10 @@ MISTAKES = {
         {"model": mlp((8, 8, 3), 192), "train": BYTES, "objective": denoising, "loss": mse},
         "to_unit makes floats",
     ),
+    "a dict for a model of arrays": (
+        {"train": ({"a": X, "b": X}, Y)},
+        "x is a dict of a, b: use a model, or a preprocess, that takes one",
+    ),
     "a single array": ({"train": X, "test": Y}, r"train: is one array, float32\[64, 6\]"),
     "three": ({"train": (X, Y, Y)}, "train: is a tuple of 3"),
     "a dict": ({"train": {"x": X, "y": Y}}, "train: is a dict of x, y"),

@@ -316,7 +316,7 @@ def test_another_seed_with_override_is_used_from_the_checkpoint_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_loader_without_a_position_is_read_again_with_a_warning(tmp_path, caplog):
-    message = "has no start_at(epoch, batch): reading 3 batches again to skip them"
+    message = "has no start_at(epoch, batch): reading 3 of its batches again to skip them"
     for loader, warned in ((Batches(), True), (WithPosition(), False)):
         folder = tmp_path / type(loader).__name__
         train(folder, loader, callbacks=[Stop(10)])
