@@ -114,21 +114,21 @@ def apply(form, params, state, x, *, train=False, key=None):
     tokens, segments = (x["tokens"], x["segments"]) if isinstance(x, dict) else (x, None)
     check_length(tokens.shape[1], form.length)
     first, *keys = split_key(key, form.depth + 1)
-    written_before = state.get("cache")
-    where = token_positions(tokens, segments, written_before)  # (T,) or (B, T)
+    cached = state.get("cache")
+    where = token_positions(tokens, segments, cached)  # (T,) or (B, T)
     y = embedding(params["tokens"], tokens)  # (B, T, C)
     if form.positions == "learned":
         y, angles = y + positions_at(params["positions"], where), None
     else:
         angles = rotation(where, form.dim // form.heads, form.rotary_base)
-    mask = visible(written_before, where) if written_before else same_segment(segments)
+    mask = visible(cached, where) if cached else same_segment(segments)
     block = partial(block_apply, form, angles=angles, mask=mask, where=where, train=train)
-    entries = written_before["blocks"] if written_before else None
+    entries = cached["blocks"] if cached else None
     y = drop(first, y, form.dropout, train=train)
     blocks, numbers = params["blocks"], range(form.depth)
     y, entries = apply_blocks(block, numbers, blocks, y, keys, entries, remat=form.remat)
-    if written_before:
-        position = written_before["position"] + tokens.shape[1]
+    if cached:
+        position = cached["position"] + tokens.shape[1]
         state = state | {"cache": {"position": position, "blocks": unrolled(entries)}}
     y = NORMS[form.norm][1](params["norm"], y, eps=form.eps)
     return unembedding(params["tokens"], y) if form.tied else linear(params["head"], y), state
