@@ -50,8 +50,8 @@ def top_k_accuracy(logits, label, *, k: Count = 5, ignore_label: int | None = No
 
 
 def binary_accuracy(logits, label, *, ignore_label: int | None = None) -> Metric:
-    """The share of the labels, each 0 or 1, that are predicted: 1 by a logit above 0. For one or
-    several labels per example, as with the loss `binary_cross_entropy`."""
+    """The share of the labels, each 0 or 1, that are predicted correctly; a logit above 0 predicts
+    1. For one or several labels per example, as with the loss `binary_cross_entropy`."""
     label, weight = target_and_weight(label, ignore_label)
     x, z = same_shape(logits, label)
     hits = jnp.where(x > 0, z == 1, (x <= 0) & (z == 0))  # no NaN is right

@@ -69,7 +69,7 @@ class PretrainedOptions(TypedDict, total=False):
     """Which weights a run starts from. The regexes match the names in the model's table of
     parameters; the names of the model's state begin with `state/`."""
 
-    path: Required[str]
+    path: Required[str]  # a checkpoint, a safetensors file, or a folder of HuggingFace
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
     # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
     rules: str | tuple
@@ -156,7 +156,8 @@ class TrainingOptions:
     rollbacks: Count = 3
     # the decay of averaged weights, which are then evaluated and saved
     ema: Annotated[float, between_0_and_1] | None = None
-    pretrained: str | PretrainedOptions | None = None  # a checkpoint to start from
+    # the weights to start from: the path of a checkpoint, or an object
+    pretrained: str | PretrainedOptions | None = None
 
     def __post_init__(self):
         check_options(self)

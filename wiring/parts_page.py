@@ -167,7 +167,8 @@ def part_list(kind):
         f"In {' and '.join(map(home, parts.KINDS[kind].homes))}.",
     ]
     if kind in EXTRA_KEYS:
-        lines += ["", "Besides `name` and `args`, the object of a part may have:", "", extra(kind)]
+        about = "Besides `name` and `args`, the object of a part may have"
+        lines += ["", f"{about} [these keys](watch.md#metrics):", "", extra(kind)]
     for name, function in functions.items():
         lines += ["", f"### {name}", "", parts.summary(function)]
         accepted = parts.config_arguments(kind, function)
