@@ -67,7 +67,11 @@ def parse(argv):
     add("--list", nargs="?", const="all", metavar="KIND", help="print every name a config can use")
     add("--resume", metavar="RUN", help="a run's folder, one of its checkpoints, or auto")
     add("--override", action="store_true", help="resume although config or data have changed")
-    add("--trust", action="store_true", help="let the config of a run import its dotted names")
+    add(
+        "--trust",
+        action="store_true",
+        help="trust the config of a run: import its dotted names, use its files and hosts",
+    )
     add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
     add("--report", nargs="+", action="extend", metavar="RUN", help="write report.html of the runs")
@@ -77,7 +81,7 @@ def parse(argv):
         type=steps_of_test,
         const=100,
         metavar="STEPS",
-        help="raise the learning rate over 100 steps, and suggest one",
+        help="raise the learning rate over 100 steps (at least 20), and suggest one",
     )
     add("--find-batch", action="store_true", help="try batch sizes, and suggest one")
     add("--processes", type=int, metavar="N", help="start N processes here that train together")

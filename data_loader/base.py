@@ -125,7 +125,7 @@ class Tokenizer(Protocol):
 class Data(NamedTuple):
     """What a dataset factory returns quickly, from headers or constants; load() reads the examples.
 
-    The keys of `sizes` are train and test, and val if the data has its own validation set.
+    The keys of `sizes` are train and test, and the names of validation sets, such as val.
     """
 
     example: Any  # one raw example of zeros: shapes and types only

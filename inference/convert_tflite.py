@@ -89,7 +89,7 @@ def add_source_options(add):
         "--weights",
         required=True,
         metavar="CHECKPOINT",
-        help="the checkpoint, such as saved/<title>/<run>/checkpoint-epoch_10.params",
+        help="the checkpoint, or the folder of its run, such as saved/<title>/<run>",
     )
     add("--name", help="the name of the files and of their folder (default: the config's title)")
     add(

@@ -242,7 +242,7 @@ def test_a_run_of_a_strangers_names_no_hosts(tmp_path, monkeypatch):
     run = stranger(tmp_path / "run", distributed=keys)
     for command in ("--resume", "--evaluate", "--watch"):
         code, _, err = call(tmp_path, command, run)
-        assert code == 2 and "distributed: the config of a run does not say which hosts" in err
+        assert code == 2 and "distributed: a config that is not known to be your own does" in err
     assert not contacted
     (run / "config.json").write_text(json.dumps(CONFIG))
     override = f"distributed={json.dumps(keys)}"  # the user's own words

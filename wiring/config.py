@@ -83,7 +83,7 @@ def refuse_untrusted(path, config):
     """Refuse a config of a run, which may come from anyone, if it names other files or hosts."""
     if config.get("distributed"):
         fix = "remove it, and pass it as an override, as in distributed.coordinator=none"
-        why = "the config of a run does not say which hosts are contacted"
+        why = "a config that is not known to be your own does not name hosts"
         raise UserError(f"{path}: distributed: {why}; {fix}, or pass --trust if you trust it")
     if "extends" in config:
         why = "a config that is not known to be your own does not name other files"
