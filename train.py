@@ -67,11 +67,7 @@ def parse(argv):
     add("--list", nargs="?", const="all", metavar="KIND", help="print every name a config can use")
     add("--resume", metavar="RUN", help="a run's folder, one of its checkpoints, or auto")
     add("--override", action="store_true", help="resume although config or data have changed")
-    add(
-        "--trust",
-        action="store_true",
-        help="trust the config of a run: import its dotted names, use its files and hosts",
-    )
+    add("--trust", action="store_true", help="trust a run's config: dotted names, files, hosts")
     add("--evaluate", metavar="CHECKPOINT", help="print the metrics of a checkpoint as JSON")
     add("--watch", metavar="RUN", help="evaluate every checkpoint of a run as it appears")
     add("--report", nargs="+", action="extend", metavar="RUN", help="write report.html of the runs")
