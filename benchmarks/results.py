@@ -43,5 +43,7 @@ def section_of(title, command, table):
 def write(title, section):
     """Write a section to RESULTS.md in place of the section with the same title."""
     text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else HEADING
-    text = re.sub(rf"\n## {re.escape(title)}\n.*?(?=\n## |\Z)", "", text, flags=re.DOTALL)
-    RESULTS.write_text(text.rstrip() + "\n\n" + section, encoding="utf-8")
+    former = rf"(?<=\n)## {re.escape(title)}\n.*?(?=\n## |\Z)"
+    text, found = re.subn(former, lambda _: section, text, flags=re.DOTALL)
+    text = text if found else f"{text.rstrip()}\n\n{section}"
+    RESULTS.write_text(text, encoding="utf-8")

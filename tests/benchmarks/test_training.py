@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks import results
 from benchmarks.peers import ours
 from benchmarks.targets import OURS, targets_table, unfair_peers
 from benchmarks.workloads import WORKLOADS, prepared, windows
@@ -90,3 +91,11 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module
+
+
+def test_a_section_of_the_results_is_replaced_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
+    for title, table in (("a", "1"), ("b", "2"), ("a b", "3"), ("a", r"4 \1")):
+        results.write(title, f"## {title}\n\n{table}\n")
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert text.endswith("\n\n## a\n\n4 \\1\n\n## b\n\n2\n\n## a b\n\n3\n")
