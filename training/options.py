@@ -12,6 +12,7 @@ from data_loader.loader import collated
 from ranges import (
     Count,
     CountOrZero,
+    LocalPath,
     Positive,
     at_most,
     between_0_and_1,
@@ -69,7 +70,7 @@ class PretrainedOptions(TypedDict, total=False):
     """Which weights a run starts from. The regexes match the names in the model's table of
     parameters; the names of the model's state begin with `state/`."""
 
-    path: Required[str]  # a checkpoint, a safetensors file, or a folder of HuggingFace
+    path: Required[LocalPath]  # a checkpoint, a safetensors file, or a folder of HuggingFace
     fresh: tuple[str, ...]  # regexes of the leaves that keep their initial values
     # a ready rule file, the path of one, or a list of rules: [regex, name of a leaf, form]
     rules: str | tuple
@@ -171,7 +172,7 @@ class TrainingOptions:
 class CheckpointOptions:
     """When checkpoints are written, in what format, and which are kept."""
 
-    dir: str = "saved"  # the folder that holds the folders of runs, by title
+    dir: LocalPath = "saved"  # the folder that holds the folders of runs, by title
     every_epochs: CountOrZero = 1  # 0: not by epochs; the end of a run is saved in any case
     every_steps: CountOrZero = 0  # 0: not by steps
     every_seconds: Annotated[int | float, nonnegative] = 0  # 0: not by time
