@@ -68,7 +68,7 @@ def fit(
     preprocess: Sequence[Callable] = (), augment: Sequence[Callable] = (),
     objective: Callable = supervised, update: Callable = gradient_update,
 
-    epochs: int = 10, max_steps: int | None = None, max_seconds: float | None = None,
+    epochs: int | None = 10, max_steps: int | None = None, max_seconds: float | None = None,
     vary: dict | None = None,
     seed: int = 0, replicas: int = 1, accumulate: int = 1,
     precision: Literal["float32", "bfloat16"] = "float32", ema: float | None = None,

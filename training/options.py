@@ -132,7 +132,8 @@ def is_rule(value):
 class TrainingOptions:
     """How long a run trains, and in which way."""
 
-    epochs: Count = 10  # passes over the training set
+    # passes over the training set; null: as many as max_steps or max_seconds takes
+    epochs: Count | None = 10
     # the steps after which the run ends, if its epochs have more; schedules end at this step
     max_steps: Count | None = None
     max_seconds: Positive | None = None  # the seconds after which the run ends
@@ -163,6 +164,10 @@ class TrainingOptions:
     def __post_init__(self):
         check_options(self)
         check_pretrained(self.pretrained)
+        if self.epochs is None and self.max_steps is None and self.max_seconds is None:
+            raise ValueError(
+                "epochs: is null, so a limit must end the run; set max_steps or max_seconds"
+            )
         for path, values in (self.vary or {}).items():
             if not is_list(values) or not values:
                 raise ValueError(f"vary.{path}: must be a list of numbers, got {values!r}")
