@@ -12,7 +12,7 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Exit codes. STOPPED: a signal stopped the run after it had written a checkpoint.
+# Exit codes. STOPPED: a signal ended the run, which the same command can start or continue.
 DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 INTERRUPTED = 130  # the exit code that shells use for Ctrl-C
 

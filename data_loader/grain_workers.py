@@ -184,7 +184,7 @@ def copied(batch):
 
 @contextmanager
 def signals_blocked():
-    """Processes started inside never receive SIGINT and SIGTERM.
+    """Processes started inside never receive SIGINT, SIGTERM and SIGHUP.
 
     The run handles these signals, and needs batches until it has stopped.
     """
@@ -194,7 +194,8 @@ def signals_blocked():
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # if it were started later, it would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    blocked = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:

@@ -144,7 +144,8 @@ def settle(sweep, worker, interrupted):
     if interrupted and code != DONE:
         print_line(trial.name, "stopped, to be continued")
         return
-    if code == DONE or (code == STOPPED and worker.until):
+    paused = code == STOPPED and worker.until and sweep.run_dir(trial).is_dir()
+    if code == DONE or paused:
         sweep.record(trial, finished=code == DONE)
         if trial.finished or trial.epochs >= worker.until:
             print_end(sweep, trial)

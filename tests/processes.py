@@ -15,6 +15,7 @@ from unittest import mock
 
 import train
 from training.devices.launcher import free_port
+from training.devices.signals import handled
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {  # a config of a run of ten steps in an epoch
@@ -56,8 +57,7 @@ def captured(folder, main):
     """(exit code, stdout, stderr) of a function of a command line, called in a folder; afterwards
     this process is as before."""
     out, err, modules, path = io.StringIO(), io.StringIO(), set(sys.modules), sys.path.copy()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    handlers, threshold = {n: signal.getsignal(n) for n in numbers}, gc.get_threshold()
+    handlers, threshold = {n: signal.getsignal(n) for n in handled()}, gc.get_threshold()
     logger = logging.getLogger("main")
     logging_before = logger.handlers.copy(), logger.level, logger.propagate
     try:

@@ -439,7 +439,7 @@ sys.exit(sweep.main(sys.argv[1:]))
     command = [sys.executable, "-c", code, "-c", "small.json", "grid.json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "Interrupted; nothing was saved\n")
+    assert (done.returncode, done.stderr) == (75, "Interrupted; nothing was saved\n")
 
 
 def children(process):

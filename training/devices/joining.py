@@ -13,7 +13,7 @@ import jax
 from training.devices.options import DistributedOptions
 from training.devices.processes import several
 from training.devices.signals import end_at_signals, leave_to_jax
-from utils import RunError, UserError, first_line
+from utils import STOPPED, RunError, UserError, first_line
 
 HEARTBEAT = 20  # seconds of silence after which a process counts as lost; JAX waits 100
 PATIENCE = 10  # seconds after which a message reports that this process waits for the others
@@ -79,9 +79,17 @@ def check_free(port):
 @contextmanager
 def interruptible_wait(arguments):
     """Let signals end the process while JAX waits for the others, for up to five minutes. JAX waits
-    in C++, where no signal handler written in Python would run."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    in C++, where no signal handler written in Python would run, so a thread ends the process."""
+    arrived, sender = socket.socketpair()
+    sender.setblocking(False)
+    before = signal.set_wakeup_fd(sender.fileno())
+
+    def end_at_one():
+        if arrived.recv(1):  # nothing, once the sender is closed
+            os.write(2, b"Interrupted; nothing was saved\n")
+            os._exit(STOPPED)
+
+    threading.Thread(target=end_at_one, daemon=True).start()
     given = ", ".join(f"{name} {value}" for name, value in arguments.items())
     message = f"Still waiting for the other processes ({given or 'found in the environment'})"
     timer = threading.Timer(PATIENCE, print, [message], {"file": sys.stderr, "flush": True})
@@ -91,6 +99,8 @@ def interruptible_wait(arguments):
         yield
     finally:
         timer.cancel()
+        signal.set_wakeup_fd(before)
+        sender.close()
 
 
 def from_environment():

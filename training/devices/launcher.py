@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from training.devices.signals import handled
 from utils import BAD_INPUT, DONE, FAILED, STOPPED, WINDOWS, UserError
 
 GRACE = 10.0  # seconds that the other processes have for their messages after one has failed
@@ -105,12 +106,12 @@ def forward(number, stream, out, first_with):
 
 
 class Interrupts:
-    """On a first SIGINT or SIGTERM, sends SIGTERM to the processes, so that they save and stop; a
-    second one kills them."""
+    """At a first signal, sends SIGTERM to the processes, so that they save and stop; a second one
+    kills them."""
 
     def __init__(self, processes):
         self.processes, self.count = processes, 0
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in handled():
             signal.signal(number, self.handle)
 
     def handle(self, _number, _frame):
@@ -141,7 +142,8 @@ def wait_for(processes, interrupts):
         return max(codes)
     if interrupts.count < 2:
         print(describe(failed, codes[failed]), file=sys.stderr)
-    return codes[failed] if codes[failed] and codes[failed] > 0 else FAILED
+    by_signal = STOPPED if interrupts.count else FAILED
+    return codes[failed] if codes[failed] and codes[failed] > 0 else by_signal
 
 
 def rank(code):

@@ -1,4 +1,4 @@
-"""Signals that stop a run after saving it: SIGTERM, and SIGINT from Ctrl-C."""
+"""Signals that stop a run after saving it: SIGTERM, SIGINT from Ctrl-C, and SIGHUP."""
 
 import logging
 import os
@@ -7,23 +7,30 @@ import signal
 import threading
 
 from training.watchers import Reply
-from utils import FAILED, STOPPED
-
-BEGUN = ("config.json", "metrics.jsonl")  # any of them: the run has begun
+from utils import STOPPED
 
 logger = logging.getLogger("main")
 
 
+def handled():
+    """The signals that end a run. SIGHUP says that the terminal was closed; it is left alone if it
+    was ignored when the program started, as by nohup."""
+    hangup = getattr(signal, "SIGHUP", None)  # None on Windows
+    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
+    return signal.SIGTERM, signal.SIGINT, *([] if ignored else [hangup])
+
+
 class Signals:
     """The watcher that stops a run at a signal, after the chunk in progress. A second signal goes
-    to the previous handler, which may raise KeyboardInterrupt. With several processes, JAX notes a
-    signal to any of them, and all of them stop after the same step."""
+    to the previous handler, which may raise KeyboardInterrupt, and so does one before the first
+    chunk, when there is nothing to save and compiling may take minutes. With several processes, JAX
+    notes a signal to any of them, and all of them stop after the same step."""
 
     def __init__(self):
         # Imported here, since it imports JAX, which the command line does not need yet.
         from training.devices.processes import Stopping, several
 
-        self.received, self.before = None, {}
+        self.received, self.before, self.has_trained = None, {}, False
         self.sync_point = Stopping() if several() else None
 
     def on_training_start(self, run):
@@ -31,8 +38,8 @@ class Signals:
             return  # only the main thread may handle signals
 
         def note(number, _frame):
-            if self.received:
-                earlier = self.before[number]
+            earlier = self.before[number]
+            if self.received or (callable(earlier) and not self.has_trained):
                 handle = earlier if callable(earlier) else signal.default_int_handler
                 return handle(number, _frame)
             self.received = signal.Signals(number).name
@@ -42,8 +49,10 @@ class Signals:
             )
             return None
 
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        self.before = {number: signal.signal(number, note) for number in numbers}
+        self.before = {number: signal.signal(number, note) for number in handled()}
+
+    def on_chunk(self, run, report):
+        self.has_trained = True
 
     def on_pause(self, run):
         if run.signal:
@@ -61,31 +70,32 @@ class Signals:
 
 def leave_to_jax():
     """From now on a signal to this process is forwarded to all processes: JAX handles SIGTERM and
-    notifies the others; SIGINT becomes a SIGTERM, and a second SIGINT ends the process at once."""
+    notifies them; SIGINT and SIGHUP become a SIGTERM, and a second one ends the process at once."""
     count = 0
 
     def forward(_number, _frame):
         nonlocal count
         count += 1
         if count > 1:
-            os._exit(FAILED)
+            os._exit(STOPPED)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    signal.signal(signal.SIGINT, forward)
+    for number in handled()[1:]:
+        signal.signal(number, forward)
 
 
-def end_at_signals(folder=None, temporary=None):
+def end_at_signals(folder=None, temporary=None, new=True):
     """Let signals end the process at once, until the loop handles them, and again at a second
     signal. An exception would be lost in a callback of JAX's, or interrupt a compilation. A killed
-    run can be resumed anyway. `temporary` is a folder to delete then."""
+    run can be resumed anyway. `temporary` is a folder to delete then, and so is the `folder` of a
+    `new` run that has logged and saved nothing; the same command starts it again."""
 
     def end(_number, _frame):
         saved = folder is not None and any(folder.glob("checkpoint-*"))
         # Such as a report that is being written after the run (file_io.atomic_file).
         for unfinished in folder.glob(f".*.{os.getpid()}.tmp") if folder is not None else ():
             unfinished.unlink(missing_ok=True)
-        begun = saved or (folder is not None and any((folder / name).exists() for name in BEGUN))
-        if folder is not None and not begun:
+        if folder and new and not saved and not (folder / "metrics.jsonl").exists():
             shutil.rmtree(folder, ignore_errors=True)  # no step was taken
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -93,7 +103,7 @@ def end_at_signals(folder=None, temporary=None):
             "the run can be resumed from its last checkpoint" if saved else "nothing was saved"
         )
         os.write(2, f"Interrupted; {consequence}\n".encode())
-        os._exit(STOPPED if saved else FAILED)
+        os._exit(STOPPED)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in handled():
         signal.signal(number, end)

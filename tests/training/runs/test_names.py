@@ -13,7 +13,7 @@ from tests.training.checkpoint.test_keeper import a_run, end_epoch, snapshot_of
 from tests.wiring.conftest import VALID
 from training.checkpoint import storage
 from training.checkpoint.keeper import Keeper
-from training.devices.signals import end_at_signals
+from training.devices.signals import end_at_signals, handled
 from training.options import CheckpointOptions
 from training.runs import evaluate, folder
 from training.runs.resume import Lock, Locked, unfinished
@@ -76,13 +76,14 @@ def test_auto_resumes_the_run_of_the_chosen_name_alone(tmp_path):
 
 @pytest.mark.parametrize("left", [None, "metrics.jsonl", "checkpoint-epoch_1.params"])
 def test_a_signal_deletes_the_folder_of_a_run_only_if_none_has_begun(tmp_path, monkeypatch, left):
-    """Also if someone has deleted its config.json."""
+    """Also if its config.json is written already: the same command may name it again."""
     ended, run = [], folder.new_folder(tmp_path, "T", "name")
-    (run / "train.log").write_text("a line")
+    for name in ("train.log", "config.json"):
+        (run / name).write_text("content")
     if left:
         (run / left).write_text("content")
     monkeypatch.setattr(os, "_exit", ended.append)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in handled()}
     try:
         end_at_signals(run)
         signal.raise_signal(signal.SIGTERM)
