@@ -96,7 +96,8 @@ def large_state(folder, rounds):
 def loop_of(recipe, data, folder, record):
     """A Loop that writes into a folder."""
     folder.mkdir()
-    loop = assemble(recipe, Trainer(recipe, data), data, folder, record | {"facts": {}, "data": {}})
+    record = record | {"facts": {}, "data": {}}
+    loop, _ = assemble(recipe, Trainer(recipe, data), data, folder, record)
     loop.run.epochs = 10**9  # so that no epoch is the last, which is saved in any case
     return loop
 

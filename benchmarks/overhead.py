@@ -106,7 +106,7 @@ def loop_of(folder, overrides):
     recipe, data = compose(parts, Plan.on_paper(MeshOptions(), None)), parts.data.load()
     recipe = recipe._replace(checkpoint=replace(recipe.checkpoint, every_epochs=0, monitor=None))
     record = {"config": parts.config, "facts": parts.facts, "data": {}}
-    loop = assemble(recipe, Trainer(recipe, data), data, folder, record)
+    loop, _ = assemble(recipe, Trainer(recipe, data), data, folder, record)
     loop.notify("on_training_start")
     signals = loop.watchers[0]
     signals.close(loop.run)  # Ctrl-C ends a benchmark

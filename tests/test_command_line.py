@@ -197,17 +197,27 @@ X, Y = np.zeros((8, 4), np.float32), np.arange(8) % 3
             2,
             "the rule 'bogus' matches no name",
         ),
+        (["-c", "small.json", "mesh.data=2", "mesh.tensor=2"], 2, "is 4 devices, and there is 1"),
+        (["-c", "small.json", 'callbacks=["refuses.refuses"]'], 2, "refused before the first step"),
         (["-c", "small.json", "model.args.dims=[2147483647]"], 1, "Out of memory"),
         (["-c", "small.json", "model.args.dims=[100000000000]"], 2, "dims.0: must be at most"),
     ],
 )
 def test_mistakes(small, arguments, code, message):
     (small / "broken.json").write_text("{,}")
+    (small / "refuses.py").write_text(
+        "from utils import UserError\n"
+        "class Refuses:\n"
+        "    def on_training_start(self, view):\n"
+        "        raise UserError('refused before the first step')\n"
+        "def refuses(): return Refuses()\n"
+    )
     # What fills the memory must not be this process.
     started = run if code == 1 else call
     exit_code, out, err = started(small, *arguments)
     assert message in out + err
     assert exit_code == code
+    assert not [*small.glob("saved/*/*")]
 
 
 @pytest.mark.parametrize(

@@ -180,11 +180,32 @@ def test_a_run_is_resumed_with_scan_switched(before, tmp_path):
 @pytest.mark.slow
 def test_a_config_that_does_not_fit_the_state_leaves_the_run_unchanged(workdir):
     folder = only_run(workdir)
-    before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
-    for change in ("model.args.dims=[17]", "optimizer.name=lion", "training.replicas=2"):
+    before = files_of(folder)
+    changes = ("model.args.dims=[17]", "optimizer.name=lion", "training.replicas=2", "mesh.data=2")
+    for change in changes:
         code, _, err = run(workdir, "--resume", folder, "training.epochs=3", change, "--override")
         assert code == 2, err
-    assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
+    assert files_of(folder) == before
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_values_that_are_not_those_of_the_run_are_refused_until_they_are_moved_away(workdir):
+    folder = only_run(workdir)
+    rows = (folder / "metrics.jsonl").read_bytes()
+    end = rows.index(b"\n") + 1  # the second line is damaged
+    (folder / "metrics.jsonl").write_bytes(rows[:end] + b"x" * (len(rows) - end - 1) + b"\n")
+    before = files_of(folder)
+    code, _, err = run(workdir, "--resume", folder, "training.epochs=3")
+    assert code == 2
+    assert "metrics.jsonl, line 2: cannot be read: it is not a JSON object; restore the file" in err
+    assert files_of(folder) == before
+    (folder / "metrics.jsonl").rename(workdir / "metrics.jsonl")
+    code, out, _ = run(workdir, "--resume", folder, "training.epochs=3")
+    assert code == 0 and "metrics.jsonl: is shorter than when the checkpoint was taken" in out
 
 
 def test_a_log_that_is_a_link_is_not_truncated(workdir):
@@ -254,8 +275,9 @@ def test_a_changed_model_is_refused_and_its_copy_is_not_imported(workdir):
     (folder / "model" / "mlp.py").write_text("raise SystemExit('the copy was imported')\n")
     (workdir / "nets.py").write_text(code.replace("(16,))", '(16,), activation="gelu")'))
     arguments += ["--resume", folder, "training.epochs=3"]
+    before = files_of(folder)
     code, _, err = call(workdir, *arguments)
-    assert code == 2
+    assert code == 2 and files_of(folder) == before
     assert "has changed its meaning" in err and f"the original model is in {folder}/model" in err
     assert "add --override" in err
     assert run(workdir, *arguments, "--override")[0] == 0

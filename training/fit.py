@@ -1,6 +1,7 @@
 """`fit` trains a model from Python, as in a notebook; `train_recipe` assembles a run from its
 recipe, for `fit` and for the command line alike."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from os import PathLike
@@ -50,6 +51,8 @@ from training.watching.publish import About, PictureFiles, Publisher
 from training.watching.view import View
 from training.watching.waiting import WaitingForData
 from utils import RunError, UserError, named_leaves, shown_if_slow
+
+logger = logging.getLogger("main")
 
 # Arguments of `fit` that are not part of the recipe.
 OF_THE_RUN = ("train", "test", "val", "folder", "resume", "config", "watchers")
@@ -113,8 +116,9 @@ def fit(
     check_callbacks(recipe, sets["train"])
     show_on_console()
     record = own_record(recipe, sets, config)
-    with holding(folder, resume, record) as checkpoint:
-        return train_recipe(recipe, sets, folder, record, checkpoint, watchers=watchers)
+    with holding(folder, resume, record) as (checkpoint, begin):
+        of_run = folder, record, checkpoint
+        return train_recipe(recipe, sets, *of_run, watchers=watchers, begin=begin)
 # fmt: on
 
 
@@ -171,11 +175,19 @@ def plain(value):
 
 
 def train_recipe(
-    recipe, sets, folder=None, record=None, checkpoint=None, *, trainer=None, watchers=()
+    recipe,
+    sets,
+    folder=None,
+    record=None,
+    checkpoint=None,
+    *,
+    trainer=None,
+    watchers=(),
+    begin=lambda: None,
 ) -> Run:
     """Train a recipe on {"train": dataset, "test": dataset, ...}, starting from the checkpoint if
     there is one, and return the finished Run. `trainer` may be one that was made before the data
-    was loaded."""
+    was loaded. `begin` is called once all is checked, and before anything is written."""
     if trainer is not None and not trainer.suits(sets):
         trainer.close()
         trainer = None
@@ -183,12 +195,7 @@ def train_recipe(
         with shown_if_slow("Tracing the programs of the run, and reading its first batches"):
             trainer = trainer_of(recipe, sets)
     with closing(trainer):
-        loop = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers)
-        try:
-            start = checkpoint and point_of(checkpoint, trainer, folder)
-        except BaseException:
-            loop.close()  # its trackers have started
-            raise
+        loop, start = assemble(recipe, trainer, sets, folder, record, checkpoint, watchers, begin)
         return loop.train(start)
 
 
@@ -221,13 +228,23 @@ def trainer_of(recipe, sets):
         raise
 
 
-def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, watchers=()) -> Loop:
-    """The Loop of a run with all of its watchers, and its trainer started."""
+def assemble(
+    recipe,
+    trainer,
+    sets,
+    folder=None,
+    record=None,
+    checkpoint=None,
+    watchers=(),
+    begin=lambda: None,
+):
+    """(the Loop of a run with all of its watchers, and its trainer started; the Point of the
+    checkpoint, or None). `begin` is called before a watcher may write."""
     recipe, training, record = recipe.for_sets(sets), recipe.training, record or {"config": {}}
     pretrained = None
     if not checkpoint or is_merged(recipe.model):  # no checkpoint holds frozen weights
         pretrained = pretrained_from(training.pretrained, recipe.model)
-    with shown_if_slow("Preparing the first weights and the data on the device"):
+    with shown_if_slow("Preparing the first weights and the data on the device", early=True):
         fitted = None if pretrained or checkpoint else fitted_to_data(recipe, sets["train"])
         trainer.start(sets, pretrained or fitted)
     record = record | digest_of_frozen(trainer.replica_states()[0].state)
@@ -235,6 +252,11 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     model_with = lambda numbers: recipe.with_numbers(numbers).model  # noqa: E731
     probe = Probe(recipe.model, probe_spec, trainer.numbers, model_with)
     check_unchanged(trainer, probe, pretrained, checkpoint)
+    start = checkpoint and point_of(checkpoint, trainer, folder)
+    jax.block_until_ready(trainer.states)  # an error such as too little memory appears only then
+    begin()
+    if pretrained:
+        logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
     run = Run(trainer, training.epochs, trainer.feed.steps)
     reader, rates = recipe.reader(trainer), LearningRates(recipe.rates, trainer)
     own_folder = Path(folder) if folder and is_first() else None  # in the process that writes
@@ -260,7 +282,7 @@ def assemble(recipe, trainer, sets, folder=None, record=None, checkpoint=None, w
     best = (lambda: best_weights(keeper, trainer)) if keeper else None
     tokens = getattr(sets["train"], "tokens_per_example", None)
     clock = Clock(trainer, tokens, utilisation(trainer))
-    return Loop(run, recipe, team, reader, clock, rates, best=best, agree=agreed)
+    return Loop(run, recipe, team, reader, clock, rates, best=best, agree=agreed), start
 
 
 def metric_log(recipe, folder, record, checkpoint):

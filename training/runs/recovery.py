@@ -1,19 +1,15 @@
 """The state of a run, and weights to evaluate, from a checkpoint."""
 
-import logging
-
 import jax
 import numpy as np
 
 from training.base import evaluated_part, with_frozen
 from training.checkpoint.pretrained import check_frozen
 from training.checkpoint.restore import check_meaning, filled, probe_of, sums_so_far
-from training.devices.processes import is_first, several
+from training.devices.processes import is_first, several, together
 from training.watchers import Point
 from training.watching import metric_log
 from utils import UserError
-
-logger = logging.getLogger("main")
 
 
 def point_of(checkpoint, trainer, folder):
@@ -33,9 +29,11 @@ def point_of(checkpoint, trainer, folder):
     if not line_continues:
         record = record | {"lined": record["position"]}
     completed = record["epoch"] - bool(record["position"])
-    rows = metric_log.epoch_rows(folder) if is_first() else []
+    length = record["lengths"].get(metric_log.FILE, 0)
+    with together():
+        rows = metric_log.epoch_rows(folder, length) if is_first() else []
     history = [row for row in rows if row["epoch"] <= completed]
-    fresh = not record["step"] and not record["lengths"].get(metric_log.FILE)
+    fresh = not record["step"] and not length
     return Point([now._replace(**tree) for tree in trees], record, history, checkpoint, fresh)
 
 
@@ -87,7 +85,6 @@ def check_unchanged(trainer, probe, pretrained, checkpoint):
         return probe(*(trainer.put_weights(weights) if several() else weights))
 
     if pretrained:
-        logger.info("%s %s", "With" if checkpoint else "Starting from", pretrained)
         pretrained.check_probe(outputs, ts.params, ts.state)
     if checkpoint:
         check_frozen(checkpoint.record, ts.state, checkpoint.name, pretrained)

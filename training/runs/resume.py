@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -196,18 +196,29 @@ def describe_again(opened, record, sets, root, own_files, override):
 
 @contextmanager
 def holding(folder, resume, record):
-    """The checkpoint that `fit` resumes from, or None; the folder stays locked until the end of the
-    `with` block."""
+    """(the checkpoint that `fit` resumes from, or None; the function that prepares the folder, to
+    be called before the run writes); the folder stays locked until the end of the `with` block."""
     if folder is None:
-        yield None
+        yield None, lambda: None
         return
     check_alike(flat(record["config"]) | {"data": record["data"]})
+    is_new = False
 
     def open_folder():
+        nonlocal is_new
         if Path(folder).is_file():
             raise UserError(f"folder: {folder} is a file; name a folder")
+        is_new = not Path(folder).exists()
         Path(folder).mkdir(parents=True, exist_ok=True)
         return open_run(Path(folder))
+
+    def begin():
+        if is_first() and resume:
+            former = tidied(opened)
+            for message in [*opened.skipped, *changed, *([former] if former else [])]:
+                logger.warning(message)
+            if opened.checkpoint:
+                log_what_is_left(opened, record["config"]["training"]["epochs"])
 
     opened = open_by_first(open_folder)
     try:
@@ -220,15 +231,12 @@ def holding(folder, resume, record):
                     f"import shutil; shutil.rmtree({str(folder)!r})"
                 )
             changed = changes(opened, record, resume == "override") if opened.checkpoint else []
-        if is_first() and resume:
-            former = tidied(opened)
-            for message in [*opened.skipped, *changed, *([former] if former else [])]:
-                logger.warning(message)
-            if opened.checkpoint:
-                log_what_is_left(opened, record["config"]["training"]["epochs"])
-        yield opened.checkpoint
+        yield opened.checkpoint, begin
     finally:
         opened.unlock()
+        with suppress(OSError):  # it is not empty, unless the run was refused
+            if is_new:
+                Path(folder).rmdir()
 
 
 def epochs_of(checkpoint):

@@ -64,12 +64,16 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
         raise UserError("\n".join(parts.beyond))
     with ExitStack() as at_end:
         opened, why_new = open_named(parts, named or parts.resume)
+        is_new = opened is None
         if opened:
             at_end.callback(opened.unlock)
         check_alike(run_folder.flat(parts.config))
         check_logging(root)
+        if not is_first():
+            be_silent()
         with shown_if_slow("Checking that all parts of the config fit", early=True):
-            recipe, template = checked_recipe(parts, resumed=opened is not None)
+            recipe, template = checked_recipe(parts, resumed=not is_new)
+        recipe.plan.on_devices()
         options = parts.training
         end = opened and from_first(lambda: resume.nothing_to_resume(opened, options, override))
         if end:
@@ -80,17 +84,31 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             trainer, as_built = trainer_ahead(recipe, parts), parts
         if trainer:
             at_end.callback(trainer.close)
-        if opened is None:
-            opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
+        if is_new:
+            opened = new_run(parts, root, why_new)
+            at_end.push(partial(delete_if_refused, opened.folder))
             at_end.callback(opened.unlock)
-        else:
-            parts, sets, record = resumed_run(
-                opened, parts, recipe, template, root, override, temporary
-            )
+        if not several():  # until the loop handles signals; with several processes, JAX does
+            end_at_signals(opened.folder, temporary, is_new)
+        parts, sets, record = with_data(opened, parts, recipe)
+        with together():
+            changed = [] if is_new else changes(opened, record, override)
+            recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
-        announce(parts, sets, opened, template)
-        done = train_in_folder(opened, recipe, sets, record, trainer, watchers)
+
+        def begin():
+            """All is checked: describe the run in its folder, and log its first lines."""
+            with together():
+                if is_first():
+                    described = opened.folder, record, sets, root, parts.own_files()
+                    if is_new:
+                        run_folder.describe(*described)
+                    else:
+                        begin_again(opened, changed, *described[1:], override)
+            announce(parts, sets, opened, template)
+
+        done = train_in_folder(opened, recipe, sets, record, trainer, watchers, begin)
     code = STOPPED if done.signal and done.cut_short else DONE
     if not done.published:  # a tracker is stuck, and the interpreter would wait for it at its end
         logging.shutdown()
@@ -98,6 +116,15 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             shutil.rmtree(temporary, ignore_errors=True)
         os._exit(code)
     return code
+
+
+def delete_if_refused(folder, kind, _error, _trace):
+    """At the end of a new run: delete its folder if the run has not begun, or if it was refused
+    before it had logged or saved anything."""
+    has_begun = (folder / "config.json").exists()
+    written = (folder / "metrics.jsonl").exists() or any(folder.glob("checkpoint-*"))
+    if kind and is_first() and not written and (not has_begun or issubclass(kind, UserError)):
+        shutil.rmtree(folder)
 
 
 def open_named(parts, named):
@@ -138,46 +165,27 @@ def batch_spec(count, example):
     return jax.ShapeDtypeStruct((count, *np.shape(example)), np.asarray(example).dtype)
 
 
-def new_run(parts, recipe, root, why_new, temporary):
-    """(a new OpenedRun, the parts, the data, the record for checkpoints); `why_new` says why there
-    was no run to resume."""
+def new_run(parts, root, why_new):
+    """A new OpenedRun, to which log lines are written; `why_new` says why there was no run to
+    resume."""
     new_folder = partial(run_folder.new_folder, parts.checkpoint.dir, parts.title, parts.run_name)
     opened = resume.open_by_first(lambda: resume.open_run(new_folder()))
-    handle_signals(opened, temporary)
-    begin_to_log(root, opened)
+    if is_first():
+        set_up_logging(root, opened.folder / "train.log")
     if why_new:
         logger.info("%s: beginning a new one", why_new)
-    try:
-        parts, sets, record = with_data(opened, parts, recipe)
-        with together():
-            if is_first():
-                run_folder.describe(opened.folder, record, sets, root, parts.own_files())
-    except BaseException:
-        opened.unlock()
-        if is_first():
-            shutil.rmtree(opened.folder)  # no step was taken
-        raise
-    return opened, parts, sets, record
+    return opened
 
 
-def resumed_run(opened, parts, recipe, template, root, override, temporary):
-    """(the parts, the data, the record) of a resumed run, verified as unchanged unless --override
-    was given."""
-    handle_signals(opened, temporary)
-    parts, sets, record = with_data(opened, parts, recipe)
-    with together():
-        changed = changes(opened, record, override)
-        # Nothing in the folder was changed until here.
-        recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
-        former = resume.tidied(opened) if is_first() else None
-    begin_to_log(root, opened)
-    if is_first():
-        for message in [*opened.skipped, *run_folder.changes_of_environment(opened.folder, root)]:
-            logger.warning(message)
-        for change in [*changed, *([former] if former else [])]:
-            logger.info(change)
-        resume.describe_again(opened, record, sets, root, parts.own_files(), override)
-    return parts, sets, record
+def begin_again(opened, changed, record, sets, root, own_files, override):
+    """Change the folder of a resumed run for the first time, and log what has changed."""
+    former = resume.tidied(opened)
+    set_up_logging(root, opened.folder / "train.log")
+    for message in [*opened.skipped, *run_folder.changes_of_environment(opened.folder, root)]:
+        logger.warning(message)
+    for change in [*changed, *([former] if former else [])]:
+        logger.info(change)
+    resume.describe_again(opened, record, sets, root, own_files, override)
 
 
 def with_data(opened, parts, recipe):
@@ -212,20 +220,6 @@ def computed_statistics(parts, sets):
     return [[i, {k: done[i].keywords[k] for k in names}] for i, names in parts.unfitted.items()]
 
 
-def handle_signals(opened, temporary):
-    """End at signals until the loop handles them; with several processes, JAX handles them."""
-    if not several():
-        end_at_signals(opened.folder, temporary)
-
-
-def begin_to_log(root, opened):
-    """Log on the console and into the run's folder, but only in process 0."""
-    if is_first():
-        set_up_logging(root, opened.folder / "train.log")
-    else:
-        be_silent()
-
-
 def record_of(opened, parts, sets, recipe):
     """The record for a run's checkpoints, after checking that all processes have the same data and
     see the run's folder."""
@@ -258,12 +252,19 @@ def announce(parts, sets, opened, template):
         )
 
 
-def train_in_folder(opened, recipe, sets, record, trainer, watchers=()):
-    """Train, and write the files of a finished run into its folder."""
-    interrupted = False
+def train_in_folder(opened, recipe, sets, record, trainer, watchers, begin):
+    """Train, and write the files of a finished run into its folder. `begin` is called before
+    anything is written."""
+    has_begun = interrupted = False
+
+    def begin_here():
+        nonlocal has_begun
+        begin()
+        has_begun = True
+
     try:
         sets = split_sets(sets, recipe.loader, recipe.training.overfit_batches)
-        own = {"trainer": trainer, "watchers": watchers}
+        own = {"trainer": trainer, "watchers": watchers, "begin": begin_here}
         done = train_recipe(recipe, sets, opened.folder, record, opened.checkpoint, **own)
         interrupted = bool(done.signal) and done.cut_short
         peak = peak_memory()
@@ -273,7 +274,8 @@ def train_in_folder(opened, recipe, sets, record, trainer, watchers=()):
             run_folder.finish(opened.folder, done, peak)
     finally:
         opened.unlock()  # a report shows a run with a lock as unfinished
-        wanted = recipe.logging.report and not interrupted and is_first()  # a signal leaves no time
+        wanted = recipe.logging.report and has_begun and is_first()
+        wanted = wanted and not interrupted  # a signal leaves no time
         if wanted and (opened.folder / "metrics.jsonl").exists():
             write_report(opened.folder)
     return done

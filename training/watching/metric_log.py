@@ -1,6 +1,5 @@
 """Log lines: on the console, in metrics.jsonl, one JSON object per line, and to the trackers."""
 
-import contextlib
 import errno
 import json
 import logging
@@ -17,7 +16,7 @@ from training.devices.processes import several
 from training.options import LoggingOptions
 from training.watchers import NEVER
 from training.watching.publish import Publisher
-from utils import RunError, named_leaves
+from utils import RunError, UserError, named_leaves
 
 # The most that is read from a metrics.jsonl when a run resumes.
 MOST_BYTES, MOST_EPOCHS = 2**35, 10**6
@@ -171,17 +170,26 @@ def for_trackers(named):
     return {f"{k}_epoch" if k.startswith("train_") else k: value for k, value in named.items()}
 
 
-def epoch_rows(folder):
-    """The rows of the epochs so far, as in `run.history`; a broken line is skipped."""
-    path, rows = Path(folder) / FILE, []
+def epoch_rows(folder, length):
+    """The rows of the epochs in the first `length` bytes, as in `run.history`; an odd row is left
+    out, and a line that the run cannot have written is an error."""
+    path, rows, read = Path(folder) / FILE, [], 0
     try:
-        for line in lines_of(path, MOST_BYTES) if path.exists() else ():
-            if b"end_of_epoch" in line and len(rows) < MOST_EPOCHS:
-                with contextlib.suppress(ValueError):
-                    rows.append(parse_json(line))
+        for number, line in enumerate(lines_of(path, MOST_BYTES) if path.exists() else (), 1):
+            if read >= length:
+                break
+            read += len(line)
+            is_last = b"end_of_epoch" in line and len(rows) < MOST_EPOCHS
+            try:
+                if not (line.startswith(b"{") and line.endswith(b"}\n")):
+                    raise ValueError("it is not a JSON object")
+                rows += [parse_json(line)] if is_last else []  # others are too many to be parsed
+            except ValueError as error:
+                fix = "restore the file, or move it away to continue without these values"
+                raise UserError(f"{path}, line {number}: cannot be read: {error}; {fix}") from error
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from error
-    rows = [row for row in rows if isinstance(row, dict) and row.pop("end_of_epoch", False)]
+    rows = [row for row in rows if row.pop("end_of_epoch", False)]
     rows = [{k: float("nan") if v is None else v for k, v in row.items()} for row in rows]
     return [row for row in rows if is_row(row)]
 

@@ -24,7 +24,8 @@ SHOWN += ("sample(labels, ...)",)
 
 class View:
     """The read-only attributes and methods of a run, as callbacks see them:
-    epoch, epochs, step (in all), position (steps taken in the epoch), steps (in an epoch, or None)
+    epoch, epochs (or None), step (in all), position (steps taken in the epoch), steps (in an epoch,
+                   or None)
     metrics        the values of the latest log line, within an epoch or at its end; with replicas,
                    their means
     history        one row per epoch

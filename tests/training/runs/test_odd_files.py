@@ -20,13 +20,22 @@ ODD_ROWS = [{"epoch": "1"}, {"step": None}, {"step": True}, {"test_loss": "x"}, 
 
 def test_odd_rows_of_metrics_are_left_out(tmp_path):
     lines = [json.dumps(GOOD | odd) for odd in ODD_ROWS]
-    lines += [DEEP, "7", "[]", "null", "9" * 5000, '{"end_of_epoch": true}', "\ud800"]
     lines.insert(3, json.dumps(GOOD | {"test_loss": None}))
-    data = "\n".join([*lines, json.dumps(GOOD), ""]).encode("utf-8", "surrogatepass")
-    (tmp_path / "metrics.jsonl").write_bytes(data)
-    found = epoch_rows(tmp_path)
+    text = "\n".join([*lines, '{"end_of_epoch": true}', json.dumps(GOOD), ""])
+    (tmp_path / "metrics.jsonl").write_text(text + "what a killed run had written of its last")
+    found = epoch_rows(tmp_path, len(text))
     assert [row["test_loss"] for row in found[1:]] == [0.5]
     assert found[0]["test_loss"] != found[0]["test_loss"]  # null is NaN
+
+
+@pytest.mark.parametrize("line", [DEEP, "7", "[]", "\ud800", "{}x", '{"end_of_epoch": tru}', ""])
+def test_a_line_of_metrics_that_no_run_writes_is_an_error(tmp_path, line):
+    text = f"{json.dumps(GOOD)}\n{line}\n"
+    (tmp_path / "metrics.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(
+        UserError, match=r"metrics.jsonl, line 2: cannot be read: .*; restore the f"
+    ):
+        epoch_rows(tmp_path, 10**6)
 
 
 def test_odd_rows_of_evaluations_are_left_out(tmp_path):
