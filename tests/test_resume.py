@@ -204,8 +204,8 @@ def test_values_that_are_not_those_of_the_run_are_refused_until_they_are_moved_a
     assert "metrics.jsonl, line 2: cannot be read: it is not a JSON object; restore the file" in err
     assert files_of(folder) == before
     (folder / "metrics.jsonl").rename(workdir / "metrics.jsonl")
-    code, out, _ = run(workdir, "--resume", folder, "training.epochs=3")
-    assert code == 0 and "metrics.jsonl: is shorter than when the checkpoint was taken" in out
+    code, _, err = run(workdir, "--resume", folder, "training.epochs=3")
+    assert code == 0 and "metrics.jsonl: is shorter than when the checkpoint was taken" in err
 
 
 def test_a_log_that_is_a_link_is_not_truncated(workdir):
