@@ -84,9 +84,10 @@ def train(parts, root, named=None, override=False, temporary=None, watchers=()):
             opened, parts, sets, record = new_run(parts, recipe, root, why_new, temporary)
             at_end.callback(opened.unlock)
         else:
-            parts, sets, record = resumed_run(
+            opened, parts, sets, record = resumed_run(
                 opened, parts, recipe, template, root, override, temporary
             )
+            at_end.callback(opened.unlock)
         if parts is not as_built:  # preprocessing has its statistics now
             recipe = compose(parts, recipe.plan)
         announce(parts, sets, opened, template)
@@ -109,7 +110,7 @@ def open_named(parts, named):
         if named == "auto":
             opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
-        return resume.open_run(resume.run_folder_of(named), named) if named else None
+        return resume.open_named(named, parts.run_name) if named else None
 
     return resume.open_by_first(open_here), why_new
 
@@ -161,23 +162,29 @@ def new_run(parts, recipe, root, why_new, temporary):
 
 
 def resumed_run(opened, parts, recipe, template, root, override, temporary):
-    """(the parts, the data, the record) of a resumed run, verified as unchanged unless --override
-    was given."""
+    """(the OpenedRun, the parts, the data, the record) of a resumed run, verified as unchanged
+    unless --override was given, or of a new run that branches from it."""
     handle_signals(opened, temporary)
     parts, sets, record = with_data(opened, parts, recipe)
     with together():
         changed = changes(opened, record, override)
         # Nothing in the folder was changed until here.
         recovery.check_fits(opened.checkpoint, template, parts.training.replicas)
+    described = opened.folder
+    if opened.branches:
+        opened = resume.branched(opened, parts.run_name, record)
+    with together():
         former = resume.tidied(opened) if is_first() else None
     begin_to_log(root, opened)
     if is_first():
-        for message in [*opened.skipped, *run_folder.changes_of_environment(opened.folder, root)]:
+        if opened.branches:
+            logger.info("A new run begins from %s", opened.checkpoint.paths[0])
+        for message in [*opened.skipped, *run_folder.changes_of_environment(described, root)]:
             logger.warning(message)
         for change in [*changed, *([former] if former else [])]:
             logger.info(change)
         resume.describe_again(opened, record, sets, root, parts.own_files(), override)
-    return parts, sets, record
+    return opened, parts, sets, record
 
 
 def with_data(opened, parts, recipe):
