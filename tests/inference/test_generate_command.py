@@ -42,7 +42,11 @@ def run(tmp_path_factory):
 def test_the_command_writes_what_the_run_logged_as_its_last_sample(run, capsys):
     assert main([str(run), "--prompt", "Once upon", "--top-k", "5"]) == 0
     row = json.loads((run / "samples.jsonl").read_text().splitlines()[-1])
-    assert capsys.readouterr().out == row["prompt"] + row["text"] + "\n"
+    printed = capsys.readouterr()
+    assert printed.out == row["prompt"] + row["text"] + "\n"
+    assert printed.err == f"Checkpoint: {run / 'checkpoint-epoch_1.params'} (the newest)\n"
+    assert main([str(run), "--best"]) == 2
+    assert "no checkpoint has a finite value of checkpoint.monitor" in capsys.readouterr().err
 
 
 @pytest.mark.slow
