@@ -37,13 +37,13 @@ def test_every_command_takes_the_best_checkpoint_of_a_run_and_says_which_it_took
     small, convert, run_predict, drawn, tmp_path, capsys
 ):
     """The largest loss, that of the first epoch, is the best here."""
-    ranked = ["loader.val_size=50", "checkpoint.mode=max", "logging.report=false", "run_name=r"]
+    ranked = ["checkpoint.mode=max", "logging.report=false", "run_name=r"]
     assert call(tmp_path, "-c", small.config, *ranked)[0] == 0
     folder = tmp_path / "saved/Small/r"
     first = folder / "checkpoint-epoch_1.params"
     finished = json.loads((folder / "finished.json").read_text())
-    assert finished["best"]["name"] == first.stem and finished["best"]["monitor"] == "val_loss"
-    best = f"Checkpoint: {first} (the best: val_loss {finished['best']['value']:.4f})"
+    assert finished["best"]["name"] == first.stem and finished["best"]["monitor"] == "test_loss"
+    best = f"Checkpoint: {first} (the best: test_loss {finished['best']['value']:.4f})"
     assert load(folder, best=True).path == first
 
     named, chosen, newest = (

@@ -434,7 +434,7 @@ def test_a_best_checkpoint_that_was_deleted_is_missed_and_ranked_again_by_a_resu
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_early_stopping_restores_the_best_weights_with_their_values(tmp_path, replicas):
-    """Whether it stopped the run or not; here the largest loss, that of the first epoch, is best."""
+    """Whether it stopped the run or not. The largest loss, of the first epoch, is the best here."""
     stopping = early_stopping("val_loss", "max", patience=2, restore_best=True)
     settings = {"val": VAL, "checkpoint": {"mode": "max"}, "optimizer": sgd(lr=0.1)}
     settings |= {"callbacks": [stopping], "replicas": replicas}
