@@ -52,7 +52,7 @@ class Predictor(NamedTuple):
 def open_predictor(arguments):
     """The predictor for the model on the command line."""
     path = Path(arguments.model)
-    if path.suffix.lower() in PACKAGES:
+    if path.suffix.lower() in PACKAGES and not arguments.best:
         return open_export(path, arguments)
     path = chosen_checkpoint(path, arguments.best)
     exportable = load_to_export(arguments.config, path, trusted=arguments.trust)

@@ -243,7 +243,6 @@ class Keeper:
 
     def best(self):
         """(name, value, file, record) of the best checkpoint that is there, or None."""
-        self.wait()
         for name, value in self.kept.best:
             file = self.file(name)
             if record := storage.record_of(file):

@@ -102,6 +102,8 @@ class Best:
 def best_of(keeper, trainer):
     """The Best of a run, or None."""
 
+    keeper.wait()
+
     def find():
         found = keeper.best()
         if found is None:

@@ -121,7 +121,7 @@ def run_folder_of(named, option="--resume"):
     return folder
 
 
-def open_named(named, run_name):
+def open_at(named, run_name):
     """The OpenedRun that `--resume` names: a folder, or a checkpoint in it. A new run begins from a
     checkpoint that is not the newest one, or if it shall have another name. The run of the
     checkpoint is not locked then, since nothing in it will change."""

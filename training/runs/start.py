@@ -110,7 +110,7 @@ def open_named(parts, named):
         if named == "auto":
             opened, why_new = resume.unfinished(parts.checkpoint.dir, parts.title, parts.run_name)
             return opened
-        return resume.open_named(named, parts.run_name) if named else None
+        return resume.open_at(named, parts.run_name) if named else None
 
     return resume.open_by_first(open_here), why_new
 
